@@ -77,6 +77,9 @@ LONG = (
 )
 """Benchmarks that run only when named."""
 
+TORCH_ROOMS = ("coexecution", "fitting", "pipeline_runtime")
+"""Rooms of `tunebench.training` that need torch, whose tests `quick` leaves out."""
+
 NOT_QUICK = ("browser", "cuda", "emulator", "gpu", "server", "slow", "torch")
 """Marks of the tests that `quick` leaves out."""
 
@@ -95,7 +98,11 @@ def quick(session: nox.Session) -> None:
     """Run the tests that need no compiler, torch, server or GPU; slow files are left out."""
     session.install("-e", ".[postgres,dashboard,dev]")
     left_out = " or ".join(NOT_QUICK)
-    ignored = ("--ignore=tests/torch", "--ignore=tests/gpu")
+    ignored = (
+        "--ignore=tests/torch",
+        "--ignore=tests/gpu",
+        *(f"--ignore=tests/training/{name}" for name in TORCH_ROOMS),
+    )
     session.run("pytest", *PARALLEL, *ignored, "-m", f"not ({left_out})", *session.posargs)
 
 
@@ -280,7 +287,7 @@ def train_predictor(session: nox.Session) -> None:
         session.error(f"needs the public measurements of operators in {data}; see docs/predictor.md")
     session.install("-e", ".[train]")
     errors = "benchmarks/results/predict/errors.json"
-    module = "tunebench.forecast.training"
+    module = "tunebench.forecast.model_training"
     session.run("python", "-m", module, "--data", str(data), "--errors", errors, *session.posargs)
 
 

@@ -2,11 +2,11 @@
 
     python -m benchmarks.activation_memory [--out FILE]
 
-Layers: what a layer keeps between the passes, by the formulas of `tunebench.plan.pipeline.activation`, and by
-MemTracker in a layer written as the formulas assume, on this processor. A layer's bytes are the difference
+Layers: what a layer keeps between the passes, by formulas (`tunebench.training.pipeline.activation`), and
+by MemTracker in a layer written as the formulas assume, on this processor. A layer's bytes are the difference
 between four layers and three, so that the ends of the network do not count.
 
-Models: the peak of a step that `tunebench.torch.fit` extracts from the model, without a plan, and by
+Models: the peak of a step that `tunebench.training.fit` extracts from the model, without a plan, and by
 MemTracker in eager torch, both with the loss, parameters, gradients and inputs.
 """
 
@@ -24,9 +24,9 @@ from torch.utils.checkpoint import checkpoint
 
 from benchmarks.fit_models import Loss, measured_peak
 from benchmarks.torch_models import Bert, Gpt2, Resnet, Size
-from tunebench.plan.memory import simulate, unplanned
-from tunebench.plan.pipeline.activation import ActivationMemory, architecture_of
-from tunebench.torch import fit, fitted_steps
+from tunebench.training import fit, fitted_steps
+from tunebench.training.memory import simulate, unplanned
+from tunebench.training.pipeline.activation import ActivationMemory, architecture_of
 from tunebench.workloads.networks import from_config
 
 __all__ = ["kept_bytes", "layer_bytes"]

@@ -38,8 +38,8 @@ from torch._dynamo.utils import counters, get_compilation_metrics, set_compilati
 
 import tunebench
 from benchmarks.programs import Make, State, Step, names, program
-from tunebench.torch import coexecute
-from tunebench.torch.coexecution._testing import forced
+from tunebench.training import coexecute
+from tunebench.training.coexecution._testing import forced
 
 SEED = 7
 

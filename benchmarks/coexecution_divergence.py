@@ -35,8 +35,8 @@ from benchmarks.coexecution import (
     version_differences,
 )
 from benchmarks.programs import Step, names
-from tunebench.torch import coexecute
-from tunebench.torch.coexecution._testing import FORCED, diverge_at, forced
+from tunebench.training import coexecute
+from tunebench.training.coexecution._testing import FORCED, diverge_at, forced
 
 PROGRAMS = ("bert_metric", "dcgan", "lstm_early_exit")
 WARM_UP, WINDOW = 12, 48

@@ -28,8 +28,8 @@ import torch
 from benchmarks.coexecution import Record, engine_revision, load, run_apart, save
 from benchmarks.coexecution_time import SIZES, sized
 from benchmarks.programs import names
-from tunebench.torch import coexecute
-from tunebench.torch.coexecution._testing import forced
+from tunebench.training import coexecute
+from tunebench.training.coexecution._testing import forced
 
 WARM_UP = 200
 """Steps before growth counts."""

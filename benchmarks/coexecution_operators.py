@@ -36,8 +36,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from benchmarks.coexecution import TOLERANCE, Record, differences, engine_revision, load, run_program, save
 from benchmarks.programs import Make, State, Step
-from tunebench.torch import coexecute
-from tunebench.torch.coexecution._testing import forced
+from tunebench.training import coexecute
+from tunebench.training.coexecution._testing import forced
 
 __all__ = ["Case", "cases", "examine"]
 

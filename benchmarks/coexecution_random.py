@@ -37,8 +37,8 @@ from benchmarks.coexecution import (
     version_differences,
 )
 from benchmarks.random_programs import random_source, source_program
-from tunebench.torch import coexecute
-from tunebench.torch.coexecution._testing import forced
+from tunebench.training import coexecute
+from tunebench.training.coexecution._testing import forced
 
 CHUNK = 100
 """Programs per worker process."""

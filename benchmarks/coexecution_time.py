@@ -32,8 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.coexecution import SEED, Record, engine_revision, load, run_apart, save
 from benchmarks.programs import State, Step, names, program
-from tunebench.torch import coexecute
-from tunebench.torch.coexecution._testing import forced
+from tunebench.training import coexecute
+from tunebench.training.coexecution._testing import forced
 
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "small": {name: {} for name in names()},

@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunebench import device as devices
-from tunebench.forecast.parallel.cluster import Cluster, Link, ProcessGroup, link_of
-from tunebench.forecast.parallel.collective import (
+from tunebench.training.interconnect.cluster import Cluster, Link, ProcessGroup, link_of
+from tunebench.training.interconnect.collective import (
     REACHES,
     Collective,
     CollectiveConstants,

@@ -31,8 +31,8 @@ from torch.nn import functional
 
 from benchmarks.torch_models import Bert, Gpt2, Resnet, Size, UNet
 from tunebench.errors import InputError
-from tunebench.plan.memory import PlanEffort, simulate, unplanned
-from tunebench.torch import fit, fitted_steps
+from tunebench.training import fit, fitted_steps
+from tunebench.training.memory import PlanEffort, simulate, unplanned
 
 __all__ = ["MODELS", "Tracker", "measured_peak"]
 

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.predict_models import DATA
-from tunebench.forecast.training.data import operator_tables
-from tunebench.forecast.training.host import FEWEST, WAVES, OperatorTable, fit_law, separate
+from tunebench.forecast.model_training.data import operator_tables
+from tunebench.forecast.model_training.host import FEWEST, WAVES, OperatorTable, fit_law, separate
 
 LAWS = {
     "kernel": (False, False),

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunebench.forecast.library.roofline_model import LAUNCH_US
+from tunebench.forecast.model_training.data import DEVICES
+from tunebench.forecast.model_training.host import FLOOR_NOISE, HostTime
 from tunebench.forecast.network import DISPATCH_US
-from tunebench.forecast.training.data import DEVICES
-from tunebench.forecast.training.host import FLOOR_NOISE, HostTime
 from tunebench.workload import Workload
 from tunebench.workloads.networks import Operation
 from tunebench.workloads.operators.attention import Attention

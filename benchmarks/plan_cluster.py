@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tunebench.plan.cluster import (
+from tunebench.training.cluster import (
     ClusterAnswer,
     ClusterPlan,
     ClusterSearch,

@@ -13,8 +13,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from tunebench.errors import InputError
-from tunebench.plan.cluster import ClusterPlan, TrainingJob
-from tunebench.plan.pipeline.activation import architecture_of
+from tunebench.training.cluster import ClusterPlan, TrainingJob
+from tunebench.training.pipeline.activation import architecture_of
 from tunebench.workloads.networks._architecture import Architecture
 
 __all__ = [

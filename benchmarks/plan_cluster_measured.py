@@ -24,7 +24,7 @@ import torch
 from benchmarks.plan_cluster_gpt import one_process_losses
 from benchmarks.plan_cluster_processor import calibrate, predicted_us
 from benchmarks.plan_cluster_run import Measuring, losses_of, run_plan
-from tunebench.plan.cluster import ClusterPlan, EagerMemory, TrainingJob
+from tunebench.training.cluster import ClusterPlan, EagerMemory, TrainingJob
 from tunebench.workloads.networks import from_config
 
 __all__ = ["JOB", "main", "plan_of"]

@@ -32,10 +32,10 @@ from tunebench import device
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.forecast.network import OperationTime
-from tunebench.forecast.parallel.collective import Collective
 from tunebench.forecast.prediction import Prediction
-from tunebench.plan.cluster import ClusterPlan, LayerTimes, StepPricer, TrainingCluster, TrainingJob
-from tunebench.plan.cluster.layer_time import LayerDivision, LayerRun
+from tunebench.training.cluster import ClusterPlan, LayerTimes, StepPricer, TrainingCluster, TrainingJob
+from tunebench.training.cluster.layer_time import LayerDivision, LayerRun
+from tunebench.training.interconnect.collective import Collective
 from tunebench.workload import Workload
 from tunebench.workloads.networks import Operation
 from tunebench.workloads.operators.gemm import Gemm

@@ -6,7 +6,7 @@ of MemTracker, and times of steps.
 | part of the plan | by |
 |---|---|
 | tensor | `parallelize_module` of torch (DTensor); the loss of divided logits by `loss_parallel` |
-| pipeline, chunks | `tunebench.torch.pipeline` |
+| pipeline, chunks | `tunebench.training.pipelined` |
 | data | an all-reduce of the gradients, which lie in one buffer |
 | sharding=optimizer | a reduce-scatter of this buffer, AdamW of a share, an all-gather of the parameters |
 | sharding=full | `fully_shard` of torch (FSDP2) |
@@ -49,9 +49,9 @@ from benchmarks.plan_cluster_gpt import (
 )
 from benchmarks.plan_pipeline_measured import Tracker
 from benchmarks.rank_processes import TIMEOUT_S, run_ranks
-from tunebench.forecast.parallel.pipeline import interleaved_1f1b, one_f_one_b
-from tunebench.plan.cluster import ClusterPlan, TrainingJob
-from tunebench.torch import pipeline
+from tunebench.training import pipelined
+from tunebench.training.cluster import ClusterPlan, TrainingJob
+from tunebench.training.schedules import interleaved_1f1b, one_f_one_b
 
 __all__ = ["Measuring", "RankResult", "losses_of", "run_plan"]
 
@@ -179,7 +179,7 @@ class Rank:
         self.run = None
         if plan.pipeline > 1:
             group = self.mesh["pipeline"].get_group()
-            self.run = pipeline(
+            self.run = pipelined(
                 self.modules, self.schedule, loss_fn=self._loss, group=group, timeout_s=TIMEOUT_S
             )
 

@@ -23,7 +23,7 @@ from benchmarks.plan_memory_reference import (
     random_step,
 )
 from benchmarks.plan_memory_steps import residual_step, transformer_step
-from tunebench.plan.memory import (
+from tunebench.training.memory import (
     HostLink,
     PlanEffort,
     TrainingStep,

@@ -39,8 +39,8 @@ from benchmarks.plan_memory_models import WithLoss
 from benchmarks.plan_memory_techniques import PRODUCTS
 from benchmarks.torch_models import Gpt2, Resnet, Size
 from tunebench.errors import InputError
-from tunebench.plan.memory import PlanEffort, size_text
-from tunebench.torch.fitting.fit import fit
+from tunebench.training.fitting.fit import fit
+from tunebench.training.memory import PlanEffort, size_text
 
 __all__ = ["main"]
 

@@ -30,7 +30,10 @@ from torch import Tensor, fx, nn
 from benchmarks.torch_models import Bert, DenseNet, DiffusionUNet, Gpt2, MobileNetV2, Resnet, Size, UNet, Vgg
 from tunebench.device import Device, described
 from tunebench.errors import InputError
-from tunebench.plan.memory import (
+from tunebench.training.fitting.joint_step import JointStep
+from tunebench.training.fitting.operation_time import predicted_times
+from tunebench.training.fitting.profile import profile_step
+from tunebench.training.memory import (
     MemoryPlan,
     PlanEffort,
     TrainingStep,
@@ -46,9 +49,6 @@ from tunebench.plan.memory import (
     step_at,
     unplanned,
 )
-from tunebench.torch.fitting.joint_step import JointStep
-from tunebench.torch.fitting.operation_time import predicted_times
-from tunebench.torch.fitting.profile import profile_step
 
 __all__ = ["CASES", "GPUS", "Case", "profiled", "retimed"]
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tunebench.plan.memory import HostLink, StepOperation, StepTensor, TrainingStep
+from tunebench.training.memory import HostLink, StepOperation, StepTensor, TrainingStep
 
 __all__ = ["TooManyStates", "chain_operations", "chain_step", "fastest_us", "random_step"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tunebench.plan.memory import HostLink, StepOperation, StepTensor, TrainingStep
+from tunebench.training.memory import HostLink, StepOperation, StepTensor, TrainingStep
 
 __all__ = ["residual_step", "transformer_step"]
 

@@ -25,7 +25,8 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from benchmarks.plan_memory_models import CASES, EFFORT, GPUS, profiled, retimed
 from tunebench.device import described
-from tunebench.plan.memory import (
+from tunebench.training.fitting.joint_step import JointStep
+from tunebench.training.memory import (
     Action,
     Compute,
     CopyIn,
@@ -39,7 +40,6 @@ from tunebench.plan.memory import (
     unplanned,
     with_frees,
 )
-from tunebench.torch.fitting.joint_step import JointStep
 
 __all__ = ["PRODUCTS", "TECHNIQUES", "offloaded", "repeated", "segments"]
 

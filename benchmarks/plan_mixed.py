@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.plan_cluster import DATA, gpt, plan_text
-from tunebench.plan.cluster import (
+from tunebench.training.cluster import (
     ClusterSearch,
     CopiesJob,
     MixedCluster,

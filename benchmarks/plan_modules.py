@@ -16,8 +16,8 @@ from benchmarks.activation_memory import Vit
 from benchmarks.plan_memory_models import WithLoss
 from benchmarks.torch_models import UNet
 from tunebench.graph import InputSpec
-from tunebench.plan.cluster import ModuleJob, TrainingCluster, plan_module
-from tunebench.torch.fitting.model_plan import ModelProfiler
+from tunebench.training.cluster import ModuleJob, TrainingCluster, plan_module
+from tunebench.training.fitting.model_plan import ModelProfiler
 
 __all__ = ["unet", "vit"]
 

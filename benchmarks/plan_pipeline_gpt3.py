@@ -28,8 +28,8 @@ from pathlib import Path
 
 from tunebench import device
 from tunebench.device import Device
-from tunebench.forecast.parallel.cluster import Cluster, find_link
-from tunebench.plan.pipeline import (
+from tunebench.training.interconnect.cluster import Cluster, find_link
+from tunebench.training.pipeline import (
     ComparedSchedule,
     PredictedStages,
     compare_schedules,

@@ -45,7 +45,11 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from benchmarks.torch_models import Gpt2Layer, Resnet, Size
-from tunebench.forecast.parallel.pipeline import (
+from tunebench.training import measure_pipeline, pipelined
+from tunebench.training.pipeline.balance import balance
+from tunebench.training.pipeline.transfers import with_transfers
+from tunebench.training.pipeline_runtime.measurement import NewBytes
+from tunebench.training.schedules import (
     ActionKind,
     PipelineAction,
     PipelineCosts,
@@ -58,10 +62,6 @@ from tunebench.forecast.parallel.pipeline import (
     zb_h1,
     zbv,
 )
-from tunebench.plan.pipeline.balance import balance
-from tunebench.plan.pipeline.transfers import with_transfers
-from tunebench.torch import measure_pipeline, pipeline
-from tunebench.torch.pipelining.measurement import NewBytes
 
 __all__ = ["main"]
 
@@ -250,7 +250,7 @@ class Rank:
     def costs(self, schedule: PipelineSchedule, repeats: int = 7) -> PipelineCosts:
         """Return measured costs of the stages of a schedule."""
         if schedule.placement not in self._costs:
-            run = pipeline(self.parts(schedule), schedule, loss_fn=self.model.loss, timeout_s=60)
+            run = pipelined(self.parts(schedule), schedule, loss_fn=self.model.loss, timeout_s=60)
             inputs, keywords = self.given(schedule)
             found = measure_pipeline(run, *inputs, target=keywords["target"], repeats=repeats)
             self._costs[schedule.placement] = found
@@ -289,7 +289,7 @@ def memory_rows(rank: int, ranks: int, name: str) -> list[dict[str, Any]]:
     for schedule in _schedules(ranks, lambda plain: each.costs(plain, repeats=3), splits=True):
         costs, parts = each.costs(schedule, repeats=3), each.parts(schedule)
         inputs, keywords = each.given(schedule)
-        run = pipeline(parts, schedule, loss_fn=each.model.loss, costs=costs, timeout_s=60)
+        run = pipelined(parts, schedule, loss_fn=each.model.loss, costs=costs, timeout_s=60)
         run.step(*inputs, **keywords)
         equal = each.equal(parts, schedule)
         for part in parts.values():
@@ -363,7 +363,7 @@ def time_rows(rank: int, ranks: int, name: str, steps: int) -> list[dict[str, An
     for schedule in _schedules(ranks, each.costs):
         costs = each.costs(schedule)
         inputs, keywords = each.given(schedule)
-        run = pipeline(each.parts(schedule), schedule, loss_fn=each.model.loss, costs=costs, timeout_s=60)
+        run = pipelined(each.parts(schedule), schedule, loss_fn=each.model.loss, costs=costs, timeout_s=60)
         spans, passes = [], collections.defaultdict(list)
         for step in range(steps + 1):
             if step:
@@ -436,7 +436,7 @@ def failing_rank(rank: int, ranks: int, how: str, failing: int) -> dict[str, Any
     parts = each.parts(schedule)
     if rank == failing:
         parts = {rank: nn.Sequential(parts[rank], Dying(how))}
-    run = pipeline(parts, schedule, loss_fn=each.model.loss, timeout_s=60)
+    run = pipelined(parts, schedule, loss_fn=each.model.loss, timeout_s=60)
     inputs, keywords = each.given(schedule)
     try:
         run.step(*inputs, **keywords)

@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from tunebench.forecast.parallel.pipeline import (
+from tunebench.training.pipeline import OptimisedSchedule, optimise_schedule
+from tunebench.training.pipeline.exact_order import exact_order
+from tunebench.training.pipeline.order_bound import available_bytes, stream_graph
+from tunebench.training.schedules import (
     Interconnect,
     LinearTransfer,
     PipelineCosts,
@@ -23,9 +26,6 @@ from tunebench.forecast.parallel.pipeline import (
     looped_placement,
     v_placement,
 )
-from tunebench.plan.pipeline import OptimisedSchedule, optimise_schedule
-from tunebench.plan.pipeline.exact_order import exact_order
-from tunebench.plan.pipeline.order_bound import available_bytes, stream_graph
 
 RESULT = Path(__file__).parent / "results" / "plan_pipeline" / "optimiser.md"
 

@@ -26,10 +26,10 @@ import numpy as np
 from benchmarks.plan_pipeline_gpt3 import gpt3
 from tunebench import device
 from tunebench.device import Device
-from tunebench.forecast.parallel.cluster import Cluster, ProcessGroup, find_link
-from tunebench.forecast.parallel.collective import collective_us
-from tunebench.forecast.parallel.pipeline import interleaved_1f1b, one_f_one_b, simulate_pipeline
-from tunebench.plan.pipeline import PredictedStages
+from tunebench.training.interconnect.cluster import Cluster, ProcessGroup, find_link
+from tunebench.training.interconnect.collective import collective_us
+from tunebench.training.pipeline import PredictedStages
+from tunebench.training.schedules import interleaved_1f1b, one_f_one_b, simulate_pipeline
 
 __all__ = ["Measured", "Predicted", "measured", "predict"]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.plan_cluster import gpt, long_llama, plan_text
-from tunebench.plan.cluster import (
+from tunebench.training.cluster import (
     ClusterPlan,
     ClusterSearch,
     CopiesJob,

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, replace
 
 from benchmarks.plan_cluster import gpt, plan_text
-from tunebench.plan.cluster import ClusterPlan, ClusterSearch, PricedPlan, TrainingCluster, TrainingJob
+from tunebench.training.cluster import ClusterPlan, ClusterSearch, PricedPlan, TrainingCluster, TrainingJob
 from tunebench.workloads.networks import Network, from_config, network
 
 H100 = "16 x h100-sxm"

@@ -24,7 +24,7 @@ from benchmarks.predict_models import DATA, Row, network_rows
 from tunebench import device as devices
 from tunebench.forecast.library.model import bundled_model
 from tunebench.forecast.library.workload import predict_all
-from tunebench.forecast.training import data, fit
+from tunebench.forecast.model_training import data, fit
 from tunebench.workload import Workload
 from tunebench.workloads import workload
 

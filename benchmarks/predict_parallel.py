@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tunebench import device as devices
-from tunebench.forecast.parallel.cluster import Cluster
-from tunebench.forecast.parallel.collective import REACHES, collective_us
-from tunebench.forecast.parallel.step import Parallelism, StepPrediction, predict_step
+from tunebench.training.interconnect.cluster import Cluster
+from tunebench.training.interconnect.collective import REACHES, collective_us
+from tunebench.training.steps.step import Parallelism, StepPrediction, predict_step
 from tunebench.workloads.networks import NetworkRun, network
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from tunebench import device as devices
-from tunebench.forecast.parallel.cluster import Cluster
-from tunebench.forecast.parallel.step import Parallelism, StepPrediction, predict_step
+from tunebench.training.interconnect.cluster import Cluster
+from tunebench.training.steps.step import Parallelism, StepPrediction, predict_step
 from tunebench.workloads.networks import Network, NetworkRun, from_config, network, networks
 
 FILE = Path(__file__).with_suffix("").with_name("published_steps.toml")

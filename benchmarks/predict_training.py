@@ -27,9 +27,9 @@ from benchmarks.predict_models import network_rows
 from benchmarks.predict_published import MeasuredStep, print_published, summary
 from tunebench import device as devices
 from tunebench.forecast.network import MEGATRON_HOST_US
-from tunebench.forecast.parallel.cluster import Cluster, links
-from tunebench.forecast.parallel.step import Parallelism, StepPrediction, predict_step
-from tunebench.plan.cluster import ClusterSearch, TrainingCluster, TrainingJob
+from tunebench.training.cluster import ClusterSearch, TrainingCluster, TrainingJob
+from tunebench.training.interconnect.cluster import Cluster, links
+from tunebench.training.steps.step import Parallelism, StepPrediction, predict_step
 from tunebench.workloads.networks import Network, NetworkRun, from_config
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -21,8 +21,8 @@ settings.load_profile("repeatable")
 
 _databases = itertools.count()
 
-FOLDER_MARKS = {"torch": "torch"}
-"""Marks of every test in a folder of tests/."""
+TORCH_FOLDERS = ("torch", "training/coexecution", "training/fitting", "training/pipeline_runtime")
+"""Folders of tests/ in which every test is marked `torch`."""
 
 FIXTURE_MARKS = {"cluster": "server", "server": "server"}
 """Marks of every test that uses a fixture."""
@@ -81,12 +81,12 @@ SLOW_FILES = frozenset(
         "measure/test_cuda_runner.py",
         "packaging/test_distribution.py",
         "packaging/test_source.py",
-        "plan/memory/test_planner.py",
-        "plan/pipeline/test_optimiser.py",
+        "training/memory/test_planner.py",
+        "training/pipeline/test_optimiser.py",
         "search/test_samplers_of_studies.py",
         "search/test_surrogate.py",
         "testing/test_contracts.py",
-        "torch/test_pipeline.py",
+        "training/pipeline_runtime/test_pipeline_runtime.py",
         "tuning/test_baseline_rounds.py",
         "tuning/test_profile.py",
         "tuning/test_replay.py",
@@ -106,7 +106,7 @@ LONGEST = (
     "kernels/test_cuda_variants.py",
     "torch/test_torch.py",
     "torch/test_compiled_modules.py",
-    "torch/test_fit.py",
+    "training/fitting/test_fit.py",
     "tuning/test_tuning.py",
     "kernels/test_gemm_wgmma.py",
     "export/test_export.py",
@@ -117,7 +117,7 @@ LONGEST = (
     "kernels/test_gemm_variants.py",
     "compile/test_compile_matrix.py",
     "kernels/test_numba_cuda_variants.py",
-    "plan/pipeline/test_optimiser.py",
+    "training/pipeline/test_optimiser.py",
     "kernels/test_conv2d_variants.py",
     "gpu/test_gpu_conformance.py",
     "db/test_stores.py",
@@ -164,7 +164,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path, len(places)))
     for item in items:
         file = item.path.relative_to(folder)
-        marks = {FOLDER_MARKS.get(file.parts[0]), "slow" if file.as_posix() in SLOW_FILES else None}
+        marks = {"slow" if file.as_posix() in SLOW_FILES else None}
+        marks |= {"torch" if file.as_posix().startswith(f"{name}/") else None for name in TORCH_FOLDERS}
         marks |= {FIXTURE_MARKS.get(name) for name in getattr(item, "fixturenames", ())}
         needed = {name for mark in item.iter_markers("needs") for name in mark.args}
         marks |= {REQUIREMENTS[name].mark for name in needed}

@@ -11,9 +11,10 @@ from tunebench import _start as _start  # first: until then, Ctrl-C prints a tra
 
 # isort: split
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
-from tunebench._deprecation import renamed
+from tunebench._deprecation import MovedModules, renamed
 from tunebench._version import __version__
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ def _get(name: str) -> Any:
     globals()[name] = value
     return value
 
+
+sys.meta_path.insert(0, MovedModules())
 
 __getattr__ = renamed(
     __name__,

@@ -3,14 +3,53 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from typing import Any, TypeVar
 
-__all__ = ["accept_renamed_attribute", "renamed", "renamed_fields", "warn_renamed"]
+__all__ = ["MOVED", "MovedModules", "accept_renamed_attribute", "renamed", "renamed_fields", "warn_renamed"]
 
 T = TypeVar("T")
+
+MOVED = {
+    "tunebench.forecast.footprint": "tunebench.training.steps.footprint",
+    "tunebench.forecast.parallel": "tunebench.training.steps",
+    "tunebench.forecast.parallel.cluster": "tunebench.training.interconnect.cluster",
+    "tunebench.forecast.parallel.collective": "tunebench.training.interconnect.collective",
+    "tunebench.forecast.parallel.pipeline": "tunebench.training.schedules",
+    "tunebench.plan": "tunebench.training",
+}
+"""New name of each public module that was moved; those within a package moved with it."""
+
+
+class MovedModules(MetaPathFinder, Loader):
+    """Import a moved module by its old name, with a warning; all its names are those of the moved module."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """Return a spec for the old name of a moved module, None for any other name."""
+        return ModuleSpec(fullname, self, is_package=True) if _moved_to(fullname) is not None else None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Return None: Python makes an empty module."""
+
+    def exec_module(self, module: Any) -> None:
+        """Let a module return the names of the moved one."""
+        new = _moved_to(module.__name__)
+        assert new is not None
+        moved = importlib.import_module(new)
+        warn_renamed(module.__name__, new)
+        module.__getattr__ = functools.partial(getattr, moved)
+
+
+def _moved_to(module: str) -> str | None:
+    for old in sorted(MOVED, key=len, reverse=True):
+        if module == old or module.startswith(f"{old}."):
+            return MOVED[old] + module.removeprefix(old)
+    return None
 
 
 def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:

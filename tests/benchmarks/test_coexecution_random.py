@@ -19,8 +19,8 @@ from torch import Tensor
 from benchmarks import coexecution, coexecution_random
 from benchmarks.programs import Step
 from benchmarks.random_programs import EXPRESSIONS, STATEMENTS, random_source, source_program
-from tunebench.torch import coexecute
-from tunebench.torch.coexecution._testing import forced
+from tunebench.training import coexecute
+from tunebench.training.coexecution._testing import forced
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # programs call what torch warns of, in eager mode too
 

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Run
 from tests.db.support import filled
 from tunebench import cli, device
-from tunebench.plan.cluster import TrainingCluster
+from tunebench.training.cluster import TrainingCluster
 
 SOFTMAX = "softmax:rows=64,cols=64,dtype=f32"
 H100, LIKE = "h100-sxm", ("NVIDIA H100 80GB HBM3", "NVIDIA_H100_80GB_HBM3", "H100 SXM5", "h100_sxm")

@@ -15,8 +15,8 @@ from tunebench import cli
 torch = pytest.importorskip("torch")
 pytest.importorskip("highspy", reason="the extra `torch` is not installed")
 
-from tunebench.plan.memory import PlanEffort, planner, read_plan  # noqa: E402
-from tunebench.torch.fitting import model_plan  # noqa: E402
+from tunebench.training.fitting import model_plan  # noqa: E402
+from tunebench.training.memory import PlanEffort, planner, read_plan  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -117,7 +117,7 @@ def _profile(net: str) -> Any:
     """Return the step of the command's model."""
     from tunebench import device
     from tunebench.graph import InputSpec, load_factory
-    from tunebench.plan.memory import host_link
+    from tunebench.training.memory import host_link
 
     target = device.find("h100-sxm")
     inputs = [InputSpec.parse("131072x64:f32")]
@@ -213,7 +213,7 @@ def test_a_plot_of_unknown_format_is_refused(net: str, run_refused: Run, tmp_pat
 def test_ctrl_c_while_planning_ends_cleanly(
     net: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from tunebench.plan import memory
+    from tunebench.training import memory
 
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
-from tunebench.forecast.parallel.pipeline import read_schedule
-from tunebench.plan.pipeline import named_schedules
+from tunebench.training.pipeline import named_schedules
+from tunebench.training.schedules import read_schedule
 
 GPT = ("plan", "pipeline", "--model", "gpt2-large", "--device", "h100-sxm", "--stages", "4")
 KNOWN = (

@@ -15,11 +15,11 @@ from tests.public_data import found
 from tests.support import record_outcome
 from tunebench import cli, device, predict
 from tunebench.forecast.comparison import ComparedDevice, with_prices
-from tunebench.forecast.footprint import min_memory_bytes
 from tunebench.forecast.network import predict_network
-from tunebench.forecast.parallel.step import Parallelism
 from tunebench.kernels import variant
 from tunebench.outcome import Predicted, Verification
+from tunebench.training.steps.footprint import min_memory_bytes
+from tunebench.training.steps.step import Parallelism
 from tunebench.workloads import parse
 from tunebench.workloads.networks import NetworkRun, network
 

@@ -71,9 +71,9 @@ def test_site_has_every_operator_decision_and_page_of_results(site: Path) -> Non
 
 
 def test_reference_documents_public_names_with_their_arguments(site: Path) -> None:
-    page = (site / "reference" / "tunebench.plan.cluster.html").read_text(encoding="utf-8")
+    page = (site / "reference" / "tunebench.training.cluster.html").read_text(encoding="utf-8")
     for name in ("TrainingCluster", "TrainingJob", "plan_training"):
-        assert f'id="tunebench.plan.cluster.{name}"' in page
+        assert f'id="tunebench.training.cluster.{name}"' in page
 
 
 def test_notebooks_are_pages_and_have_no_outputs(site: Path) -> None:

@@ -44,7 +44,7 @@ def test_forest_round_trips_through_arrays() -> None:
 def test_forest_predicts_like_scikit_learn() -> None:
     from sklearn import ensemble
 
-    from tunebench.forecast.training import fit
+    from tunebench.forecast.model_training import fit
 
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((600, 5)).astype(np.float32)

@@ -18,8 +18,8 @@ from benchmarks.measured_operators import host_times
 from tests.public_data import found
 from tunebench import device
 from tunebench.forecast import Predictions, predict_all
-from tunebench.forecast.training.data import BINARY, DEVICES
-from tunebench.forecast.training.host import NO_HOST, HostTime
+from tunebench.forecast.model_training.data import BINARY, DEVICES
+from tunebench.forecast.model_training.host import NO_HOST, HostTime
 from tunebench.workload import Workload
 from tunebench.workloads import workload
 

@@ -19,9 +19,9 @@ from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.forecast.library.kernel import library_kernels
 from tunebench.forecast.library.model import ForecastModel
-from tunebench.forecast.training import __main__ as command
-from tunebench.forecast.training import data, evaluation, fit
-from tunebench.forecast.training.data import MeasuredKernels
+from tunebench.forecast.model_training import __main__ as command
+from tunebench.forecast.model_training import data, evaluation, fit
+from tunebench.forecast.model_training.data import MeasuredKernels
 
 A100, H100, P100 = map(device.find, ("a100-80-sxm", "h100-sxm", "p100-pcie"))
 

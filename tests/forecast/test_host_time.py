@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tunebench.forecast.library.roofline_model import LAUNCH_US
-from tunebench.forecast.training.host import HostTime, OperatorTable, fit_law, separate
+from tunebench.forecast.model_training.host import HostTime, OperatorTable, fit_law, separate
 
 pytestmark = pytest.mark.usefixtures("learns")
 

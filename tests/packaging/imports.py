@@ -27,7 +27,10 @@ TESTED_ELSEWHERE = ("torch",)
 NOT_IMPORTED = ("tunebench.__main__", "tunebench.db.migrations.env")
 """Modules that are only run: by Python, and by Alembic."""
 
-OF_TORCH = ("tunebench.torch", "tunebench.measure._torch")
+OF_TORCH = (
+    *("tunebench.torch", "tunebench.measure._torch"),
+    *(f"tunebench.training.{room}" for room in ("coexecution", "fitting", "pipeline_runtime")),
+)
 """Modules that import PyTorch at once."""
 
 

@@ -136,7 +136,8 @@ for path in sorted(root.rglob("tunebench/**/*.py")):
     try:
         importlib.import_module(name)
     except MissingDependency as missing:  # torch's functions are of no use without it, and say so
-        assert name.startswith("tunebench.torch") and missing.extra == "torch", name
+        assert name.startswith(("tunebench.torch", "tunebench.training")), name
+        assert missing.package == "torch", name
     print(name)
 """
     found = set(run(code, installed, tmp_path).split())

@@ -16,6 +16,7 @@ import pytest
 
 import tunebench
 from tests.packaging.distribution import LINKED, ROOT
+from tests.packaging.imports import OF_TORCH
 from tunebench._figure import significant
 
 FOLDERS = ("tunebench", *LINKED, "tests", "benchmarks", "docs")
@@ -66,7 +67,7 @@ def test_linked_folders_are_imported_by_full_names() -> None:
 
 @pytest.mark.parametrize("name", public_modules())
 def test_all_lists_public_names(name: str) -> None:
-    if name.startswith("tunebench.torch"):
+    if name.startswith(OF_TORCH) or name == "tunebench.training":
         pytest.importorskip("torch", reason="torch is not installed")
     module = importlib.import_module(name)
     if re.match(r"tunebench\.kernels\.(?!common\.)\w+\.", name):
@@ -86,7 +87,7 @@ def test_no_public_name_is_shadowed_by_module() -> None:
     """Importing `package.name` rebinds `name` in the package to the module."""
     there = importlib.util.find_spec("torch") is not None
     for name in public_modules():
-        if name.startswith("tunebench.torch") and not there:
+        if not there and (name.startswith(OF_TORCH) or name == "tunebench.training"):
             continue
         module = importlib.import_module(name)
         for attribute in getattr(module, "__all__", ()):

@@ -17,7 +17,7 @@ pytest.importorskip("highspy", reason="the extra `torch` is not installed")
 SOLVE = """
 import os
 from tunebench._highs import silent_solver
-from tunebench.plan.integer_program import IntegerProgram
+from tunebench.training.integer_program import IntegerProgram
 print("before", flush=True)
 os.write(1, b"written\\n")
 solver = silent_solver()

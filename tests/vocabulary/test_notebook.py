@@ -13,7 +13,7 @@ from tunebench._notebook import html_grid, html_table
 from tunebench.answer import Unmeasured
 from tunebench.errors import MissingDependency
 from tunebench.forecast.network import predict_network
-from tunebench.plan.cluster import TrainingCluster, TrainingJob, plan_training
+from tunebench.training.cluster import TrainingCluster, TrainingJob, plan_training
 from tunebench.tuning import Progress, progress_bar
 from tunebench.workloads import parse
 from tunebench.workloads.networks import NetworkRun, network

@@ -14,8 +14,8 @@ from tunebench.errors import InputError, UnknownName
 if TYPE_CHECKING:
     from tunebench.device import Device
     from tunebench.forecast.network import NetworkPrediction
-    from tunebench.forecast.parallel.step import Parallelism, StepPrediction
-    from tunebench.plan.cluster.device_memory import DeviceMemory
+    from tunebench.training.cluster.device_memory import DeviceMemory
+    from tunebench.training.steps.step import Parallelism, StepPrediction
     from tunebench.workloads.networks import Network
 
 __all__ = ["ModelRequest"]
@@ -261,7 +261,7 @@ class ModelRequest:
         Raises:
             InputError: if the division is invalid.
         """
-        from tunebench.forecast.parallel.step import Parallelism
+        from tunebench.training.steps.step import Parallelism
 
         return Parallelism(
             data=self.data,
@@ -291,8 +291,8 @@ class ModelRequest:
             InputError: if there is no such model, or it does not support this run or division.
         """
         from tunebench.forecast.network import predict_network
-        from tunebench.forecast.parallel.cluster import Cluster
-        from tunebench.forecast.parallel.step import predict_step
+        from tunebench.training.interconnect.cluster import Cluster
+        from tunebench.training.steps.step import predict_step
         from tunebench.workloads.networks import NetworkRun, network
         from tunebench.workloads.networks import _network as kinds
 
@@ -349,7 +349,7 @@ class ModelRequest:
 
     def memory(self, found: NetworkPrediction | StepPrediction) -> tuple[DeviceMemory, ...]:
         """Return the memory of the devices of each rank of the pipeline; nothing if it is not modelled."""
-        from tunebench.plan.cluster.step_memory import step_memory
+        from tunebench.training.cluster.step_memory import step_memory
         from tunebench.workloads.networks import network
 
         run = found.run
@@ -362,7 +362,7 @@ class ModelRequest:
 
     def min_memory_bytes(self, found: NetworkPrediction | StepPrediction) -> int | None:
         """Return the least memory in bytes that each device needs; None if unknown."""
-        from tunebench.forecast.footprint import min_memory_bytes
+        from tunebench.training.steps.footprint import min_memory_bytes
         from tunebench.workloads.networks import network
 
         return min_memory_bytes(network(self.name), found.run, self.parallelism)

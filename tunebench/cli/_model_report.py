@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from tunebench.cli._model import ModelRequest
     from tunebench.forecast.network import NetworkPrediction, OperationTime
-    from tunebench.forecast.parallel.step import StepPrediction
-    from tunebench.plan.cluster.device_memory import DeviceMemory
+    from tunebench.training.cluster.device_memory import DeviceMemory
+    from tunebench.training.steps.step import StepPrediction
 
 __all__ = ["describe_model", "render_model"]
 
@@ -127,7 +127,7 @@ def render_model(model: ModelRequest, found: NetworkPrediction | StepPrediction,
 
 def _render_memory(ranks: Sequence[DeviceMemory], limit_bytes: int, to: Console) -> None:
     """Print the memory of each rank by kind, with a verdict."""
-    from tunebench.plan.memory import size_text
+    from tunebench.training.memory import size_text
 
     if not ranks:
         return
@@ -146,7 +146,7 @@ def _render_memory(ranks: Sequence[DeviceMemory], limit_bytes: int, to: Console)
 
 
 def _verdict(total: int, limit_bytes: int) -> str:
-    from tunebench.plan.memory import size_text
+    from tunebench.training.memory import size_text
 
     if not limit_bytes:
         return "memory of the device unknown"

@@ -1,12 +1,12 @@
 """Predicted times, without running anything. A predicted time is never stored or shown as a measured one.
 
 - `tunebench.forecast.library`: time of a workload on library kernels (cuBLAS, cuDNN, PyTorch): `predict`,
-  `predict_all`. Built on it: `network` (whole networks), `table` (CSV files of workloads), `comparison`
-  (devices by speed and cost) and `footprint` (memory that a network needs).
+  `predict_all`. Built on it: `network` (whole networks), `table` (CSV files of workloads) and `comparison`
+  (devices by speed and cost).
 - `tunebench.forecast.utilisation`: time of configurations of this project's own kernels: `predict_us`,
   `interval_us`.
-- `tunebench.forecast.parallel`: time of a training step on several GPUs.
-- `tunebench.forecast.training`: fits the model of library kernels (`library/model.npz`) to measurements.
+- `tunebench.forecast.model_training`: fits the model of library kernels to
+  measurements.
 
 The device does not have to be present.
 """

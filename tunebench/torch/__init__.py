@@ -4,10 +4,7 @@ A tuned kernel runs a call where it was measured to be faster than torch's on th
 other calls. `prefer` changes that choice, and `watching` and `dispatch_report` show it.
 
 - `operators`: the functions, each a custom operator of torch
-- `coexecution`: `coexecute`, which runs whole iterations beside a graph of their operations
 - `compiler`: `compile`, a backend of `torch.compile` that runs groups of operations by tuned kernels
-- `fitting`: `fit`, which runs training steps within a memory budget
-- `pipelining`: `pipeline`, which runs training steps in the order of a pipeline schedule
 - `patching`: `patch`, which replaces a model's modules
 - `profiling`: `profile`, which counts the workloads that a program runs
 
@@ -24,7 +21,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tunebench._deprecation import renamed
+from tunebench._deprecation import renamed, warn_renamed
 from tunebench.errors import MissingDependency
 
 try:
@@ -45,48 +42,33 @@ from tunebench.torch.operators.report import dispatch_report
 from tunebench.torch.operators.softmax import log_softmax, softmax
 
 if TYPE_CHECKING:
-    from tunebench.torch.coexecution.coexecute import coexecute
-    from tunebench.torch.coexecution.report import CoexecutionReport
     from tunebench.torch.compiler.backend import compile, plans  # noqa: A004 - the name of torch.compile
     from tunebench.torch.compiler.timing import ModelTimes, time_model
-    from tunebench.torch.fitting.fit import fit
-    from tunebench.torch.fitting.fitter import FittedStep, fitted_steps
-    from tunebench.torch.fitting.profile import profile_step
     from tunebench.torch.patching.functions import patched_calls
     from tunebench.torch.patching.model import PatchReport, patch, unpatch
-    from tunebench.torch.pipelining.measurement import measure_pipeline
-    from tunebench.torch.pipelining.pipeline import pipeline
     from tunebench.torch.profiling.profiler import DemandProfile, profile
 
 __all__ = [
-    "CoexecutionReport",
     "DemandProfile",
-    "FittedStep",
     "ModelTimes",
     "PatchReport",
     "add_layer_norm",
     "add_rms_norm",
-    "coexecute",
     "compile",
     "conv2d",
     "cross_entropy",
     "dispatch_report",
     "elementwise",
-    "fit",
-    "fitted_steps",
     "gated_linear",
     "layer_norm",
     "linear",
     "log_softmax",
     "matmul",
-    "measure_pipeline",
     "patch",
     "patched_calls",
-    "pipeline",
     "plans",
     "prefer",
     "profile",
-    "profile_step",
     "reduce",
     "rms_norm",
     "scaled_dot_product_attention",
@@ -98,29 +80,37 @@ __all__ = [
 ]
 
 _LAZY = {
-    "CoexecutionReport": "coexecution.report",
     "DemandProfile": "profiling.profiler",
-    "FittedStep": "fitting.fitter",
     "ModelTimes": "compiler.timing",
     "PatchReport": "patching.model",
-    "coexecute": "coexecution.coexecute",
     "compile": "compiler.backend",
-    "fit": "fitting.fit",
-    "fitted_steps": "fitting.fitter",
-    "measure_pipeline": "pipelining.measurement",
     "patch": "patching.model",
     "patched_calls": "patching.functions",
-    "pipeline": "pipelining.pipeline",
     "plans": "compiler.backend",
     "profile": "profiling.profiler",
-    "profile_step": "fitting.profile",
     "time_model": "compiler.timing",
     "unpatch": "patching.model",
 }
 """Modules of the names that dispatch does not need; each is imported on first use."""
 
 
+_MOVED = {
+    "CoexecutionReport": "CoexecutionReport",
+    "FittedStep": "FittedStep",
+    "coexecute": "coexecute",
+    "fit": "fit",
+    "fitted_steps": "fitted_steps",
+    "measure_pipeline": "measure_pipeline",
+    "pipeline": "pipelined",
+    "profile_step": "profile_step",
+}
+"""Names in `tunebench.training` of what was here before."""
+
+
 def _get(name: str) -> Any:
+    if name in _MOVED:
+        warn_renamed(f"{__name__}.{name}", f"tunebench.training.{_MOVED[name]}", stacklevel=4)
+        return getattr(importlib.import_module("tunebench.training"), _MOVED[name])
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -13,7 +13,7 @@ from tunebench.cli._output import duration, table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.plan.cluster import ClusterAnswer, ClusterPlan, PricedPlan
+    from tunebench.training.cluster import ClusterAnswer, ClusterPlan, PricedPlan
 
 __all__ = ["ClusterReport", "experts_text", "recompute_text", "stored_text"]
 
@@ -89,7 +89,7 @@ class ClusterReport:
 
     def render(self, to: Console) -> None:
         """Print the answer as text."""
-        from tunebench.plan.memory import size_text
+        from tunebench.training.memory import size_text
 
         of = self.answer
         to.print(
@@ -145,7 +145,7 @@ class ClusterReport:
             yield "the best plan is optimal for the model of time and memory"
 
     def _render_missing(self, to: Console) -> None:
-        from tunebench.plan.memory import size_text
+        from tunebench.training.memory import size_text
 
         least, of = self.answer.result.least_memory, self.answer
         lacks = f", {size_text(of.missing_bytes)} more than there is" if of.missing_bytes else ""
@@ -169,7 +169,7 @@ class ClusterReport:
         return self.answer.job.network.expert_parameters() > 0
 
     def _rows(self, plans: Iterable[PricedPlan]) -> Iterator[tuple[object, ...]]:
-        from tunebench.plan.memory import size_text
+        from tunebench.training.memory import size_text
 
         for each in plans:
             plan, step = each.plan, each.step
@@ -199,7 +199,7 @@ class ClusterReport:
         return ((name, share) for name, share in self.answer.shares.items() if share >= 0.0005)
 
     def _gains(self) -> Iterator[str]:
-        from tunebench.plan.memory import size_text
+        from tunebench.training.memory import size_text
 
         best = self.answer.best
         assert best is not None
@@ -239,7 +239,7 @@ class ClusterReport:
                 yield f"{each.slower} 10 % slower: the same choice"
 
     def _front(self) -> Iterator[tuple[object, ...]]:
-        from tunebench.plan.memory import size_text
+        from tunebench.training.memory import size_text
 
         for each in self.answer.result.front_outline:
             yield duration(each.step.time_us), size_text(each.memory.total), each.plan

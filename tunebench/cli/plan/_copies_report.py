@@ -11,7 +11,7 @@ from tunebench.cli._output import duration, table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.plan.cluster import CopiesAnswer, PricedCopies
+    from tunebench.training.cluster import CopiesAnswer, PricedCopies
 
 __all__ = ["CopiesReport"]
 
@@ -49,7 +49,7 @@ class CopiesReport:
 
     def render(self, to: Console) -> None:
         """Print the answer as text."""
-        from tunebench.plan.memory import size_text
+        from tunebench.training.memory import size_text
 
         of = self.answer
         to.print(

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tunebench.device import Device
-    from tunebench.plan.memory import DeviceUse, LayerPlan, MemoryPlan
-    from tunebench.torch.fitting.model_plan import BatchFit, ModelProfile
+    from tunebench.training.fitting.model_plan import BatchFit, ModelProfile
+    from tunebench.training.memory import DeviceUse, LayerPlan, MemoryPlan
 
 __all__ = ["MemoryReport"]
 
@@ -54,7 +54,7 @@ class MemoryReport:
 
     def layers(self, most: int | None = None) -> list[LayerPlan]:
         """Return what the plan does with each layer, or with at most that many modules."""
-        from tunebench.plan.memory import layer_plans, layers_above
+        from tunebench.training.memory import layer_plans, layers_above
 
         names = list(self.profile.layers) if most is None else layers_above(self.profile.layers, most)
         return layer_plans(self.plan, names, forward=self.profile.forward)
@@ -95,7 +95,7 @@ class MemoryReport:
 
     def render(self, to: Console) -> None:
         """Print the report as text."""
-        from tunebench.plan.memory import size_text
+        from tunebench.training.memory import size_text
 
         to.print(
             f"{self.title}: {len(self.plan.step.operations)} operations, budget "
@@ -120,7 +120,7 @@ class MemoryReport:
             to.print(f"wrote {path}", soft_wrap=True)
 
     def _totals(self) -> Iterator[tuple[str, str | None, str | None]]:
-        from tunebench.plan.memory import size_text
+        from tunebench.training.memory import size_text
 
         plain, planned = self.plain.simulation, self.use.simulation
         yield "peak memory, requested", size_text(plain.peak_bytes), size_text(planned.peak_bytes)
@@ -143,7 +143,7 @@ class MemoryReport:
         yield "link to the host", None, link.name if link is not None else "none"
 
     def _layer_rows(self) -> Iterator[tuple[str, ...]]:
-        from tunebench.plan.memory import size_text
+        from tunebench.training.memory import size_text
 
         for one in self.layers(MOST_LAYERS):
             sizes = (one.kept_bytes, one.recomputed_bytes, one.swapped_bytes)
@@ -164,7 +164,7 @@ class MemoryReport:
                 yield name, str(found.batch), duration(found.step_us), duration(found.sample_us)
 
     def _curve_rows(self) -> Iterator[tuple[str, ...]]:
-        from tunebench.plan.memory import size_text
+        from tunebench.training.memory import size_text
 
         for plan in self.curve:
             yield (

@@ -13,7 +13,7 @@ from tunebench.cli.plan._cluster_report import experts_text, stored_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.plan.cluster import MixedAnswer, PricedMixedPlan
+    from tunebench.training.cluster import MixedAnswer, PricedMixedPlan
 
 __all__ = ["MixedReport"]
 
@@ -64,7 +64,7 @@ class MixedReport:
 
     def render(self, to: Console) -> None:
         """Print the answer as text."""
-        from tunebench.plan.memory import size_text
+        from tunebench.training.memory import size_text
 
         of = self.answer
         to.print(
@@ -94,7 +94,7 @@ class MixedReport:
         return self.answer.job.network.expert_parameters() > 0
 
     def _rows(self) -> Iterator[tuple[object, ...]]:
-        from tunebench.plan.memory import size_text
+        from tunebench.training.memory import size_text
 
         for each in self.answer.best:
             plan = each.mixed.plan

@@ -13,8 +13,8 @@ from tunebench.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
     from tunebench.device import Device
-    from tunebench.forecast.parallel.cluster import Cluster
-    from tunebench.plan.pipeline import GivenStages, PredictedStages
+    from tunebench.training.interconnect.cluster import Cluster
+    from tunebench.training.pipeline import GivenStages, PredictedStages
 
 __all__ = ["KnownStages", "LinkChoice", "ModelStages", "size_bytes"]
 
@@ -118,8 +118,8 @@ class ModelStages:
         Raises:
             InputError: if the model does not support this division, or its activations are not known.
         """
-        from tunebench.plan.pipeline import PredictedStages
-        from tunebench.plan.pipeline.activation import architecture_of
+        from tunebench.training.pipeline import PredictedStages
+        from tunebench.training.pipeline.activation import architecture_of
         from tunebench.workloads.networks import _network as kinds
         from tunebench.workloads.networks import network
 
@@ -236,8 +236,8 @@ class KnownStages:
         Raises:
             InputError: if the file is invalid, or numbers are missing or contradict each other.
         """
-        from tunebench.forecast.parallel.pipeline import StageCosts
-        from tunebench.plan.pipeline import GivenStages, read_stages
+        from tunebench.training.pipeline import GivenStages, read_stages
+        from tunebench.training.schedules import StageCosts
 
         if self.costs is not None:
             return links.applied(read_stages(self.costs, ranks))
@@ -293,7 +293,7 @@ class LinkChoice:
 
     def cluster(self, device: Device, devices: int) -> Cluster:
         """Return a cluster of a device with room for so many devices."""
-        from tunebench.forecast.parallel.cluster import Cluster, find_link, link_of
+        from tunebench.training.interconnect.cluster import Cluster, find_link, link_of
 
         per_node = self.devices_per_node or 8
         nodes = -(-devices // per_node)
@@ -305,8 +305,8 @@ class LinkChoice:
 
     def applied(self, stages: GivenStages) -> GivenStages:
         """Return given stages with these links in place of their own."""
-        from tunebench.forecast.parallel.cluster import find_link
-        from tunebench.forecast.parallel.pipeline import link_transfer
+        from tunebench.training.interconnect.cluster import find_link
+        from tunebench.training.schedules import link_transfer
 
         changed: dict[str, Any] = {}
         if self.link is not None:
@@ -320,7 +320,7 @@ class LinkChoice:
 
 def size_bytes(text: str | None) -> int:
     """Return a size in bytes; 0 for none."""
-    from tunebench.plan.memory.budget import budget_bytes
+    from tunebench.training.memory.budget import budget_bytes
 
     if text is None:
         return 0

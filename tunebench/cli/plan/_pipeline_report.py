@@ -12,7 +12,7 @@ from tunebench.cli._output import duration, table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.plan.pipeline import (
+    from tunebench.training.pipeline import (
         ComparedSchedule,
         Comparison,
         MicrobatchEstimate,
@@ -85,7 +85,7 @@ class PipelineReport:
 
     def render(self, to: Console) -> None:
         """Print the report as text."""
-        from tunebench.plan.memory import size_text
+        from tunebench.training.memory import size_text
 
         limit = f", {size_text(self.memory_bytes)} per device" if self.memory_bytes is not None else ""
         to.print(f"{self.title}{limit}", soft_wrap=True)
@@ -128,7 +128,7 @@ class PipelineReport:
             to.print(f"wrote {path}", soft_wrap=True)
 
     def _rows(self) -> Iterator[tuple[str | None, ...]]:
-        from tunebench.plan.memory import size_text
+        from tunebench.training.memory import size_text
 
         for each in self.comparison.schedules:
             peaks = each.simulation.peak_bytes
@@ -152,7 +152,7 @@ class PipelineReport:
             )
 
     def _estimate_rows(self) -> Iterator[tuple[str, ...]]:
-        from tunebench.plan.memory import size_text
+        from tunebench.training.memory import size_text
 
         for name, estimates in self.estimates.items():
             for each in estimates:
@@ -198,7 +198,7 @@ class PipelineReport:
 
 def _sends_us(each: ComparedSchedule) -> float:
     """Return how much longer the step is than with instant transfers, without waits for evictions."""
-    from tunebench.forecast.parallel.pipeline import PipelineCosts, simulate_pipeline
+    from tunebench.training.schedules import PipelineCosts, simulate_pipeline
 
     instant = simulate_pipeline(each.schedule, PipelineCosts(stages=each.costs.stages))
     return max(0.0, each.simulation.step_us - each.simulation.exposed_us - instant.step_us)

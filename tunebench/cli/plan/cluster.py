@@ -17,7 +17,7 @@ from tunebench.cli.plan._mixed_report import MixedReport
 from tunebench.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
-    from tunebench.plan.cluster import ClusterAnswer, CopiesAnswer, TrainingJob
+    from tunebench.training.cluster import ClusterAnswer, CopiesAnswer, TrainingJob
 
 __all__ = ["cluster"]
 
@@ -168,7 +168,7 @@ def cluster(
     Times are predicted for the kernels of Megatron-LM on devices that need not be present. The best plan is
     optimal for the model of time and memory. Nothing is run.
     """
-    from tunebench.plan.cluster import (
+    from tunebench.training.cluster import (
         RUNNABLE,
         Framework,
         MixedCluster,
@@ -179,7 +179,7 @@ def cluster(
         plan_training,
         write_plan,
     )
-    from tunebench.plan.cluster.search import Objective
+    from tunebench.training.cluster.search import Objective
 
     for path in (out, plot):
         require_folder(path)
@@ -260,7 +260,7 @@ def cluster(
 
 
 def _residual_plans(model: str, batch: int, dtype: str, stack: str, cluster: str) -> CopiesAnswer:
-    from tunebench.plan.cluster import CopiesJob, TrainingCluster, plan_copies
+    from tunebench.training.cluster import CopiesJob, TrainingCluster, plan_copies
     from tunebench.workloads.networks import network
 
     job = CopiesJob(
@@ -275,7 +275,7 @@ def _residual_plans(model: str, batch: int, dtype: str, stack: str, cluster: str
 def _module_plans(model: str, inputs: list[str] | None, batch: int, stack: str, cluster: str) -> CopiesAnswer:
     """Return the plans of a PyTorch module, which is traced."""
     from tunebench.graph import InputSpec, load_factory
-    from tunebench.plan.cluster import ModuleJob, TrainingCluster, plan_module
+    from tunebench.training.cluster import ModuleJob, TrainingCluster, plan_module
 
     if not inputs:
         raise InputError(
@@ -286,7 +286,7 @@ def _module_plans(model: str, inputs: list[str] | None, batch: int, stack: str, 
         raise InputError(f"a module runs in eager PyTorch, got --stack {stack}: leave it out")
     specs, machine = [InputSpec.parse(text) for text in inputs], TrainingCluster.of(cluster)
     factory = load_factory(model)
-    from tunebench.torch.fitting.model_plan import ModelProfiler
+    from tunebench.training.fitting.model_plan import ModelProfiler
 
     with phases(console(stderr=True)) as show:
         show("making the model")
@@ -313,7 +313,7 @@ def _refuse(options: dict[str, bool], where: str) -> None:
 
 def _print_emitted(framework: str, answer: ClusterAnswer, as_json: bool) -> None:
     """Print the best plan for a framework, and what its configuration cannot say to standard error."""
-    from tunebench.plan.cluster import emit as emit_plan
+    from tunebench.training.cluster import emit as emit_plan
 
     if answer.best is None:
         raise InputError("no plan fits the memory: run without --emit to see what is missing")
@@ -324,8 +324,8 @@ def _print_emitted(framework: str, answer: ClusterAnswer, as_json: bool) -> None
 
 
 def _job(model: str, batch: int, seq: int, dtype: str) -> TrainingJob:
-    from tunebench.plan.cluster import TrainingJob
-    from tunebench.plan.pipeline.activation import architecture_of
+    from tunebench.training.cluster import TrainingJob
+    from tunebench.training.pipeline.activation import architecture_of
     from tunebench.workloads.networks import network
 
     found = network(model)

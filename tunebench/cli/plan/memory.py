@@ -23,8 +23,8 @@ from tunebench.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
     from tunebench.device import Device
-    from tunebench.plan.memory import HostLink
-    from tunebench.torch.fitting.model_plan import ModelProfiler
+    from tunebench.training.fitting.model_plan import ModelProfiler
+    from tunebench.training.memory import HostLink
 
 __all__ = ["memory"]
 
@@ -90,8 +90,8 @@ def memory(
     memory is that of parameters, optimizer states, gradients, inputs, activations and results; on a GPU it
     includes the fragmentation of PyTorch's caching allocator.
     """
-    from tunebench.forecast.footprint import OPTIMIZER_STATES
     from tunebench.graph import InputSpec, load_factory
+    from tunebench.training.steps.footprint import OPTIMIZER_STATES
 
     if not inputs:
         raise InputError("the model needs its inputs: add --input SHAPE:TYPE for each argument")
@@ -106,7 +106,7 @@ def memory(
         require_folder(path)
     specs = [InputSpec.parse(text) for text in inputs]
     factory = load_factory(model)
-    from tunebench.torch.fitting.model_plan import ModelProfiler
+    from tunebench.training.fitting.model_plan import ModelProfiler
 
     with phases(console(stderr=True)) as show:
         show("making the model")
@@ -124,8 +124,8 @@ def _planned(
     watcher: Callable[[str], None],
 ) -> MemoryReport:
     """Return the plan and what is known about it."""
-    from tunebench.plan.memory import PlanEffort, device_use, memory_curve, plan_on_device, unplanned
-    from tunebench.torch.fitting.model_plan import BatchSearch
+    from tunebench.training.fitting.model_plan import BatchSearch
+    from tunebench.training.memory import PlanEffort, device_use, memory_curve, plan_on_device, unplanned
 
     searched = None
     batch = None
@@ -157,13 +157,13 @@ def _planned(
 
 def _write(report: MemoryReport, plot: Path | None, out: Path | None) -> None:
     """Write the files that were asked for, and name them in the report."""
-    from tunebench.plan.memory import write_plan
+    from tunebench.training.memory import write_plan
 
     if out is not None:
         write_plan(report.plan, out)
         report.written.append(out)
     if plot is not None:
-        from tunebench.plan.memory.plot import draw
+        from tunebench.training.memory.plot import draw
 
         try:
             draw(report.plan, report.layers(), plot, title=report.title)
@@ -174,7 +174,7 @@ def _write(report: MemoryReport, plot: Path | None, out: Path | None) -> None:
 
 def _host_link(text: str | None, device: Device) -> HostLink | None:
     """Return the link of `--host-link`, else that of the device; a processor has none."""
-    from tunebench.plan.memory import host_link, host_link_of
+    from tunebench.training.memory import host_link, host_link_of
 
     if text is not None:
         return None if text == NO_LINK else host_link(text)
@@ -183,7 +183,7 @@ def _host_link(text: str | None, device: Device) -> HostLink | None:
 
 def _budget_reader(text: str | None, device: Device) -> Callable[[int], int]:
     """Return a function from the peak without a plan to the budget in bytes."""
-    from tunebench.plan.memory import budget_bytes
+    from tunebench.training.memory import budget_bytes
 
     if text is not None:
         budget_bytes(text, 1)

@@ -18,7 +18,7 @@ from tunebench.cli.plan._pipeline_report import PipelineReport
 from tunebench.errors import InputError
 
 if TYPE_CHECKING:
-    from tunebench.plan.pipeline import MicrobatchEstimate, PredictedStages, StageSource
+    from tunebench.training.pipeline import MicrobatchEstimate, PredictedStages, StageSource
 
 __all__ = ["pipeline"]
 
@@ -144,7 +144,7 @@ def _compared(
     show: Callable[[str], None],
 ) -> PipelineReport:
     """Return the comparison of schedules, and the estimates of micro-batches of a model."""
-    from tunebench.plan.pipeline import compare_schedules
+    from tunebench.training.pipeline import compare_schedules
 
     show("predicting the stages")
     comparison = compare_schedules(
@@ -168,7 +168,7 @@ def _compared(
 
 def _estimates(predicted: PredictedStages, microbatches: int) -> dict[str, tuple[MicrobatchEstimate, ...]]:
     """Return the estimates of smaller and larger micro-batches, as given and with less memory."""
-    from tunebench.plan.pipeline import estimate_microbatches
+    from tunebench.training.pipeline import estimate_microbatches
 
     batch = predicted.microbatch * microbatches
     scaled = (predicted.microbatch * 2**power for power in POWERS)
@@ -194,8 +194,8 @@ def _estimates(predicted: PredictedStages, microbatches: int) -> dict[str, tuple
 
 def _write(report: PipelineReport, plot: Path | None, trace: Path | None, out: Path | None) -> None:
     """Write the files that were asked for, and name them in the report."""
-    from tunebench.forecast.parallel.pipeline import write_schedule
-    from tunebench.plan.pipeline.trace import write_trace
+    from tunebench.training.pipeline.trace import write_trace
+    from tunebench.training.schedules import write_schedule
 
     chosen = report.chosen
     if out is not None:
@@ -205,7 +205,7 @@ def _write(report: PipelineReport, plot: Path | None, trace: Path | None, out: P
         write_trace(chosen.simulation, trace)
         report.written.append(trace)
     if plot is not None:
-        from tunebench.plan.pipeline.plot import draw
+        from tunebench.training.pipeline.plot import draw
 
         try:
             draw(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib
 import logging
 import time
 import warnings
@@ -24,6 +25,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from tunebench._deprecation import warn_renamed
 from tunebench.device import Device
 from tunebench.dispatch import Preference, choose, preference
 from tunebench.dispatch.watch import is_watched
@@ -49,10 +51,9 @@ from tunebench.torch.compiler._race import Race, Raced
 from tunebench.torch.compiler._translation import translate
 from tunebench.torch.compiler.capture import OWN_LIMIT, Phase, constant_inputs
 from tunebench.torch.compiler.decomposition import repeat_casts
-from tunebench.torch.fitting.fitter import Fitter, fitted_by
 from tunebench.workloads import parse
 
-__all__ = ["OPTIONS", "Backend", "backend", "backend_of", "compile", "plans"]
+__all__ = ["OPTIONS", "Backend", "backend", "backend_of", "compile", "plans", "register_compiled"]
 
 OPTIONS = ("benchmark", "check")
 """Options of the backend that are true or false (see `compile`); the others are inductor's."""
@@ -387,8 +388,7 @@ def compile(  # noqa: A001 - torch's name
             the faster one. A kernel's time in the model can differ from its time alone.
         check: Whether to compare each group with torch in float64, on random data with the strides of its
             inputs. Torch runs a group that differs, with a warning. `benchmark` checks too.
-        memory_budget: Memory that a training step may use, as for `tunebench.torch.fit`. Each group is then
-            one operation of the plan, and other operations run one by one, without inductor.
+        memory_budget: Deprecated; use ``tunebench.training.fit(model, budget, tuned_kernels=True)``.
 
     Returns:
         What `torch.compile` returns: a module with the parameters of the model, or a function. Copies and
@@ -418,12 +418,22 @@ def compile(  # noqa: A001 - torch's name
             raise InputError(
                 "a memory budget excludes dynamic sizes, modes, benchmark and options of inductor"
             )
-        compiled = fitted_by(Fitter(memory_budget, rewrite=made.replace_groups), model)
-        _compiled[compiled] = made
-        return compiled
+        warn_renamed("compile(memory_budget=...)", "tunebench.training.fit(..., tuned_kernels=True)")
+        fit = importlib.import_module("tunebench.training").fit
+        return fit(model, memory_budget, tuned_kernels=True, check=given.get("check", False))
     compiled = torch.compile(model, backend=made, fullgraph=fullgraph, dynamic=dynamic, **OWN_LIMIT)
-    _compiled[compiled] = made
+    register_compiled(compiled, made)
     return compiled
+
+
+def register_compiled(compiled: Any, made_by: Backend) -> None:
+    """Remember the backend of a compiled model, so that `plans` and `backend_of` know it.
+
+    Args:
+        compiled: A module or function that torch compiled.
+        made_by: The backend whose groups it runs.
+    """
+    _compiled[compiled] = made_by
 
 
 def plans(compiled: Any) -> tuple[PartitionPlan, ...]:

@@ -1,0 +1,213 @@
+"""Branch and bound against pricing every plan; the space; what is fixed; what does not fit."""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from tunebench.errors import InputError, UnknownName
+from tunebench.training.cluster import (
+    ClusterSearch,
+    Objective,
+    PlanSchedule,
+    TrainingCluster,
+    TrainingJob,
+    plan_space,
+    plan_training,
+    write_plan,
+)
+from tunebench.workloads.networks import network
+
+JOB = TrainingJob(network=network("gpt2-large"), batch=16, seq=1024)
+MACHINE = TrainingCluster.parse("4 x l4, 12GB, $0.7")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["time", "memory"])
+def test_best_plans_and_front_are_those_of_all_plans(objective: Objective) -> None:
+    fixed = {"flash": "yes", "sequence_parallel": "no", "microbatch": "1|4", "tensor": "1|2"}
+    search = ClusterSearch(JOB, MACHINE, objective=objective, fixed=fixed)
+    found = search.run(5)
+    assert {plan.schedule for plan in search.plans} == set(get_args(PlanSchedule))
+    fitting = [each for each in map(search.priced, search.plans) if each.fits]
+    keys = {
+        "time": lambda each: each.step.time_us,
+        "memory": lambda each: (each.memory.total, each.step.time_us),
+    }
+    best = sorted(map(keys[objective], fitting))[:5]
+    assert [keys[objective](each) for each in found.best] == best
+    front = {
+        (each.step.time_us, each.memory.total)
+        for each in fitting
+        if not any(
+            (other.step.time_us, other.memory.total) != (each.step.time_us, each.memory.total)
+            and other.step.time_us <= each.step.time_us
+            and other.memory.total <= each.memory.total
+            for other in fitting
+        )
+    }
+    assert {(each.step.time_us, each.memory.total) for each in found.front} == front
+    proof = found.proof
+    assert proof.plans - proof.too_large == len(fitting)
+    assert proof.too_large + proof.bounded_by_passes + proof.bounded_by_step + proof.simulated == proof.plans
+    assert proof.optimal
+    assert 0 < proof.simulated < len(fitting)
+
+
+@pytest.mark.slow
+def test_lowest_cost_may_use_fewer_nodes() -> None:
+    machine = TrainingCluster.parse("8 x l4, 2 a node, net-100, $0.7")
+    cheapest = ClusterSearch(JOB, machine, objective="cost").run(1).best[0]
+    fastest = ClusterSearch(JOB, machine).run(1).best[0]
+    assert fastest.plan.nodes == 4
+    assert cheapest.plan.nodes < 4
+    assert cheapest.cost is not None
+    assert fastest.cost is not None
+    assert cheapest.cost < fastest.cost
+    assert cheapest.cost == pytest.approx(0.7 * cheapest.device_hours)
+
+
+def test_plans_use_every_device_and_divide_the_batch() -> None:
+    search = ClusterSearch(JOB, TrainingCluster.parse("8 x l4, 4 a node, net-100"))
+    for plan in search.plans:
+        assert plan.devices == 8
+        assert plan.tensor <= 4
+        assert plan.microbatches(JOB.batch) * plan.microbatch * plan.data == JOB.batch
+        assert plan.chunks == 1 or JOB.network.layers % (plan.chunks * plan.pipeline) == 0
+        assert not (plan.flash and plan.recompute == "selective")
+        assert plan.sharding == "none" or plan.data > 1
+    assert {plan.sharding for plan in search.plans} == {"none", "optimizer"}
+    wide = plan_space(replace(JOB, full_sharding=True, flash=False), MACHINE)
+    values = {parameter.name: parameter.values for parameter in wide.parameters}
+    assert "full" in values["sharding"]
+    assert values["flash"] == ("no",)
+
+
+def test_fixed_values_hold_and_mistakes_are_explained() -> None:
+    search = ClusterSearch(JOB, MACHINE, fixed={"tensor": "2", "recompute": "full"})
+    assert {(plan.tensor, plan.recompute) for plan in search.plans} == {(2, "full")}
+    with pytest.raises(UnknownName, match="microbatch"):
+        ClusterSearch(JOB, MACHINE, fixed={"micro": "2"})
+    with pytest.raises(InputError, match="expected one of 1, 2, 4"):
+        ClusterSearch(JOB, MACHINE, fixed={"tensor": "3"})
+    with pytest.raises(InputError, match="no plan divides"):
+        ClusterSearch(JOB, MACHINE, fixed={"tensor": "4", "data": "4"})
+    with pytest.raises(UnknownName, match="cost"):
+        ClusterSearch(JOB, MACHINE, objective="speed")  # type: ignore[arg-type]
+
+
+SEVEN = TrainingCluster.parse("7 x h100-sxm, 7 a node")
+GPT2 = TrainingJob(network=network("gpt2"), batch=56, seq=1024)
+
+REFUSED = {
+    "nodes=2": "it does not divide the number of nodes, 1",
+    "tensor=3": "3 does not divide the 7 devices of a node; expected one of 1",
+    "tensor=5": "the 7 devices of a node; .* the 12 attention heads; .* keys and values; .* the 3072 columns",
+    "tensor=x": "expected a whole number",
+    "context=7": "the 1024 tokens of a sequence are not 14 equal parts.*needs at least 1024 tokens",
+    "pipeline=3": "3 does not divide the 7 devices",
+    "pipeline=14": "14 does not divide the 7 devices; the network has 12 layers",
+    "data=3": "3 does not divide the 7 devices; 3 does not divide the 56 sequences of the batch",
+    "expert=2": "the network has no experts",
+    "expert_tensor=2": "the network has no experts",
+    "chunks=9": "a device has up to 8 stages",
+    "microbatch=5": "5 does not divide the 56 sequences of the batch",
+    "recompute=experts": "the network has no experts",
+    "sequence_parallel=maybe": "expected one of no, yes",
+    "flash=maybe": "expected one of no, yes",
+    "sharding=full": "it needs --full-sharding, or host memory",
+    "states=host": "the cluster has no host memory",
+    "parameters=nvme": "the cluster has no NVMe",
+    "activations=host": "the cluster has no host memory",
+    "schedule=gpipe": "expected one of 1f1b, zb-h1",
+    "recompute_layers=12": "the network has 12 layers",
+    "context_gather=maybe": "expected one of no, yes",
+    "tensor=1,pipeline=7,data=7": "nodes times .* is data times context times tensor times pipeline, with",
+    "data=7,microbatch=56": "the batch is a multiple of data times microbatch.*data=7, microbatch=56",
+    "chunks=5": "layers that pipeline times chunks divides.*chunks=5",
+    "sequence_parallel=yes": "sequence parallelism needs tensor parallelism",
+    "schedule=zbv,pipeline=1": "schedules with split backward passes need a.*pipeline=1.*schedule=zbv",
+    "recompute_layers=3,recompute=none": "needs full recomputation.*recompute=none",
+    "context_gather=yes": "gathering of contexts needs context parallelism, with context=1",
+    "recompute=selective,flash=yes": "selective recomputation needs attention that is not flash attention",
+    "schedule=zb-h1,data=7": "schedules with split.*; and nodes times .* schedule=zb-h1",
+}
+
+
+@pytest.mark.parametrize("fix", list(REFUSED))
+def test_value_that_is_not_possible_is_explained(fix: str) -> None:
+    fixed = dict(item.split("=") for item in fix.split(","))
+    with pytest.raises(InputError, match=REFUSED[fix]):
+        ClusterSearch(GPT2, SEVEN, fixed=fixed)
+
+
+def test_every_parameter_of_a_plan_has_a_refused_value() -> None:
+    parameters = {parameter.name for parameter in plan_space(GPT2, SEVEN).parameters}
+    assert parameters == {fix.partition("=")[0] for fix in REFUSED if "," not in fix}
+
+
+def test_nothing_fits_names_the_least_memory() -> None:
+    answer = plan_training(JOB, TrainingCluster.parse("1 x l4, 4GB"))
+    assert answer.best is None
+    assert answer.missing_bytes == answer.result.least_memory.memory.total - 4 * 10**9 > 0
+    assert not answer.result.proof.optimal
+    assert answer.shares == {}
+
+
+@pytest.mark.slow
+def test_answer_says_what_binds_and_how_sure_it_is(tmp_path: Path) -> None:
+    answer = plan_training(JOB, MACHINE, top=2)
+    assert answer.best is not None
+    assert sum(answer.shares.values()) == pytest.approx(1)
+    speedups = {each.resource: each.speedup for each in answer.gains}
+    assert speedups["memory of each device"] is not None
+    assert speedups["memory of each device"] >= 1
+    assert speedups["bandwidth of all links"] is not None
+    assert speedups["bandwidth of all links"] > 1
+    assert all(each.regret >= 0 for each in answer.sensitivity)
+    steps = [answer.best, *answer.next_plans]
+    assert len(steps) > 1
+    for less, more in itertools.pairwise(steps):
+        assert more.memory.total > less.memory.total
+        assert more.step.time_us < 0.99 * less.step.time_us
+    assert all(MACHINE.memory_bytes < each.memory.total <= 2 * MACHINE.memory_bytes for each in steps[1:])
+    path = tmp_path / "plan.toml"
+    write_plan(path, answer.best, JOB)
+    found = tomllib.loads(path.read_text())
+    assert found["plan"]["tensor"] == answer.best.plan.tensor
+    assert f"--micro-batch-size {answer.best.plan.microbatch}" in found["megatron"]["arguments"]
+
+
+def test_networks_without_megatron_kernels_are_refused() -> None:
+    with pytest.raises(InputError, match="layers of gpt2, llama"):
+        TrainingJob(network=network("opt-1.3b"), batch=8, seq=512)
+    with pytest.raises(InputError, match="transformer"):
+        TrainingJob(network=network("resnet50"), batch=8, seq=512)
+    with pytest.raises(InputError, match="positions"):
+        TrainingJob(network=network("gpt2"), batch=8, seq=4096)
+
+
+def test_states_in_host_memory_fit_more_and_take_time(tmp_path: Path) -> None:
+    text = 'product = "l4"\ndevices_per_node = 4\nmemory = "6.5GB"\nhost_gb_s = 100\nhost_link = "20"\n'
+    path = tmp_path / "cluster.toml"
+    path.write_text(text + 'host_memory = "64GB"\n')
+    search = ClusterSearch(JOB, TrainingCluster.read(path), fixed={"tensor": "1", "pipeline": "1"})
+    on_host = next(each for each in search.plans if each.states == "host" and each.sharding == "none")
+    host, device = (search.priced(replace(on_host, states=states)) for states in ("host", "device"))
+    held = JOB.network.parameters()
+    assert device.memory.total - host.memory.total == device.memory.optimizer == 12 * held
+    assert host.memory.host == 14 * held
+    copy_us, update_us = held * 2 / 20e3, 4 * held * 28 / 100e3
+    assert update_us < host.step.optimizer_us < 2 * copy_us + update_us
+    assert search.run(1).best[0].plan.states == "host"
+    path.write_text(text + 'host_memory = "1GB"\n')
+    small = ClusterSearch(JOB, TrainingCluster.read(path), fixed={"states": "host"})
+    assert not small.run(1).best
+    path.write_text(text.replace("host_gb_s = 100", 'host_memory = "1GB"'))
+    with pytest.raises(InputError, match="host_gb_s"):
+        TrainingCluster.read(path)

@@ -1,0 +1,213 @@
+"""Composed steps against `predict_step`, their lower bounds, and steps with sharding."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+
+from tunebench.training.cluster import (
+    ClusterPlan,
+    LayerTimes,
+    Slowdown,
+    StepPricer,
+    TrainingCluster,
+    TrainingJob,
+    plan_space,
+)
+from tunebench.training.cluster.layer_time import LayerRun
+from tunebench.training.cluster.space import PlanSchedule, enumerated
+from tunebench.training.steps.step import predict_step
+from tunebench.workloads.networks import network
+
+JOB = TrainingJob(network=network("gpt2-large"), batch=32, seq=1024)
+MACHINE = TrainingCluster.parse("16 x a100-80-sxm")
+LAYERS = LayerTimes(network=JOB.network, device=MACHINE.device, seq=JOB.seq, dtype=JOB.dtype)
+PLAN = ClusterPlan(
+    nodes=2,
+    tensor=4,
+    pipeline=2,
+    data=2,
+    chunks=1,
+    microbatch=4,
+    recompute="none",
+    sequence_parallel=True,
+    flash=False,
+    sharding="none",
+)
+
+
+def pricer(job: TrainingJob = JOB, **changed: Any) -> StepPricer:
+    return StepPricer(**{"job": job, "machine": MACHINE, "layers": LAYERS} | changed)
+
+
+def predicted(plans: list[ClusterPlan]) -> list[ClusterPlan]:
+    LAYERS.predict(map(LayerRun.of, plans))
+    return plans
+
+
+PLANS = random.Random(3).sample(enumerated(plan_space(JOB, MACHINE)), 24)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [True, False])
+def test_step_equals_that_of_predict_step(overlap: bool) -> None:
+    job = replace(JOB, gradient_overlap=overlap, tensor_overlap=overlap)
+    prices = pricer(job)
+    plans = predicted(
+        [replace(plan, sharding="none") for plan in PLANS[:8]] + [PLAN, replace(PLAN, chunks=6)]
+    )
+    assert {plan.chunks > 1 for plan in plans} == {True, False}
+    for plan in plans:
+        expected = predict_step(
+            job.network, MACHINE.device, plan.run(job), MACHINE.links, plan.parallelism(job)
+        )
+        found = prices.step(plan)
+        assert found.time_us == pytest.approx(expected.time_us, rel=1e-9), plan
+        assert found.bubble_us == pytest.approx(expected.bubble.us, rel=1e-6, abs=1e-3), plan
+        assert found.communication_us == pytest.approx(expected.communication.us, rel=1e-9), plan
+        assert found.compute_us + found.optimizer_us == pytest.approx(expected.compute.us, rel=1e-9), plan
+
+
+LONG = TrainingJob(network=network("llama-3-8b"), batch=8, seq=8192)
+LONG_LAYERS = LayerTimes(network=LONG.network, device=MACHINE.device, seq=LONG.seq, dtype=LONG.dtype)
+RING = replace(PLAN, tensor=2, context=4, pipeline=1, data=2, microbatch=1, flash=True)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        RING,
+        replace(RING, recompute="full", sequence_parallel=False),
+        replace(RING, tensor=1, context=8, pipeline=2, data=1, sequence_parallel=False),
+        replace(RING, context_gather=True),
+        replace(RING, context_gather=True, recompute="full", recompute_layers=20),
+        replace(RING, tensor=1, context=4, pipeline=4, data=1, context_gather=True, schedule="zb-h1"),
+    ],
+)
+def test_step_with_context_parallelism_equals_that_of_predict_step(plan: ClusterPlan) -> None:
+    plan = replace(plan, sequence_parallel=plan.sequence_parallel and plan.tensor > 1)
+    LONG_LAYERS.predict([LayerRun.of(plan)])
+    for job in (LONG, replace(LONG, gradient_overlap=False)):
+        expected = predict_step(
+            job.network, MACHINE.device, plan.run(job), MACHINE.links, plan.parallelism(job)
+        )
+        found = pricer(job, layers=LONG_LAYERS).step(plan)
+        assert found.time_us == pytest.approx(expected.time_us, rel=1e-9)
+        assert found.communication_us == pytest.approx(expected.communication.us, rel=1e-9)
+
+
+def test_slow_links_expose_keys_and_values() -> None:
+    LONG_LAYERS.predict([LayerRun.of(RING)])
+    slow = TrainingCluster.parse("16 x a100-80-sxm, 1.5")
+    fast = pricer(LONG, layers=LONG_LAYERS).step(RING)
+    assert pricer(LONG, layers=LONG_LAYERS, machine=slow).step(RING).waits_us > 10 * fast.waits_us
+
+
+def test_gradients_are_summed_over_the_devices_that_share_sequences() -> None:
+    LONG_LAYERS.predict([LayerRun.of(RING)])
+    alone = replace(RING, data=1, context=4, pipeline=2)
+    LONG_LAYERS.predict([LayerRun.of(alone)])
+    stages = pricer(replace(LONG, gradient_overlap=False), layers=LONG_LAYERS).stages(alone)
+    assert all(stage.gradients_us > 0 for stage in stages)
+
+
+def test_bounds_are_below_the_step_and_reached_by_equal_stages() -> None:
+    prices = pricer()
+    for plan in predicted(PLANS):
+        step_us = prices.step_us(plan)
+        assert prices.bound_us(plan) <= step_us * (1 + 1e-12)
+        if plan.pipeline == 1:
+            assert prices.bound_us(plan) == pytest.approx(step_us, rel=1e-12)
+
+
+SMALL = TrainingJob(network=network("gpt2"), batch=8, seq=512)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "job", [SMALL, replace(SMALL, gradient_overlap=False, cuda_graphs=True), replace(SMALL, seq=1024)]
+)
+def test_first_bounds_of_all_plans_are_below_their_second_bounds_and_steps(job: TrainingJob) -> None:
+    machine = TrainingCluster.parse("8 x l4, 4 a node, net-100")
+    layers = LayerTimes.of(job, machine.device)
+    plans = enumerated(plan_space(job, machine))
+    layers.predict(map(LayerRun.of, plans))
+    prices = pricer(job, machine=machine, layers=layers)
+    floors_us = prices.floors_us(plans)
+    assert {plan.schedule for plan in plans} == set(get_args(PlanSchedule))
+    for plan, floor_us in zip(plans, floors_us.tolist(), strict=True):
+        assert 0 < floor_us <= prices.bound_us(plan) * (1 + 1e-12), plan
+    for plan in random.Random(2).sample(plans, 400):
+        assert prices.bound_us(plan) <= prices.step_us(plan) * (1 + 1e-12), plan
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", get_args(PlanSchedule))
+def test_step_of_a_schedule_equals_that_of_predict_step(schedule: PlanSchedule) -> None:
+    chunks = 3 if schedule == "interleaved-zb" else 1
+    plan = replace(PLAN, tensor=2, pipeline=4, microbatch=2, chunks=chunks, schedule=schedule)
+    for each in (plan, replace(plan, sharding="optimizer"), replace(plan, pipeline=2, data=1, tensor=1)):
+        each = replace(each, sequence_parallel=each.tensor > 1)
+        predicted([each])
+        expected = predict_step(
+            JOB.network, MACHINE.device, each.run(JOB), MACHINE.links, each.parallelism(JOB)
+        )
+        found = pricer().step(each)
+        assert found.time_us == pytest.approx(expected.time_us, rel=1e-9), each
+        assert found.communication_us == pytest.approx(expected.communication.us, rel=1e-9), each
+        assert pricer().bound_us(each) <= found.time_us * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 4, 8])
+@pytest.mark.parametrize(("pipeline", "chunks"), [(1, 1), (2, 1), (4, 1), (2, 2)])
+def test_step_with_some_layers_computed_again_equals_that_of_predict_step(
+    count: int, pipeline: int, chunks: int
+) -> None:
+    plan = replace(PLAN, pipeline=pipeline, data=1, chunks=chunks, recompute="full", recompute_layers=count)
+    predicted([plan, replace(plan, recompute_layers=0)])
+    expected = predict_step(JOB.network, MACHINE.device, plan.run(JOB), MACHINE.links, plan.parallelism(JOB))
+    found = pricer().step(plan)
+    assert found.time_us == pytest.approx(expected.time_us, rel=1e-9)
+    assert found.communication_us == pytest.approx(expected.communication.us, rel=1e-9)
+    assert found.time_us < pricer().step_us(replace(plan, recompute_layers=0))
+
+
+def test_zero_bubble_schedules_shorten_the_bubble() -> None:
+    plan = replace(PLAN, tensor=1, pipeline=4, data=4, microbatch=1, sequence_parallel=False)
+    schedules: tuple[PlanSchedule, ...] = ("1f1b", "zb-h1", "zbv")
+    plans = predicted([replace(plan, schedule=each) for each in schedules])
+    bubbles = [pricer().step(each).bubble_us for each in plans]
+    assert bubbles[0] > bubbles[1] > bubbles[2]
+
+
+def test_optimizer_sharding_divides_the_update_and_gathers_parameters() -> None:
+    prices = pricer()
+    predicted([PLAN])
+    whole, sharded = prices.stages(PLAN)[0], prices.stages(replace(PLAN, sharding="optimizer"))[0]
+    assert sharded.optimizer_us < whole.optimizer_us
+    assert sharded.gradients_us < whole.gradients_us
+    assert whole.gather_us == 0 < sharded.gather_us
+    assert sharded.pass_us == whole.pass_us
+
+
+def test_full_sharding_waits_for_parameters_that_passes_do_not_hide() -> None:
+    slow = TrainingCluster.parse("16 x a100-80-sxm, 300, 1")
+    plan = replace(PLAN, tensor=1, pipeline=1, data=16, microbatch=1, sequence_parallel=False)
+    predicted([plan])
+    full = replace(plan, sharding="full")
+    waits = [pricer(machine=machine).stages(full)[0].waits_backward_us for machine in (MACHINE, slow)]
+    assert 0 < waits[0] < waits[1] / 5
+    assert pricer().stages(plan)[0].waits_backward_us == 0
+
+
+def test_slower_kernels_and_links_lengthen_their_parts() -> None:
+    predicted([PLAN])
+    base = pricer().step(PLAN)
+    kernels = pricer(slowdown=Slowdown(kernels=1.1)).step(PLAN)
+    links = pricer(slowdown=Slowdown(communication=1.1)).step(PLAN)
+    assert kernels.optimizer_us == pytest.approx(1.1 * base.optimizer_us)
+    assert base.time_us < links.time_us < base.time_us + 0.3 * base.communication_us + 1
+    assert base.time_us < kernels.time_us

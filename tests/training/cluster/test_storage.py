@@ -1,0 +1,213 @@
+"""Plans with data in host memory and NVMe: time, memory, search against every plan, and cluster files."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tunebench.errors import InputError
+from tunebench.training.cluster import (
+    ClusterSearch,
+    MixedCluster,
+    PricedPlan,
+    TrainingCluster,
+    TrainingJob,
+    plan_mixed,
+    plan_training,
+    write_plan,
+)
+from tunebench.workloads.networks import network
+
+JOB = TrainingJob(network=network("gpt2-large"), batch=8, seq=1024)
+MACHINE = TrainingCluster.parse("4 x l4, 6GB, host 20GB 100, nvme 40GB 5/2")
+SEARCH = ClusterSearch(JOB, MACHINE, fixed={"tensor": "1", "flash": "yes", "pipeline": "1"})
+HELD = JOB.network.parameters()
+
+
+def priced(machine: TrainingCluster = MACHINE, **changed: object) -> PricedPlan:
+    search = ClusterSearch(JOB, machine, layers=SEARCH.layers)
+    plan = next(
+        each
+        for each in SEARCH.plans
+        if (each.sharding, each.states, each.parameters, each.activations) == ("full", "nvme", "nvme", "host")
+        and each.microbatch == 1
+    )
+    return search.priced(replace(plan, **changed))  # type: ignore[arg-type]
+
+
+def test_best_plans_are_those_of_all_plans() -> None:
+    found = SEARCH.run(3)
+    every = [SEARCH.priced(plan) for plan in SEARCH.plans]
+    fitting = [each for each in every if each.fits]
+    assert 0 < len(fitting) < len(every)
+    assert [each.step.time_us for each in found.best] == sorted(each.step.time_us for each in fitting)[:3]
+    assert found.proof.plans - found.proof.too_large == len(fitting)
+    for each, floor_us in zip(every, SEARCH.pricer.floors_us(SEARCH.plans), strict=True):
+        parts = (each.step.storage_us, each.step.waits_us, each.step.optimizer_us, each.step.bubble_us)
+        assert min(*parts, each.memory.host, each.memory.nvme, *each.memory.kinds.values()) >= 0
+        bound_us = SEARCH.pricer.bound_us(each.plan)
+        assert floor_us <= bound_us * (1 + 1e-9) <= each.step.time_us * (1 + 2e-9)
+    for each in fitting:
+        assert each.memory.total <= MACHINE.memory_bytes
+        assert 4 * each.memory.host <= MACHINE.host_bytes
+        assert 4 * each.memory.nvme <= MACHINE.nvme_bytes
+
+
+def test_data_is_in_one_place() -> None:
+    share = -(-HELD // 4)
+    nvme, host = priced().memory, priced(states="host", parameters="host").memory
+    assert nvme.nvme == 16 * share
+    assert host.nvme == 0
+    inputs = JOB.network.layers * JOB.seq * 1280 * 2
+    assert host.host == 16 * share + inputs
+    assert nvme.host == 2 * 16 * 2 * -(-JOB.network.parameters(1, (0, 1)) // 4) + inputs
+    device = priced(states="device", parameters="device", activations="device").memory
+    assert device.host == device.nvme == 0
+    assert device.optimizer == 12 * share
+    assert device.parameters - nvme.parameters == 2 * share
+    assert priced(activations="device").memory.activations > nvme.activations
+
+
+def test_nvme_bounds_the_update_and_is_shared_by_the_devices_of_a_node() -> None:
+    found = priced()
+    read_us, write_us = 14 * HELD / 5e3, 14 * HELD / 2e3
+    assert write_us < found.step.optimizer_us < read_us + write_us
+    one = TrainingCluster.parse("4 x l4, 1 a node, net-100, 6GB, host 20GB 100, nvme 40GB 5/2")
+    assert priced(one, nodes=4).step.optimizer_us < 0.3 * found.step.optimizer_us
+
+
+def test_shared_and_half_duplex_links_are_slower() -> None:
+    fast = replace(MACHINE, nvme_read_gb_s=100.0, nvme_write_gb_s=100.0, host_gb_s=1000.0)
+    whole = priced(fast, states="host", parameters="host").step
+    shared = priced(replace(fast, devices_per_host_link=4), states="host", parameters="host").step
+    half = priced(replace(fast, host_duplex=False), states="host", parameters="host").step
+    assert whole.time_us < min(half.time_us, shared.time_us)
+    assert whole.compute_us == shared.compute_us
+
+
+def test_gradients_are_scattered_for_every_micro_batch_and_parameters_gathered_once() -> None:
+    job = replace(JOB, batch=32, full_sharding=True)
+    slow = TrainingCluster.parse("4 x l4, 2:20, host 64GB 100")
+    search = ClusterSearch(job, slow, layers=SEARCH.layers)
+    plan = replace(priced().plan, states="device", parameters="device", activations="device")
+    two, one = (search.priced(replace(plan, sharding=each)).step for each in ("gradients", "optimizer"))
+    assert two.waits_us > 6 * two.gradients_us > 0
+    assert one.waits_us == 0
+    full = search.priced(replace(plan, sharding="full")).step
+    assert full.waits_us > 2 * two.waits_us
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("8 x h100-sxm, host 2TB", "expected 'host SIZE GB/s'"),
+        ("8 x h100-sxm, nvme 30TB", "'nvme SIZE READ/WRITE'"),
+        ("8 x h100-sxm, nvme 30TB 25/12", "host_memory, through which"),
+        ("8 x h100-sxm, host 2TB 400, nvme 30TB 25/0", "nvme_read_gb_s and nvme_write_gb_s"),
+        ("8 x h100-sxm, host 2XB 400", "is no size"),
+    ],
+)
+def test_mistakes_in_a_text_are_explained(text: str, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        TrainingCluster.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("devices_per_host_link = 3", "must divide the 8 devices"),
+        ('host_duplex = "yes"', "true or false"),
+        ('nvme = "30TB"\nnvme_read_gb_s = "fast"', "fast"),
+    ],
+)
+def test_mistakes_in_a_file_are_explained(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(
+        f'product = "h100-sxm"\ndevices_per_node = 8\nhost_memory = "1TB"\nhost_gb_s = 400\n{text}\n'
+    )
+    with pytest.raises(InputError, match=expected):
+        TrainingCluster.read(path)
+
+
+@pytest.mark.slow
+def test_faster_storage_is_a_gain() -> None:
+    answer = plan_training(JOB, MACHINE, fixed={"states": "nvme", "tensor": "1", "pipeline": "1"}, top=1)
+    assert answer.best is not None
+    assert sum(answer.shares.values()) == pytest.approx(1)
+    speedups = {each.resource: each.speedup for each in answer.gains}
+    assert speedups["bandwidth of host memory and NVMe"] is not None
+    assert speedups["bandwidth of host memory and NVMe"] > 1.2
+
+
+def test_file_of_a_plan_has_no_arguments_that_megatron_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    write_plan(path, priced(), JOB)
+    found = tomllib.loads(path.read_text())
+    assert found["plan"]["states"] == "nvme"
+    assert "megatron" not in found
+
+
+def test_what_a_node_lacks_is_named() -> None:
+    machine = TrainingCluster.parse("4 x l4, 6GB, host 4GB 100, nvme 10GB 5/2")
+    answer = plan_training(JOB, machine, fixed={"parameters": "nvme"})
+    assert answer.best is None
+    held = answer.result.least_memory.memory
+    assert answer.missing_nvme_bytes == 4 * held.nvme - 10 * 10**9 > 0
+
+
+def test_file_and_text_describe_the_same_storage(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(
+        'product = "h100-sxm"\nnodes = 2\ndevices_per_node = 8\nhost_memory = "2TB"\nhost_gb_s = 400\n'
+        'nvme = "30TB"\nnvme_read_gb_s = 25\nnvme_write_gb_s = 12\n'
+    )
+    text = "16 x h100-sxm, host 2TB 400, nvme 30TB 25/12"
+    assert TrainingCluster.read(path) == TrainingCluster.parse(text)
+
+
+STAGES = ClusterSearch(JOB, MACHINE, fixed={"tensor": "1", "flash": "yes", "pipeline": "2"})
+
+
+@pytest.mark.slow
+def test_best_plans_of_a_pipeline_with_storage_are_those_of_all_plans() -> None:
+    found = STAGES.run(3, front=False)
+    every = [STAGES.priced(plan) for plan in STAGES.plans]
+    fitting = [each for each in every if each.fits]
+    assert 0 < len(fitting) < len(every)
+    assert [each.step.time_us for each in found.best] == sorted(each.step.time_us for each in fitting)[:3]
+    for each, floor_us in zip(every, STAGES.pricer.floors_us(STAGES.plans), strict=True):
+        bound_us = STAGES.pricer.bound_us(each.plan)
+        assert floor_us <= bound_us * (1 + 1e-9) <= each.step.time_us * (1 + 2e-9)
+    stored = {(each.parameters, each.activations) for each in STAGES.plans}
+    assert stored == {(where, kept) for where in ("device", "host", "nvme") for kept in ("device", "host")}
+
+
+def test_stages_store_their_layers() -> None:
+    changed: dict[str, object] = {"pipeline": 2, "data": 2, "states": "nvme", "parameters": "nvme"}
+    stage, whole = priced(**changed), priced()
+    assert (
+        stage.memory.nvme < 0.8 * 2 * whole.memory.nvme
+    )  # of half of the layers, divided by half of the copies
+    assert stage.memory.nvme > 0.8 * whole.memory.nvme
+    assert stage.step.storage_us > 0
+    device = priced(**{**changed, "activations": "device"})
+    kept = 36 // 2 * 1024 * 1280 * 2 * 2  # layers of a stage, tokens, width, bytes, micro-batches in flight
+    assert stage.memory.host - device.memory.host == kept
+    on_last = kept // 2 - 2 * 1024 * 1280 * 2  # one micro-batch in flight, and two layers in buffers
+    assert device.memory.activations - stage.memory.activations == on_last
+
+
+@pytest.mark.slow
+def test_nodes_of_different_products_use_storage() -> None:
+    text = "1 x l4 + 1 x a100-80-sxm, host 64GB 100, 6GB"
+    job = replace(JOB, batch=4)
+    stored = plan_mixed(job, MixedCluster.parse(text), top=1, reasons=False)
+    assert stored.best
+    assert stored.best[0].mixed.plan.states == "host"
+    assert max(stored.best[0].memory_bytes) <= 6 * 10**9
+    without = plan_mixed(job, MixedCluster.parse("1 x l4 + 1 x a100-80-sxm, 6GB"), top=1, reasons=False)
+    assert not without.best
+    assert without.missing_bytes > 0

@@ -1,0 +1,305 @@
+"""`coexecute`: traces, their graph, and steps that equal eager mode."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: install tunebench[torch]")
+
+import torch
+from torch import Tensor, nn
+
+from tunebench.errors import InputError
+from tunebench.training import coexecute
+from tunebench.training.coexecution import _testing
+from tunebench.training.coexecution._policy import Policy
+from tunebench.training.coexecution.trace_graph import TracedOperation, TraceGraph
+
+
+def _trace(names: str) -> list[TracedOperation]:
+    return [TracedOperation(operator=name, attributes="", site=("program.py:1",)) for name in names]
+
+
+def test_merging_traces_is_idempotent_and_independent_of_their_order() -> None:
+    traces = [_trace("abcd"), _trace("abxd"), _trace("abcbcd"), _trace("")]
+    graphs = []
+    for order in itertools.permutations(traces):
+        graph = TraceGraph()
+        assert [graph.add(trace) for trace in order].count(True) >= 1
+        assert not any(graph.add(trace) for trace in order)
+        graphs.append(graph)
+    assert all(graph == graphs[0] and graph.blocks() == graphs[0].blocks() for graph in graphs)
+    halves = [TraceGraph(), TraceGraph()]
+    for trace, half in zip(traces, itertools.cycle(halves)):
+        half.add(trace)
+    assert halves[0].merged(halves[1]) == halves[1].merged(halves[0]) == graphs[0]
+
+
+def test_a_branch_divides_basic_blocks() -> None:
+    graph = TraceGraph()
+    graph.add(_trace("abcd"))
+    assert [len(block.operations) for block in graph.blocks()] == [0, 4, 0]
+    graph.add(_trace("abxd"))
+    blocks = graph.blocks()
+    assert sorted("".join(each.operator for each in block.operations) for block in blocks) == [
+        "", "", "ab", "c", "d", "x",
+    ]  # fmt: skip
+    assert [operation.operator for operation in graph.branches()] == ["b"]
+
+
+def test_blocks_of_random_graphs_hold_every_operation_once() -> None:
+    chance = random.Random(3)
+    for _ in range(200):
+        graph = TraceGraph()
+        for _ in range(chance.randint(1, 5)):
+            graph.add(_trace("".join(chance.choices("abcde", k=chance.randint(0, 6)))))
+        held = [operation for block in graph.blocks() for operation in block.operations]
+        assert len(held) == len(set(held))
+        assert set(held) == graph.operations()
+
+
+def test_a_step_is_traced_with_backward_and_optimizer() -> None:
+    layer = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    @coexecute
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = layer(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    for _ in range(3):
+        step(torch.ones(4, 3))
+    report = coexecute.report(step)
+    assert report.iterations == report.traced + report.coexecuted + report.diverged == 3
+    names = {operation.operator.split(".")[0] for operation in step.graph.operations()}
+    assert {"aten::addmm", "aten::mm", "aten::add_"} <= names
+    assert "test_coexecution.py" in next(iter(step.graph.operations())).site[0]
+    assert "3" in str(report)
+
+
+def test_a_with_block_is_an_iteration() -> None:
+    iteration = coexecute()
+    for _ in range(2):
+        with iteration:
+            assert (torch.ones(2) + 1).sum().item() == 4
+    assert coexecute.report(iteration).iterations == 2
+
+
+def test_a_method_is_a_step() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.total = torch.zeros(())
+
+        @coexecute
+        def step(self, x: float) -> float:
+            self.total += x
+            return float(self.total.item())
+
+    trainer = Trainer()
+    assert [trainer.step(1.0), trainer.step(2.0)] == [1.0, 3.0]
+    assert coexecute.report(trainer.step).iterations == 2
+
+
+def test_a_step_that_is_no_function_is_refused() -> None:
+    with pytest.raises(InputError, match="function"):
+        coexecute(3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="@coexecute"):
+        coexecute.report(print)
+
+
+def _trainer(*, momentum: float = 0.9) -> tuple[nn.Module, Callable[[Tensor, float], Tensor], list[object]]:
+    torch.manual_seed(5)
+    network = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=momentum)
+    seen: list[object] = []
+
+    def step(x: Tensor, factor: float) -> Tensor:
+        optimizer.zero_grad()
+        hidden = network(x) * factor
+        loss = hidden.square().mean()
+        loss.backward()
+        optimizer.step()
+        seen.append(round(loss.item(), 6))
+        if loss.item() > 0.05:
+            seen.append(hidden.detach()[0].tolist())
+        return loss.detach()
+
+    return network, step, seen
+
+
+def _outcome(wrap: Callable[..., Any], iterations: int) -> tuple[list[Tensor], list[object]]:
+    network, step, seen = _trainer()
+    step = wrap(step)
+    inputs = torch.Generator().manual_seed(1)
+    losses = [step(torch.randn(3, 4, generator=inputs), 1.0 + 0.1 * i) for i in range(iterations)]
+    gradients = [each.grad.clone() for each in network.parameters() if each.grad is not None]
+    state = [each.clone() for each in network.state_dict().values()]
+    return [*losses, *gradients, *state, torch.get_rng_state()], seen
+
+
+def test_known_paths_are_coexecuted_with_numbers_as_inputs() -> None:
+    expected, effects = _outcome(lambda step: step, 9)
+    steps: list[Any] = []
+
+    def wrap(step: Callable[..., Any]) -> Callable[..., Any]:
+        steps.append(coexecute(step))
+        return steps[0]  # type: ignore[no-any-return]
+
+    with _testing.forced():
+        got, others = _outcome(wrap, 9)
+    assert effects == others
+    assert all(torch.equal(one, two) for one, two in zip(expected, got, strict=True))
+    report = coexecute.report(steps[0])
+    assert report.coexecuted >= 4
+    assert report.iterations == report.traced + report.coexecuted + report.diverged == 9
+    assert {each.runner for each in report.segments} == {"TorchScript"}
+    assert all(each.runs for each in report.segments)
+    assert 0 < report.waiting_s <= report.coexecuted_s
+
+
+def test_a_changed_number_of_threads_also_holds_in_the_graph_runner() -> None:
+    before = torch.get_num_threads()
+    try:
+        for threads in (2, 1):
+            torch.set_num_threads(threads)
+            expected, _ = _outcome(lambda step: step, 9)
+            with _testing.forced():
+                got, _ = _outcome(coexecute, 9)
+            assert all(torch.equal(one, two) for one, two in zip(expected, got, strict=True)), threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_leaving_a_path_at_any_call_is_invisible() -> None:
+    expected, effects = _outcome(lambda step: step, 6)
+    for call in range(0, 60, 4):
+
+        def wrap(step: Callable[..., Any], call: int = call) -> Callable[..., Any]:
+            coexecuted = coexecute(step)
+            calls = itertools.count()
+
+            def run(*args: Any) -> Any:
+                with _testing.forced():
+                    if next(calls) == 4:
+                        with _testing.diverge_at(call):
+                            return coexecuted(*args)
+                    return coexecuted(*args)
+
+            return run
+
+        got, others = _outcome(wrap, 6)
+        assert effects == others, call
+        assert all(torch.equal(one, two) for one, two in zip(expected, got, strict=True)), call
+
+
+def test_objects_that_outlive_a_step_are_tensors() -> None:
+    kept: list[Tensor] = []
+
+    @coexecute
+    def step(x: Tensor) -> Tensor:
+        y = x * 2
+        y.note = "mine"
+        kept.append(y)
+        return y + 1
+
+    with _testing.forced():
+        results = [step(torch.full((2,), float(i))) for i in range(5)]
+    assert [each.tolist() for each in kept] == [[2.0 * i] * 2 for i in range(5)]
+    assert [each.tolist() for each in results] == [[2.0 * i + 1] * 2 for i in range(5)]
+    assert all(type(each) is Tensor and each.note == "mine" for each in kept)
+    assert coexecute.report(step).coexecuted >= 3
+
+
+def test_an_error_is_raised_at_its_call_and_what_came_before_is_kept() -> None:
+    table, log = torch.eye(3), []
+
+    @coexecute
+    def step(index: Tensor) -> Any:
+        table.add_(1)
+        row = torch.index_select(table, 0, index)
+        log.append("selected")
+        table.mul_(2)
+        return row.sum().item()
+
+    with _testing.forced():
+        for _ in range(3):
+            step(torch.tensor([1]))
+        before = table.clone()
+        with pytest.raises((IndexError, RuntimeError), match="out of range"):
+            step(torch.tensor([9]))
+    assert torch.equal(table, before + 1)
+    assert log == ["selected"] * 3
+
+
+def test_a_step_that_gains_nothing_returns_to_eager_mode() -> None:
+    policy = Policy()
+    for _ in range(200):
+        if policy.runs_eagerly():
+            policy.add_eager(1e-3)
+        else:
+            policy.add(2e-3, known=True, threaded=False)
+    assert policy.reason is not None
+    assert "1.00 ms" in policy.reason
+    faster = Policy()
+    for _ in range(200):
+        if faster.runs_eagerly():
+            faster.add_eager(2e-3)
+        else:
+            faster.add(1e-3, known=True, threaded=False)
+    assert faster.reason is None
+
+
+def test_a_step_that_returned_to_eager_mode_holds_no_paths_and_reports_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @coexecute
+    def step(x: torch.Tensor) -> float:
+        return float((x * 2).sum().item())
+
+    for _ in range(4):
+        step(torch.ones(3))
+    follow = weakref.ref(step._tree.paths[0][0][0].follow)
+    before = coexecute.report(step)
+    monkeypatch.setattr(step._policy, "reason", "too slow")
+    monkeypatch.setattr(Policy, "runs_eagerly", lambda policy: False)  # one more iteration
+    gc.disable()
+    try:
+        step(torch.ones(3))
+        assert follow() is None
+    finally:
+        gc.enable()
+    assert not step._tree.paths
+    assert not step._tree.root.following
+    after = coexecute.report(step)
+    assert after.fetches == before.fetches != frozenset()
+    assert after.runners == before.runners != {}
+    assert step(torch.ones(3)) == 6.0
+
+
+def test_hooks_run_as_in_eager_mode() -> None:
+    layer, seen = nn.Linear(2, 1), []
+    layer.weight.register_hook(lambda gradient: seen.append(gradient.sum().item()))
+
+    def plain(x: Tensor) -> None:
+        layer(x).sum().backward()
+
+    step, line = coexecute(plain), plain.__code__.co_firstlineno + 1
+
+    with _testing.forced():
+        for _ in range(4):
+            step(torch.ones(3, 2))
+    assert seen == [6.0] * 4
+    report = coexecute.report(step)
+    assert report.coexecuted == 0
+    assert report.fallbacks[0].site.endswith(str(line))
+    assert "hooks" in report.fallbacks[0].reason

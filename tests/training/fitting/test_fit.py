@@ -1,0 +1,521 @@
+"""Training steps within a memory budget: peaks, gradients, swaps through files, and mistakes."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import functools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.distributed._tools.mem_tracker import MemTracker  # noqa: E402
+
+from tests.torch.reference_kernels import reference_kernels  # noqa: E402
+from tunebench.device import described, local_cpu  # noqa: E402
+from tunebench.errors import InputError  # noqa: E402
+from tunebench.torch import compile as compile_model  # noqa: E402
+from tunebench.torch import plans, prefer  # noqa: E402
+from tunebench.training.fitting import host_store  # noqa: E402
+from tunebench.training.fitting.fit import fit, state_bytes  # noqa: E402
+from tunebench.training.fitting.fitter import fitted_steps  # noqa: E402
+from tunebench.training.fitting.host_store import FileStore  # noqa: E402
+from tunebench.training.fitting.profile import profile_step  # noqa: E402
+from tunebench.training.memory import (  # noqa: E402
+    HostLink,
+    PlanEffort,
+    least_budget,
+    plan_memory,
+    simulate,
+    unplanned,
+    write_plan,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using .torch.compile.module")
+
+EFFORT = PlanEffort(rounds=2)
+SLOW_LINK = HostLink(to_host_gb_s=1.0, to_device_gb_s=1.0)
+
+
+class Block(nn.Module):
+    """A convolution with batch normalisation and dropout, and an attention of few heads."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.drop(torch.relu(self.norm(self.conv(x))))
+
+
+class Network(nn.Module):
+    """Blocks and a loss; views, slices and several results of one call are among its operations."""
+
+    def __init__(self, blocks: int = 8, width: int = 8) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(blocks)))
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = self.blocks(self.stem(x))
+        small = nn.functional.avg_pool2d(x, 4)
+        first, second = small.flatten(2).transpose(1, 2).chunk(2, dim=1)
+        mixed = nn.functional.scaled_dot_product_attention(first[:, None], second[:, None], second[:, None])
+        return nn.functional.cross_entropy(self.head(mixed[:, 0].mean(1) + x.mean((2, 3))), y)
+
+
+@pytest.fixture
+def network() -> Network:
+    torch.manual_seed(0)
+    return Network()
+
+
+DATA = (torch.linspace(-1, 1, 4 * 3 * 40 * 40).reshape(4, 3, 40, 40), torch.tensor([0, 1, 2, 3]))
+
+
+def trained(run: Callable[..., Tensor], model: nn.Module, data: Any = DATA) -> list[Tensor]:
+    """Return loss, gradients and buffers of one step."""
+    torch.manual_seed(3)
+    for parameter in model.parameters():
+        parameter.grad = None
+    loss = run(*data)
+    loss.backward()
+    gradients = [one.grad.clone() for one in model.parameters() if one.grad is not None]
+    return [loss.detach(), *gradients, *(buffer.clone() for buffer in model.buffers())]
+
+
+def equal(first: list[Tensor], second: list[Tensor]) -> bool:
+    return len(first) == len(second) and all(map(torch.equal, first, second))
+
+
+class Tracker(MemTracker):
+    """MemTracker, which torch lets compiled functions run under only with this method."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+
+def measured_peak(run: Callable[..., Tensor], model: nn.Module) -> int:
+    for parameter in model.parameters():
+        parameter.grad = None
+    tracker = Tracker()
+    tracker.track_external(model, *DATA)
+    with tracker:
+        run(*DATA).backward()
+    return sum(by_kind["Total"] for by_kind in tracker.get_tracker_snapshot("peak").values())
+
+
+@functools.cache
+def unplanned_result() -> list[Tensor]:
+    """Return the results of one step of the fixture's network without a plan."""
+    torch.manual_seed(0)
+    network = Network()
+    return trained(fit(network, "100%"), network)
+
+
+@pytest.mark.parametrize(
+    ("budget", "swaps"), [("100%", False), ("60%", False), ("40%", False), ("30%", True)]
+)
+def test_peak_is_within_the_budget_and_as_predicted_and_gradients_are_equal(
+    network: Network, tmp_path: Path, budget: str, swaps: bool
+) -> None:
+    expected = unplanned_result()
+    where = {"swap_folder": tmp_path, "host_link": SLOW_LINK} if swaps else {}
+    fitted = fit(network, budget, effort=EFFORT, **where)
+    assert equal(trained(fitted, network), expected)
+    (step,) = fitted_steps(fitted)
+    peak = measured_peak(fitted, network)
+    assert peak <= step.plan.budget_bytes
+    # A copy that ends early frees its tensor before the plan does.
+    assert peak == pytest.approx(step.plan.simulation.peak_bytes, rel=0.15 if swaps else 0.05)
+    moved = any(tensor.copied_in_before for tensor in step.plan.tensors)
+    again = any(tensor.recomputed_before for tensor in step.plan.tensors)
+    assert moved == swaps
+    assert swaps or again == (budget != "100%")
+    assert not list(tmp_path.iterdir())
+
+
+def test_swap_alone_gives_equal_gradients_also_with_slow_copies(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = unplanned_result()
+    link = HostLink(to_host_gb_s=1e3, to_device_gb_s=1e3)
+    fitted = fit(network, "35%", swap_folder=tmp_path, host_link=link, effort=EFFORT)
+    copied = Tensor.copy_
+
+    def slow(self: Tensor, *given: Any) -> Tensor:
+        time.sleep(0.002)
+        return copied(self, *given)
+
+    monkeypatch.setattr(Tensor, "copy_", slow)
+    assert equal(trained(fitted, network), expected)
+    (step,) = fitted_steps(fitted)
+    assert sum(bool(tensor.copied_in_before) for tensor in step.plan.tensors) > 5
+
+
+def test_a_step_that_does_not_wait_for_copies_is_wrong(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = unplanned_result()
+    copied = Tensor.copy_
+    monkeypatch.setattr(Tensor, "copy_", lambda *given: (time.sleep(0.01), copied(*given))[1])
+    monkeypatch.setattr(FileStore, "wait", lambda self, memory: None)
+    link = HostLink(to_host_gb_s=1e3, to_device_gb_s=1e3)
+    fitted = fit(network, "35%", swap_folder=tmp_path, host_link=link, effort=EFFORT)
+    try:
+        found = trained(fitted, network)
+    except RuntimeError:  # autograd sees that a saved tensor is still written
+        found = []
+    assert not equal(found, expected)
+
+
+def test_steps_of_adamw_with_accumulated_gradients_are_equal(network: Network) -> None:
+    def trained_weights(budget: str) -> list[Tensor]:
+        model = copy.deepcopy(network)
+        torch.manual_seed(5)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        fitted = fit(model, budget, effort=EFFORT)
+        for place in range(6):
+            fitted(*DATA).backward()
+            if place % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        return [*model.parameters(), *model.buffers()]
+
+    assert equal(trained_weights("40%"), trained_weights("100%"))
+
+
+def test_results_of_eager_torch_are_reached_to_rounding(network: Network) -> None:
+    network.blocks.apply(without_dropout)
+    plain = copy.deepcopy(network)
+    expected = trained(plain, plain)
+    found = trained(fit(network, "40%", effort=EFFORT), network)
+    assert equal(found, expected)
+
+
+@pytest.mark.parametrize("budget", ["65%", "80%", "100%"])
+def test_running_statistics_that_are_computed_are_kept_for_their_use(budget: str) -> None:
+    torch.manual_seed(0)
+    block = [nn.Conv2d(4, 4, 3, padding=1), nn.InstanceNorm2d(4, affine=True, track_running_stats=True)]
+    body = nn.Sequential(*(copy.deepcopy(one) for one in (*block, nn.Tanh()) * 6))
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = body
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x).square().mean()
+
+    model = Loss()
+    plain = copy.deepcopy(model)
+    data = (torch.randn(2, 4, 24, 24),)
+    fitted = fit(model, budget, effort=EFFORT)
+    for _ in range(2):
+        found, expected = trained(fitted, model, data), trained(plain, plain, data)
+        assert all(
+            torch.allclose(one, two, rtol=1e-4, atol=1e-6) for one, two in zip(found, expected, strict=True)
+        )
+
+
+def test_autocast_is_kept(network: Network) -> None:
+    def run(budget: str) -> list[Tensor]:
+        model = copy.deepcopy(network)
+        fitted = fit(model, budget, effort=EFFORT)
+
+        def cast(*data: Tensor) -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return fitted(*data)
+
+        return trained(cast, model)
+
+    assert equal(run("45%"), run("100%"))
+
+
+def test_new_shape_or_mode_makes_a_new_plan_or_none(network: Network) -> None:
+    fitted = fit(network, "50%", effort=EFFORT)
+    trained(fitted, network)
+    larger = (torch.cat([DATA[0]] * 2), torch.cat([DATA[1]] * 2))
+    again = copy.deepcopy(network)
+    found = trained(fitted, network, larger)
+    plans = [step.plan for step in fitted_steps(fitted)]
+    assert len(plans) == 2
+    assert plans[1].budget_bytes > plans[0].budget_bytes
+    assert equal(found, trained(fit(again, "100%"), again, larger))
+    network.eval()
+    with torch.no_grad():
+        fitted(*DATA)
+    assert len(fitted_steps(fitted)) == 2
+
+
+@torch._dynamo.config.patch(recompile_limit=2)
+def test_too_many_shapes_are_a_clear_error() -> None:
+    fitted = fit(lambda x: (x.sin() * x).sum(), "100%")
+    for size in (3, 4):
+        fitted(torch.ones(size, requires_grad=True)).backward()
+    with pytest.raises(InputError, match="at most 2 kinds of input"):
+        fitted(torch.ones(5, requires_grad=True))
+
+
+def test_changed_model_makes_a_new_plan(network: Network) -> None:
+    fitted = fit(network, "50%", effort=EFFORT)
+    trained(fitted, network)
+    network.blocks[3] = nn.Identity()
+    again = copy.deepcopy(network)
+    assert equal(trained(fitted, network), trained(fit(again, "100%"), again))
+    assert len(fitted_steps(fitted)) == 2
+
+
+def test_impossible_budget_names_the_least(network: Network) -> None:
+    with pytest.raises(InputError, match=r"no plan of this step fits .* least"):
+        fit(network, 1000)(*DATA)
+
+
+def test_plan_for_this_device_runs_also_from_a_file_and_that_of_another_step_is_refused(
+    network: Network, tmp_path: Path
+) -> None:
+    expected = unplanned_result()
+    step = profile_step(network, DATA, device=local_cpu()).step
+    plan = plan_memory(step, simulate(step, unplanned(step)).peak_bytes // 2, effort=EFFORT)
+    write_plan(plan, tmp_path / "plan.json")
+    for given in (plan, tmp_path / "plan.json"):
+        again = copy.deepcopy(network)
+        assert equal(trained(fit(again, plan=given), again), expected)
+        with pytest.raises(InputError, match="of another training step"):
+            fit(Network(blocks=3), plan=given)(*DATA)
+
+
+def test_model_that_torch_cannot_trace_is_refused() -> None:
+    def broken(x: Tensor) -> Tensor:
+        return x * float(str(x.sum().item()))
+
+    with pytest.raises(InputError, match="cannot trace the model as a whole"):
+        fit(broken, "50%")(torch.ones(2, requires_grad=True))
+
+
+@pytest.mark.parametrize(("kind", "budget"), [(nn.RNN, "75%"), (nn.GRU, "75%"), (nn.LSTM, "85%")])
+def test_recurrent_layers_have_plans(kind: Any, budget: str) -> None:
+    torch.manual_seed(0)
+    layer = kind(8, 16, num_layers=2, batch_first=True)
+    plain = copy.deepcopy(layer)
+    data = (torch.randn(4, 12, 8),)
+
+    def loss(run: nn.Module) -> Callable[..., Tensor]:
+        return lambda x: run(x)[0].square().mean()
+
+    found = trained(fit(loss(layer), budget, effort=EFFORT), layer, data)
+    expected = trained(loss(plain), plain, data)
+    assert all(
+        torch.allclose(one, two, rtol=1e-4, atol=1e-6) for one, two in zip(found, expected, strict=True)
+    )
+
+
+def test_model_that_decides_by_a_value_is_refused() -> None:
+    norm = nn.BatchNorm1d(4, momentum=None)  # its average divides by the number of batches
+
+    with pytest.raises(InputError, match="cannot trace the model as a whole"):
+        fit(lambda x: norm(x).square().sum(), "100%")(torch.randn(3, 4, requires_grad=True))
+
+
+@pytest.mark.parametrize("budget", ["", "0GB", "-1GB", "ten GB", 0, -5, True])
+def test_budget_that_is_no_size_is_refused(network: Network, budget: Any) -> None:
+    with pytest.raises(InputError, match="is no size: expected a size above 0"):
+        fit(network, budget)
+
+
+def test_missing_swap_folder_is_refused(network: Network, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot swap to folder .*absent"):
+        fit(network, "50%", swap_folder=tmp_path / "absent")
+
+
+def swapping(network: Network, folder: Path) -> Any:
+    return fit(network, "30%", swap_folder=folder, host_link=SLOW_LINK, effort=EFFORT)
+
+
+def test_full_disk_is_one_clear_error_and_the_next_step_is_right(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = unplanned_result()
+    fitted = swapping(network, tmp_path)
+    before = copy.deepcopy(network.state_dict())
+    reserve, calls = os.posix_fallocate, iter(range(100))
+
+    def full(*given: int) -> None:
+        if next(calls) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        reserve(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host_store.os, "posix_fallocate", full)
+        with pytest.raises(InputError, match="No space left on device"):
+            trained(fitted, network)
+    assert all(torch.equal(one, before[name]) for name, one in network.state_dict().items())
+    assert not list(tmp_path.iterdir())
+    assert equal(trained(fitted, network), expected)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_step_that_ends_early_leaves_nothing_behind(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    expected = unplanned_result()
+    fitted = swapping(network, tmp_path)
+    trained(fitted, copy.deepcopy(network))
+    for buffer, value in zip(network.buffers(), Network().buffers(), strict=True):
+        buffer.copy_(value)
+    copied, calls = FileStore.copy_in, iter(range(100))
+
+    def failing(self: FileStore, *given: Any) -> Tensor:
+        if next(calls) == 2:
+            raise error
+        return copied(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStore, "copy_in", failing)
+        swapped = swapping(network, tmp_path)
+        with pytest.raises(error):
+            trained(swapped, network)
+    for buffer, value in zip(network.buffers(), Network().buffers(), strict=True):
+        buffer.copy_(value)
+    assert not list(tmp_path.iterdir())
+    assert equal(trained(swapped, network), expected)
+
+
+def test_compiled_model_within_a_budget_recomputes_fused_groups_by_one_kernel(network: Network) -> None:
+    plain = copy.deepcopy(network)
+    plain.blocks.apply(without_dropout)
+    network.blocks.apply(without_dropout)
+    expected = trained(plain, plain)
+    with prefer("tunebench"), reference_kernels() as ran:
+        fitted = fit(network, "60%", tuned_kernels=True)
+        found = trained(fitted, network)
+    (step,) = fitted_steps(fitted)
+    calls = [one for one in step.joint.nodes if one is not None and "tunebench" in str(one.target)]
+    assert len(calls) > 10
+    assert len(ran) > 2
+    assert plans(fitted)
+    again = [one.tensor for one in step.plan.tensors if one.recomputed_before]
+    producers = step.plan.step.producers()
+    assert any(step.joint.nodes[producers[tensor]] in calls for tensor in again)
+    assert step.plan.simulation.peak_bytes <= step.plan.budget_bytes
+    for ours, theirs in zip(found, expected, strict=True):
+        # By norm: kernels round otherwise than torch, and a ReLU near zero may flip.
+        assert (ours - theirs).double().norm() <= 0.01 * theirs.double().norm() + 1e-4
+
+
+def without_dropout(module: nn.Module) -> None:
+    if isinstance(module, nn.Dropout):
+        module.p = 0.0
+
+
+def test_memory_budget_of_compile_is_deprecated_and_excludes_options_of_inductor(network: Network) -> None:
+    with pytest.warns(FutureWarning, match="tuned_kernels=True"):
+        assert plans(compile_model(network, memory_budget="50%")) == ()
+    for options in ({"benchmark": True}, {"dynamic": True}, {"mode": "max-autotune"}):
+        with pytest.raises(InputError, match="a memory budget excludes"):
+            compile_model(network, memory_budget="50%", **options)
+
+
+DISTRIBUTED = """
+import sys, torch
+from torch import nn
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from tunebench.training import fit
+from tests.training.fitting.test_fit import Network, DATA, without_dropout
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+def weights(budget):
+    torch.manual_seed(0)
+    model = Network(blocks=4)
+    model.blocks.apply(without_dropout)
+    run = DistributedDataParallel(fit(model, budget) if budget else model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        run(DATA[0] + rank, DATA[1]).backward()
+        optimizer.step()
+    return list(model.parameters())
+
+assert all(map(torch.equal, weights("60%"), weights(None)))
+print("equal", rank)
+"""
+
+
+def test_ranks_of_distributed_data_parallel_have_equal_weights_with_and_without_a_plan(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(DISTRIBUTED)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        str(script),
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("equal") == 2
+
+
+def test_states_of_optimizers_are_counted(network: Network) -> None:
+    weights = sum(parameter.numel() * 4 for parameter in network.parameters())
+    assert state_bytes(torch.optim.AdamW(network.parameters())) == 2 * weights
+    assert state_bytes(torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)) == weights
+    assert state_bytes(torch.optim.SGD(network.parameters(), lr=0.1)) == 0
+    fitted = fit(network, "100%", optimizer=torch.optim.AdamW(network.parameters()))
+    fitted(*DATA)
+    plain = fit(copy.deepcopy(network), "100%")
+    plain(*DATA)
+    peaks = [fitted_steps(one)[0].plan.simulation.peak_bytes for one in (fitted, plain)]
+    assert peaks[0] - peaks[1] == 2 * weights
+
+
+def test_profile_for_another_device_has_the_operations_of_the_step_that_runs(network: Network) -> None:
+    fitted = fit(copy.deepcopy(network), "100%")
+    fitted(*DATA)
+    ran = fitted_steps(fitted)[0].joint
+    with torch.device("meta"):
+        absent = Network()
+    found = profile_step(absent, DATA, device=local_cpu())
+    assert [operation.name for operation in found.step.operations] == [
+        operation.name for operation in ran.step.operations
+    ]
+    assert [tensor.size_bytes for tensor in found.step.tensors] == [
+        tensor.size_bytes for tensor in ran.step.tensors
+    ]
+    assert {"stem", "blocks.0.conv", "blocks.7.norm", "head"} <= set(found.layers)
+
+
+def test_profile_predicts_times_of_an_absent_gpu_and_plans_for_it(network: Network) -> None:
+    link = HostLink(to_host_gb_s=25.0, to_device_gb_s=25.0)
+    step = profile_step(network, DATA, device=described()["h100-sxm"], link=link).step
+    assert all(operation.time_us > 0 for operation in step.operations if operation.inputs)
+    least = least_budget(step).budget_bytes
+    assert least < 0.6 * simulate(step, unplanned(step)).peak_bytes
+    with pytest.raises(InputError, match="returns nothing that requires a gradient"):
+        profile_step(nn.Identity(), DATA[:1], device=described()["h100-sxm"])
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()

@@ -1,0 +1,239 @@
+"""The model of PyTorch's caching allocator, by hand-derived cases and against a search without any index."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.plan_memory_reference import chain_step
+from tunebench.errors import InputError
+from tunebench.training.memory import (
+    Allocate,
+    AllocatorUse,
+    CachingAllocator,
+    HostLink,
+    Release,
+    StepOperation,
+    StepTensor,
+    TrainingStep,
+    allocator_use,
+    memory_events,
+    plan_memory,
+    simulate,
+    unplanned,
+)
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = st.one_of(
+    st.integers(1, 4 * KIB),
+    st.integers(1, 2 * MIB),
+    st.integers(MIB, 12 * MIB),
+    st.integers(9 * MIB, 64 * MIB),
+)
+REQUESTS = st.lists(st.tuples(st.booleans(), SIZES, st.integers(0, 10**6)), max_size=60)
+"""Whether to release a buffer, the size of a new one otherwise, and which buffer to release."""
+
+
+def _peaks(*sizes: int, capacity: int | None = None) -> tuple[int, int]:
+    """Return allocated and reserved bytes of buffers that are all allocated together."""
+    use = allocator_use((Allocate(*each) for each in enumerate(sizes)), capacity_bytes=capacity)
+    assert use.fits
+    return use.allocated_bytes, use.reserved_bytes
+
+
+@pytest.mark.parametrize(
+    ("sizes", "allocated", "reserved"),
+    [
+        ((0,), 0, 0),
+        ((1,), 512, 2 * MIB),
+        ((512, 513), 512 + 1024, 2 * MIB),
+        ((MIB, MIB), 2 * MIB, 2 * MIB),
+        ((MIB, MIB, 1), 2 * MIB + 512, 4 * MIB),
+        # A remainder of a small segment is split off from 512 bytes on.
+        ((2 * MIB - 512 - MIB, MIB, 1), 2 * MIB, 2 * MIB),
+        # The first size of the large pool, whose segments have 20 MiB.
+        ((MIB + 1,), MIB + 512, 20 * MIB),
+        ((5 * MIB,) * 4, 20 * MIB, 20 * MIB),
+        # What remains is at most 1 MiB, so the block is not split and counts as a whole.
+        ((19 * MIB // 2, 19 * MIB // 2), 19 * MIB // 2 + 21 * MIB // 2, 20 * MIB),
+        ((10 * MIB - 512, 10 * MIB - 512), 10 * MIB - 512 + 10 * MIB + 512, 20 * MIB),
+        # From 10 MiB on the segment has the size of the request, in multiples of 2 MiB.
+        ((10 * MIB,), 10 * MIB, 10 * MIB),
+        ((10 * MIB + 1,), 10 * MIB + 512, 12 * MIB),
+        ((11 * MIB,), 12 * MIB, 12 * MIB),
+        # The second block takes all that the first one leaves: less than 1 MiB would remain.
+        ((100 * MIB + 1, MIB + 1), 102 * MIB, 102 * MIB),
+    ],
+)
+def test_peaks_of_buffers_that_are_allocated_together_equal_those_derived_by_hand(
+    sizes: tuple[int, ...], allocated: int, reserved: int
+) -> None:
+    assert _peaks(*sizes) == (allocated, reserved)
+
+
+def test_the_smallest_free_block_that_is_large_enough_is_reused() -> None:
+    events = [Allocate(0, 40 * MIB), Allocate(1, 12 * MIB), Allocate(2, 30 * MIB)]
+    events += [Release(0), Release(1), Release(2), Allocate(3, 25 * MIB), Allocate(4, 12 * MIB)]
+    use = allocator_use([*events, Allocate(5, 40 * MIB)])
+    assert use == AllocatorUse(allocated_bytes=82 * MIB, reserved_bytes=82 * MIB)
+    assert allocator_use([*events, Allocate(5, 40 * MIB + 1)]).reserved_bytes == 82 * MIB + 42 * MIB
+
+
+def test_free_neighbours_merge_whatever_the_order_of_their_release() -> None:
+    for order in itertools.permutations(range(4)):
+        events = [Allocate(buffer, 5 * MIB) for buffer in range(4)]
+        use = allocator_use([*events, *map(Release, order), Allocate(4, 18 * MIB)])
+        assert use.reserved_bytes == 20 * MIB
+
+
+def test_fragmentation_reserves_more_than_is_allocated() -> None:
+    events = [Allocate(buffer, 5 * MIB) for buffer in range(8)]
+    events += [Release(buffer) for buffer in (0, 2, 4, 6)]  # 20 MiB free, no two of them neighbours
+    assert allocator_use([*events, Allocate(8, 6 * MIB)]).reserved_bytes == 60 * MIB
+
+
+def test_unused_segments_are_given_back_before_memory_is_exhausted() -> None:
+    events = [Allocate(0, 40 * MIB), Allocate(1, 5 * MIB), Release(0), Allocate(2, 60 * MIB)]
+    use = allocator_use(events, capacity_bytes=80 * MIB)
+    assert use == AllocatorUse(allocated_bytes=65 * MIB, reserved_bytes=80 * MIB, retries=1)
+    assert allocator_use(events).reserved_bytes == 120 * MIB
+    failed = allocator_use(events, capacity_bytes=80 * MIB - 1)
+    assert (failed.fits, failed.failed_event, failed.reserved_bytes) == (False, 3, 60 * MIB)
+
+
+def test_a_segment_with_a_block_in_use_is_not_given_back() -> None:
+    events = [Allocate(0, 12 * MIB), Release(0), Allocate(1, 5 * MIB), Allocate(2, 20 * MIB)]
+    assert not allocator_use(events, capacity_bytes=31 * MIB).fits
+    assert allocator_use(events, capacity_bytes=32 * MIB).fits
+
+
+def _scanned(requests: list[tuple[bool, int, int]]) -> list[tuple[int, int]]:
+    """Return allocated and reserved bytes after each request, by a scan of all blocks of all segments."""
+    segments: list[list[list[int]]] = []  # each block is its size and its buffer, -1 if free
+    found, held = [], []
+    for number, (release, requested, choice) in enumerate(requests):
+        if release and held:
+            buffer = held.pop(choice % len(held))
+            for blocks in segments:
+                for block in blocks:
+                    block[1] = -1 if block[1] == buffer else block[1]
+                blocks[:] = _merged(blocks)
+        elif not release:
+            held.append(number)
+            size = -(-requested // 512) * 512
+            small = size <= MIB
+            fitting = [
+                (block[0], place, at)
+                for place, blocks in enumerate(segments)
+                for at, block in enumerate(blocks)
+                if block[1] == -1 and block[0] >= size and (sum(b[0] for b in blocks) == 2 * MIB) == small
+            ]
+            if not fitting:
+                new = 2 * MIB if small else 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
+                segments.append([[new, -1]])
+                fitting = [(new, len(segments) - 1, 0)]
+            have, place, at = min(fitting)
+            rest = have - size
+            split = rest >= 512 if small else rest > MIB
+            segments[place][at : at + 1] = [[size, number], [rest, -1]] if split else [[have, number]]
+        flat = [block for blocks in segments for block in blocks]
+        found.append((sum(b[0] for b in flat if b[1] != -1), sum(b[0] for b in flat)))
+    return found
+
+
+def _merged(blocks: list[list[int]]) -> list[list[int]]:
+    """Return blocks with each run of free ones as one block."""
+    merged: list[list[int]] = []
+    for size, buffer in blocks:
+        if merged and buffer == merged[-1][1] == -1:
+            merged[-1][0] += size
+        else:
+            merged.append([size, buffer])
+    return merged
+
+
+@given(REQUESTS)
+def test_random_requests_take_as_much_as_by_a_scan_of_all_blocks(
+    requests: list[tuple[bool, int, int]],
+) -> None:
+    allocator = CachingAllocator()
+    held, found = [], []
+    for release, size, choice in requests:
+        if release and held:
+            allocator.release(held.pop(choice % len(held)))
+        elif not release:
+            held.append(allocator.allocate(size))
+        found.append((allocator.allocated_bytes, allocator.reserved_bytes))
+    assert found == _scanned(requests)
+
+
+@given(REQUESTS, st.sampled_from([None, 30 * MIB, 100 * MIB]))
+def test_blocks_in_use_never_overlap_and_all_are_given_back(
+    requests: list[tuple[bool, int, int]], capacity: int | None
+) -> None:
+    allocator = CachingAllocator(capacity)
+    held = []
+    for release, size, choice in requests:
+        if release and held:
+            allocator.release(held.pop(choice % len(held)))
+        elif not release and (block := allocator.allocate(size)) is not None:
+            assert block.size_bytes >= size
+            assert block.address % 512 == 0
+            held.append(block)
+        ranges = sorted((block.address, block.address + block.size_bytes) for block in held)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ranges))
+        assert sum(block.size_bytes for block in held) == allocator.allocated_bytes
+        assert allocator.allocated_bytes <= allocator.reserved_bytes
+        assert capacity is None or allocator.reserved_bytes <= capacity
+    for block in held:
+        allocator.release(block)
+    assert allocator.allocated_bytes == 0
+    if capacity is not None:
+        assert allocator.allocate(capacity) is not None  # every segment can be given back
+
+
+def test_a_schedule_takes_its_simulated_peak_rounded_up_if_no_block_stays_unsplit() -> None:
+    step = chain_step(6, size_bytes=2 * MIB, link=HostLink(to_host_gb_s=25, to_device_gb_s=25))
+    schedule = unplanned(step)
+    peak = simulate(step, schedule).peak_bytes
+    use = allocator_use(memory_events(step, schedule))
+    assert (use.allocated_bytes, use.reserved_bytes) == (peak, 20 * MIB)
+    plan = plan_memory(step, 8 * MIB)
+    assert allocator_use(memory_events(step, plan.schedule)).allocated_bytes == plan.simulation.peak_bytes
+
+
+def test_workspaces_residents_and_results_of_several_steps_are_counted() -> None:
+    step = TrainingStep(
+        tensors=(
+            StepTensor(name="weight", size_bytes=12 * MIB, resident=True),
+            StepTensor(name="gradient", size_bytes=30 * MIB),
+        ),
+        operations=(
+            StepOperation(name="op", time_us=1, inputs=(0,), outputs=(1,), workspace_bytes=50 * MIB),
+        ),
+        results=(1,),
+    )
+    events = list(memory_events(step, unplanned(step), steps=2))
+    assert events == [
+        Allocate(0, 12 * MIB),
+        *(Allocate(1, 30 * MIB), Allocate(2, 50 * MIB), Release(2)),
+        *(Release(1), Allocate(1, 30 * MIB), Allocate(2, 50 * MIB), Release(2)),
+    ]
+    # The gradient of the second step takes the smallest free block.
+    assert allocator_use(events).reserved_bytes == 92 * MIB
+
+
+@pytest.mark.parametrize(
+    ("events", "found"),
+    [
+        ([Release(3)], "releases buffer 3, which is not allocated"),
+        ([Allocate(3, 1), Allocate(3, 1)], "allocates buffer 3 again"),
+        ([Allocate(3, 0), Allocate(3, 1)], "allocates buffer 3 again"),
+    ],
+)
+def test_events_that_no_program_makes_are_refused(events: list[Allocate | Release], found: str) -> None:
+    with pytest.raises(InputError, match=found):
+        allocator_use(events)

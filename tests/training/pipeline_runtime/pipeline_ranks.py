@@ -1,0 +1,291 @@
+"""Ranks of a pipeline, one process each, that connect by Gloo.
+
+    python -m tests.training.pipeline_runtime.pipeline_ranks FOLDER CASE,CASE… CASE…
+
+Cases that are joined by a comma run in one process group. Each rank writes the result of each case to
+``FOLDER/CASE.RANK``. The processes are forks of one that has imported torch.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
+from tunebench.training.pipeline.balance import balance
+from tunebench.training.pipeline.transfers import with_transfers
+from tunebench.training.pipeline_runtime.measurement import measure_pipeline
+from tunebench.training.pipeline_runtime.pipelined_stages import pipelined
+from tunebench.training.schedules import (
+    ActionKind,
+    PipelineAction,
+    PipelineCosts,
+    PipelineSchedule,
+    gpipe,
+    interleaved_1f1b,
+    one_f_one_b,
+    schedule_of,
+    simulate_pipeline,
+    v_placement,
+    write_schedule,
+)
+
+RANKS = 4
+WORDS, WIDTH = 11, 16
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward network."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.inputs = nn.LayerNorm(width), nn.Linear(width, 3 * width)
+        self.outputs = nn.Linear(width, width)
+        self.feed = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU())
+        self.forth = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        heads = self.inputs(self.norm(x)).view(batch, length, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.outputs(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.forth(self.feed(x))
+
+
+def parts_of_gpt(stages: int, *, transposed: bool = True) -> list[nn.Module]:
+    """Return a GPT, one block in each stage; outputs of the first stage are not contiguous if transposed."""
+    torch.manual_seed(0)
+    parts = [nn.Sequential(Block(WIDTH)) for _ in range(stages)]
+    parts[0].insert(0, nn.Embedding(WORDS, WIDTH))
+    if transposed:
+        parts[0].append(Transposed())
+        parts[1].insert(0, Transposed())
+    parts[-1].append(nn.Linear(WIDTH, WORDS))
+    return list(parts)
+
+
+class Transposed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2)
+
+
+def loss_of(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def batch_of(microbatches: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    words = torch.randint(0, WORDS, (2 * microbatches, 7))
+    return words, words.roll(1, 0)
+
+
+def one_process(parts: list[nn.Module], microbatches: int) -> tuple[list[nn.Module], list[float]]:
+    """Return the parts with gradients of the mean loss of the micro-batches, and these losses."""
+    parts, losses = copy.deepcopy(parts), []
+    inputs, targets = batch_of(microbatches)
+    for x, target in zip(inputs.chunk(microbatches), targets.chunk(microbatches), strict=True):
+        for part in parts:
+            x = part(x)
+        loss = loss_of(x, target)
+        loss.backward()
+        losses.append(loss.item())
+    for part in parts:
+        for parameter in part.parameters():
+            parameter.grad.div_(microbatches)
+    return parts, losses
+
+
+def split_backward() -> PipelineSchedule:
+    """Return a V-shaped schedule whose backward passes are split, with weight gradients at the end."""
+    placement, microbatches = v_placement(RANKS), 3
+    actions = []
+    for rank in range(RANKS):
+        first, second = (stage for stage, owner in enumerate(placement) if owner == rank)
+        forward = [PipelineAction(first, ActionKind.FORWARD, each) for each in range(microbatches)]
+        forward += [PipelineAction(second, ActionKind.FORWARD, each) for each in range(microbatches)]
+        gradients = [
+            PipelineAction(stage, kind, each)
+            for kind in (ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
+            for stage in (second, first)
+            for each in range(microbatches)
+        ]
+        actions.append([*forward, *gradients])
+    return schedule_of("split", actions)
+
+
+def balanced() -> PipelineSchedule:
+    return balance(one_f_one_b(RANKS, 8), PipelineCosts.uniform(RANKS))
+
+
+SCHEDULES: dict[str, Callable[[], PipelineSchedule]] = {
+    "gpipe": lambda: gpipe(RANKS, 5),
+    "1f1b": lambda: one_f_one_b(RANKS, 6),
+    "interleaved": lambda: interleaved_1f1b(RANKS, 8, 2),
+    "split": split_backward,
+    "balanced": balanced,
+}
+
+
+def gradients(name: str, rank: int) -> dict[str, Any]:
+    """Run two steps; return whether each has the gradients and losses of one process."""
+    schedule = SCHEDULES[name]()
+    parts = parts_of_gpt(schedule.stages)
+    expected, losses = one_process(parts, schedule.microbatches)
+    own = [stage for stage, owner in enumerate(schedule.placement) if owner == rank]
+    run = pipelined({stage: parts[stage] for stage in own}, schedule, loss_fn=loss_of, timeout_s=30)
+    inputs, targets = batch_of(schedule.microbatches)
+    run.eval(*[inputs] * (0 in own))
+    equal = []
+    for _ in range(2):
+        found: list[Tensor] = []
+        for stage in own:
+            parts[stage].zero_grad()
+        last = schedule.stages - 1 in own
+        output = run.step(*[inputs] * (0 in own), target=targets if last else None, losses=found)
+        equal.append(
+            all(
+                torch.equal(one.grad, other.grad)
+                for stage in own
+                for one, other in zip(parts[stage].parameters(), expected[stage].parameters(), strict=True)
+            )
+            and (not last or [loss.item() for loss in found] == losses)
+            and (not last or output.shape == (*inputs.shape, WORDS))
+        )
+    evictions = sum(action.kind is ActionKind.EVICT for action in run.schedule.actions[rank])
+    return {"equal": equal, "evictions": evictions}
+
+
+def by_torch(_: str, rank: int) -> dict[str, Any]:
+    """Run a step by torch's runtime, which reads the schedule from a file."""
+    schedule = with_transfers(one_f_one_b(RANKS, 6), PipelineCosts.uniform(RANKS))
+    path = Path(f"schedule.{rank}.csv")
+    write_schedule(schedule, path)
+    parts = parts_of_gpt(RANKS, transposed=False)  # torch sends contiguous tensors alone
+    expected, _ = one_process(parts, schedule.microbatches)
+    stage = PipelineStage(parts[rank], rank, RANKS, torch.device("cpu"))
+    run = _PipelineScheduleRuntime([stage], schedule.microbatches, loss_fn=loss_of)
+    run._load_csv(str(path), format="compute_comms")
+    inputs, targets = batch_of(schedule.microbatches)
+    run.step(*[inputs] * (rank == 0), target=targets if rank == RANKS - 1 else None)
+    stage.scale_grads(schedule.microbatches)
+    pairs = zip(parts[rank].parameters(), expected[rank].parameters(), strict=True)
+    return {"equal": [all(torch.equal(one.grad, other.grad) for one, other in pairs)]}
+
+
+class Tracker(MemTracker):
+    """MemTracker without its records of modules, which allow no second call before the backward pass."""
+
+    def _pre_fw_hook(self, *_: Any) -> None: ...
+    def _post_fw_hook(self, *_: Any) -> None: ...
+    def _pre_bw_hook(self, *_: Any) -> None: ...
+    def _post_bw_hook(self, *_: Any) -> None: ...
+
+
+def memory(_: str, rank: int) -> dict[str, Any]:
+    """Return measured and simulated peaks with and without evictions, and the measured costs."""
+    parts, (words, targets) = parts_of_gpt(RANKS), batch_of(8)
+    given = {"target": targets if rank == RANKS - 1 else None, "return_outputs": False}
+    inputs = [words] * (rank == 0)
+    costs, measured, simulated = None, [], []
+    for schedule in (one_f_one_b(RANKS, 8), balanced()):
+        run = pipelined(parts[rank], schedule, loss_fn=loss_of, costs=costs, timeout_s=30)
+        costs = costs or measure_pipeline(run, *inputs, target=given["target"], repeats=2)
+        run.step(*inputs, **given)
+        tracker = Tracker()
+        tracker.track_external(parts[rank])
+        with tracker:
+            run.step(*inputs, **given)
+        measured.append(sum(kinds["Total"] for kinds in tracker.get_tracker_snapshot("peak").values()))
+        simulated.append(simulate_pipeline(run.schedule, costs).peak_bytes[rank])
+    forward_us = [stage.forward_us for stage in costs.stages]
+    return {"measured": measured, "simulated": simulated, "forward_us": forward_us}
+
+
+class Failing(nn.Module):
+    """Ends the process, or raises, in a later call."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.calls = how, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 4:
+            if self.how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.how == "stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            raise ValueError("no such word")
+        return x
+
+
+def failure(how: str, rank: int) -> dict[str, Any]:
+    """Run a step in which rank 2 fails; return the error of this rank, and that of another step."""
+    schedule = one_f_one_b(RANKS, 6)
+    part = parts_of_gpt(RANKS)[rank]
+    if rank == 2:
+        part.append(Failing(how))
+    run = pipelined(part, schedule, loss_fn=loss_of, timeout_s=3 if how == "stopped" else 25)
+    inputs, targets = batch_of(schedule.microbatches)
+    errors = []
+    for _ in range(2):
+        try:
+            run.step(*[inputs] * (rank == 0), target=targets if rank == RANKS - 1 else None)
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    return {"errors": errors}
+
+
+CASES: dict[str, Callable[[str, int], dict[str, Any]]] = {
+    **dict.fromkeys(SCHEDULES, gradients),
+    "torch": by_torch,
+    "memory": memory,
+    "killed": failure,
+    "raises": failure,
+    "stopped": failure,
+}
+
+
+def run_rank(folder: Path, cases: list[str], rank: int) -> None:
+    """Connect to the other ranks and run the cases."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / f"store.{cases[0]}"), RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
+    for case in cases:
+        (folder / f"{case}.{rank}").write_text(json.dumps(CASES[case](case, rank)))
+    os._exit(0)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    os.chdir(folder)
+    for cases in sys.argv[2:]:
+        processes = [
+            get_context("fork").Process(target=run_rank, args=(folder, cases.split(","), rank))
+            for rank in range(RANKS)
+        ]
+        for process in processes:
+            process.start()
+        for rank, process in enumerate(processes):
+            if cases != "stopped" or rank != 2:
+                process.join()
+        for process in processes:
+            process.kill()
+
+
+if __name__ == "__main__":
+    main()

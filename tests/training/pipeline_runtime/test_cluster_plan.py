@@ -1,0 +1,112 @@
+"""Plans of a cluster run by processes: losses, memory against the verdict, and clean-up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+COMMAND = [sys.executable, "-W", "ignore", "-m", "tests.training.pipeline_runtime.cluster_plan_ranks"]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    paths = os.pathsep.join([str(Path.cwd()), *sys.path])
+    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("plans")
+    done = subprocess.run(
+        [*COMMAND, "results"],
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not list(folder.glob("tunebench-*"))
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("plan", ["stages", "shards"])
+def test_losses_of_four_processes_are_those_of_one(results: dict[str, Any], plan: str) -> None:
+    losses = results[plan]["losses"]
+    assert losses == pytest.approx(results[plan]["one process"], rel=1e-6)
+    assert len(set(losses)) == 3
+
+
+@pytest.mark.parametrize("plan", ["stages", "shards"])
+def test_memory_is_that_of_the_verdict(results: dict[str, Any], plan: str) -> None:
+    peaks = [rank["peak_bytes"] for rank in results[plan]["ranks"]]
+    assert results[plan]["predicted"] == pytest.approx(peaks, rel=0.05)
+    for place in ("host", "nvme"):
+        stored = [rank[f"{place}_bytes"] for rank in results[plan]["ranks"]]
+        assert results[plan][f"predicted {place}"] == pytest.approx(stored, abs=16)
+
+
+def children(process: int) -> set[int]:
+    listed = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return {int(each) for each in listed}
+
+
+def alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end, "waited for 60 s"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    if not Path("/proc/self/task").exists():
+        pytest.skip("needs /proc")
+    process = subprocess.Popen(
+        [*COMMAND, "endless"], env=environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_processes_end_with_the_one_that_started_them(
+    running: subprocess.Popen[bytes], tmp_path: Path, number: signal.Signals
+) -> None:
+    wait_until(lambda: len(children(running.pid)) == 4)
+    started = children(running.pid)
+    running.send_signal(number)
+    running.wait(60)
+    wait_until(lambda: not any(map(alive, started)))
+    if number != signal.SIGKILL:
+        assert not list(tmp_path.glob("tunebench-*"))
+
+
+def test_a_process_that_ends_ends_the_run(running: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    wait_until(lambda: len(children(running.pid)) == 4)
+    started = children(running.pid)
+    os.kill(max(started), signal.SIGKILL)
+    assert running.wait(60) == 1
+    assert not any(map(alive, started))
+    assert not list(tmp_path.glob("tunebench-*"))

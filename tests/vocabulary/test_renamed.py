@@ -1,0 +1,58 @@
+"""Old names that keep working for one version."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+
+from tests.support import needs_torch
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("tunebench.training.interconnect.cluster", "Group", "ProcessGroup"),
+        ("tunebench.training.interconnect.collective", "ways", "collective_methods"),
+        ("tunebench.training.steps.step", "Division", "Parallelism"),
+        ("tunebench.workloads.networks", "AllReduce", "TensorCollective"),
+        ("tunebench.workloads.networks", "Exchange", "TensorCollective"),
+        ("tunebench.workloads.networks", "Run", "NetworkRun"),
+    ],
+)
+def test_old_name_warns_and_returns_the_renamed_object(module: str, old: str, new: str) -> None:
+    found = importlib.import_module(module)
+    with pytest.warns(FutureWarning, match=f"use {module}.{new}"):
+        assert getattr(found, old) is getattr(found, new)
+    assert not hasattr(found, "no_such_name")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("tunebench.plan.memory", "tunebench.training.memory"),
+        ("tunebench.plan.pipeline.balance", "tunebench.training.pipeline.balance"),
+        ("tunebench.forecast.parallel.step", "tunebench.training.steps.step"),
+        ("tunebench.forecast.parallel.cluster", "tunebench.training.interconnect.cluster"),
+        ("tunebench.forecast.parallel.pipeline", "tunebench.training.schedules"),
+        ("tunebench.forecast.footprint", "tunebench.training.steps.footprint"),
+    ],
+)
+def test_moved_module_warns_and_has_the_same_names(old: str, new: str) -> None:
+    moved = importlib.import_module(new)
+    sys.modules.pop(old, None)
+    with pytest.warns(FutureWarning, match="use tunebench.training"):
+        alias = importlib.import_module(old)
+    assert all(getattr(alias, name) is getattr(moved, name) for name in moved.__all__)
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        importlib.import_module("tunebench.plan.no_such_module")
+
+
+@needs_torch
+def test_training_functions_are_served_by_their_old_names_in_torch() -> None:
+    served, training = (importlib.import_module(f"tunebench.{name}") for name in ("torch", "training"))
+    for old in served._MOVED:
+        getattr(training, served._MOVED[old])  # may warn of torch's own deprecations
+        with pytest.warns(FutureWarning, match="use tunebench.training"):
+            assert getattr(served, old) is getattr(training, served._MOVED[old])

@@ -1,1 +1,0 @@
-"""Plans of a training step, made from predicted times."""

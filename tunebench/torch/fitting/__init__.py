@@ -1,5 +1,0 @@
-"""Training steps that run within a memory budget: profile, plan, and execution of the plan.
-
-- `profile`: operations, tensors and times of a model's step as a `tunebench.plan.memory.TrainingStep`
-- `fit`: a model whose training steps run as planned
-"""

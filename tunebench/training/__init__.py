@@ -1,0 +1,65 @@
+"""Predict, plan and run training steps. This package uses the core of tunebench, which never imports it.
+
+Predicted and planned without the devices:
+
+- `interconnect`: devices and links of a cluster, and the time of collectives
+- `steps`: time of a training step on several GPUs
+- `schedules`: pipeline schedules and their simulation
+- `memory`: plans of a step within a memory budget, by activation recomputation and by copies to the host
+- `pipeline`: stages of a pipeline: costs, balance, and orders of their actions
+- `cluster`: plans of training on a cluster: parallelism, schedule, recomputation, sharding, storage
+
+Run with PyTorch:
+
+- `fitting`: `fit`, which runs training steps within a memory budget
+- `pipeline_runtime`: `pipelined`, which runs training steps in the order of a pipeline schedule
+- `coexecution`: `coexecute`, which runs whole iterations beside a graph of their operations
+
+>>> import torch
+>>> from tunebench.training import fit
+>>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())
+>>> fitted = fit(model, budget="1MiB")
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tunebench.training.coexecution.coexecute import coexecute
+    from tunebench.training.coexecution.report import CoexecutionReport
+    from tunebench.training.fitting.fit import fit
+    from tunebench.training.fitting.fitter import FittedStep, fitted_steps
+    from tunebench.training.fitting.profile import profile_step
+    from tunebench.training.pipeline_runtime.measurement import measure_pipeline
+    from tunebench.training.pipeline_runtime.pipelined_stages import pipelined
+
+__all__ = [
+    "CoexecutionReport",
+    "FittedStep",
+    "coexecute",
+    "fit",
+    "fitted_steps",
+    "measure_pipeline",
+    "pipelined",
+    "profile_step",
+]
+
+_LAZY = {
+    "CoexecutionReport": "coexecution.report",
+    "FittedStep": "fitting.fitter",
+    "coexecute": "coexecution.coexecute",
+    "fit": "fitting.fit",
+    "fitted_steps": "fitting.fitter",
+    "measure_pipeline": "pipeline_runtime.measurement",
+    "pipelined": "pipeline_runtime.pipelined_stages",
+    "profile_step": "fitting.profile",
+}
+"""Modules of the names that need torch; each is imported at its first use."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -1,0 +1,402 @@
+"""Memory of each device under a plan, by kind: `DeviceMemory`.
+
+Experts: a device has its share of each layer's experts, and divides their states with the devices that have
+the same experts. Its activations include a row for each expert of a token.
+
+Mixed precision with AdamW: two bytes per parameter, two per gradient, and twelve of the f32 parameter and two
+moments. Activations are those of Korthikanti et al. (`tunebench.training.pipeline.activation`), times the
+micro-batches in flight: p - x on rank x of p ranks in 1F1B, and ``(v - 1) p + 2 (p - 1 - x) + 1`` stages'
+worth with v stages per device (interleaved 1F1B), of which a device keeps at most all that a step has. The
+peak is on the first rank, which has most in flight, or on the last one, which has the head.
+
+Schedules with gradients of weights apart keep a micro-batch until these are computed: its activations, or, if
+that is more, what the gradients of weights need (`ActivationMemory.weight_gradient_bytes`), and also the
+gradient of its logits. The limits are those that the schedules are made for: p micro-batches (ZB-H1), 2 p - 1
+(ZB-H2), and of half stages 2 p (ZBV), 2 ceil((p + 1) / 2) (V-Half) and 2 ceil((p + 2) / 3) (V-Min).
+
+The formula holds for one plan and for columns of many (`MemoryPricer.of`, `MemoryPricer.sizes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from tunebench._lazy import np
+from tunebench.errors import InputError
+from tunebench.training.cluster.layer_time import LayerDivision, LayerRun
+from tunebench.training.cluster.space import SPLIT_SCHEDULES, V_SCHEDULES, ClusterPlan, PlanTable, TrainingJob
+from tunebench.training.cluster.storage import Placement
+from tunebench.training.steps.layer_stream import DEPTH
+from tunebench.workloads.networks._network import DType
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = [
+    "COMMUNICATOR_BYTES",
+    "CONTEXT_BYTES",
+    "FRAGMENTATION",
+    "WORKSPACE_BYTES",
+    "DeviceMemory",
+    "MemoryPricer",
+]
+
+PARAMETER_BYTES, GRADIENT_BYTES, STATE_BYTES = 2, 2, 12
+"""Bytes per parameter. Source: Rajbhandari et al., "ZeRO", 2020, section 3.1."""
+
+CONVERTED_BYTES = 2
+"""Bytes per parameter of a matrix in 8-bit floats and its transpose, which Transformer Engine keeps from one
+micro-batch to the next beside the 16-bit parameters."""
+
+WIDE_BYTES = 4
+"""Bytes of a gradient that is summed in f32."""
+
+CONTEXT_BYTES = 900_000_000
+"""Memory of the CUDA context and of loaded kernels. Assumed, not measured."""
+
+WORKSPACE_BYTES = 2 * 32 * 2**20
+"""Workspaces of cuBLAS and Transformer Engine: 32 MiB each on Hopper. Source: PyTorch, `CUDABlas` (32 MiB on
+sm_90); NVIDIA/TransformerEngine, `get_cublas_workspace_size_bytes`."""
+
+COMMUNICATOR_BYTES = 24 * (524_288 + 4_915_200 + 4_194_304)
+"""Buffers of an NCCL communicator: for each of 24 channels, those of the protocols LL, LL128 and Simple.
+Source: NVIDIA/nccl, `src/init.cc` (`DEFAULT_LL_BUFFSIZE`, `DEFAULT_LL128_BUFFSIZE`, `DEFAULT_BUFFSIZE`)."""
+
+FRAGMENTATION = 0.05
+"""Share of activations that the allocator loses to fragmentation. Assumed, not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """Peak memory of the fullest device, in bytes.
+
+    Attributes:
+        rank: Pipeline rank of the device.
+        parameters: Parameters, with those that full sharding gathers, and copies in 8-bit floats.
+        gradients: Gradients.
+        optimizer: States of the optimizer.
+        activations: Activations of the micro-batches in flight.
+        working: What a backward pass computes again for one layer, or the gradient of the logits.
+        context: Assumed memory of the CUDA context and of loaded kernels.
+        workspace: Workspaces of libraries.
+        nccl: Buffers of communicators: those of tensors, copies, experts and stages.
+        fragmentation: Assumed loss of the allocator.
+        host: Most host memory of a device: states, gradients, parameters, activations, and buffers.
+        nvme: Most NVMe of a device.
+    """
+
+    rank: int
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    working: int
+    context: int
+    workspace: int
+    nccl: int
+    fragmentation: int
+    host: int = 0
+    nvme: int = 0
+
+    @property
+    def total(self) -> int:
+        """All kinds together."""
+        held = self.parameters + self.gradients + self.optimizer + self.activations + self.working
+        return held + self.context + self.workspace + self.nccl + self.fragmentation
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """Bytes by kind."""
+        return {
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name not in ("rank", "host", "nvme")
+        }
+
+
+class _Plans(Protocol):
+    """Plans as columns: of one plan, or of a `PlanTable`."""
+
+    def column(self, name: str) -> Any:
+        """Return the values of a parameter."""
+
+    def mapped(self, function: Callable[[ClusterPlan], Any], *names: str) -> Any:
+        """Return a function of some parameters; of several numbers, as columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OnePlan:
+    plan: ClusterPlan
+
+    def column(self, name: str) -> Any:
+        return getattr(self.plan, name)
+
+    def mapped(self, function: Callable[[ClusterPlan], Any], *names: str) -> Any:
+        return function(self.plan)
+
+
+_RUN = ("tensor", "microbatch", "sequence_parallel", "flash", "context", "expert_tensor", "context_gather")
+_DIVISION = ("tensor", "expert", "expert_tensor")
+_STAGES = ("pipeline", "chunks", "schedule")
+_SHARDS = ("data", "tensor", "context", "expert", "expert_tensor", "sharding")
+_GROUPS = ("data", "tensor", "context", "expert", "pipeline")
+
+
+class MemoryPricer:
+    """Memory of the plans of a job.
+
+    Raises:
+        InputError: if parameters are not of a supported dtype.
+    """
+
+    dtypes: ClassVar[tuple[DType, ...]] = ("f16", "bf16")
+    """Supported dtypes of parameters."""
+
+    def __init__(self, job: TrainingJob) -> None:
+        if job.dtype not in self.dtypes:
+            raise InputError(f"dtype must be {' or '.join(self.dtypes)}, got {job.dtype}")
+        self.job = job
+        self._kept = lru_cache(maxsize=None)(self._kept_bytes)
+        self._largest = lru_cache(maxsize=None)(self._largest_layer)
+        self._stage_parameters = lru_cache(maxsize=None)(self._held_parameters)
+
+    def of(self, plan: ClusterPlan) -> DeviceMemory:
+        """Return the memory of the fullest device."""
+        ranks = (0,) if plan.pipeline == 1 else (0, plan.pipeline - 1)
+        sizes = [self.of_rank(plan, rank) for rank in ranks]
+        fullest = max(sizes, key=lambda each: each.total)
+        return replace(fullest, host=max(each.host for each in sizes), nvme=max(each.nvme for each in sizes))
+
+    def of_rank(self, plan: ClusterPlan, rank: int) -> DeviceMemory:
+        """Return the memory of the devices of a rank of the pipeline."""
+        return self.of_stage(plan, rank, None)
+
+    def of_stage(self, plan: ClusterPlan, rank: int, layers: tuple[int, int] | None) -> DeviceMemory:
+        """Return the memory of the devices of a rank in mixed precision, whatever layers it has.
+
+        Args:
+            plan: The plan.
+            rank: The rank.
+            layers: Layers of its only stage as a half-open range; None for an even division.
+        """
+        kinds = self._kinds(_OnePlan(plan), last=False, rank=rank, layers=layers)
+        return DeviceMemory(rank=rank, **{name: int(size) for name, size in kinds.items()})
+
+    def activation_bytes(self, plan: ClusterPlan, rank: int) -> int:
+        """Return the bytes of the micro-batches in flight on a rank."""
+        return int(self._activations(_OnePlan(plan), rank, None)[0])
+
+    def sizes(self, plans: PlanTable) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the memory of the fullest device of each plan, and the most host memory and NVMe.
+
+        Args:
+            plans: The plans.
+        """
+        both = [self._kinds(plans, last=last) for last in (False, True)]
+        totals = [
+            sum((size for name, size in kinds.items() if name not in ("host", "nvme")), np.int64(0))
+            for kinds in both
+        ]
+        host, nvme = (np.maximum(both[0][name], both[1][name]) for name in ("host", "nvme"))
+        return np.maximum(totals[0], totals[1]), host, nvme
+
+    def _kinds(
+        self, plans: _Plans, *, last: bool, rank: int = 0, layers: tuple[int, int] | None = None
+    ) -> dict[str, Any]:
+        """Return the bytes of each kind on the devices of a rank.
+
+        Args:
+            plans: One plan, or many.
+            last: Whether the rank is the last one of each plan.
+            rank: The rank otherwise.
+            layers: Layers of its only stage; None for an even division.
+        """
+        ranks = plans.column("pipeline")
+        place = ranks - 1 if last else rank
+        activations, working, kept = self._activations(plans, place, layers)
+        held = plans.mapped(
+            lambda plan: self.held_parameters(plan, plan.pipeline - 1 if last else rank, layers),
+            *_DIVISION,
+            *_STAGES,
+        )
+        shards = plans.mapped(lambda plan: plan.shards, *_SHARDS)
+        largest = plans.mapped(lambda plan: self._largest(LayerRun.of(plan).division), *_DIVISION)
+        states = -(-held[0] // shards[0]) - (-held[1] // shards[1])
+        placed, total = _placement(plans), held[0] + held[1]
+        gradient_bytes = WIDE_BYTES if self.job.wide_gradients else GRADIENT_BYTES
+        moves, buffer = placed.scatters | (placed.states != "device"), DEPTH * largest
+        own = np.where(placed.parameters == "device", states, 0)
+        fetches = moves & (placed.gathers | (placed.parameters != "device"))
+        parameters = PARAMETER_BYTES * np.where(fetches, own + buffer, total)
+        streams = moves & (placed.streams_gradients | placed.scatters)
+        own = np.where(placed.streams_gradients, 0, states)
+        gradients = gradient_bytes * np.where(streams, own + buffer, total)
+        small = DEPTH * -(-largest // np.minimum(shards[0], shards[1]))
+        host, nvme = _stored_bytes(placed, states, small)
+        offloads = plans.column("activations") == "host"
+        layer_bytes, stage_bytes = kept
+        moved = np.maximum(0, stage_bytes - DEPTH * layer_bytes)
+        activations = activations - np.where(offloads, moved, 0)
+        return {
+            "parameters": parameters + self._converted_bytes(plans, last, rank, layers),
+            "gradients": gradients,
+            "optimizer": np.where(placed.states == "device", STATE_BYTES * states, 0),
+            "host": np.where(moves, host, 0) + np.where(offloads, stage_bytes, 0),
+            "nvme": np.where(moves, nvme, 0),
+            "activations": activations,
+            "working": working,
+            "context": CONTEXT_BYTES,
+            "workspace": WORKSPACE_BYTES,
+            "nccl": COMMUNICATOR_BYTES * plans.mapped(_communicators, *_GROUPS),
+            "fragmentation": np.rint(FRAGMENTATION * (activations + working)).astype(np.int64),
+        }
+
+    def _activations(
+        self, plans: _Plans, rank: Any, layers: tuple[int, int] | None
+    ) -> tuple[Any, Any, tuple[Any, Any]]:
+        """Return the bytes of the micro-batches in flight, those of work, and those of layers among them.
+
+        The last are those of one layer, and of all layers of the device.
+        """
+        kept, whole, work, weights, embedding, head, head_gradient = plans.mapped(
+            lambda plan: self._kept(LayerRun.of(plan).whole), *_RUN, "recompute"
+        )
+        ranks, chunks, schedule = (plans.column(name) for name in _STAGES)
+        count = self.job.batch // (plans.column("data") * plans.column("microbatch"))
+        split, v_shaped = np.isin(schedule, SPLIT_SCHEDULES), np.isin(schedule, V_SCHEDULES)
+        stages = ranks * np.where(v_shaped, 2, chunks)
+        each, more = self.job.network.layers // stages, self.job.network.layers % stages
+        held = layers[1] - layers[0] if layers else each + (rank < more)
+        in_flight = _in_flight(plans, rank, count)
+        most = plans.column("recompute_layers")
+        again = np.where(most > 0, np.minimum(most, held), held)
+        stage_bytes = in_flight * (again * kept + (held - again) * whole)
+        stage_bytes = np.where(split, in_flight * held * np.maximum(whole, weights), stage_bytes)
+        twice = (chunks > 1) | v_shaped | (schedule == "zb-h2")
+        total = (
+            stage_bytes + np.where(rank == 0, np.minimum(count, np.where(twice, 2, 1) * ranks), 0) * embedding
+        )
+        last = rank == np.where(v_shaped, 0, ranks - 1)
+        waiting = np.where(split, np.minimum(count, in_flight) - 1, 0)
+        total = total + last * (head + waiting * head_gradient)
+        working = np.where(last, np.maximum(work, head_gradient), work)
+        return total, working, (kept, stage_bytes)
+
+    def _kept_bytes(self, run: LayerRun) -> tuple[int, ...]:
+        """Return the bytes of a layer and what surrounds it, for each micro-batch.
+
+        They are those that a layer keeps, that one keeps of which nothing is computed again, that are there
+        while a layer is computed, that gradients of weights need, and those of the embedding and the head.
+        """
+        memory, whole = run.activations(self.job), run.kept.activations(self.job)
+        return (
+            memory.layer_bytes,
+            whole.layer_bytes,
+            memory.recomputed_bytes + run.gathered_bytes(self.job),
+            whole.weight_gradient_bytes,
+            memory.embedding_bytes,
+            memory.head_bytes,
+            memory.head_gradient_bytes,
+        )
+
+    def held_parameters(
+        self, plan: ClusterPlan, rank: int, layers: tuple[int, int] | None = None
+    ) -> tuple[int, int]:
+        """Return the parameters of a rank outside experts, and those of its experts.
+
+        Args:
+            plan: The plan.
+            rank: The rank.
+            layers: Layers of its only stage as a half-open range; None for an even division.
+        """
+        division = LayerRun.of(plan).division
+        if layers:
+            return self._stage_parameters(division, layers)
+        others = routed = 0
+        for stage in self._stages_of(plan, rank):
+            found = self._stage_parameters(division, stage)
+            others, routed = others + found[0], routed + found[1]
+        return others, routed
+
+    def _stages_of(self, plan: ClusterPlan, rank: int) -> list[tuple[int, int]]:
+        """Return the layers of the stages of a rank, each as a half-open range."""
+        count = plan.pipeline * plan.stages_per_device
+        each, more = divmod(self.job.network.layers, count)
+        firsts = [(stage, stage * each + min(stage, more)) for stage in plan.held_stages[rank]]
+        return [(first, first + each + (stage < more)) for stage, first in firsts]
+
+    def _held_parameters(self, division: LayerDivision, layers: tuple[int, int]) -> tuple[int, int]:
+        return division.held(self.job.network, layers)
+
+    def _converted_bytes(self, plans: _Plans, last: bool, rank: int, layers: tuple[int, int] | None) -> Any:
+        """Return the bytes of the matrices in 8-bit floats, and of their transposes, on a rank."""
+        if self.job.fp8 == "none":
+            return 0
+
+        def converted(plan: ClusterPlan) -> int:
+            stages = self._stages_of(plan, plan.pipeline - 1 if last else rank)
+            count = sum(end - first for first, end in ([layers] if layers else stages))
+            if plan.parameters != "device" or plan.sharding == "full":
+                count = min(count, DEPTH)
+            routed = LayerRun.of(plan).division.held(self.job.network, (0, count))[1]
+            return CONVERTED_BYTES * (self.job.network.matrix_parameters(plan.tensor, (0, count)) + routed)
+
+        return plans.mapped(converted, *_DIVISION, *_STAGES, "parameters", "sharding")
+
+    def _largest_layer(self, division: LayerDivision) -> int:
+        """Return the parameters of a layer, or of the one with the embedding if that has more."""
+        last = self.job.network.layers - 1
+        kinds = {(0, 1), (last // 2, last // 2 + 1), (last, last + 1)}
+        return max(sum(self._stage_parameters(division, each)) for each in kinds)
+
+
+def _communicators(plan: ClusterPlan) -> int:
+    """Return the number of groups that each device communicates in."""
+    return sum(size > 1 for size in (plan.tensor, plan.copies, plan.context, plan.expert, plan.pipeline))
+
+
+def _in_flight(plans: _Plans, rank: Any, count: Any) -> Any:
+    """Return the stages of which a rank stores a micro-batch, those of different micro-batches each."""
+    ranks, chunks, schedule = (plans.column(name) for name in _STAGES)
+    limits = {
+        "zb-h1": ranks,
+        "zb-h2": 2 * ranks - 1,
+        "interleaved-zb": chunks * ranks,
+        "zbv": 2 * ranks,
+        "v-half": 2 * ((ranks + 2) // 2),
+        "v-min": 2 * ((ranks + 4) // 3),
+    }
+    found = np.where(chunks > 1, (chunks - 1) * ranks + 2 * (ranks - 1 - rank) + 1, ranks - rank)
+    for name, limit in limits.items():
+        found = np.where(schedule == name, limit, found)
+    return np.minimum(count * np.where(np.isin(schedule, V_SCHEDULES), 2, chunks), found)
+
+
+def _placement(plans: _Plans) -> Placement:
+    """Return the placement of plans as columns."""
+    names = ("sharding", "states", "parameters", "activations")
+    places = [np.asarray(plans.column(name)) for name in names]
+    return Placement(plans.column("pipeline"), plans.column("data") * plans.column("context"), *places)
+
+
+def _stored_bytes(placed: Placement, states: Any, buffer: Any) -> tuple[Any, Any]:
+    """Return the host memory and the NVMe of a device for its share of parameters.
+
+    Buffers hold the layers that move through host memory: all bytes of a parameter, on the way in and out.
+
+    Args:
+        placed: Where data is.
+        states: Parameters whose states the device keeps.
+        buffer: Parameters of the layers that are buffered.
+    """
+    on_nvme, below = placed.states == "nvme", placed.parameters == "nvme"
+    summed = np.where(placed.streams_gradients & ~below, GRADIENT_BYTES * states, 0)
+    buffers = 2 * (STATE_BYTES + GRADIENT_BYTES + PARAMETER_BYTES) * buffer
+    host = np.where(placed.states == "host", (STATE_BYTES + GRADIENT_BYTES) * states, 0)
+    host = host + np.where(on_nvme, buffers + summed, 0)
+    host = host + np.where(placed.parameters == "host", PARAMETER_BYTES * states, 0)
+    nvme = np.where(on_nvme, STATE_BYTES * states, 0)
+    return host, nvme + np.where(below, (PARAMETER_BYTES + GRADIENT_BYTES) * states, 0)

@@ -1,0 +1,525 @@
+"""Predicted times of layers, from which the passes of any stage add up: `LayerTimes`.
+
+Layers of a transformer are equal, so a stage is a sum of three kinds: the first layer (with the embedding), a
+layer between, and the last one (with the head). Each kind is predicted once for each way to run it, all in
+one batch. What is computed again is a part of the forward kernels, so that one prediction is enough for all
+kinds of recomputation.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from tunebench.device import Device
+from tunebench.forecast.network import (
+    MEGATRON_HOST_US,
+    OperationTime,
+    host_launches,
+    predict_operations,
+)
+from tunebench.training.cluster.space import ClusterPlan, TrainingJob
+from tunebench.training.pipeline.activation import ActivationMemory, architecture_of
+from tunebench.training.steps.waits import is_weight_gradient
+from tunebench.workloads.networks import Network, NetworkRun, Operation
+from tunebench.workloads.networks._megatron import add_converted_weights
+from tunebench.workloads.networks._network import DType, Fp8, Recompute
+from tunebench.workloads.networks._tape import Tape
+from tunebench.workloads.operators.attention import Attention
+from tunebench.workloads.operators.gemm import Gemm
+
+__all__ = ["HOST_US", "LayerDivision", "LayerRun", "LayerTimes", "PassTime", "UpdateTime"]
+
+HOST_US = MEGATRON_HOST_US
+"""Host time per kernel launch, in microseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDivision:
+    """How the parameters of a layer are divided.
+
+    Attributes:
+        tensor: Devices that share the layer.
+        expert: Devices among which the experts are divided.
+        expert_tensor: Devices that share each expert.
+    """
+
+    tensor: int
+    expert: int = 1
+    expert_tensor: int = 1
+
+    def held(self, network: Network, layers: tuple[int, int] | None = None) -> tuple[int, int]:
+        """Return the parameters on a device outside experts, and those of its experts.
+
+        Args:
+            network: The network.
+            layers: Layers of the device as a half-open range; None for all.
+        """
+        run = NetworkRun(
+            stack="megatron", tensor=self.tensor, expert=self.expert, expert_tensor=self.expert_tensor
+        )
+        return network.held_parameters(run, layers)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRun:
+    """How a layer runs on each device; equal ones have equal times.
+
+    Attributes:
+        tensor: Devices that share the layer.
+        microbatch: Sequences in a micro-batch.
+        recompute: What the backward pass computes again.
+        sequence_parallel: Whether tokens are divided too.
+        flash: Whether attention is one kernel.
+        context: Devices that share each sequence.
+        expert: Devices among which the experts are divided.
+        expert_tensor: Devices that share each expert.
+        context_gather: Whether all keys and values are gathered before attention.
+        recompute_layers: First layers of a stage that full recomputation computes again; 0 for all.
+    """
+
+    tensor: int
+    microbatch: int
+    recompute: Recompute
+    sequence_parallel: bool
+    flash: bool
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+    context_gather: bool = False
+    recompute_layers: int = 0
+
+    @classmethod
+    def of(cls, plan: ClusterPlan) -> LayerRun:
+        """Return how the layers of a plan run."""
+        return cls(
+            plan.tensor,
+            plan.microbatch,
+            plan.recompute,
+            plan.sequence_parallel,
+            plan.flash,
+            plan.context,
+            plan.expert,
+            plan.expert_tensor,
+            plan.context_gather,
+            plan.recompute_layers,
+        )
+
+    @property
+    def whole(self) -> LayerRun:
+        """The same for each layer that recomputation is for."""
+        return replace(self, recompute_layers=0) if self.recompute_layers else self
+
+    @property
+    def kept(self) -> LayerRun:
+        """The same for a layer of which nothing is computed again."""
+        return self if self.recompute == "none" else replace(self, recompute="none", recompute_layers=0)
+
+    @property
+    def division(self) -> LayerDivision:
+        """How parameters are divided."""
+        return LayerDivision(self.tensor, self.expert, self.expert_tensor)
+
+    @property
+    def plain(self) -> LayerRun:
+        """The same without recomputation and gathered keys, each device with all experts."""
+        return replace(
+            self, recompute="none", recompute_layers=0, expert=1, expert_tensor=1, context_gather=False
+        )
+
+    def network_run(self, job: TrainingJob, layers: tuple[int, int]) -> NetworkRun:
+        """Return the run of a micro-batch through some layers, without accumulation and updates."""
+        return NetworkRun(
+            batch=self.microbatch,
+            seq=job.seq // self.context,
+            mode="train",
+            dtype=job.dtype,
+            stack="megatron",
+            tensor=self.tensor,
+            context=self.context,
+            expert=self.expert,
+            expert_tensor=self.expert_tensor,
+            expert_load=job.expert_load,
+            layers=layers,
+            recompute=self.recompute,
+            recompute_layers=self.recompute_layers or None,
+            context_gather=self.context_gather,
+            sequence_parallel=self.sequence_parallel,
+            flash=self.flash,
+            fp8=job.fp8,
+            wide_gradients=job.wide_gradients,
+            cuda_graphs=job.cuda_graphs,
+        )
+
+    def activations(self, job: TrainingJob) -> ActivationMemory:
+        """Return the activations that these layers keep for each micro-batch."""
+        return ActivationMemory(
+            architecture=architecture_of(job.network),
+            batch=self.microbatch,
+            seq=job.seq // self.context,
+            dtype=job.dtype,
+            tensor=self.tensor,
+            sequence_parallel=self.sequence_parallel,
+            recompute=self.recompute,
+            flash_attention=self.flash,
+            fp8=job.fp8 != "none",
+            expert_tensor=self.expert_tensor,
+            expert_load=job.expert_load,
+        )
+
+    def gathered_bytes(self, job: TrainingJob) -> int:
+        """Return the bytes of all keys and values of a layer, and of their gradients, while it needs them."""
+        if not self.context_gather:
+            return 0
+        gathered = self.network_run(job, (0, 1))
+        return 2 * sum(
+            each.nbytes
+            for each in job.network.exchanges(gathered)
+            if each.phase == "forward" and each.collective == "all-gather"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """Kernels of some layers in the passes of a micro-batch.
+
+    Attributes:
+        forward_us: Time of kernels in the forward pass.
+        backward_us: Time of kernels in the backward pass.
+        launches: Kernel launches of both passes (see `host_launches`).
+        weights_us: Time of the kernels of the backward pass that compute gradients of weights.
+    """
+
+    forward_us: float = 0.0
+    backward_us: float = 0.0
+    launches: float = 0.0
+    weights_us: float = 0.0
+
+    def plus(self, other: PassTime, times: int = 1) -> PassTime:
+        """Return the sum with a multiple of another time."""
+        return PassTime(
+            self.forward_us + times * other.forward_us,
+            self.backward_us + times * other.backward_us,
+            self.launches + times * other.launches,
+            self.weights_us + times * other.weights_us,
+        )
+
+    def without(self, other: PassTime) -> PassTime:
+        """Return the difference to another time."""
+        return self.plus(other, -1)
+
+    def scaled(self, factor: float) -> PassTime:
+        """Return the same with kernels that take this multiple of the time."""
+        return PassTime(
+            self.forward_us * factor, self.backward_us * factor, self.launches, self.weights_us * factor
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateTime:
+    """Kernels of a stage that depend on its parameters only.
+
+    Attributes:
+        accumulate_us: Addition of the gradients of a micro-batch to those before.
+        accumulate_launches: Its kernel launches.
+        optimizer_us: Update of the parameters, of the host if that takes longer.
+    """
+
+    accumulate_us: float
+    accumulate_launches: float
+    optimizer_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Kinds:
+    first: PassTime
+    middle: PassTime
+    last: PassTime
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """What the first and the last layer have in addition, and the products of both.
+
+    It does not depend on recomputation or experts.
+    """
+
+    first: PassTime
+    last: PassTime
+    products: dict[tuple[str, str], float]
+
+
+@dataclass(kw_only=True)
+class LayerTimes:
+    """Times of the layers of a network on a device. Predictions are kept, so that plans share them.
+
+    Attributes:
+        network: The transformer.
+        device: The device.
+        seq: Tokens per sequence.
+        dtype: Dtype of parameters and activations.
+        fp8: Scaling of 8-bit floats in linear layers.
+        wide_gradients: Whether gradients are summed in f32.
+        predictor: Returns the times of operations on the device.
+        host_us: Host time per kernel launch, in microseconds.
+        expert_load: Tokens of the busiest device of expert parallelism, relative to the mean.
+    """
+
+    network: Network
+    device: Device
+    seq: int
+    dtype: DType
+    fp8: Fp8 = "none"
+    wide_gradients: bool = False
+    predictor: Callable[[Sequence[Operation], Device], Sequence[OperationTime]] = predict_operations
+    host_us: float = HOST_US
+    expert_load: float = 1.0
+    _kinds: dict[LayerRun, _Kinds] = field(default_factory=dict, repr=False)
+    _middle: dict[LayerRun, dict[str, PassTime]] = field(default_factory=dict, repr=False)
+    _products: dict[LayerRun, dict[tuple[str, str], float]] = field(default_factory=dict, repr=False)
+    _ends: dict[LayerRun, _Ends] = field(default_factory=dict, repr=False)
+    _updates: dict[tuple[LayerDivision, tuple[int, int], tuple[int, int]], UpdateTime] = field(
+        default_factory=dict, repr=False
+    )
+
+    @classmethod
+    def of(cls, job: TrainingJob, device: Device) -> LayerTimes:
+        """Return the times of the layers of a job on a device."""
+        return cls(
+            network=job.network,
+            device=device,
+            seq=job.seq,
+            dtype=job.dtype,
+            fp8=job.fp8,
+            wide_gradients=job.wide_gradients,
+            host_us=0.0 if job.cuda_graphs else HOST_US,
+            expert_load=job.expert_load,
+        )
+
+    def predict(self, runs: Iterable[LayerRun]) -> None:
+        """Predict ways to run a layer that are not known yet, in one batch."""
+        listed = dict.fromkeys(runs)
+        wholes = [
+            each for run in listed for each in ((run.whole, run.kept) if run.recompute == "full" else (run,))
+        ]
+        new = [run for run in dict.fromkeys(wholes) if run not in self._kinds]
+        if not new:
+            return
+        bases = dict.fromkeys(self._base(run) for run in new)
+        plain = [run for run in dict.fromkeys(run.plain for run in bases) if run not in self._ends]
+        first, middle, last = self.kinds_of_layer()
+        wanted = dict.fromkeys((run, middle) for run in (*bases, *plain) if run not in self._middle)
+        wanted |= dict.fromkeys((run, kind) for run in plain for kind in (first, last))
+        found = self._predicted(wanted)
+        self._middle |= {run: each for (run, kind), each in found.items() if kind == middle}
+        for run in plain:
+            each = self._middle[run]["none"]
+            self._ends[run] = _Ends(
+                found[run, first]["none"].without(each),
+                found[run, last]["none"].without(each),
+                self._products[run],
+            )
+        for run in new:
+            base, ends = self._base(run), self._ends[run.plain]
+            each = self._middle[base]["none" if base == run else run.recompute]
+            self._products[run] = {**ends.products, **self._products[base]}
+            self._kinds[run] = _Kinds(each.plus(ends.first), each, each.plus(ends.last))
+
+    def _base(self, run: LayerRun) -> LayerRun:
+        """Return the run whose kernels those of a run follow from: without recomputation.
+
+        A layer with the embedding or the head does not show which forward kernels are computed again.
+        """
+        return run.kept if self.network.layers > 2 else run
+
+    def _predicted(
+        self, wanted: Iterable[tuple[LayerRun, tuple[int, int]]]
+    ) -> dict[tuple[LayerRun, tuple[int, int]], dict[str, PassTime]]:
+        """Return the times of layers by recomputation, and keep those of their products."""
+        job = TrainingJob(
+            network=self.network,
+            batch=1,
+            seq=self.seq,
+            dtype=self.dtype,
+            fp8=self.fp8,
+            load_factor=self.expert_load,
+        )
+        listed: list[Operation] = []
+        parts: list[tuple[LayerRun, tuple[int, int], int, int]] = []
+        for run, layers in wanted:
+            operations = self.network.operations(run.network_run(job, layers))
+            parts.append((run, layers, len(listed), len(listed) + len(operations)))
+            listed += operations
+        times = self.predictor(listed, self.device)
+        found = {}
+        for run, layers, start, end in parts:
+            found[run, layers] = _pass_times(times[start:end])
+            products = {**_product_us(times[start:end]), **_attention_us(times[start:end])}
+            self._products.setdefault(run, {}).update(products)
+        return found
+
+    def kinds_of_layer(self) -> tuple[tuple[int, int], ...]:
+        """Return a first layer, one between, and a last one, which are the same if there are few layers."""
+        count = self.network.layers
+        return (0, 1), (count // 2, count // 2 + 1), (count - 1, count)
+
+    def passes(self, run: LayerRun, layers: tuple[int, int]) -> PassTime:
+        """Return the kernels of a stage, without the accumulation of gradients.
+
+        Args:
+            run: How the layers run; known by `predict`.
+            layers: Layers of the stage as a half-open range.
+        """
+        if run.recompute_layers:
+            again = min(run.recompute_layers, layers[1] - layers[0])
+            whole, kept = self._kinds[run.whole].middle, self._kinds[run.kept].middle
+            return self.passes(run.kept, layers).plus(whole.without(kept), again)
+        kinds, (first, last) = self._kinds[run], layers
+        begins, ends = first == 0, last == self.network.layers
+        if last - first == 1:
+            return kinds.first if begins else kinds.last if ends else kinds.middle
+        total = PassTime()
+        if begins:
+            total = total.plus(kinds.first)
+        if ends:
+            total = total.plus(kinds.last)
+        return total.plus(kinds.middle, last - first - begins - ends)
+
+    def product_us(self, run: LayerRun, part: str, gradient: str) -> float:
+        """Return the time of one product, or of a kernel of attention.
+
+        Args:
+            run: How the layers run; known by `predict`.
+            part: Part of the network.
+            gradient: Gradient that the product computes, or the pass of a product or of the attention.
+        """
+        return self._products[run.whole].get((part, gradient), 0.0)
+
+    def update(self, division: LayerDivision, layers: tuple[int, int], shards: tuple[int, int]) -> UpdateTime:
+        """Return the kernels that depend on the parameters of a stage.
+
+        Args:
+            division: How parameters are divided.
+            layers: Layers of the stage as a half-open range.
+            shards: Devices that divide the states of the optimizer, and those of the experts' states.
+        """
+        key = (division, self.alike(layers), shards)
+        if key not in self._updates:
+            self._updates[key] = self._update(*key)
+        return self._updates[key]
+
+    def alike(self, layers: tuple[int, int]) -> tuple[int, int]:
+        """Return the first range of layers with the same kernels and parameters."""
+        first, last = layers
+        return layers if first == 0 or last == self.network.layers else (1, 1 + last - first)
+
+    def _update(
+        self, division: LayerDivision, layers: tuple[int, int], shards: tuple[int, int]
+    ) -> UpdateTime:
+        held = division.held(self.network, layers)
+        added, updated = Tape(self._updating), Tape(self._updating)
+        added.accumulated(sum(held), self._tensors(layers))
+        updated.updated(sum(-(-count // each) for count, each in zip(held, shards, strict=True)))
+        matrices = self.network.matrix_parameters(division.tensor, layers) + held[1]
+        add_converted_weights(updated, matrices)
+        times = self.predictor([*added.operations, *updated.operations], self.device)
+        accumulate, optimizer = times[: len(added.operations)], times[len(added.operations) :]
+        optimizer_us = sum(each.time_us for each in optimizer)
+        return UpdateTime(
+            sum(each.time_us for each in accumulate),
+            host_launches(accumulate),
+            max(optimizer_us, self.host_us * host_launches(optimizer)),
+        )
+
+    @functools.cached_property
+    def _updating(self) -> NetworkRun:
+        """A run that adds gradients to earlier ones and updates parameters."""
+        return NetworkRun(
+            batch=1,
+            seq=self.seq,
+            mode="train",
+            dtype=self.dtype,
+            stack="megatron",
+            accumulate=True,
+            optimizer="adamw",
+            fp8=self.fp8,
+            wide_gradients=self.wide_gradients,
+        )
+
+    def _tensors(self, layers: tuple[int, int]) -> int:
+        """Return the number of tensors that hold the parameters of a stage."""
+        first, last = layers
+        begins, ends = first == 0, last == self.network.layers
+        one, middle, end = self._kind_tensors
+        if last - first == 1:
+            return one if begins else end if ends else middle
+        return one * begins + end * ends + middle * (last - first - begins - ends)
+
+    @functools.cached_property
+    def _kind_tensors(self) -> tuple[int, int, int]:
+        """Number of tensors of a first layer, one between, and a last one."""
+        counts = []
+        for layers in self.kinds_of_layer():
+            operations = self.network.operations(replace(self._updating, layers=layers))
+            counts.append(sum(each.count for each in operations if each.part == "gradients"))
+        return counts[0], counts[len(counts) // 2], counts[-1]
+
+
+_RECOMPUTED: dict[str, tuple[str, ...]] = {
+    "selective": (
+        "attention",
+        "attention merge",
+        "attention scores",
+        "attention softmax",
+        "attention values",
+        "attention copies",
+    ),
+    "experts": ("router", "experts", "expert exchange", "mlp up", "mlp activation", "mlp down"),
+}
+"""Parts of a layer whose forward kernels the backward pass runs again; all parts with full recomputation."""
+
+
+def _pass_times(times: Iterable[OperationTime]) -> dict[str, PassTime]:
+    """Return the time of a layer by what is computed again, given its kernels without recomputation."""
+    given = list(times)
+    forward = [each for each in given if each.operation.phase == "forward"]
+    backward = [each for each in given if each.operation.phase == "backward"]
+    none = PassTime(
+        sum(each.time_us for each in forward),
+        sum(each.time_us for each in backward),
+        host_launches(given),
+        sum(each.time_us for each in backward if is_weight_gradient(each)),
+    )
+    found = {"none": none}
+    for recompute in ("selective", "experts", "full"):
+        parts = _RECOMPUTED.get(recompute)
+        again = [each for each in forward if parts is None or each.operation.part in parts]
+        found[recompute] = none.plus(PassTime(0.0, sum(each.time_us for each in again), host_launches(again)))
+    return found
+
+
+def _attention_us(times: Iterable[OperationTime]) -> dict[tuple[str, str], float]:
+    """Return the mean time of the kernels of attention in each pass."""
+    totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for each in times:
+        if isinstance(each.operation.workload, Attention) and each.operation.part == "attention":
+            total = totals["attention", each.operation.phase]
+            total[0] += each.time_us
+            total[1] += each.operation.count
+    return {key: us / count for key, (us, count) in totals.items()}
+
+
+def _product_us(times: Iterable[OperationTime]) -> dict[tuple[str, str], float]:
+    """Return the mean time of the products of each part, in the forward pass and by gradient."""
+    totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for each in times:
+        work = each.operation.workload
+        phase = each.operation.phase
+        if isinstance(work, Gemm) and each.operation.part != "recomputation":
+            gradient = "weights" if work.trans == "tn" else "input"
+            total = totals[each.operation.part, "forward" if phase == "forward" else gradient]
+            total[0] += each.time_us
+            total[1] += each.operation.count
+    return {key: us / count for key, (us, count) in totals.items()}

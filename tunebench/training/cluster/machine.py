@@ -1,0 +1,362 @@
+"""Clusters that train a model: devices, links, memory and price, from text or from a file.
+
+    TrainingCluster.parse("64 x h100-sxm, 8 a node, nvlink4, net-400")
+    TrainingCluster.parse("8 x l4, 24GB, 0.7/h")
+    TrainingCluster.parse("64 x h100-sxm, 500 W")
+    TrainingCluster.parse("16 x h100-sxm, host 2TB 400, nvme 30TB 25/12")
+    TrainingCluster.read("cluster.toml")
+
+A file has the keys `product`, `nodes`, `devices_per_node`, and optionally `inside` and `between` (links by
+name, by figures, or tables with the fields of `Link`), `nodes_per_switch` and `oversubscription`, `memory`,
+`power_limit_w` (watts of each device; by default those of the product), `host_memory` with `host_gb_s` and
+`host_link`, `devices_per_host_link` and `host_duplex`, `nvme` with `nvme_read_gb_s` and `nvme_write_gb_s`,
+and `price_per_hour`.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tunebench import device as devices
+from tunebench._figure import significant
+from tunebench.device import Device
+from tunebench.errors import InputError, UnknownName
+from tunebench.training.interconnect.cluster import (
+    Cluster,
+    Link,
+    find_link,
+    is_network,
+    link_name,
+    link_of,
+    links,
+)
+from tunebench.training.memory.budget import budget_bytes
+from tunebench.training.memory.host_link import host_link, host_link_of
+from tunebench.training.memory.step import HostLink
+
+__all__ = ["TrainingCluster"]
+
+EXAMPLE = '"64 x h100-sxm, 8 a node, nvlink4, net-400"'
+
+_KINDS = ("nvlink", "pcie")
+"""Kinds of links within a node: each is the generation that a product has."""
+
+PER_NODE = 8
+"""Devices per node if a text does not say; fewer if the cluster has fewer."""
+
+_COUNT = re.compile(r"(?P<count>\d+)\s*(x|\*)\s*(?P<product>[\w. -]*[\w.-])")
+_PER_NODE = re.compile(r"(?P<count>\d+)\s*(a|per)\s*node")
+_SIZE = re.compile(r"\d+(\.\d+)?\s*[kmgt]i?b", re.IGNORECASE)
+_PRICE = re.compile(r"(\$\s*(?P<price>\d+(\.\d+)?)(\s*/\s*h)?|(?P<hourly>\d+(\.\d+)?)\s*/\s*h)")
+
+_POWER = re.compile(r"(?P<watts>\d+(\.\d+)?)\s*w", re.IGNORECASE)
+
+_HOST = re.compile(r"host\s+(?P<size>\S+)\s+(?P<gb_s>\d+(\.\d+)?)")
+_NVME = re.compile(r"nvme\s+(?P<size>\S+)\s+(?P<read>\d+(\.\d+)?)/(?P<write>\d+(\.\d+)?)")
+
+_KEYS = (
+    "product",
+    "nodes",
+    "devices_per_node",
+    "inside",
+    "between",
+    "nodes_per_switch",
+    "oversubscription",
+    "memory",
+    "power_limit_w",
+    "host_memory",
+    "host_gb_s",
+    "host_link",
+    "devices_per_host_link",
+    "host_duplex",
+    "nvme",
+    "nvme_read_gb_s",
+    "nvme_write_gb_s",
+    "price_per_hour",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingCluster:
+    """Equal nodes of one product, with what training needs of them.
+
+    Attributes:
+        device: One of the devices.
+        links: Nodes and links.
+        memory_bytes: Memory of each device.
+        host_bytes: Host memory of each node for states of the optimizer; 0 if none may be used.
+        host_gb_s: Bandwidth of the host memory of a node, reads and writes together, in 1e9 bytes per second.
+        host_link: Link of each device to host memory; None if no host memory is used.
+        devices_per_host_link: Devices that share one such link, as behind a switch.
+        host_duplex: Whether copies in both directions run at the same time at full bandwidth.
+        nvme_bytes: NVMe of each node; 0 if none may be used.
+        nvme_read_gb_s: Bandwidth of reads from the NVMe of a node, in 1e9 bytes per second.
+        nvme_write_gb_s: Bandwidth of writes.
+        price_per_hour: Price of a device and hour; None if it is not known.
+    """
+
+    device: Device
+    links: Cluster
+    memory_bytes: int
+    host_bytes: int = 0
+    host_gb_s: float = 0.0
+    host_link: HostLink | None = None
+    devices_per_host_link: int = 1
+    host_duplex: bool = True
+    nvme_bytes: int = 0
+    nvme_read_gb_s: float = 0.0
+    nvme_write_gb_s: float = 0.0
+    price_per_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes <= 0:
+            raise InputError(
+                f"the memory of {self.device.name} is not known: give it, such as memory = '80GB' in a file "
+                "or 80GB in a text"
+            )
+        if self.host_bytes and (self.host_gb_s <= 0 or self.host_link is None):
+            raise InputError(
+                "host_memory also needs host_gb_s, the bandwidth of the host memory of a node in "
+                "GB/s, such as 400"
+            )
+        share, per_node = self.devices_per_host_link, self.links.devices_per_node
+        if not isinstance(share, int) or share < 1 or per_node % share:
+            raise InputError(
+                f"devices_per_host_link must divide the {per_node} devices of a node, got {share}"
+            )
+        if not isinstance(self.host_duplex, bool):
+            raise InputError(f"host_duplex must be true or false, got {self.host_duplex!r}")
+        if self.nvme_bytes and (min(self.nvme_read_gb_s, self.nvme_write_gb_s) <= 0 or not self.host_bytes):
+            raise InputError(
+                "nvme also needs nvme_read_gb_s and nvme_write_gb_s, the bandwidth of a node in GB/s, and "
+                "host_memory, through which its data moves"
+            )
+        if self.price_per_hour is not None and self.price_per_hour <= 0:
+            raise InputError(f"price_per_hour must be above 0, got {self.price_per_hour}")
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return self.links.devices
+
+    @property
+    def name(self) -> str:
+        """Devices and links as text."""
+        of = self.links
+        between = f", {of.between.name} between {of.nodes} nodes" if of.nodes > 1 else ""
+        limit_w = self.device.power_limit_w
+        limited = f" at {significant(limit_w)} W" if limit_w else ""
+        return (
+            f"{of.devices} x {self.device.name}{limited}, {of.devices_per_node} a node by "
+            f"{of.inside.name}{between}"
+        )
+
+    def with_nodes(self, nodes: int) -> Cluster:
+        """Return the links of some of the nodes."""
+        return replace(self.links, nodes=nodes)
+
+    def with_faster_links(self, times: float) -> TrainingCluster:
+        """Return the cluster with this multiple of the bandwidth of all links."""
+        of = self.links
+        return replace(
+            self,
+            links=replace(
+                of,
+                inside=replace(of.inside, gb_s=of.inside.gb_s * times),
+                between=replace(of.between, gb_s=of.between.gb_s * times),
+            ),
+        )
+
+    def with_faster_storage(self, times: float) -> TrainingCluster:
+        """Return the cluster with this multiple of the bandwidth of host memory, its links and NVMe."""
+        link = self.host_link
+        if link is not None:
+            link = replace(
+                link, to_host_gb_s=link.to_host_gb_s * times, to_device_gb_s=link.to_device_gb_s * times
+            )
+        return replace(
+            self,
+            host_link=link,
+            host_gb_s=self.host_gb_s * times,
+            nvme_read_gb_s=self.nvme_read_gb_s * times,
+            nvme_write_gb_s=self.nvme_write_gb_s * times,
+        )
+
+    @classmethod
+    def of(cls, text: str) -> TrainingCluster:
+        """Return a cluster from the name of a TOML file, or from text.
+
+        Raises:
+            InputError: if the file or the text is invalid.
+        """
+        return cls.read(text) if text.endswith(".toml") else cls.parse(text)
+
+    @classmethod
+    def parse(cls, text: str) -> TrainingCluster:
+        """Return a cluster from text: devices, then devices per node, links, memory and price in any order.
+
+        Raises:
+            InputError: if an item is unknown, or nodes do not divide the devices.
+        """
+        first, *items = (item.strip() for item in text.split(","))
+        found = _COUNT.fullmatch(first)
+        if found is None:
+            raise InputError(f"cluster {text!r}: expected a number of devices first, such as {EXAMPLE}")
+        count = int(found["count"])
+        given: dict[str, Any] = {"product": found["product"]}
+        per_node = min(PER_NODE, count)
+        for item in items:
+            if match := _PER_NODE.fullmatch(item):
+                per_node = int(match["count"])
+            elif match := _PRICE.fullmatch(item):
+                given["price_per_hour"] = float(match["price"] or match["hourly"])
+            elif item.startswith(("host", "nvme")):
+                given.update(_stored(item))
+            elif _SIZE.fullmatch(item):
+                given["memory"] = item
+            elif match := _POWER.fullmatch(item):
+                given["power_limit_w"] = float(match["watts"])
+            else:
+                given[_role(item, given)] = item
+        if count < 1 or per_node < 1 or count % per_node:
+            raise InputError(
+                f"cluster {text!r}: {count} devices cannot be divided into nodes of {per_node}: add the "
+                "number per node, such as '4 a node'"
+            )
+        return cls.of_fields(
+            {**given, "nodes": count // per_node, "devices_per_node": per_node}, f"cluster {text!r}"
+        )
+
+    @classmethod
+    def read(cls, path: str | Path) -> TrainingCluster:
+        """Return a cluster from a TOML file.
+
+        Raises:
+            InputError: if the file cannot be read, or a key is missing, unknown or invalid.
+        """
+        try:
+            with open(path, "rb") as file:
+                given = tomllib.load(file)
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise InputError(f"cluster file {path}: {error}") from error
+        return cls.of_fields(given, f"cluster file {path}")
+
+    @classmethod
+    def of_fields(cls, given: Mapping[str, Any], what: str) -> TrainingCluster:
+        """Return a cluster from the keys of a file.
+
+        Args:
+            given: Value of each key.
+            what: Name of the source, for errors.
+
+        Raises:
+            InputError: if a key is missing, unknown or invalid.
+        """
+        unknown = sorted(set(given) - set(_KEYS))
+        if unknown or "product" not in given:
+            found = f"got the unknown key {unknown[0]}" if unknown else "product is missing"
+            raise InputError(f"{what}: expected the keys {', '.join(_KEYS)}, with product required; {found}")
+        product = _limited(devices.find(given["product"]), given.get("power_limit_w"), what)
+        counts = {name: given.get(name, 1) for name in ("nodes", "devices_per_node")}
+        for name, value in counts.items():
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"{what}: {name} must be a number of 1 or more, got {value!r}")
+        inside = _link(given.get("inside"), "inside", what, product) or link_of(product, network=False)
+        between = inside
+        if counts["nodes"] > 1:
+            between = _link(given.get("between"), "between", what, product) or link_of(product, network=True)
+        host_bytes = _size(given.get("host_memory"))
+        try:
+            return cls(
+                device=product,
+                links=Cluster(
+                    inside=inside,
+                    between=between,
+                    nodes_per_switch=given.get("nodes_per_switch", 0),
+                    oversubscription=given.get("oversubscription", 1.0),
+                    **counts,
+                ),
+                memory_bytes=_size(given.get("memory")) or product.memory_bytes,
+                host_bytes=host_bytes,
+                host_gb_s=float(given.get("host_gb_s", 0.0)),
+                host_link=_host_link(given.get("host_link"), product) if host_bytes else None,
+                devices_per_host_link=given.get("devices_per_host_link", 1),
+                host_duplex=given.get("host_duplex", True),
+                nvme_bytes=_size(given.get("nvme")),
+                nvme_read_gb_s=float(given.get("nvme_read_gb_s", 0.0)),
+                nvme_write_gb_s=float(given.get("nvme_write_gb_s", 0.0)),
+                price_per_hour=given.get("price_per_hour"),
+            )
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{what}: {error}") from error
+
+
+def _limited(product: Device, power_limit_w: Any, what: str) -> Device:
+    """Return a product with a power limit, if one is given."""
+    if power_limit_w is None:
+        return product
+    if isinstance(power_limit_w, bool) or not isinstance(power_limit_w, int | float) or power_limit_w <= 0:
+        raise InputError(f"{what}: power_limit_w must be a power in watts above 0, got {power_limit_w!r}")
+    return replace(product, power_limit_w=float(power_limit_w))
+
+
+def _stored(item: str) -> dict[str, Any]:
+    """Return the fields of host memory or NVMe of a text."""
+    if match := _HOST.fullmatch(item):
+        return {"host_memory": match["size"], "host_gb_s": float(match["gb_s"])}
+    if match := _NVME.fullmatch(item):
+        read, write = float(match["read"]), float(match["write"])
+        return {"nvme": match["size"], "nvme_read_gb_s": read, "nvme_write_gb_s": write}
+    raise InputError(
+        f"cluster: {item!r}: expected 'host SIZE GB/s' such as 'host 2TB 400', or 'nvme SIZE READ/WRITE' "
+        "such as 'nvme 30TB 25/12', of each node"
+    )
+
+
+def _role(item: str, given: Mapping[str, Any]) -> str:
+    """Return which link an item of a text is: a network by its name, else the first one is within a node."""
+    known = links()
+    named = link_name(item) in known or item in _KINDS
+    if not named and not re.fullmatch(r"\d[\d.]*(:[\d.]+)?", item):
+        raise UnknownName(
+            "link",
+            item,
+            known,
+            f"Or give '8 a node', GB/s, a memory such as 80GB, a power limit such as 500W or a price such as "
+            f"2.5/h: {EXAMPLE}",
+        )
+    network = is_network(item) or "inside" in given
+    role = "between" if network else "inside"
+    if role in given:
+        raise InputError(f"cluster: two links {role} nodes are given, {given[role]} and {item}: expected one")
+    return role
+
+
+def _link(entry: Any, name: str, what: str, product: Device) -> Link | None:
+    if entry is None or isinstance(entry, Link):
+        return entry
+    if entry in _KINDS:
+        usual = link_of(product, network=False)
+        if not usual.name.startswith(entry):
+            raise InputError(f"{what}: the link of {product.name} within a node is {usual.name}, not {entry}")
+        return usual
+    if isinstance(entry, Mapping):
+        try:
+            return Link(**{"name": name, **entry})
+        except TypeError as error:
+            raise InputError(f"{what}: {name}: {error}") from error
+    return find_link(str(entry))
+
+
+def _host_link(entry: str | None, product: Device) -> HostLink:
+    return host_link_of(product) if entry is None else host_link(entry)
+
+
+def _size(entry: Any) -> int:
+    """Return a size in bytes; 0 for none."""
+    return 0 if entry is None else budget_bytes(entry, 1)

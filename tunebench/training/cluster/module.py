@@ -1,0 +1,309 @@
+"""Data parallelism of any PyTorch module, sharded or not: `plan_module`.
+
+The module returns its loss. Its step is traced at two micro-batches, without computing it. Times are
+predicted for each operation of eager PyTorch, and memory follows from the lifetimes of tensors in the caching
+allocator. Other micro-batches are on the line through both, and the step of the best plan is traced itself.
+
+Each device has a copy of the module (DistributedDataParallel). The copies may divide the states of the
+optimizer (ZeRO-1), or also parameters and gradients (FSDP2), which are gathered and reduced block by block. A
+block is an element of a list of modules, or a child of the module. There are few plans, so all are predicted.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+from tunebench.errors import InputError
+from tunebench.forecast.network import HOST_US, predict_operations
+from tunebench.training.cluster.copies import CopiesAnswer, PricedCopies
+from tunebench.training.cluster.device_memory import COMMUNICATOR_BYTES, CONTEXT_BYTES, WORKSPACE_BYTES
+from tunebench.training.cluster.machine import TrainingCluster
+from tunebench.training.interconnect.cluster import ProcessGroup
+from tunebench.training.interconnect.collective import Collective, collective_us
+from tunebench.training.memory import TrainingStep, device_use, step_at, unplanned
+from tunebench.training.steps.footprint import OPTIMIZER_STATES
+from tunebench.training.steps.gradient import BucketExchange
+from tunebench.training.steps.layer_stream import DEPTH, LayerWork, stream_us
+from tunebench.training.steps.overlap import occupied_sms
+from tunebench.training.steps.parallelism import Sharding
+from tunebench.workloads.networks import NetworkRun
+from tunebench.workloads.networks._network import DType, Optimizer
+from tunebench.workloads.networks._tape import Tape
+
+if TYPE_CHECKING:
+    from tunebench.training.fitting.model_plan import ModelProfiler
+
+__all__ = ["ModuleJob", "plan_module"]
+
+SLICES = 64
+"""Equal parts of the backward pass by which gradients become available."""
+
+SHARDINGS: tuple[Sharding, ...] = ("none", "optimizer", "full")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleJob:
+    """A module to train.
+
+    Attributes:
+        profiler: Traces its step at any micro-batch; without states of an optimizer.
+        batch: Samples in a step, of all devices together.
+        optimizer: Optimizer.
+    """
+
+    profiler: ModelProfiler
+    batch: int
+    optimizer: Optimizer = "adamw"
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise InputError(f"batch must be at least 1, got {self.batch}")
+        if self.profiler.batch is None:
+            raise InputError("all inputs need the same first extent: the batch of a device")
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A block of the module: its parameters in bytes, and the time of its operations."""
+
+    parameter_bytes: int
+    forward_us: float
+    backward_us: float
+
+
+def plan_module(
+    job: ModuleJob, machine: TrainingCluster, *, watcher: Callable[[str], None] = lambda what: None
+) -> CopiesAnswer:
+    """Return the plans to train a module by data parallelism on all devices, fastest first.
+
+    Args:
+        job: The module and its batch.
+        machine: The cluster.
+        watcher: Receives the phase.
+
+    Raises:
+        InputError: if the devices do not divide the batch, or the module cannot be traced.
+    """
+    return _ModuleSearch(job, machine, watcher).run()
+
+
+class _ModuleSearch:
+    def __init__(self, job: ModuleJob, machine: TrainingCluster, watcher: Callable[[str], None]) -> None:
+        self.job, self.machine, self.watcher = job, machine, watcher
+        assert job.profiler.batch is not None
+        each, rest = divmod(job.batch, machine.devices)
+        if rest or not each:
+            raise InputError(
+                f"a batch of {job.batch} cannot be divided among {machine.devices} devices: expected a "
+                "multiple"
+            )
+        self.each, self.start = each, job.profiler.batch
+        self.group = machine.links.group(machine.devices)
+        self.held = sum(nbytes for _, nbytes in job.profiler.parameters)
+        self.first, self.second = self._traced(self.start), self._traced(2 * self.start)
+        self._update_us = {shards: self._optimizer_us(shards) for shards in {1, machine.devices}}
+
+    def run(self) -> CopiesAnswer:
+        sizes = [size for size in range(1, self.each + 1) if self.each % size == 0]
+        shardings = SHARDINGS if self.machine.devices > 1 else SHARDINGS[:1]
+        plans: list[PricedCopies] = []
+        least = too_large = 0
+        for size in sizes:
+            step = self._estimated(size)
+            priced = [self._priced(step, size, sharding) for sharding in shardings]
+            least = least or min(each.memory_bytes for each in priced)
+            plans += [each for each in priced if each.memory_bytes <= self.machine.memory_bytes]
+            too_large += sum(each.memory_bytes > self.machine.memory_bytes for each in priced)
+        plans, dropped = self._exact(sorted(plans, key=lambda plan: plan.step_us))
+        return CopiesAnswer(
+            name=self.job.profiler.name,
+            batch=self.job.batch,
+            stack="eager",
+            dtype=self.job.profiler.dtype,
+            machine=self.machine,
+            plans=tuple(plans),
+            too_large=too_large + dropped,
+            missing_bytes=0 if plans else max(0, least - self.machine.memory_bytes),
+        )
+
+    def _exact(self, plans: list[PricedCopies]) -> tuple[list[PricedCopies], int]:
+        """Return the plans with the first one traced, and how many do not fit then."""
+        traced, dropped = {self.start, 2 * self.start}, 0
+        while plans and plans[0].microbatch not in traced:
+            size = plans[0].microbatch
+            traced.add(size)
+            step = self._traced(size)
+            again = [
+                self._priced(step, size, each.sharding) if each.microbatch == size else each for each in plans
+            ]
+            fitting = [each for each in again if each.memory_bytes <= self.machine.memory_bytes]
+            dropped += len(again) - len(fitting)
+            plans = sorted(fitting, key=lambda plan: plan.step_us)
+        return plans, dropped
+
+    def _traced(self, size: int) -> TrainingStep:
+        self.watcher(f"tracing a micro-batch of {size}")
+        return self.job.profiler.profile(size).step
+
+    def _estimated(self, size: int) -> TrainingStep:
+        found = step_at(self.first, self.second, size / self.start - 1)
+        return found if found is not None else self._traced(size)
+
+    # -- memory --------------------------------------------------------------------------------------------
+
+    def _memory(self, step: TrainingStep, sharding: Sharding, accumulates: bool) -> dict[str, int]:
+        """Return the memory of each device by kind, in bytes."""
+        devices, held = self.machine.devices, self.held
+        divides = accumulates or sharding == "full"
+        # Gradients that are added to others, or divided, leave the step as soon as they are there.
+        peak = self._peak_bytes(replace(step, results=()) if divides else step)
+        share = devices if sharding == "full" else 1
+        buckets = held if sharding != "full" and devices > 1 else 0
+        gathered = DEPTH * max(block.parameter_bytes for block in self._blocks(step))
+        shards = 1 if sharding == "none" else devices
+        return {
+            "parameters": -(-held // share) + (gathered if sharding == "full" else 0),
+            "gradients": (-(-held // share) if divides else 0) + buckets,
+            "optimizer": OPTIMIZER_STATES[self.job.optimizer] * -(-held // shards),
+            "activations": max(0, peak - held),
+            "context": CONTEXT_BYTES,
+            "workspace": WORKSPACE_BYTES,
+            "nccl": COMMUNICATOR_BYTES if devices > 1 else 0,
+        }
+
+    def _peak_bytes(self, step: TrainingStep) -> int:
+        use = device_use(step, unplanned(step), self.machine.device, 2**62)
+        return use.allocator.reserved_bytes if use.allocator else use.simulation.peak_bytes
+
+    # -- time ----------------------------------------------------------------------------------------------
+
+    def _priced(self, step: TrainingStep, size: int, sharding: Sharding) -> PricedCopies:
+        count = self.each // size
+        memory = self._memory(step, sharding, count > 1)
+        blocks = self._blocks(step)
+        forward_us = sum(block.forward_us for block in blocks)
+        backward_us = sum(block.backward_us for block in blocks)
+        if count > 1:
+            backward_us += self._accumulation_us
+        waits_us = self._waits_us(step, blocks, (forward_us, backward_us), sharding, count)
+        update_us = self._update_us[1 if sharding == "none" else self.machine.devices]
+        step_us = count * (forward_us + backward_us) + waits_us + update_us
+        price = self.machine.price_per_hour
+        return PricedCopies(
+            microbatch=size,
+            microbatches=count,
+            sharding=sharding,
+            step_us=step_us,
+            samples_per_s=self.job.batch / step_us * 1e6,
+            communication_us=waits_us,
+            memory=memory,
+            cost=None if price is None else price * self.machine.devices * step_us / 3.6e9,
+        )
+
+    def _waits_us(
+        self,
+        step: TrainingStep,
+        blocks: Sequence[_Block],
+        passes_us: tuple[float, float],
+        sharding: Sharding,
+        count: int,
+    ) -> float:
+        """Return the exposed communication of a step."""
+        if self.machine.devices == 1:
+            return 0.0
+        if sharding == "full":
+            return count * self._streamed_us(blocks)
+        sizes = self._gradient_bytes(step)
+        exchange = BucketExchange(groups=(self.group,), occupied=self._occupied(self.group))
+        if sharding == "none":
+            return exchange.exposed_us("all-reduce", (sizes,), passes_us[1])
+        scattered_us = exchange.exposed_us("reduce-scatter", (sizes,), passes_us[1])
+        return scattered_us + exchange.total_us("all-gather", (sizes,))
+
+    def _streamed_us(self, blocks: Sequence[_Block]) -> float:
+        """Return what gathers of parameters and reductions of gradients expose in both passes."""
+
+        def us(collective: Collective, block: _Block) -> float:
+            return float(collective_us(collective, block.parameter_bytes, self.group))
+
+        gathers = [(("network", us("all-gather", block)),) for block in blocks]
+        scatters = [(("network", us("reduce-scatter", block)),) for block in blocks]
+        forward = [LayerWork(block.forward_us, gather) for block, gather in zip(blocks, gathers, strict=True)]
+        backward = [
+            LayerWork(block.backward_us, gather, scatter)
+            for block, gather, scatter in zip(blocks, gathers, scatters, strict=True)
+        ][::-1]
+        computed_us = sum(block.forward_us + block.backward_us for block in blocks)
+        exposed_us = stream_us(forward) + stream_us(backward) - computed_us
+        moved_us = sum(us for chain in (*gathers, *gathers, *scatters) for _, us in chain)
+        return exposed_us + self._occupied(self.group) * max(0.0, moved_us - exposed_us)
+
+    def _occupied(self, group: ProcessGroup) -> float:
+        return occupied_sms(group) / self.machine.device.sm_count
+
+    def _gradient_bytes(self, step: TrainingStep) -> list[int]:
+        """Return the bytes of gradients that become available in each part of the backward pass."""
+        boundary, results = self._boundary, set(step.results)
+        backward = step.operations[boundary:]
+        total_us = sum(each.time_us for each in backward) or 1.0
+        sizes, now_us = [0] * SLICES, 0.0
+        for each in backward:
+            now_us += each.time_us
+            place = min(SLICES - 1, int(SLICES * now_us / total_us))
+            sizes[place] += sum(step.tensors[index].size_bytes for index in set(each.outputs) & results)
+        return sizes
+
+    def _blocks(self, step: TrainingStep) -> list[_Block]:
+        """Return the blocks in the order of the forward pass; times are at least those of their launches."""
+        profile = self.job.profiler.profile(self.start)
+        names = [_block_name(layer) for layer in profile.layers]
+        stretch = max(1.0, HOST_US * len(step.operations) / (step.compute_us or 1.0))
+        times: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for index, (name, each) in enumerate(zip(names, step.operations, strict=True)):
+            times[name][index >= self._boundary] += stretch * each.time_us
+        held: dict[str, int] = defaultdict(int)
+        for parameter, nbytes in self.job.profiler.parameters:
+            held[_block_name(parameter.rpartition(".")[0])] += nbytes
+        return [_Block(held[name], *times[name]) for name in dict.fromkeys((*names, *held))]
+
+    @property
+    def _boundary(self) -> int:
+        return self.job.profiler.profile(self.start).forward
+
+    # -- parameters ----------------------------------------------------------------------------------------
+
+    @property
+    def _accumulation_us(self) -> float:
+        tape = self._tape()
+        tape.accumulated(self.job.profiler.elements, len(self.job.profiler.parameters))
+        return self._predicted_us(tape)
+
+    def _optimizer_us(self, shards: int) -> float:
+        tape = self._tape()
+        tape.updated(-(-self.job.profiler.elements // shards))
+        return self._predicted_us(tape)
+
+    def _tape(self) -> Tape:
+        dtype = cast("DType", self.job.profiler.dtype)
+        run = NetworkRun(mode="train", dtype=dtype, optimizer=self.job.optimizer, accumulate=True)
+        return Tape(run)
+
+    def _predicted_us(self, tape: Tape) -> float:
+        times = predict_operations(tape.operations, self.machine.device, torch_attention=True)
+        return sum(max(each.time_us, HOST_US * each.operation.count) for each in times)
+
+
+def _block_name(module: str) -> str:
+    """Return the block of a module's path: up to the first number in it, or its first part."""
+    parts = module.split(".")
+    return ".".join(_until_number(parts)) if any(map(str.isdigit, parts)) else parts[0]
+
+
+def _until_number(parts: Sequence[str]) -> Iterable[str]:
+    for part in parts:
+        yield part
+        if part.isdigit():
+            return

@@ -1,0 +1,299 @@
+"""Branch and bound over the plans of a cluster: the best ones, optimal for the model of time and memory.
+
+Plans that do not fit are closed by their memory. The others are ordered by a lower bound. The plan with the
+lowest bound is refined in three steps: a bound of its passes, a bound of the whole step, and the simulated
+step. A plan whose simulated step comes first is at least as good as all that follow, so the rest is closed by
+its bounds.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from tunebench._lazy import np
+from tunebench.errors import UnknownName
+from tunebench.forecast.network import require_fp8
+from tunebench.training.cluster.device_memory import DeviceMemory, MemoryPricer
+from tunebench.training.cluster.layer_time import LayerRun, LayerTimes
+from tunebench.training.cluster.machine import TrainingCluster
+from tunebench.training.cluster.refusal import fixed_space
+from tunebench.training.cluster.space import ClusterPlan, PlanTable, TrainingJob, enumerated
+from tunebench.training.cluster.stage_time import RUN_PARAMETERS, Slowdown, StepPricer, StepTime
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["ClusterSearch", "Objective", "PlanProof", "PricedPlan", "SearchResult", "peak_flops"]
+
+Objective = Literal["time", "memory", "cost"]
+"""What the best plan has least of: time of a step, memory of a device, or device hours of a step."""
+
+OUTLINE = 0.05
+"""Share of memory that separates plans in the outline of a front."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedPlan:
+    """A plan with its predicted step and memory.
+
+    Attributes:
+        plan: The plan.
+        step: Time of the step and its parts.
+        memory: Memory of the fullest device.
+        limit_bytes: Memory of each device.
+        mfu: Model FLOP utilisation: FLOPs of the model without recomputation over the peak of the devices in
+        use. samples_per_s: Sequences per second. cost: Price of the step; None if the price of a device hour
+        is not known.
+        stored: Whether host memory and NVMe of a node hold what is not on its devices.
+    """
+
+    plan: ClusterPlan
+    step: StepTime
+    memory: DeviceMemory
+    limit_bytes: int
+    mfu: float
+    samples_per_s: float
+    cost: float | None
+    stored: bool = True
+
+    @property
+    def device_hours(self) -> float:
+        """Device hours of a step."""
+        return self.plan.devices * self.step.time_us / 3.6e9
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest device, and its node, have enough memory."""
+        return self.stored and self.memory.total <= self.limit_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanProof:
+    """How each plan was closed; the counts add up to `plans`.
+
+    Attributes:
+        plans: Number of plans.
+        too_large: Plans that do not fit.
+        bounded_by_passes: Plans closed by the bound of their passes.
+        bounded_by_step: Plans closed by the bound of the whole step.
+        simulated: Plans with a simulated step.
+        optimal: Whether no plan that fits can be better than the best one, by the model.
+    """
+
+    plans: int
+    too_large: int
+    bounded_by_passes: int
+    bounded_by_step: int
+    simulated: int
+    optimal: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """The best plans of a search.
+
+    Attributes:
+        objective: What was minimised.
+        best: The best plans that fit, best first; none if nothing fits.
+        front: Plans for which no other that fits has both a shorter step and less memory, shortest step
+        first. proof: How all plans were closed. least_memory: The plan whose node lacks
+        the least memory of all kinds, and of such plans that with the least memory of a device.
+    """
+
+    objective: Objective
+    best: tuple[PricedPlan, ...]
+    front: tuple[PricedPlan, ...]
+    proof: PlanProof
+    least_memory: PricedPlan
+
+    @property
+    def front_outline(self) -> tuple[PricedPlan, ...]:
+        """Plans of the front that have at least 5 % less memory than the plan before, shortest step first."""
+        shown: list[PricedPlan] = []
+        for each in self.front:
+            if not shown or each.memory.total <= (1 - OUTLINE) * shown[-1].memory.total:
+                shown.append(each)
+        return tuple(shown)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A plan that is not closed; `level` counts how far its time is refined."""
+
+    plan: ClusterPlan
+    memory: int
+    level: int
+    time_us: float
+
+
+class ClusterSearch:
+    """Search of the plans of a job on a cluster.
+
+    Args:
+        job: The network and its batch.
+        machine: The cluster.
+        fixed: Value of each fixed parameter as text.
+        objective: What to minimise.
+        layers: Times of the layers that another search has predicted; None for new ones.
+        slowdown: Factors on predicted times.
+
+    Raises:
+        UnknownName: if there is no such objective or parameter.
+        InputError: if no plan is possible.
+    """
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        machine: TrainingCluster,
+        *,
+        fixed: Mapping[str, str] | None = None,
+        objective: Objective = "time",
+        layers: LayerTimes | None = None,
+        slowdown: Slowdown | None = None,
+    ) -> None:
+        if objective not in get_args(Objective):
+            raise UnknownName("objective", objective, get_args(Objective))
+        require_fp8(machine.device, job.fp8)
+        self.job, self.machine, self.objective = job, machine, objective
+        self.fixed, self.slowdown = dict(fixed or {}), slowdown or Slowdown()
+        self.layers = layers or LayerTimes.of(job, machine.device)
+        space = fixed_space(job, machine, self.fixed, any_nodes=objective == "cost")
+        self.plans: PlanTable = enumerated(space)
+        self.pricer = StepPricer(job=job, machine=machine, layers=self.layers, slowdown=self.slowdown)
+        self.memory = MemoryPricer(job)
+
+    def run(
+        self, top: int = 10, *, front: bool = True, watcher: Callable[[str], None] = lambda what: None
+    ) -> SearchResult:
+        """Return the best plans.
+
+        Args:
+            top: Number of plans.
+            front: Whether to also find the front of time and memory.
+            watcher: Receives the phase of the search.
+        """
+        limit = self.machine.memory_bytes
+        watcher(f"memory of {len(self.plans)} plans")
+        sizes, host, nvme = self.memory.sizes(self.plans)
+        per_node = self.machine.links.devices_per_node
+        lacking = np.maximum(0, host * per_node - self.machine.host_bytes)
+        lacking += np.maximum(0, nvme * per_node - self.machine.nvme_bytes)
+        rows = np.flatnonzero((lacking == 0) & (sizes <= limit))
+        fitting = self.plans.take(rows)
+        least = self.plans[int(np.lexsort((sizes, lacking + per_node * np.maximum(0, sizes - limit)))[0])]
+        watcher(f"predicting the layers of {len(fitting)} plans that fit")
+        self.layers.predict(map(LayerRun.of, [least, *fitting.distinct(*RUN_PARAMETERS)[0]]))
+        watcher("lower bounds")
+        found, points, closed = self._search(fitting, sizes[rows], top, front, watcher)
+        return SearchResult(
+            objective=self.objective,
+            best=tuple(map(self.priced, found)),
+            front=tuple(map(self.priced, sorted(points, key=self.pricer.step_us))),
+            proof=PlanProof(
+                plans=len(self.plans),
+                too_large=len(self.plans) - len(fitting),
+                bounded_by_passes=closed[0],
+                bounded_by_step=closed[1],
+                simulated=closed[2],
+                optimal=bool(found),
+            ),
+            least_memory=self.priced(least),
+        )
+
+    def priced(self, plan: ClusterPlan) -> PricedPlan:
+        """Return a plan with its step and memory."""
+        self.layers.predict([LayerRun.of(plan)])
+        step = self.pricer.step(plan)
+        seconds, price = step.time_us / 1e6, self.machine.price_per_hour
+        peak = peak_flops(self.machine, self.job) * plan.devices
+        return PricedPlan(
+            plan=plan,
+            step=step,
+            memory=self.memory.of(plan),
+            limit_bytes=self.machine.memory_bytes,
+            stored=not self._stored_excess(self.memory.of(plan)),
+            mfu=self.job.model_flops / (seconds * peak),
+            samples_per_s=self.job.batch / seconds,
+            cost=None if price is None else price * plan.devices * seconds / 3600,
+        )
+
+    def _stored_excess(self, size: DeviceMemory) -> int:
+        """Return the bytes of host memory and NVMe that a node lacks."""
+        of, count = self.machine, self.machine.links.devices_per_node
+        return max(0, size.host * count - of.host_bytes) + max(0, size.nvme * count - of.nvme_bytes)
+
+    def _search(
+        self,
+        fitting: PlanTable,
+        sizes: NDArray[np.int64],
+        top: int,
+        front: bool,
+        watcher: Callable[[str], None],
+    ) -> tuple[list[ClusterPlan], list[ClusterPlan], list[int]]:
+        """Return the best plans, the front, and the number of plans at each level when they were closed."""
+        if not len(fitting):
+            return [], [], [0, 0, 0]
+        floors = self.pricer.floors_us(fitting)
+        devices = self._devices(fitting)
+        firsts, seconds = self._values(floors, sizes, devices)
+        order = np.lexsort((np.arange(len(fitting)), seconds, firsts))
+        untouched = iter(zip(firsts[order].tolist(), seconds[order].tolist(), order.tolist(), strict=True))
+        waiting = next(untouched, None)
+        heap: list[tuple[float, float, int, _Open]] = []
+        refine = (self.pricer.bound_us, self.pricer.step_us)
+        found: list[ClusterPlan] = []
+        points: list[ClusterPlan] = []
+        least = float("inf")
+        levels = [len(fitting), 0, 0]
+        while heap or waiting:
+            if waiting and (not heap or waiting[:3] < heap[0][:3]):
+                (_, second, index), waiting = waiting, next(untouched, None)
+                if len(found) >= top and front and second >= least:
+                    continue
+                each = _Open(fitting[index], int(sizes[index]), 0, float(floors[index]))
+            else:
+                _, second, index, each = heapq.heappop(heap)
+            if len(found) >= top:
+                if not front:
+                    break
+                if second >= least:
+                    continue
+            if each.level == 2:
+                if len(found) < top:
+                    found.append(each.plan)
+                if second < least:
+                    least = second
+                    points.append(each.plan)
+                continue
+            each.time_us = max(each.time_us, refine[each.level](each.plan))
+            levels[each.level] -= 1
+            each.level += 1
+            levels[each.level] += 1
+            if each.level == 2:
+                watcher(f"simulating {each.plan}")
+            value = self._values(each.time_us, each.memory, each.plan.devices)
+            heapq.heappush(heap, (*value, index, each))
+        return found, points, levels
+
+    @staticmethod
+    def _devices(plans: PlanTable) -> NDArray[np.int64]:
+        columns = [plans.column(name) for name in ("tensor", "context", "pipeline", "data")]
+        found: NDArray[np.int64] = np.prod(columns, axis=0)
+        return found
+
+    def _values(self, time_us: Any, memory: Any, devices: Any) -> tuple[Any, Any]:
+        """Return what is minimised, and what the front weighs it against: time and memory in some order."""
+        if self.objective == "memory":
+            return memory, time_us
+        return time_us * (devices if self.objective == "cost" else 1), memory
+
+
+def peak_flops(machine: TrainingCluster, job: TrainingJob) -> float:
+    """Return the peak of a device in FLOP/s for the products of a job, at the clock of its datasheet."""
+    device, dtype = machine.device, job.dtype if job.fp8 == "none" else "e4m3"
+    clock = device.boost_clock_mhz or device.max_clock_mhz
+    return device.mma_flop_per_clock.get(dtype, 2 * device.fma_per_clock) * device.sm_count * clock * 1e6

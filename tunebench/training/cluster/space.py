@@ -1,0 +1,660 @@
+"""Plans of training on a cluster, and the space of all of them: `ClusterPlan`, `plan_space`."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
+
+from tunebench._lazy import np
+from tunebench.errors import InputError, UnknownName
+from tunebench.space import Constraint, Parameter, Space, Table, Value
+from tunebench.training.cluster.machine import TrainingCluster
+from tunebench.training.pipeline.activation import architecture_of
+from tunebench.training.schedules.schedule import looped_placement, v_placement
+from tunebench.training.steps.parallelism import Parallelism, ScheduleName, Sharding
+from tunebench.workloads.networks import Network, NetworkRun
+from tunebench.workloads.networks._network import DType, Fp8, Recompute
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = [
+    "SPLIT_SCHEDULES",
+    "V_SCHEDULES",
+    "ClusterPlan",
+    "Place",
+    "PlanSchedule",
+    "PlanTable",
+    "Sharding",
+    "TrainingJob",
+    "enumerated",
+    "fixed_values",
+    "plan_space",
+]
+
+Place = Literal["device", "host", "nvme"]
+"""Where data is: on the device, in host memory (ZeRO-Offload), or in NVMe (ZeRO-Infinity)."""
+
+PlanSchedule = Literal["1f1b", "zb-h1", "zb-h2", "interleaved-zb", "zbv", "v-half", "v-min"]
+"""Order of the passes of a pipeline, as of `Parallelism.schedule`; 1F1B is interleaved if a device has
+several stages."""
+
+SPLIT_SCHEDULES = ("zb-h1", "zb-h2", "interleaved-zb", "zbv", "v-half", "v-min")
+"""Schedules that compute the gradients of weights apart from those of inputs."""
+
+V_SCHEDULES = ("zbv", "v-half", "v-min")
+"""Schedules with two stages on each device, the last stage beside the first one."""
+
+MOST_V_RANKS = 16
+"""Most ranks of a V-shaped schedule: the search of its blocks of passes takes minutes for many more."""
+
+MOST_CHUNKS = 8
+"""Most stages of a device."""
+
+MOST_CHECKED = 1_000_000
+"""Most combinations of values that are tried to find the constraint that excludes all plans."""
+
+LEAST_TOKENS = 1024
+"""Fewest tokens of a sequence on each device of context parallelism."""
+
+MOST_MICROBATCH = 64
+"""Most sequences in a micro-batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJob:
+    """A network to train, and how its software may run it. The stack is Megatron-LM's, the optimizer AdamW.
+
+    Attributes:
+        network: The transformer.
+        batch: Sequences in a step, of all devices together.
+        seq: Tokens per sequence.
+        dtype: Dtype of parameters, gradients and activations; states of the optimizer are f32, with an f32
+        copy of the parameters in mixed precision (f16, bf16).
+        fp8: Scaling of 8-bit floats in linear layers, by Transformer Engine; ``"none"`` without them.
+        flash: Whether attention may be one kernel that stores no scores.
+        gradient_overlap: Whether gradients are summed during the backward pass, and updated parameters are
+            gathered during the forward pass.
+        user_buffers: Whether collectives of sequence parallelism run in parts behind the parts of products.
+        wide_gradients: Whether gradients are summed in f32.
+        cuda_graphs: Whether kernels are launched as CUDA graphs, without host time for each.
+        tensor_overlap: Whether collectives of tensor parallelism may run during products of the backward
+        pass.
+        full_sharding: Whether copies may also divide gradients (ZeRO-2) and parameters (ZeRO-3, FSDP) that
+            are on the device. Predicted times are optimistic: published runs of FSDP took 1.1 to 1.3 times as
+            long, the first version of ZeRO-3 1.5 to 4.9 times.
+        load_factor: Tokens of the busiest device of expert parallelism, relative to the mean.
+        capacity_factor: Most tokens of an expert, relative to the mean; others are dropped. None: all stay.
+    """
+
+    network: Network
+    batch: int
+    seq: int
+    dtype: DType = "bf16"
+    fp8: Fp8 = "none"
+    flash: bool = True
+    gradient_overlap: bool = True
+    tensor_overlap: bool = True
+    user_buffers: bool = False
+    wide_gradients: bool = False
+    cuda_graphs: bool = False
+    full_sharding: bool = False
+    load_factor: float = 1.0
+    capacity_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.seq < 1:
+            raise InputError(f"batch and seq must be at least 1, got {self.batch} and {self.seq}")
+        if self.fp8 not in get_args(Fp8):
+            raise UnknownName("scaling of 8-bit floats", self.fp8, get_args(Fp8))
+        of = architecture_of(self.network)
+        if of.family != "gpt2" and not of.gated:
+            raise InputError(
+                f"{self.network.name} is a {of.family} model: expected a transformer with the layers of "
+                "gpt2, llama, mixtral, qwen2_moe or qwen3_moe, which the kernels of Megatron-LM are known for"
+            )
+        factors = (self.load_factor, *(() if self.capacity_factor is None else (self.capacity_factor,)))
+        if not all(1 <= each < float("inf") for each in factors):
+            raise InputError(
+                f"load_factor and capacity_factor must be at least 1, got {self.load_factor} and "
+                f"{self.capacity_factor}"
+            )
+        if of.positions and self.seq > of.positions:
+            raise InputError(
+                f"{self.network.name} has {of.positions} positions, got seq={self.seq}: use shorter "
+                "sequences, or a config.json with more positions"
+            )
+
+    @property
+    def expert_load(self) -> float:
+        """Tokens of the busiest device of expert parallelism that are not dropped, relative to the mean."""
+        return min(self.load_factor, self.capacity_factor or self.load_factor)
+
+    @property
+    def model_flops(self) -> float:
+        """Floating-point operations of a step without recomputation: all scores count, masked or not.
+
+        Of experts, those count that a token is routed to.
+
+        Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters", 2021.
+        """
+        of, tokens = architecture_of(self.network), self.batch * self.seq
+        each = 2 * of.hidden * (2 * of.inner + 2 * of.inner_k) + 4 * self.seq * of.inner
+        width = of.shared_ffn + of.experts_per_token * of.ffn if of.experts_per_token else of.ffn
+        each += 2 * of.hidden * (width * (3 if of.gated else 2) + of.experts)
+        return 3.0 * tokens * (each * of.layers + 2 * of.hidden * of.vocabulary)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPlan:
+    """One way to train a network on a cluster.
+
+    Attributes:
+        nodes: Nodes in use.
+        tensor: Devices that share every layer, within a node.
+        pipeline: Stages that share the layers.
+        data: Copies of the network.
+        chunks: Stages of each device (interleaved 1F1B if more than one).
+        microbatch: Sequences in a micro-batch.
+        recompute: What the backward pass computes again.
+        sequence_parallel: Whether `tensor` also divides tokens.
+        flash: Whether attention is one kernel.
+        sharding: What the copies divide among each other.
+        states: Where the states of the optimizer are. Unless on the device, its update runs in host memory.
+        parameters: Where parameters are between passes, and gradients.
+        activations: Where the inputs of layers are, if full recomputation keeps nothing else.
+        context: Devices that share each sequence, next to those that share layers.
+        expert: Devices among which the experts of a layer are divided, of those of a stage.
+        expert_tensor: Devices that share each expert: `tensor` or 1.
+        schedule: Order of the passes of the pipeline.
+        recompute_layers: Layers of each stage, the first ones, that full recomputation computes again; 0 for
+            all.
+        context_gather: Whether devices that share sequences gather all keys and values before attention,
+            instead of passing them round a ring.
+    """
+
+    nodes: int
+    tensor: int
+    pipeline: int
+    data: int
+    chunks: int
+    microbatch: int
+    recompute: Recompute
+    sequence_parallel: bool
+    flash: bool
+    sharding: Sharding
+    states: Place = "device"
+    parameters: Place = "device"
+    activations: Literal["device", "host"] = "device"
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+    schedule: PlanSchedule = "1f1b"
+    recompute_layers: int = 0
+    context_gather: bool = False
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights are computed apart from those of inputs."""
+        return self.schedule in SPLIT_SCHEDULES
+
+    @property
+    def schedule_name(self) -> ScheduleName:
+        """Name of the schedule in `Parallelism`."""
+        return "interleaved-1f1b" if self.chunks > 1 and not self.splits_backward else self.schedule
+
+    @property
+    def stages_per_device(self) -> int:
+        """Stages of each device."""
+        return 2 if self.schedule in V_SCHEDULES else self.chunks
+
+    @property
+    def held_stages(self) -> tuple[tuple[int, ...], ...]:
+        """Stages of each rank, in the order of the forward pass."""
+        return _held_stages(self.schedule in V_SCHEDULES, self.pipeline, self.chunks)
+
+    @property
+    def devices(self) -> int:
+        """Number of devices in use."""
+        return self.copies * self.tensor * self.pipeline
+
+    @property
+    def copies(self) -> int:
+        """Devices with the same parameters, which sum gradients: of data and context parallelism."""
+        return self.data * self.context
+
+    @property
+    def expert_copies(self) -> int:
+        """Devices with the same parts of the same experts, which sum the gradients of these."""
+        return self.copies * self.tensor // (self.expert * self.expert_tensor)
+
+    @property
+    def shards(self) -> tuple[int, int]:
+        """Devices that divide the states of parameters outside experts, and of those of experts."""
+        return (1, 1) if self.sharding == "none" else (self.copies, self.expert_copies)
+
+    def microbatches(self, batch: int) -> int:
+        """Return the micro-batches of each copy in a step."""
+        return batch // (self.data * self.microbatch)
+
+    def parallelism(self, job: TrainingJob) -> Parallelism:
+        """Return the division of the step, for `predict_step`."""
+        return Parallelism(
+            data=self.data,
+            tensor=self.tensor,
+            context=self.context,
+            pipeline=self.pipeline,
+            microbatches=self.microbatches(job.batch),
+            schedule=self.schedule_name,
+            chunks=self.chunks,
+            overlap=job.gradient_overlap,
+            tensor_overlap=job.tensor_overlap,
+            user_buffers=job.user_buffers,
+            sharding=self.sharding,
+            expert=self.expert,
+            expert_tensor=self.expert_tensor,
+        )
+
+    def run(self, job: TrainingJob) -> NetworkRun:
+        """Return how the network runs, with the batch of all devices, for `predict_step`."""
+        return NetworkRun(
+            batch=job.batch,
+            seq=job.seq,
+            mode="train",
+            dtype=job.dtype,
+            optimizer="adamw",
+            stack="megatron",
+            recompute=self.recompute,
+            recompute_layers=self.recompute_layers or None,
+            sequence_parallel=self.sequence_parallel,
+            flash=self.flash,
+            context_gather=self.context_gather,
+            fp8=job.fp8,
+            wide_gradients=job.wide_gradients,
+            cuda_graphs=job.cuda_graphs,
+            expert_load=job.expert_load,
+        )
+
+    def __str__(self) -> str:
+        """Return the plan as `--fix` reads it, without what is usual: data on the device, whole sequences."""
+        usual = {each.name: each.default for each in fields(self)}
+        shown = {name: getattr(self, name) for name in _ABOUT if name != "nodes"}
+        return ",".join(f"{name}={_text(value)}" for name, value in shown.items() if value != usual[name])
+
+    def differences(self, other: ClusterPlan) -> str:
+        """Return the values that differ from another plan, as text."""
+        changed = (name for name in _ABOUT if getattr(self, name) != getattr(other, name))
+        return ", ".join(f"{name}={_text(getattr(self, name))}" for name in changed)
+
+
+@functools.cache
+def _held_stages(v_shaped: bool, ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
+    placement = v_placement(ranks) if v_shaped else looped_placement(ranks, chunks)
+    held: list[list[int]] = [[] for _ in range(ranks)]
+    for stage, rank in enumerate(placement):
+        held[rank].append(stage)
+    return tuple(map(tuple, held))
+
+
+_ABOUT = {
+    "nodes": "nodes in use",
+    "tensor": "devices that share every layer",
+    "context": "devices that share each sequence",
+    "pipeline": "stages that share the layers",
+    "data": "copies of the network",
+    "expert": "devices among which the experts of a layer are divided",
+    "expert_tensor": "devices that share each expert",
+    "chunks": "stages of each device",
+    "microbatch": "sequences in a micro-batch",
+    "recompute": "what the backward pass computes again",
+    "sequence_parallel": "whether tensor parallelism also divides tokens",
+    "flash": "whether attention is one kernel",
+    "sharding": "what the copies divide among each other",
+    "states": "where the states of the optimizer are",
+    "parameters": "where parameters are between passes",
+    "activations": "where the inputs of layers are",
+    "schedule": "order of the passes of the pipeline",
+    "recompute_layers": "first layers of each stage that full recomputation computes again; 0 for all",
+    "context_gather": "whether all keys and values are gathered before attention",
+}
+
+
+def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = False) -> Space:
+    """Return the space of plans.
+
+    Tensor parallelism stays within a node. Context parallelism needs flash attention, and leaves at least
+    1,024 tokens of a sequence on each device. Every device is used. Interleaving needs layers that the stages
+    divide and micro-batches that the ranks divide, as in Megatron-LM. Sharded gradients, and parameters that
+    are sharded on the device, are not combined with a pipeline. Parameters or activations off the device are
+    not combined with interleaved stages, and selective recomputation not with flash attention, which already
+    does it.
+
+    Models with experts have sequence parallelism wherever they have tensor parallelism, as Megatron-LM needs.
+    Their experts are divided among devices of a stage that also share or copy the other parts, and are whole
+    or divided like these (`expert_tensor`). Data that moves layer by layer is not combined with expert
+    parallelism.
+
+    Schedules with split backward passes compute nothing again, because that would be kept until the gradients
+    of weights are computed, and have parameters and activations on the device. V-shaped ones have up to 16
+    ranks. Recomputation by number of layers counts the first ones of each stage, and has all data on the
+    device.
+
+    Args:
+        job: The network and its batch.
+        machine: The cluster.
+        any_nodes: Whether plans may use some of the nodes: a divisor of their number.
+    """
+    of, batch, links = architecture_of(job.network), job.batch, machine.links
+    nodes = _divisors(links.nodes) if any_nodes else (links.nodes,)
+    values = _values(job, machine, nodes)
+
+    def uses_all_devices(nodes: Any, tensor: Any, context: Any, pipeline: Any, data: Any) -> Any:
+        """Nodes times the devices of a node is data times context times tensor times pipeline."""
+        return data * context * tensor * pipeline == nodes * links.devices_per_node
+
+    def divides_sequences(context: Any, flash: Any) -> Any:
+        """Context parallelism needs flash attention."""
+        return (context == 1) | (flash == "yes")
+
+    def divides_layers(pipeline: Any, chunks: Any) -> Any:
+        """Several chunks need a pipeline, and layers that pipeline times chunks divides."""
+        return (chunks == 1) | ((pipeline > 1) & (of.layers % (pipeline * chunks) == 0))
+
+    def divides_batch(data: Any, microbatch: Any, pipeline: Any, chunks: Any) -> Any:
+        """The batch is a multiple of data times microbatch, with several chunks also of pipeline."""
+        interleaved = (chunks == 1) | (batch // (data * microbatch) % pipeline == 0)
+        return (batch % (data * microbatch) == 0) & interleaved
+
+    def divides_tokens(tensor: Any, context: Any, sequence_parallel: Any) -> Any:
+        """Sequence parallelism needs tensor parallelism that, times context, divides a sequence."""
+        return (sequence_parallel == "no") | ((tensor > 1) & (job.seq % (tensor * context) == 0))
+
+    def recomputes_scores(recompute: Any, flash: Any) -> Any:
+        """Selective recomputation needs attention that is not flash attention."""
+        return (recompute != "selective") | (flash == "no")
+
+    def shards_copies(data: Any, context: Any, pipeline: Any, sharding: Any, parameters: Any) -> Any:
+        """Sharding needs copies, and of gradients or parameters on the device no pipeline."""
+        possible = (sharding == "optimizer") | (pipeline == 1) | (parameters != "device")
+        return (sharding == "none") | ((data * context > 1) & possible)
+
+    def shards_for_storage(sharding: Any, states: Any, parameters: Any) -> Any:
+        """Sharding of gradients or parameters needs --full-sharding, or data off the device."""
+        alone = (sharding == "none") | (sharding == "optimizer")
+        return alone | ((sharding == "gradients") & (states != "device")) | (parameters != "device")
+
+    def stores_parameters(
+        data: Any, context: Any, chunks: Any, sharding: Any, states: Any, parameters: Any
+    ) -> Any:
+        """Parameters off the device need one chunk, full sharding or one copy, and states as far away."""
+        alone = (chunks == 1) & ((sharding == "full") | (data * context == 1))
+        below = (states == "nvme") | ((states == "host") & (parameters == "host"))
+        return (parameters == "device") | (alone & below)
+
+    def stores_activations(chunks: Any, recompute: Any, activations: Any) -> Any:
+        """Activations off the device need full recomputation and one chunk."""
+        return (activations == "device") | ((chunks == 1) & (recompute == "full"))
+
+    return Space(
+        tuple(Parameter(name, values[name], about) for name, about in _ABOUT.items()),
+        (
+            *_pipeline_constraints(of.layers),
+            _gathers_contexts,
+            uses_all_devices,
+            divides_sequences,
+            divides_layers,
+            divides_batch,
+            divides_tokens,
+            recomputes_scores,
+            shards_copies,
+            stores_parameters,
+            stores_activations,
+            *((_divides_experts, _divides_tokens_of_experts, _keeps_experts) if of.experts else ()),
+            *(() if job.full_sharding else (shards_for_storage,)),
+        ),
+    )
+
+
+def _pipeline_constraints(layers: int) -> tuple[Constraint, ...]:
+    """Return the constraints of schedules, and of recomputation by number of layers."""
+
+    def orders_passes(
+        pipeline: Any, chunks: Any, recompute: Any, parameters: Any, activations: Any, schedule: Any
+    ) -> Any:
+        """Schedules with split backward passes need a pipeline, no recomputation, and all data on the device.
+
+        Interleaved-zb needs several chunks, the others one; V-shaped ones up to 16 ranks of two layers.
+        """
+        v_shaped = np.isin(schedule, V_SCHEDULES)
+        possible = (pipeline > 1) & (recompute == "none") & (parameters == "device")
+        possible &= (activations == "device") & ((chunks > 1) == (schedule == "interleaved-zb"))
+        possible &= ~v_shaped | ((2 * pipeline <= layers) & (pipeline <= MOST_V_RANKS))
+        return (schedule == "1f1b") | possible
+
+    def recomputes_layers(
+        pipeline: Any, chunks: Any, recompute: Any, states: Any, activations: Any, recompute_layers: Any
+    ) -> Any:
+        """A number in recompute_layers needs full recomputation, and less than the layers of a stage.
+
+        Then states and activations are on the device.
+        """
+        fewer = recompute_layers < -(-layers // (pipeline * chunks))
+        whole = (recompute_layers == 0) | ((states == "device") & (activations == "device"))
+        return whole & fewer & ((recompute_layers == 0) | (recompute == "full"))
+
+    return orders_passes, recomputes_layers
+
+
+def _values(
+    job: TrainingJob, machine: TrainingCluster, nodes: tuple[int, ...]
+) -> dict[str, tuple[Value, ...]]:
+    """Return the values of each parameter, given the numbers of nodes."""
+    of, batch, links = architecture_of(job.network), job.batch, machine.links
+    tensors = tuple(
+        size
+        for size in _divisors(links.devices_per_node)
+        if not (of.heads % size or of.heads_k % size or of.ffn % size or of.shared_ffn % size)
+    )
+    counts = sorted({each for count in nodes for each in _divisors(count * links.devices_per_node)})
+    places = ("device", "host", "nvme")[: 1 + bool(machine.host_bytes) + bool(machine.nvme_bytes)]
+    sharded = job.full_sharding or bool(machine.host_bytes)
+    return {
+        "nodes": nodes,
+        "tensor": tensors,
+        "context": _contexts(job, links.nodes * links.devices_per_node),
+        "pipeline": tuple(count for count in counts if count <= of.layers),
+        "data": tuple(count for count in counts if batch % count == 0) or (1,),
+        "expert": _divisors(of.experts) if of.experts else (1,),
+        "expert_tensor": tensors if of.experts else (1,),
+        "chunks": tuple(range(1, min(MOST_CHUNKS, of.layers) + 1)),
+        "microbatch": tuple(size for size in _divisors(batch) if size <= MOST_MICROBATCH),
+        "recompute": ("none", "selective", *(("experts",) if of.experts else ()), "full"),
+        "sequence_parallel": ("no", "yes"),
+        "flash": ("no", "yes") if job.flash else ("no",),
+        "sharding": ("none", "optimizer", "gradients", "full") if sharded else ("none", "optimizer"),
+        "states": places,
+        "parameters": places,
+        "activations": places[:2],
+        "schedule": get_args(PlanSchedule),
+        "recompute_layers": tuple(range(of.layers)),
+        "context_gather": ("no", "yes"),
+    }
+
+
+def _gathers_contexts(context: Any, context_gather: Any) -> Any:
+    """Gathering of contexts needs context parallelism."""
+    return (context > 1) | (context_gather == "no")
+
+
+def _divides_experts(tensor: Any, context: Any, data: Any, expert: Any, expert_tensor: Any) -> Any:
+    """Expert times expert_tensor divides data times context times tensor."""
+    shared = (expert_tensor == 1) | (expert_tensor == tensor)
+    return shared & (data * context * tensor % (expert * expert_tensor) == 0)
+
+
+def _divides_tokens_of_experts(tensor: Any, sequence_parallel: Any) -> Any:
+    """Tensor parallelism with experts needs sequence parallelism."""
+    return (tensor == 1) | (sequence_parallel == "yes")
+
+
+def _keeps_experts(
+    tensor: Any, expert: Any, expert_tensor: Any, sharding: Any, parameters: Any, activations: Any
+) -> Any:
+    """Divided experts need parameters and activations on the device, and gradients that are not sharded."""
+    whole = (expert == 1) & (expert_tensor == tensor)
+    streams = (sharding == "gradients") | (sharding == "full")
+    return whole | ~(streams | (parameters != "device") | (activations != "device"))
+
+
+def _contexts(job: TrainingJob, devices: int) -> tuple[int, ...]:
+    """Return the degrees of context parallelism: each device has two parts of a sequence."""
+    most = job.seq // LEAST_TOKENS if job.flash else 1
+    return tuple(
+        size for size in _divisors(devices) if size == 1 or (size <= most and job.seq % (2 * size) == 0)
+    )
+
+
+def fixed_values(
+    space: Space, fixed: Mapping[str, str], why: Callable[[str, str], str] = lambda name, value: ""
+) -> Space:
+    """Return a space in which some parameters have one value, or few.
+
+    Args:
+        space: The space.
+        fixed: Value of each fixed parameter as text; ``a|b`` allows two values.
+        why: Returns the reasons why a parameter, by name, does not have a value.
+
+    Raises:
+        UnknownName: if there is no such parameter.
+        InputError: if a parameter does not have this value.
+    """
+    parameters = {parameter.name: parameter for parameter in space.parameters}
+    chosen: dict[str, tuple[Value, ...]] = {}
+    for name, text in fixed.items():
+        if name not in parameters:
+            raise UnknownName("parameter of a plan", name, parameters)
+        alternatives = text.split("|")
+        match = tuple(value for value in parameters[name].values if str(value) in alternatives)
+        if not match:
+            values = ", ".join(map(str, parameters[name].values))
+            reasons = "; ".join(dict.fromkeys(filter(None, (why(name, value) for value in alternatives))))
+            because = f"{reasons}; " if reasons else ""
+            raise InputError(f"{name}={text} is not possible here: {because}expected one of {values}")
+        chosen[name] = match
+    return space.restrict(**chosen)
+
+
+class PlanTable(Sequence[ClusterPlan]):
+    """All plans of a space as columns; a plan is made when it is read.
+
+    Args:
+        table: The configurations.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @overload
+    def __getitem__(self, index: int) -> ClusterPlan: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[ClusterPlan]: ...
+
+    def __getitem__(self, index: int | slice) -> ClusterPlan | list[ClusterPlan]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        if index >= len(self):
+            raise IndexError(index)
+        pairs = zip(self._parameters, self._table.ordinals[index].tolist(), strict=True)
+        return ClusterPlan(**{name: values[ordinal] for (name, values), ordinal in pairs})
+
+    @functools.cached_property
+    def _parameters(self) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+        """Name and values of each parameter."""
+        found = []
+        for each in self._table.space.parameters:
+            switch = set(each.values) <= {"yes", "no"}
+            values = tuple(value == "yes" for value in each.values) if switch else each.values
+            found.append((each.name, values))
+        return tuple(found)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return the values of a parameter of all plans."""
+        place = self._table.space.names.index(name)
+        return np.array(self._parameters[place][1])[self._table.ordinals[:, place]]
+
+    def take(self, rows: NDArray[Any]) -> PlanTable:
+        """Return the plans of some rows."""
+        return PlanTable(self._table.take(rows))
+
+    def distinct(self, *names: str) -> tuple[list[ClusterPlan], NDArray[np.int64]]:
+        """Return one plan for each combination of some parameters, and which of them each plan has.
+
+        Args:
+            names: The parameters.
+        """
+        keys = np.zeros(len(self), dtype=np.int64)
+        for name in names:
+            place = self._table.space.names.index(name)
+            keys = keys * len(self._parameters[place][1]) + self._table.ordinals[:, place]
+        _, rows, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        return [self[row] for row in rows.tolist()], inverse
+
+    def mapped(self, function: Callable[[ClusterPlan], Any], *names: str) -> NDArray[Any]:
+        """Return a function of some parameters for all plans; of several numbers, as columns.
+
+        Args:
+            function: Returns a number, or a tuple of numbers, of a plan with these parameters.
+            names: The parameters that it depends on.
+        """
+        plans, inverse = self.distinct(*names)
+        return np.array([function(plan) for plan in plans]).T[..., inverse]
+
+
+def enumerated(space: Space) -> PlanTable:
+    """Return all plans of a space.
+
+    Raises:
+        InputError: if there is none.
+    """
+    table: Table = space.enumerate()
+    if not len(table):
+        raise InputError(
+            f"no plan divides this batch and network among the devices: {_conflict(space)}; change the "
+            "batch, the number of devices or --fix"
+        )
+    return PlanTable(table)
+
+
+def _conflict(space: Space) -> str:
+    """Return which constraints of a space no values satisfy: one of them, or two together."""
+    for count in (1, 2):
+        for constraints in itertools.combinations(space.constraints, count):
+            names = {name for constraint in constraints for name in signature(constraint).parameters}
+            parameters = tuple(parameter for parameter in space.parameters if parameter.name in names)
+            if math.prod(len(parameter.values) for parameter in parameters) > MOST_CHECKED:
+                continue
+            if not len(Space(parameters, constraints).enumerate()):
+                fixed = [f"{p.name}={p.values[0]}" for p in parameters if len(p.values) == 1]
+                texts = [
+                    " ".join((constraint.__doc__ or "").split()).rstrip(".") for constraint in constraints
+                ]
+                reasons = "; and ".join(text[:1].lower() + text[1:] for text in texts)
+                return f"{reasons}, with {', '.join(fixed)}" if fixed else reasons
+    return "expected a batch that a number of copies divides"
+
+
+def _text(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(each for each in range(1, number + 1) if number % each == 0)

@@ -1,0 +1,687 @@
+"""Times of a plan's stages, a lower bound of its step, and the step itself by simulation: `StepPricer`.
+
+The composition is that of `predict_step`, whose time it reproduces for plans that do not shard. In addition:
+
+- Optimizer sharding (ZeRO-1): a reduce-scatter of gradients takes the place of the all-reduce, each copy
+  updates its share, and an all-gather of the parameters follows, behind the first forward pass of the next
+  step if gradients overlap too.
+- Gradient sharding (ZeRO-2): gradients are reduce-scattered behind each layer of each micro-batch.
+- Full sharding (ZeRO-3, FSDP): every layer's parameters are gathered for each pass of each micro-batch,
+  behind the layer before (prefetch), and its gradients are reduce-scattered behind the next one. What does
+  not fit behind a layer's pass is exposed.
+- States, parameters and activations in host memory or NVMe: see `tunebench.training.cluster.storage`.
+
+Lower bound: a rank cannot start before the first micro-batch has passed the ranks before it, then runs all
+its passes, and the last gradient returns through the ranks before it. This holds for any schedule, and for
+equal stages 1F1B reaches it. If gradients of weights are apart, the last gradient of an input does not wait
+for those of weights, but each rank it returns to still computes one.
+
+The first bound of all plans at once (`floors_us`) is that of the first and the last rank, with the time of a
+stage as a linear function of its layers.
+
+Sources: Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", 2020;
+Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", 2023.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from tunebench._lazy import np
+from tunebench.dtype import itemsize
+from tunebench.training.cluster.layer_time import LayerDivision, LayerRun, LayerTimes, PassTime
+from tunebench.training.cluster.machine import TrainingCluster
+from tunebench.training.cluster.space import SPLIT_SCHEDULES, V_SCHEDULES, ClusterPlan, PlanTable, TrainingJob
+from tunebench.training.cluster.storage import Placement, StorageTimes, StreamedLayer
+from tunebench.training.interconnect.cluster import ProcessGroup
+from tunebench.training.interconnect.collective import Collective, collective_us, send_us
+from tunebench.training.schedules.costs import PipelineCosts, StageCosts
+from tunebench.training.schedules.simulation import simulate_pipeline
+from tunebench.training.steps.gradient import BucketExchange, bucket_bytes, chained_us, gradient_bytes
+from tunebench.training.steps.overlap import TensorOverlap, occupied_sms
+from tunebench.training.steps.parallelism import TIMED_SCHEDULES, Parallelism, pipeline_schedule
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+_FEW_LAYERS = 4
+"""Layers from which the communication of a stage follows from that of short stages."""
+
+RUN_PARAMETERS = (
+    "tensor",
+    "microbatch",
+    "recompute",
+    "sequence_parallel",
+    "flash",
+    "context",
+    "expert",
+    "expert_tensor",
+    "context_gather",
+)
+"""Parameters of a plan that the time of a layer depends on."""
+
+__all__ = ["RUN_PARAMETERS", "Slowdown", "StageTime", "StepPricer", "StepTime"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """Factors on predicted times, for the sensitivity of a choice.
+
+    Attributes:
+        kernels: Factor on the time of kernels.
+        communication: Factor on the time of collectives and sends.
+    """
+
+    kernels: float = 1.0
+    communication: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Times of a stage on each device, in microseconds; passes are those of one micro-batch.
+
+    Attributes:
+        forward_us: Kernels of a forward pass.
+        backward_us: Kernels of a backward pass.
+        waits_forward_us: Exposed collectives of a forward pass: tensor parallelism, gathered parameters.
+        waits_backward_us: Exposed collectives of a backward pass.
+        gradients_us: Exposed sum of gradients after the last backward pass; in a plan, for all stages of a
+            device with the first one.
+        optimizer_us: Update of the parameters.
+        gather_us: Exposed all-gather of the updated parameters, in the same way.
+        gradients_total_us: Sum of gradients alone.
+        gather_total_us: All-gather of the updated parameters alone.
+        storage_forward_us: Exposed transfers of host memory and NVMe in a forward pass.
+        storage_backward_us: Exposed transfers of host memory and NVMe in a backward pass.
+        weights_us: Kernels of a backward pass that compute gradients of weights.
+    """
+
+    forward_us: float
+    backward_us: float
+    waits_forward_us: float
+    waits_backward_us: float
+    gradients_us: float = 0.0
+    optimizer_us: float = 0.0
+    gather_us: float = 0.0
+    gradients_total_us: float = 0.0
+    gather_total_us: float = 0.0
+    storage_forward_us: float = 0.0
+    storage_backward_us: float = 0.0
+    weights_us: float = 0.0
+
+    @property
+    def pass_us(self) -> tuple[float, float]:
+        """Forward and backward pass, with waits."""
+        return (
+            self.forward_us + self.waits_forward_us + self.storage_forward_us,
+            self.backward_us + self.waits_backward_us + self.storage_backward_us,
+        )
+
+    @property
+    def end_us(self) -> float:
+        """What follows the last backward pass."""
+        return self.gradients_us + self.optimizer_us + self.gather_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Time of a step and its parts, each a mean over the devices, in microseconds.
+
+    Attributes:
+        time_us: The step.
+        compute_us: Kernels of the passes.
+        optimizer_us: Kernels of the optimizer.
+        waits_us: Exposed collectives within layers: tensor parallelism, gathered parameters.
+        gradients_us: Exposed sums of gradients, and all-gathers of updated parameters.
+        sends_us: Exposed sends between stages, and the sum of gradients of a shared embedding.
+        bubble_us: Time in which a device waits for the work of another stage.
+        storage_us: Exposed transfers of host memory and NVMe within passes.
+    """
+
+    time_us: float
+    compute_us: float
+    optimizer_us: float
+    waits_us: float
+    gradients_us: float
+    sends_us: float
+    bubble_us: float
+    storage_us: float = 0.0
+
+    @property
+    def communication_us(self) -> float:
+        """Exposed communication."""
+        return self.waits_us + self.gradients_us + self.sends_us
+
+
+@dataclass(kw_only=True)
+class StepPricer:
+    """Times of the plans of a job on a cluster.
+
+    Attributes:
+        job: The network and its batch.
+        machine: The cluster.
+        layers: Times of the layers; plans of several pricers may share them.
+        slowdown: Factors on predicted times.
+    """
+
+    job: TrainingJob
+    machine: TrainingCluster
+    layers: LayerTimes
+    slowdown: Slowdown = field(default_factory=Slowdown)
+
+    def __post_init__(self) -> None:
+        self._passes = functools.cache(self._stage_passes)
+        self._group = functools.cache(self._process_group)
+        self._collective = functools.cache(self._collective_us)
+        self._ends = functools.cache(self._stage_ends)
+        self._short_sums = functools.cache(self._short_sums_us)
+        self._update = functools.cache(self._host_update_us)
+        self._shared = functools.cache(self._shared_parameters)
+        self._send = functools.cache(self._send_us)
+        self._ranges = functools.cache(self._stage_ranges)
+        self.step_us = functools.cache(self._step_us)
+        """Return the time of the step of a plan, by simulation of its schedule."""
+
+    def floors_us(self, plans: PlanTable) -> Array:
+        """Return lower bounds of the steps of many plans, without gradients and the optimizer.
+
+        Args:
+            plans: Plans whose layers are predicted.
+        """
+        of = _LinearStages(*plans.mapped(self._stage_parts, *RUN_PARAMETERS, "nodes"))
+        schedule, ranks, chunks = (plans.column(name) for name in ("schedule", "pipeline", "chunks"))
+        v_shaped, split = np.isin(schedule, V_SCHEDULES), np.isin(schedule, SPLIT_SCHEDULES)
+        own, layers = np.where(v_shaped, 2, chunks), self.job.network.layers
+        each, more = np.divmod(layers, ranks * own)
+        count = self.job.batch // (plans.column("data") * plans.column("microbatch"))
+        most, full = plans.column("recompute_layers"), plans.column("recompute") == "full"
+        bound_us = np.zeros(len(plans))
+        for rank in (np.zeros_like(ranks), np.clip(more - 1, 0, ranks - 1), ranks - 1):
+            held = own * each + (rank < more) + (v_shaped & (2 * ranks - 1 - rank < more))
+            ends = rank == np.where(v_shaped, 0, ranks - 1)
+            again = np.where(most > 0, most * own, held * full)
+            work_us = count * of.work_us(own, held, again, rank == 0, ends)
+            ahead = rank * each + np.minimum(rank, more)
+            before_us = of.forward_us(rank, ahead)
+            behind_us = of.backward_us(rank, ahead, np.where(most > 0, most * rank, ahead * full))
+            ramp_us = np.where(rank > 0, before_us + np.where(split, 0.0, behind_us), 0.0)
+            bound_us = np.maximum(bound_us, ramp_us + work_us)
+        return bound_us
+
+    def _stage_parts(self, plan: ClusterPlan) -> tuple[float, ...]:
+        """Return the fields of `_LinearStages` for the layers of a plan."""
+        run = replace(LayerRun.of(plan), recompute_layers=0)
+        base = run.kept if run.recompute == "full" else run
+        ranges = self.layers.kinds_of_layer()
+        kinds = [self.layers.passes(base, each) for each in ranges]
+        again = self.layers.passes(run, ranges[1]).without(kinds[1])
+        nothing = (0.0, 0.0)
+        sums, added, added_again = [nothing] * 3, nothing, nothing
+        if self.job.network.layers >= _FEW_LAYERS:
+            sums = [self._short_sums(base, each, plan.nodes) for each in (ranges[0], (1, 2), ranges[2])]
+            added, added_again = (self._added_sums(each, plan.nodes) for each in (base, run))
+        scale, host_us = self.slowdown.kernels, self.layers.host_us
+        return (
+            *(scale * kind.forward_us + us[0] for kind, us in zip(kinds, sums, strict=True)),
+            scale * kinds[1].forward_us + added[0],
+            *(scale * kind.backward_us + us[1] for kind, us in zip(kinds, sums, strict=True)),
+            scale * kinds[1].backward_us + added[1],
+            scale * again.backward_us + added_again[1] - added[1],
+            *(host_us * kind.launches for kind in kinds),
+            host_us * again.launches,
+        )
+
+    def bound_us(self, plan: ClusterPlan) -> float:
+        """Return a lower bound of the step, at least `floor_us`."""
+        return self.pipeline_bound_us(plan, self.stages(plan), self._sends(plan)) + self._tied_us(plan)
+
+    def _step_us(self, plan: ClusterPlan) -> float:
+        return self.pipeline_us(plan, self.stages(plan), self._sends(plan)) + self._tied_us(plan)
+
+    def step(self, plan: ClusterPlan) -> StepTime:
+        """Return the time of the step and its parts."""
+        stages, count = self.stages(plan), plan.microbatches(self.job.batch)
+        time_us = self.step_us(plan)
+        silent_us = self.pipeline_us(plan, stages, [0.0] * len(stages))
+
+        def mean(values: Sequence[float]) -> float:
+            return sum(values) / plan.pipeline
+
+        parts = {
+            "compute_us": mean([count * (each.forward_us + each.backward_us) for each in stages]),
+            "optimizer_us": mean([each.optimizer_us for each in stages]),
+            "waits_us": mean([count * (each.waits_forward_us + each.waits_backward_us) for each in stages]),
+            "gradients_us": mean([each.gradients_us + each.gather_us for each in stages]),
+            "sends_us": time_us - silent_us,
+            "storage_us": mean(
+                [count * (each.storage_forward_us + each.storage_backward_us) for each in stages]
+            ),
+        }
+        return StepTime(time_us=time_us, bubble_us=max(0.0, time_us - sum(parts.values())), **parts)
+
+    def stages(self, plan: ClusterPlan) -> list[StageTime]:
+        """Return the times of all stages of a plan."""
+        found = [self.stage(plan, layers) for layers in self._plan_ranges(plan)]
+        return found if plan.stages_per_device == 1 else self._chained(plan, found)
+
+    def _plan_ranges(self, plan: ClusterPlan) -> tuple[tuple[int, int], ...]:
+        return self._ranges(plan.pipeline, plan.stages_per_device)
+
+    def _chained(self, plan: ClusterPlan, stages: list[StageTime]) -> list[StageTime]:
+        """Return the stages with the exposed collectives of a device's copies in its first one."""
+        count = min(plan.microbatches(self.job.batch), plan.pipeline) if self.job.gradient_overlap else 0
+        found = []
+        for rank, held in enumerate(plan.held_stages):
+            mine = [stages[stage] for stage in reversed(held)]
+            gradients_us = chained_us(
+                (each.gradients_us, each.gradients_total_us, count * each.backward_us) for each in mine
+            )
+            gather_us = chained_us(
+                (each.gather_us, each.gather_total_us, count * each.forward_us) for each in mine
+            )
+            found.append(replace(stages[rank], gradients_us=gradients_us, gather_us=gather_us))
+        return found + [replace(each, gradients_us=0.0, gather_us=0.0) for each in stages[plan.pipeline :]]
+
+    def stage(self, plan: ClusterPlan, layers: tuple[int, int]) -> StageTime:
+        """Return the times of a stage with these layers, a half-open range."""
+        placed = Placement.of(plan)
+        accumulates = plan.microbatches(self.job.batch) > 1
+        passes = self._passes(LayerRun.of(plan), layers, plan.nodes, placed, accumulates)
+        gradients, gather = self._ends(
+            (LayerRun.of(plan).division, plan.nodes, (plan.copies, plan.expert_copies), plan.sharding),
+            layers,
+            (passes.forward_us, passes.backward_us),
+        )
+        return replace(
+            passes,
+            gradients_us=gradients[0],
+            gradients_total_us=gradients[1],
+            gather_us=gather[0],
+            gather_total_us=gather[1],
+            optimizer_us=self._optimizer_us(plan, layers),
+        )
+
+    def _optimizer_us(self, plan: ClusterPlan, layers: tuple[int, int]) -> float:
+        """Return the time of the update, by kernels or in host memory."""
+        division = LayerRun.of(plan).division
+        if plan.states == "device":
+            update = self.layers.update(division, layers, plan.shards)
+            return update.optimizer_us * self.slowdown.kernels
+        return self._update(division, self.layers.alike(layers), plan.shards, Placement.of(plan))
+
+    def _host_update_us(
+        self, division: LayerDivision, layers: tuple[int, int], shards: tuple[int, int], placed: Placement
+    ) -> float:
+        held = self._layer_parameters(division, layers)
+        shares = [sum(-(-count // each) for count, each in zip(layer, shards, strict=True)) for layer in held]
+        return StorageTimes(self.machine).update_us(shares, placed)
+
+    # -- bound and simulation ------------------------------------------------------------------------------
+
+    def pipeline_bound_us(
+        self, plan: ClusterPlan, stages: Sequence[StageTime], sends: Sequence[float]
+    ) -> float:
+        """Return a lower bound of `pipeline_us`."""
+        ranks, count = plan.pipeline, plan.microbatches(self.job.batch)
+        weights = [each.weights_us * plan.splits_backward for each in stages]
+        passes = [(each.pass_us[0], each.pass_us[1] - us) for each, us in zip(stages, weights, strict=True)]
+        held = plan.held_stages
+        before_us, ends = 0.0, []
+        for rank in range(ranks):
+            inputs_us = count * sum(sum(passes[stage]) for stage in held[rank])
+            ends.append((before_us + inputs_us, count * sum(weights[stage] for stage in held[rank])))
+            before_us += passes[rank][0] + sends[rank]
+        latest_us, bound_us = 0.0, 0.0
+        for rank in reversed(range(ranks)):
+            back_us = latest_us + passes[rank][1] + sends[rank] if rank < ranks - 1 else 0.0
+            inputs_us, weights_us = ends[rank]
+            latest_us = max(inputs_us, back_us)
+            end_us = max(inputs_us + weights_us, latest_us + weights[rank])
+            bound_us = max(bound_us, end_us + sum(stages[stage].end_us for stage in held[rank]))
+        return bound_us
+
+    def pipeline_us(self, plan: ClusterPlan, stages: Sequence[StageTime], sends: Sequence[float]) -> float:
+        """Return the time of a step with these stages, by simulation of its schedule.
+
+        Args:
+            plan: The plan.
+            stages: Times of each stage.
+            sends: Time to send the output of each stage to the next one; 0 for the last.
+        """
+        count = plan.microbatches(self.job.batch)
+        if plan.pipeline == 1:
+            return count * sum(stages[0].pass_us) + stages[0].end_us
+        costs = tuple(
+            StageCosts(
+                forward_us=each.pass_us[0],
+                input_gradient_us=each.pass_us[1] - each.weights_us * plan.splits_backward,
+                weight_gradient_us=each.weights_us * plan.splits_backward,
+                send_bytes=int(us > 0),
+                send_us=us,
+            )
+            for each, us in zip(stages, sends, strict=True)
+        )
+        order = Parallelism(
+            pipeline=plan.pipeline,
+            microbatches=count,
+            chunks=plan.chunks,
+            schedule=plan.schedule_name,
+        )
+        depends = order.schedule in TIMED_SCHEDULES
+        schedule = (
+            pipeline_schedule(order, costs=PipelineCosts(stages=costs)) if depends else _schedule(order)
+        )
+        simulation = simulate_pipeline(schedule, PipelineCosts(stages=costs))
+        ends_us = [float(each[-1]) for each in simulation.ends_us]
+        for rank, stage in zip(schedule.placement, stages, strict=True):
+            ends_us[rank] += stage.end_us
+        return max(ends_us)
+
+    # -- parts of a stage ----------------------------------------------------------------------------------
+
+    def _stage_ranges(self, pipeline: int, chunks: int) -> tuple[tuple[int, int], ...]:
+        stages, layers = pipeline * chunks, self.job.network.layers
+        each, more = divmod(layers, stages)
+        ends = [stage * each + min(stage, more) for stage in range(stages + 1)]
+        return tuple(itertools.pairwise(ends))
+
+    def _stage_passes(
+        self,
+        run: LayerRun,
+        layers: tuple[int, int],
+        nodes: int,
+        placed: Placement | None,
+        accumulates: bool,
+    ) -> StageTime:
+        """Return the passes of a stage; layers of the same kind have equal times."""
+        kind = self.layers.alike(layers)
+        if kind != layers:
+            return self._passes(run, kind, nodes, placed, accumulates)
+        kernels = self.layers.passes(run, layers)
+        if accumulates and not (placed and placed.streams_gradients):
+            update = self.layers.update(run.division, layers, (1, 1))
+            added_us = update.accumulate_us
+            kernels = kernels.plus(PassTime(0.0, added_us, update.accumulate_launches, added_us))
+        kernels = kernels.scaled(self.slowdown.kernels)
+        busy_us = kernels.forward_us + kernels.backward_us
+        stretch = max(1.0, self.layers.host_us * kernels.launches / busy_us)
+        slack_us = (stretch - 1.0) * kernels.forward_us, (stretch - 1.0) * kernels.backward_us
+        forward_us, backward_us = stretch * kernels.forward_us, stretch * kernels.backward_us
+        sums_us = self._sums_us(run, layers, nodes)
+        waits = [max(0.0, us - slack) for us, slack in zip(sums_us, slack_us, strict=True)]
+        weights_us = stretch * kernels.weights_us
+        found = StageTime(forward_us, backward_us, waits[0], waits[1], weights_us=weights_us)
+        if placed is None or not placed.streams:
+            return found
+        streamed = self._streamed_layers(run, layers, nodes, placed, (forward_us, backward_us))
+        exposed, stored = StorageTimes(self.machine).waits_us(streamed, placed, accumulates)
+        return replace(
+            found,
+            waits_forward_us=waits[0] + exposed[0],
+            waits_backward_us=waits[1] + exposed[1],
+            storage_forward_us=stored[0],
+            storage_backward_us=stored[1],
+        )
+
+    def _sums_us(self, run: LayerRun, layers: tuple[int, int], nodes: int) -> tuple[float, float]:
+        """Return the exposed communication of tensor, expert and context parallelism, by pass.
+
+        Each layer of a stage adds as much, next to what the stage has once, and with the embedding or the
+        head. So the sums of a stage follow from those of four short ones.
+        """
+        count = self.job.network.layers
+        if count < _FEW_LAYERS or layers == (0, count):
+            return self._short_sums(run, layers, nodes)
+        begins, ends, held = layers[0] == 0, layers[1] == count, layers[1] - layers[0]
+        one = self._short_sums(
+            run.kept if run.recompute_layers else run,
+            (0, 1) if begins else (count - 1, count) if ends else (1, 2),
+            nodes,
+        )
+        if not run.recompute_layers:
+            added = self._added_sums(run, nodes)
+            return one[0] + (held - 1) * added[0], one[1] + (held - 1) * added[1]
+        again = min(run.recompute_layers, held)
+        kept, whole = self._added_sums(run.kept, nodes), self._added_sums(run.whole, nodes)
+        forward, backward = (
+            first + (held - 1) * each + again * (more - each)
+            for first, each, more in zip(one, kept, whole, strict=True)
+        )
+        return forward, backward
+
+    def _added_sums(self, run: LayerRun, nodes: int) -> tuple[float, float]:
+        """Return what a layer adds to the exposed communication of a stage, by pass."""
+        single, two = (self._short_sums(run, each, nodes) for each in ((1, 2), (1, 3)))
+        return two[0] - single[0], two[1] - single[1]
+
+    def _short_sums_us(self, run: LayerRun, layers: tuple[int, int], nodes: int) -> tuple[float, float]:
+        """Return the exposed communication of a stage, from all its collectives and sends."""
+        exposed = {"forward": 0.0, "backward": 0.0}
+        groups = {
+            "tensor": (run.tensor, 1),
+            "expert": (run.expert, run.expert_tensor),
+            "expert tensor": (run.expert_tensor, 1),
+        }
+        overlap = TensorOverlap(
+            products=self.job.tensor_overlap,
+            user_buffers=self.job.user_buffers,
+            parts=run.tensor,
+            occupied=self._occupied(self._group(nodes, run.tensor, 1)),
+        )
+
+        def product_us(part: str, gradient: str) -> float:
+            return self.layers.product_us(run, part, gradient) * self.slowdown.kernels
+
+        for each in self.job.network.collectives(run.network_run(self.job, layers)):
+            takes_us = self._collective(each.collective, each.nbytes, nodes, *groups[each.group])
+            exposed[each.phase] += each.count * overlap.exposed_us(each, takes_us, product_us)
+        for sent in self.job.network.exchanges(run.network_run(self.job, layers)):
+            hidden_us = 0.0
+            if sent.collective:
+                us = self._collective(sent.collective, sent.nbytes, nodes, run.context, run.tensor)
+            else:
+                us = self._send(sent.nbytes, nodes, 0, run.tensor, run.tensor * (run.context - 1))
+                hidden_us = product_us("attention", sent.behind)
+            exposed[sent.phase] += sent.count * max(0.0, us - hidden_us)
+        return exposed["forward"], exposed["backward"]
+
+    def _streamed_layers(
+        self,
+        run: LayerRun,
+        layers: tuple[int, int],
+        nodes: int,
+        placed: Placement,
+        passes_us: tuple[float, float],
+    ) -> list[StreamedLayer]:
+        """Return the layers of a stage with what moves for them, in the order of the forward pass."""
+        size = itemsize(self.job.dtype)
+        again = run.recompute_layers
+        kinds = [
+            self.layers.passes(run.whole if index < again or not again else run.kept, (layer, layer + 1))
+            for index, layer in enumerate(range(*layers))
+        ]
+        forward = passes_us[0] / sum(each.forward_us for each in kinds)
+        backward = passes_us[1] / sum(each.backward_us for each in kinds)
+        kept = 0
+        if placed.activations == "host":
+            kept = run.activations(self.job).layer_bytes
+
+        def us(collective: Collective, parameters: int) -> float:
+            return self._collective(collective, parameters * size, nodes, placed.copies, run.tensor)
+
+        held = [sum(each) for each in self._layer_parameters(run.division, layers)]
+        return [
+            StreamedLayer(
+                parameters=parameters,
+                activation_bytes=kept,
+                forward_us=forward * each.forward_us,
+                backward_us=backward * each.backward_us,
+                gather_us=us("all-gather", parameters) if placed.gathers else 0.0,
+                scatter_us=us("reduce-scatter", parameters) if placed.scatters else 0.0,
+            )
+            for parameters, each in zip(held, kinds, strict=True)
+        ]
+
+    def _layer_parameters(self, division: LayerDivision, layers: tuple[int, int]) -> list[tuple[int, int]]:
+        """Return the parameters of each layer outside experts, and of experts.
+
+        A matrix that the first and the last layer share counts once.
+        """
+        network = self.job.network
+        held = [division.held(network, self.layers.alike((layer, layer + 1))) for layer in range(*layers)]
+        others, routed = held[0]
+        shared = sum(each[0] for each in held) - division.held(network, layers)[0]
+        return [(others - shared, routed), *held[1:]]
+
+    def _stage_ends(
+        self,
+        of: tuple[LayerDivision, int, tuple[int, int], str],
+        layers: tuple[int, int],
+        passes_us: tuple[float, float],
+    ) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return the exposed sum of gradients and all of it, and the same of the gather of parameters.
+
+        Args:
+            of: How parameters are divided, nodes, copies of what is outside experts and of experts, and what
+                the copies divide.
+            layers: Layers of the stage.
+            passes_us: Kernels of the forward pass, behind which the gather runs, and of the backward pass.
+        """
+        division, nodes, copies, sharding = of
+        kind = self.layers.alike(layers)
+        if kind != layers:
+            return self._ends(of, kind, passes_us)
+        nothing = (0.0, 0.0)
+        if max(copies) == 1 or sharding == "full":
+            return nothing, nothing
+        of_run = LayerRun(division.tensor, 1, "none", division.tensor > 1, False, 1, *astuple(division)[1:])
+        run = of_run.network_run(self.job, layers)
+        parts = gradient_bytes(self.job.network, run, layers)
+        wide = itemsize(run.gradient_dtype) // itemsize(run.dtype)
+        held = [[nbytes // wide for nbytes in sizes] for sizes in parts]
+        strides = division.tensor, division.expert * division.expert_tensor
+        groups = tuple(self._group(nodes, *each) for each in zip(copies, strides, strict=True))
+        exchange = BucketExchange(
+            groups=groups,
+            bucket_bytes=bucket_bytes(run, copies[0]),
+            overlap=self.job.gradient_overlap,
+            slower=self.slowdown.communication,
+            occupied=self._occupied(groups[0]),
+        )
+
+        def both_us(
+            collective: Collective, parts: Sequence[list[int]], pass_us: float
+        ) -> tuple[float, float]:
+            return exchange.exposed_us(collective, parts, pass_us), exchange.total_us(collective, parts)
+
+        gather = both_us("all-gather", held, passes_us[0]) if sharding != "none" else nothing
+        if sharding == "gradients":
+            return nothing, gather
+        return both_us("all-reduce" if sharding == "none" else "reduce-scatter", parts, passes_us[1]), gather
+
+    def _occupied(self, group: ProcessGroup) -> float:
+        """Return the share of the SMs that a collective takes from kernels beside it."""
+        return occupied_sms(group) / self.machine.device.sm_count
+
+    def _sends(self, plan: ClusterPlan) -> list[float]:
+        """Return the time to send the output of each stage to the next one; 0 for the last."""
+        width = plan.tensor * plan.copies
+        nbytes = self.job.network.boundary_bytes(LayerRun.of(plan).network_run(self.job, (0, 1)))
+        placement = sorted((stage, rank) for rank, held in enumerate(plan.held_stages) for stage in held)
+        return [
+            self._send(nbytes, plan.nodes, rank * width, then * width, width) if rank != then else 0.0
+            for (_, rank), (_, then) in itertools.pairwise(placement)
+        ] + [0.0]
+
+    def _send_us(self, nbytes: int, nodes: int, first: int, second: int, width: int) -> float:
+        link = self.machine.with_nodes(nodes).link_between(first, second, width=width)
+        return float(send_us(nbytes, link)) * self.slowdown.communication
+
+    def _tied_us(self, plan: ClusterPlan) -> float:
+        """Return the sum of gradients of a matrix that the first and the last stage share."""
+        if plan.pipeline == 1 or plan.schedule in V_SCHEDULES:
+            return 0.0
+        width = plan.tensor * plan.copies
+        shared = self._shared(plan.tensor) * itemsize(self.job.dtype)
+        link = self.machine.with_nodes(plan.nodes).link_between(0, (plan.pipeline - 1) * width, width=width)
+        pair = ProcessGroup(local=2, nodes=1, inside=link, between=link)
+        return float(collective_us("all-reduce", shared, pair)) * self.slowdown.communication
+
+    def _shared_parameters(self, tensor: int) -> int:
+        """Return the parameters of a matrix that the first and the last layer share."""
+        network = self.job.network
+        parts = network.parameters(tensor, (0, 1)) + network.parameters(tensor, (1, network.layers))
+        return parts - network.parameters(tensor)
+
+    def _process_group(self, nodes: int, size: int, stride: int) -> ProcessGroup:
+        return self.machine.with_nodes(nodes).group(size, stride=stride)
+
+    def _collective_us(
+        self, collective: Collective, nbytes: int, nodes: int, size: int, stride: int
+    ) -> float:
+        us = float(collective_us(collective, nbytes, self._group(nodes, size, stride)))
+        return us * self.slowdown.communication
+
+
+_schedule = functools.lru_cache(maxsize=64)(pipeline_schedule)
+"""Schedules that do not depend on times."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LinearStages:
+    """Least times of stages as linear functions of their layers, for many plans: columns, in microseconds.
+
+    A stage has one layer, of the first, another or the last kind, and others that are added. `again` is what
+    a layer adds whose recomputation is counted, and is 0 for other kinds of recomputation.
+    """
+
+    first_forward: Array
+    one_forward: Array
+    last_forward: Array
+    added_forward: Array
+    first_backward: Array
+    one_backward: Array
+    last_backward: Array
+    added_backward: Array
+    again: Array
+    first_host: Array
+    one_host: Array
+    last_host: Array
+    again_host: Array
+
+    def work_us(self, stages: Array, held: Array, again: Array, begins: Array, ends: Array) -> Array:
+        """Return the time of both passes of a device, by its kernels and waits or by launches.
+
+        Args:
+            stages: Stages of the device.
+            held: Their layers.
+            again: Layers that are computed again.
+            begins: Whether it has the first layer.
+            ends: Whether it has the last layer.
+        """
+        one = self.one_forward + self.one_backward
+        first = self.first_forward + self.first_backward - one
+        last = self.last_forward + self.last_backward - one
+        added = self.added_forward + self.added_backward
+        busy = stages * one + begins * first + ends * last + (held - stages) * added + again * self.again
+        host = held * self.one_host + again * self.again_host
+        host = host + begins * (self.first_host - self.one_host) + ends * (self.last_host - self.one_host)
+        found: Array = np.maximum(busy, host)
+        return found
+
+    def forward_us(self, stages: Array, held: Array) -> Array:
+        """Return the forward passes of the first stages, with so many layers."""
+        ends = self.first_forward - self.one_forward
+        return ends + stages * self.one_forward + (held - stages) * self.added_forward
+
+    def backward_us(self, stages: Array, held: Array, again: Array) -> Array:
+        """Return the backward passes of the first stages, with so many layers."""
+        ends = self.first_backward - self.one_backward
+        added = (held - stages) * self.added_backward
+        return ends + stages * self.one_backward + added + again * self.again

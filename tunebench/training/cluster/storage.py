@@ -1,0 +1,251 @@
+"""Time to keep training data in host memory and NVMe: `Placement`, `StorageTimes`.
+
+A device moves its share of the data over its own link, all devices of a node at the same time. Equal shares
+of what they have in common limit each: a link that several devices share, the host memory of the node, NVMe.
+
+- Parameters in host memory or NVMe are fetched for each pass of each micro-batch, prefetched by one layer;
+  with full sharding every copy fetches its shard, and an all-gather follows (ZeRO-Infinity).
+- Gradients leave the device behind each layer of the backward pass. Those of several micro-batches are added
+  in host memory.
+- Activations that full recomputation keeps (inputs of layers) may be in host memory.
+- In a pipeline, each stage moves the data of its layers for each pass of each micro-batch.
+- The update runs in host memory, layer by layer, while the next layer's states are read from NVMe and the
+  last one's are written back. It starts when the backward pass has ended, as clipping by the norm of all
+  gradients requires.
+
+Passes are those of `stream_us`. A pass also takes at least as long as the host memory needs for all bytes
+that it reads and writes, of DMA and of the processors.
+
+Sources: Ren et al., "ZeRO-Offload: democratizing billion-scale model training", 2021; Rajbhandari et al.,
+"ZeRO-Infinity: breaking the GPU memory wall for extreme scale deep learning", 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tunebench.training.cluster.machine import TrainingCluster
+from tunebench.training.cluster.space import ClusterPlan
+from tunebench.training.steps.layer_stream import LayerWork, Transfer, stream_us
+
+__all__ = ["Placement", "StorageTimes", "StreamedLayer"]
+
+UPDATE_BYTES = 28
+"""Bytes of host memory that AdamW reads and writes per parameter: 12 of states each way, 2 of the gradient
+and 2 of the parameter. DeepSpeed's implementation is bound by memory. Source: Ren et al., section 5."""
+
+ADD_BYTES = 6
+"""Bytes of host memory to add a gradient of two bytes to another."""
+
+STATE_BYTES, HALF_BYTES = 12, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the data of a plan is, as far as passes through layers depend on it.
+
+    All of it may also be columns of many plans (`MemoryPricer`).
+
+    Attributes:
+        pipeline: Stages that share the layers.
+        copies: Copies of the network.
+        sharding: What the copies divide.
+        states: Where the states of the optimizer are.
+        parameters: Where parameters are.
+        activations: Where the inputs of layers are, if they are all that is kept.
+    """
+
+    pipeline: Any
+    copies: Any
+    sharding: Any
+    states: Any
+    parameters: Any
+    activations: Any
+
+    @classmethod
+    def of(cls, plan: ClusterPlan) -> Placement:
+        """Return the placement of a plan."""
+        return cls(plan.pipeline, plan.copies, plan.sharding, plan.states, plan.parameters, plan.activations)
+
+    @property
+    def streams(self) -> Any:
+        """Whether data moves before or after each layer."""
+        moved = (self.parameters != "device") | (self.activations != "device")
+        return moved | self.gathers | self.scatters | self.streams_gradients
+
+    @property
+    def scatters(self) -> Any:
+        """Whether gradients are reduce-scattered behind each layer."""
+        return (self.copies > 1) & ((self.sharding == "gradients") | (self.sharding == "full"))
+
+    @property
+    def gathers(self) -> Any:
+        """Whether parameters are gathered for each pass."""
+        return (self.copies > 1) & (self.sharding == "full")
+
+    @property
+    def streams_gradients(self) -> Any:
+        """Whether gradients leave the device behind each layer."""
+        alone = (self.copies == 1) & ((self.pipeline == 1) | (self.parameters != "device"))
+        return (self.states != "device") & (self.scatters | alone)
+
+    @property
+    def shards(self) -> int:
+        """Copies that divide the states."""
+        return 1 if self.sharding == "none" else self.copies
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedLayer:
+    """A layer in the passes of a micro-batch on a device.
+
+    Attributes:
+        parameters: Parameters, before copies divide them.
+        activation_bytes: Bytes of the layer's input.
+        forward_us: Kernels of the forward pass.
+        backward_us: Kernels of the backward pass.
+        gather_us: All-gather of the parameters.
+        scatter_us: Reduce-scatter of the gradients.
+    """
+
+    parameters: int
+    activation_bytes: int
+    forward_us: float
+    backward_us: float
+    gather_us: float
+    scatter_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class StorageTimes:
+    """Times of transfers of one device while all devices of its node do the same.
+
+    Attributes:
+        machine: The cluster.
+    """
+
+    machine: TrainingCluster
+
+    def waits_us(
+        self, layers: Sequence[StreamedLayer], placed: Placement, accumulates: bool
+    ) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return the exposed network time of the forward and backward pass, and the exposed storage time.
+
+        Args:
+            layers: Layers in the order of the forward pass.
+            placed: Where data is.
+            accumulates: Whether gradients are added to those of other micro-batches.
+        """
+        forward = [self._forward(each, placed) for each in layers]
+        backward = [self._backward(each, placed, accumulates) for each in reversed(layers)]
+        waits, stored = [], []
+        for works in (forward, backward):
+            compute_us = sum(each.compute_us for each in works)
+            network_us = stream_us([each.only("network") for each in works])
+            whole_us = max(stream_us(works), sum(self._host_us(each) for each in works))
+            waits.append(max(0.0, network_us - compute_us))
+            stored.append(max(0.0, whole_us - max(network_us, compute_us)))
+        return (waits[0], waits[1]), (stored[0], stored[1])
+
+    def update_us(self, shares: Sequence[int], placed: Placement) -> float:
+        """Return the time of the update in host memory.
+
+        Args:
+            shares: Parameters of each layer whose states the device keeps.
+            placed: Where data is; states are not on the device.
+        """
+        works = [self._update(count, placed) for count in shares]
+        return max(stream_us(works), sum(self._host_us(each) + each.compute_us for each in works))
+
+    # -- layers --------------------------------------------------------------------------------------------
+
+    def _forward(self, layer: StreamedLayer, placed: Placement) -> LayerWork:
+        kept = layer.activation_bytes if placed.activations == "host" else 0
+        return LayerWork(layer.forward_us, self._fetched(layer, placed, 0), self._to_host(kept))
+
+    def _backward(self, layer: StreamedLayer, placed: Placement, accumulates: bool) -> LayerWork:
+        kept = layer.activation_bytes if placed.activations == "host" else 0
+        after: tuple[Transfer, ...] = (("network", layer.scatter_us),) if placed.scatters else ()
+        if placed.streams_gradients:
+            share = -(-layer.parameters // placed.shards)
+            after += self._to_host(HALF_BYTES * share)
+            if placed.parameters == "nvme":
+                after += self._read(HALF_BYTES * share) if accumulates else ()
+            if accumulates:
+                after += (("processors", self._memory_us(ADD_BYTES * share)),)
+            if placed.parameters == "nvme":
+                after += self._written(HALF_BYTES * share)
+        return LayerWork(layer.backward_us, self._fetched(layer, placed, kept), after)
+
+    def _update(self, share: int, placed: Placement) -> LayerWork:
+        before: tuple[Transfer, ...] = () if placed.streams_gradients else self._to_host(HALF_BYTES * share)
+        after: tuple[Transfer, ...] = ()
+        off = placed.parameters == "nvme"
+        if placed.states == "nvme":
+            before += self._read((STATE_BYTES + HALF_BYTES * off) * share)
+            after += self._written((STATE_BYTES + HALF_BYTES * off) * share)
+        if placed.parameters == "device":
+            after += self._to_device(HALF_BYTES * share)
+        return LayerWork(self._memory_us(UPDATE_BYTES * share), before, after)
+
+    def _fetched(self, layer: StreamedLayer, placed: Placement, kept: int) -> tuple[Transfer, ...]:
+        share = -(-layer.parameters // (placed.copies if placed.gathers else 1)) * HALF_BYTES
+        chain = self._read(share) if placed.parameters == "nvme" else ()
+        chain += self._to_device((share if placed.parameters != "device" else 0) + kept)
+        return (*chain, ("network", layer.gather_us)) if placed.gathers else chain
+
+    # -- transfers -----------------------------------------------------------------------------------------
+
+    def _to_host(self, nbytes: int) -> tuple[Transfer, ...]:
+        return self._copied("to host", nbytes)
+
+    def _to_device(self, nbytes: int) -> tuple[Transfer, ...]:
+        return self._copied("to device", nbytes)
+
+    def _copied(self, direction: str, nbytes: int) -> tuple[Transfer, ...]:
+        if not nbytes:
+            return ()
+        link = self.machine.host_link
+        assert link is not None
+        carried = nbytes * self.machine.devices_per_host_link
+        us = link.to_host_us(carried) if direction == "to host" else link.to_device_us(carried)
+        return ((direction if self.machine.host_duplex else "host link", max(us, self._memory_us(nbytes))),)
+
+    def _read(self, nbytes: int) -> tuple[Transfer, ...]:
+        return (("nvme read", self._shared_us(nbytes, self.machine.nvme_read_gb_s)),)
+
+    def _written(self, nbytes: int) -> tuple[Transfer, ...]:
+        return (("nvme write", self._shared_us(nbytes, self.machine.nvme_write_gb_s)),)
+
+    def _shared_us(self, nbytes: int, gb_s: float) -> float:
+        """Return the time of a transfer that every device of the node makes over one resource."""
+        return max(nbytes * self.machine.links.devices_per_node / gb_s / 1e3, self._memory_us(nbytes))
+
+    def _memory_us(self, nbytes: int) -> float:
+        """Return the time of the node's host memory for bytes of every device."""
+        return nbytes * self.machine.links.devices_per_node / self.machine.host_gb_s / 1e3
+
+    def _host_us(self, work: LayerWork) -> float:
+        """Return the time of the host memory for the transfers of a layer, at the rates that they need."""
+        of, total = self.machine, 0.0
+        for resource, us in (*work.before, *work.after):
+            if resource == "processors":
+                total += us
+            elif resource.startswith("nvme"):
+                gb_s = of.nvme_read_gb_s if resource == "nvme read" else of.nvme_write_gb_s
+                total += us * min(1.0, gb_s / of.host_gb_s)
+            elif resource != "network":
+                total += us * self._link_share(resource)
+        return total
+
+    def _link_share(self, direction: str) -> float:
+        """Return the share of the host memory's bandwidth that copies of all devices take."""
+        link = self.machine.host_link
+        assert link is not None
+        fastest = link.to_device_gb_s if direction == "to device" else link.to_host_gb_s
+        if direction == "host link":
+            fastest = min(link.to_host_gb_s, link.to_device_gb_s)
+        each = fastest / self.machine.devices_per_host_link * self.machine.links.devices_per_node
+        return min(1.0, each / self.machine.host_gb_s)

@@ -1,0 +1,272 @@
+"""Runners of a sequence of operations: a TorchScript function, which needs no Python, and Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tunebench.training.coexecution._call import Constant, Number, Operation, Value
+
+__all__ = ["Runner", "forked_runner", "operation_result", "python_runner", "script_runner"]
+
+Runner = Callable[..., Any]
+"""A function from input tensors and numbers to a tuple of tensors."""
+
+_TENSOR = torch._C.TensorType.get()
+_INT = torch._C.IntType.get()
+_TENSORS = torch._C.ListType(_TENSOR)
+_OPTIONALS = torch._C.ListType(torch._C.OptionalType(_TENSOR))
+_MEMORY_FORMATS = {
+    torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2, torch.channels_last_3d: 3
+}  # fmt: skip
+
+
+def script_runner(
+    operations: Sequence[Operation], inputs: Sequence[int], numbers: dict[int, type], outputs: Sequence[int]
+) -> Runner:
+    """Return a TorchScript function that runs operations in order, with the kernels of eager mode.
+
+    Args:
+        operations: The operations.
+        inputs: Indices of the values that they read and that exist before.
+        numbers: Types of the Python numbers that they read, by index, in the order of the arguments.
+        outputs: Indices of the values to return.
+
+    Raises:
+        RuntimeError: TorchScript has no such operator or argument.
+    """
+    writer = _GraphWriter(inputs, numbers)
+    for operation in operations:
+        writer.add(operation)
+    writer.finish([writer.values[index] for index in outputs])
+    made: Runner = torch._C._create_function_from_graph("segment", writer.graph)
+    return made
+
+
+def forked_runner(
+    operations: Sequence[Operation],
+    futures: Sequence[Sequence[int]],
+    inputs: Sequence[int],
+    numbers: dict[int, type],
+    outputs: Sequence[int],
+) -> Runner:
+    """Return a TorchScript function that starts operations in a thread of torch's, and returns a future.
+
+    The future is a tuple of tensors and two times in nanoseconds, when the operations began and ended. No
+    thread needs Python's lock, as long as Python's thread holds a second reference to each input: torch takes
+    the lock when it drops the last reference but one to a tensor that is a Python object.
+
+    Args:
+        operations: The operations.
+        futures: Indices of the values of the futures of such functions, which are the first arguments. The
+            operations run after all of them.
+        inputs: Indices of the values that the operations read and that exist before; arguments.
+        numbers: Types of the Python numbers that they read, by index, in the order of the arguments.
+        outputs: Indices of the values to return.
+
+    Raises:
+        RuntimeError: TorchScript has no such operator or argument.
+    """
+    kinds = [_future(len(each)) for each in futures]
+    outer = _GraphWriter(inputs, numbers, kinds)
+    inner = _GraphWriter(inputs, numbers, kinds)
+    for future, known in zip(inner.futures, futures, strict=True):
+        results = inner.call("aten::wait", [future], [_results(len(known))])[0]
+        parts = inner.call("prim::TupleUnpack", [results], [_TENSOR] * len(known) + [_INT, _INT])
+        for index, value in zip(known, parts, strict=False):
+            if index not in inputs:
+                inner.values[index] = value
+    (start,) = inner.call("prim::TimePoint", [], [_INT])
+    for operation in operations:
+        inner.add(operation)
+    (stop,) = inner.call("prim::TimePoint", [], [_INT])
+    inner.finish([*(inner.values[index] for index in outputs), start, stop])
+    node = outer.graph.create("prim::fork", list(outer.graph.inputs()), 1)
+    node.g_("Subgraph", inner.graph)
+    outer.graph.appendNode(node)
+    node.output().setType(_future(len(outputs)))
+    outer.graph.registerOutput(node.output())
+    made: Runner = torch._C._create_function_from_graph("launch", outer.graph)
+    return made
+
+
+def _results(count: int) -> Any:
+    return torch._C.TupleType([_TENSOR] * count + [_INT, _INT])
+
+
+def _future(count: int) -> Any:
+    return torch._C.FutureType(_results(count))
+
+
+class _GraphWriter:
+    """Writes a graph of TorchScript."""
+
+    def __init__(self, inputs: Sequence[int], numbers: dict[int, type], futures: Sequence[Any] = ()) -> None:
+        self.graph = torch._C.Graph()
+        self.futures = [self._input(kind) for kind in futures]
+        self._constants: dict[tuple[type, str, str], Any] = {}
+        self.values = {index: self._input(_TENSOR) for index in inputs}
+        self.numbers = {
+            index: self._input(torch._C.FloatType.get() if number is float else _INT)
+            for index, number in numbers.items()
+        }
+
+    def _input(self, kind: Any) -> Any:
+        value = self.graph.addInput()
+        value.setType(kind)
+        return value
+
+    def call(self, operator: str, arguments: list[Any], kinds: list[Any]) -> list[Any]:
+        """Add a call of an operator that returns values of some types."""
+        node = self.graph.create(operator, arguments, len(kinds))
+        self.graph.appendNode(node)
+        outputs = list(node.outputs())
+        for output, kind in zip(outputs, kinds, strict=True):
+            output.setType(kind)
+        return outputs
+
+    def add(self, operation: Operation) -> None:
+        operator = operation.operator
+        given = dict(operation.kwargs)
+        arguments = []
+        for position, argument in enumerate(operator._schema.arguments):
+            if position < len(operation.args):
+                value = operation.args[position]
+            elif argument.name in given:
+                value = given[argument.name]
+            else:
+                value = _default(argument)
+            arguments.append(self._value(value, argument.type))
+        count = len(operator._schema.returns)
+        node = self.graph.create(operator.name().split(".")[0], arguments, count)
+        self.graph.appendNode(node)
+        if node.schema() == "(no schema)":
+            raise RuntimeError(f"TorchScript has no {operator.name()} with these arguments")
+        if operation.is_list:
+            node.output().setType(_TENSORS)
+            node = self.graph.create("prim::ListUnpack", [node.output()], len(operation.outputs))
+            self.graph.appendNode(node)
+        for index, output in zip(operation.outputs if count else (), node.outputs(), strict=True):
+            output.setType(_TENSOR)
+            if index is not None:
+                self.values[index] = output
+
+    def _value(self, value: Any, kind: Any) -> Any:
+        if isinstance(value, Value):
+            return self.values[value.index]
+        if isinstance(value, Number):
+            return self.numbers[value.index]
+        if isinstance(value, list):
+            return self._list(value, kind)
+        return self._constant(value.value, kind)
+
+    def _list(self, values: list[Any], kind: Any) -> Any:
+        text = str(kind)
+        if "Tensor" in text:
+            return self._new_list(values, _OPTIONALS if "Optional" in text.split("List", 1)[-1] else _TENSORS)
+        if not any(isinstance(each, Number) for each in values):
+            return self._constant([each.value for each in values], kind)
+        key = list, repr(values), ""
+        if key not in self._constants:
+            self._constants[key] = self._new_list(values, torch._C.ListType(_INT))
+        return self._constants[key]
+
+    def _new_list(self, values: list[Any], kind: Any) -> Any:
+        node = self.graph.create("prim::ListConstruct", [self._value(each, None) for each in values], 1)
+        self.graph.appendNode(node)
+        node.output().setType(kind)
+        return node.output()
+
+    def _constant(self, value: Any, kind: Any) -> Any:
+        """Return a constant; equal ones are one node, because nodes take most of the memory of a path."""
+        if isinstance(value, torch.memory_format):
+            value = _MEMORY_FORMATS[value]
+        held = getattr(value, "tensor", None)
+        if isinstance(held, Tensor):
+            return self.graph.insertConstant(held)
+        text = str(kind)
+        if "float" in text and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if "List[float]" in text and isinstance(value, list):
+            value = [float(each) for each in value]
+        is_empty = isinstance(value, list) and not value
+        key = type(value), repr(value), text if is_empty else ""
+        if key not in self._constants:
+            self._constants[key] = self._new_constant(value, text)
+        return self._constants[key]
+
+    def _new_constant(self, value: Any, kind: str) -> Any:
+        if isinstance(value, list) and not value:
+            node = self.graph.create("prim::ListConstruct", [], 1)
+            self.graph.appendNode(node)
+            element = torch._C.FloatType if "float" in kind else torch._C.IntType
+            node.output().setType(torch._C.ListType(element.get()))
+            return node.output()
+        if isinstance(value, list) and isinstance(value[0], bool):
+            return self._bools(value)
+        return self.graph.insertConstant(value)
+
+    def _bools(self, values: list[bool]) -> Any:
+        node = self.graph.create(
+            "prim::ListConstruct", [self.graph.insertConstant(each) for each in values], 1
+        )
+        self.graph.appendNode(node)
+        node.output().setType(torch._C.ListType(torch._C.BoolType.get()))
+        return node.output()
+
+    def finish(self, outputs: list[Any]) -> None:
+        """Return a tuple of values, or None without any."""
+        if outputs:
+            kind = torch._C.TupleType([each.type() for each in outputs])
+            self.graph.registerOutput(self.call("prim::TupleConstruct", outputs, [kind])[0])
+        else:
+            self.graph.registerOutput(self.graph.insertConstant(None))
+
+
+def _default(argument: Any) -> Any:
+    value = argument.default_value
+    if isinstance(value, (list, tuple)):
+        return [Constant(each) for each in value]
+    return Constant(value)
+
+
+def python_runner(
+    operations: Sequence[Operation], inputs: Sequence[int], numbers: Sequence[int], outputs: Sequence[int]
+) -> Runner:
+    """Return a Python function that runs operations in order by torch's operators."""
+
+    def run(*given: Any) -> tuple[Any, ...]:
+        values: dict[int, Any] = dict(zip(inputs, given[: len(inputs)], strict=True))
+        known = dict(zip(numbers, given[len(inputs) :], strict=True))
+        for operation in operations:
+            results = operation_result(operation, values, known)
+            for index, result in zip(operation.outputs, results, strict=True):
+                if index is not None:
+                    values[index] = result
+        return tuple(values[index] for index in outputs)
+
+    return run
+
+
+def operation_result(operation: Operation, values: Any, numbers: Any) -> Sequence[Any]:
+    """Run an operation on values and numbers by index, and return its results."""
+
+    def resolved(pattern: Any) -> Any:
+        if isinstance(pattern, Value):
+            return values[pattern.index]
+        if isinstance(pattern, Number):
+            return numbers[pattern.index]
+        if isinstance(pattern, (list, tuple)):
+            return [resolved(each) for each in pattern]
+        held = getattr(pattern.value, "tensor", None)
+        return held if isinstance(held, Tensor) else pattern.value
+
+    result = operation.operator(
+        *(resolved(each) for each in operation.args),
+        **{key: resolved(each) for key, each in operation.kwargs},
+    )
+    results: Sequence[Any] = result if isinstance(result, (tuple, list)) else (result,)
+    return results

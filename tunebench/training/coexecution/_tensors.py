@@ -1,0 +1,247 @@
+"""The tensors of an iteration that is recorded: objects of Python, contents of memory, and storages."""
+
+from __future__ import annotations
+
+import weakref
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import Parameter
+
+from tunebench.training.coexecution._call import Constant, Operation, TensorSpec, Value, Variable
+
+__all__ = ["Geometry", "NotUnderstoodError", "Tensors"]
+
+
+class NotUnderstoodError(Exception):
+    """A call that can only run as in eager mode."""
+
+
+class Geometry(NamedTuple):
+    """Which elements of a storage a tensor holds.
+
+    Attributes:
+        storage: Identity of the storage.
+        shape: Its sizes.
+        stride: Its strides.
+        offset: Offset into the storage in elements.
+        dtype: Its type.
+    """
+
+    storage: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+
+class Tensors:
+    """Variables (tensor objects of the program) and values (geometries of a storage), by index.
+
+    Attributes:
+        specs: What is known about each variable.
+        geometry: The geometry of each value.
+        given: The given tensors, by variable.
+        saved: By identity of a given storage: the storage, and its contents before the iteration wrote it.
+    """
+
+    def __init__(self) -> None:
+        self.specs: list[TensorSpec] = []
+        self.geometry: list[Geometry] = []
+        self.given: dict[int, Tensor] = {}
+        self.saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._objects: list[weakref.ref[Tensor]] = []
+        self._variables: dict[int, int] = {}
+        self._values: dict[Geometry, int] = {}
+        self._bases: dict[int, int] = {}
+        self._roots: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._shared: set[int] = set()
+
+    @property
+    def size(self) -> int:
+        """Return a number that all indices are smaller than."""
+        return max(len(self.specs), len(self.geometry))
+
+    def release(self) -> None:
+        """Let go of given tensors and saved contents."""
+        self.given.clear()
+        self.saved.clear()
+
+    # -- variables -------------------------------------------------------------------------------------------
+
+    def object(self, index: int) -> Tensor | None:
+        """Return the object of a variable; None if it is gone."""
+        return self._objects[index]()
+
+    def index_of(self, tensor: Tensor) -> int | None:
+        """Return the variable that an object is, or None."""
+        index = self._variables.get(id(tensor))
+        return index if index is not None and self._objects[index]() is tensor else None
+
+    def rename(self, tensor: Tensor, index: int) -> None:
+        """Note that another object is a variable now."""
+        self._variables[id(tensor)] = index
+        self._objects[index] = weakref.ref(tensor)
+
+    def variable(
+        self, tensor: Tensor, specs: dict[int, TensorSpec], *, given: bool, made: bool = False
+    ) -> Variable:
+        """Return the variable that an object is; if it is none yet, it becomes one.
+
+        Args:
+            tensor: The object.
+            specs: Where to note what is known about a new variable.
+            given: Whether it is an input, a parameter or a new tensor of Python.
+            made: Whether the call that is recorded made it.
+
+        Raises:
+            NotUnderstoodError: Co-execution cannot follow such a tensor.
+        """
+        index = self.index_of(tensor)
+        if index is None:
+            index = self._add(tensor, given, made)
+            specs[index] = self.specs[index]
+        return Variable(index)
+
+    def _add(self, tensor: Tensor, given: bool, made: bool) -> int:
+        _check(tensor)
+        if given and not made and tensor.grad_fn is not None:
+            raise NotUnderstoodError("a tensor has a history from before the iteration")
+        index = len(self.specs)
+        storage = tensor.untyped_storage()
+        alias = -1
+        if given:
+            known = self._roots.get(storage._cdata)
+            if known is None:
+                self._roots[storage._cdata] = (StorageWeakRef(storage), index)
+            elif known[1] < 0:
+                raise NotUnderstoodError("a new tensor shares the memory of a result")
+            else:
+                alias = known[1]
+            if not storage.resizable():
+                self._shared.add(storage._cdata)
+            self.given[index] = tensor
+        value = self.value_of(tensor, new=given)
+        self.specs.append(
+            TensorSpec(
+                value=value, shape=tensor.shape, stride=tensor.stride(), offset=tensor.storage_offset(),
+                dtype=tensor.dtype, requires_grad=tensor.requires_grad, is_leaf=tensor.is_leaf, given=given,
+                alias=alias, shared=given and not storage.resizable(),
+            )
+        )  # fmt: skip
+        self._objects.append(weakref.ref(tensor))
+        self._variables[id(tensor)] = index
+        return index
+
+    def is_unchanged(self, tensor: Tensor, index: int) -> bool:
+        """Return whether a variable has the shape, type and history that it had first."""
+        spec = self.specs[index]
+        before = (spec.shape, spec.stride, spec.offset, spec.dtype, spec.requires_grad, spec.is_leaf)
+        return before == (*_geometry(tensor)[1:], tensor.requires_grad, tensor.is_leaf)
+
+    # -- values ----------------------------------------------------------------------------------------------
+
+    def has_value(self, tensor: Tensor) -> bool:
+        """Return whether contents of memory are a value already."""
+        return _geometry(tensor) in self._values
+
+    def value_of(self, tensor: Tensor, *, new: bool = False, views: list[Operation] | None = None) -> int:
+        """Return the index of a tensor's value.
+
+        Args:
+            tensor: The tensor.
+            new: Whether it may be one that nothing is known about.
+            views: Where to add the operation that makes an unknown view of a known value.
+
+        Raises:
+            NotUnderstoodError: The tensor comes from elsewhere, or is a view that no operation makes.
+        """
+        geometry = _geometry(tensor)
+        index = self._values.get(geometry)
+        if index is not None:
+            return index
+        base = self._bases.get(geometry.storage)
+        index = len(self.geometry)
+        self.geometry.append(geometry)
+        self._values[geometry] = index
+        if base is None:
+            if not new:
+                raise NotUnderstoodError("a tensor comes from elsewhere")
+            self._bases[geometry.storage] = index
+            if geometry.storage not in self._roots:
+                self._roots[geometry.storage] = (StorageWeakRef(tensor.untyped_storage()), -1)
+        elif not new:
+            if self.geometry[base].dtype != tensor.dtype or views is None:
+                raise NotUnderstoodError("a tensor is a view of another with another type")
+            views.append(_view(base, geometry, index))
+        return index
+
+    def roots(self) -> list[int]:
+        """Return for each value the first given variable with its memory, or -1."""
+        return [self.root(index) for index in range(len(self.geometry))]
+
+    def root(self, value: int) -> int:
+        """Return the first given variable with the memory of a value, or -1."""
+        return self._roots[self.geometry[value].storage][1]
+
+    def bases(self) -> list[int]:
+        """Return for each value the first value with its memory."""
+        return [self._bases[geometry.storage] for geometry in self.geometry]
+
+    # -- storages --------------------------------------------------------------------------------------------
+
+    def is_result(self, tensor: Tensor) -> bool:
+        """Return whether an operation made the memory of a tensor."""
+        known = self._roots.get(tensor.untyped_storage()._cdata)
+        return known is not None and known[1] < 0
+
+    def is_shared(self, value: int) -> bool:
+        """Return whether other code may write the memory of a value."""
+        return self.geometry[value].storage in self._shared
+
+    def share(self, value: int) -> None:
+        """Note that other code may write the memory of a value."""
+        self._shared.add(self.geometry[value].storage)
+
+    def is_saved(self, value: int) -> bool:
+        """Return whether the memory of a value was saved, because the iteration writes it."""
+        return self.geometry[value].storage in self.saved
+
+    def save(self, tensor: Tensor) -> None:
+        """Save the contents of a given storage before the iteration writes it."""
+        storage = tensor.untyped_storage()
+        known = self._roots.get(storage._cdata)
+        if known is not None and known[1] >= 0 and storage._cdata not in self.saved:
+            self.saved[storage._cdata] = (storage, storage.clone())
+
+
+def _geometry(tensor: Tensor) -> Geometry:
+    storage = tensor.untyped_storage()._cdata
+    return Geometry(storage, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
+
+
+def _view(base: int, geometry: Geometry, index: int) -> Operation:
+    """Return the operation that makes a view of a value."""
+    return Operation(
+        operator=torch.ops.aten.as_strided.default,
+        args=(
+            Value(base),
+            [*map(Constant, geometry.shape)],
+            [*map(Constant, geometry.stride)],
+            Constant(geometry.offset),
+        ),
+        kwargs=(),
+        outputs=(index,),
+        is_list=False,
+    )
+
+
+def _check(tensor: Tensor) -> None:
+    if type(tensor) not in (Tensor, Parameter):
+        raise NotUnderstoodError(f"a tensor is a {type(tensor).__name__}")
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        raise NotUnderstoodError(f"a tensor has layout {tensor.layout} on {tensor.device}")
+    if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor._backward_hooks:
+        raise NotUnderstoodError("a tensor is quantized, a lazy conjugate, or has hooks")

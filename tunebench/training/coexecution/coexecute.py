@@ -1,0 +1,255 @@
+"""`coexecute`: run whole iterations of a program beside a graph of their operations."""
+
+from __future__ import annotations
+
+import functools
+import time
+import types
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _len_torch_dispatch_stack
+
+from tunebench.errors import InputError
+from tunebench.training.coexecution import _testing
+from tunebench.training.coexecution._iteration import Iteration
+from tunebench.training.coexecution._learning import learn, release, return_memory
+from tunebench.training.coexecution._patching import THREAD, patch, unpatch
+from tunebench.training.coexecution._path import PathTree
+from tunebench.training.coexecution._policy import Policy
+from tunebench.training.coexecution.picture import feed_sites, fetch_sites, segment_runners
+from tunebench.training.coexecution.report import CoexecutionReport, Divergence, SegmentRuns
+from tunebench.training.coexecution.trace_graph import TraceGraph
+
+__all__ = ["Coexecution", "coexecute"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sites:
+    """What the report says of call sites, ``file:line``.
+
+    Attributes:
+        runners: Who runs their operations.
+        fetches: Those at which Python reads values of tensors.
+        feeds: Those at which Python makes tensors of other values.
+    """
+
+    runners: dict[str, str] = field(default_factory=dict)
+    fetches: frozenset[str] = frozenset()
+    feeds: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, tree: PathTree) -> _Sites:
+        """Return the sites of known paths."""
+        return cls(segment_runners(tree), fetch_sites(tree), feed_sites(tree))
+
+
+class Coexecution:
+    """A step whose iterations are co-executed: a decorator, a context manager, or a decorated function.
+
+    Attributes:
+        graph: The merged traces of its iterations.
+    """
+
+    def __init__(self, step: Callable[..., Any] | None = None) -> None:
+        self.graph = TraceGraph()
+        self._step = step
+        self._tree = PathTree()
+        self._sites = _Sites()
+        self._policy = Policy()
+        self._segments: dict[tuple[str, str, int], list[Any]] = {}
+        self._counts = Counter[str]()
+        self._times: dict[str, float] = dict.fromkeys(
+            ("traced", "diverged", "coexecuted", "graph", "waiting"), 0.0
+        )
+        self._divergences = Counter[tuple[str, str]]()
+        self._fallbacks = Counter[tuple[str, str]]()
+        self._active: list[tuple[Iteration | None, float]] = []
+        patch()
+        weakref.finalize(self, unpatch)
+        if step is not None:
+            functools.update_wrapper(self, step)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run an iteration; without a step, decorate one instead."""
+        if self._step is None:
+            (step,) = args
+            return Coexecution(_checked(step))
+        with self:
+            return self._step(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Bind to an instance, like a function."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __enter__(self) -> Coexecution:
+        """Begin an iteration."""
+        if getattr(THREAD, "active", None) is not None:
+            self._active.append((None, 0.0))
+            return self
+        if self._runs_eagerly():
+            self._active.append((None, time.perf_counter()))
+            THREAD.active = self
+            return self
+        tree = self._tree if self._is_known() else None
+        iteration = Iteration(tree, _testing.take(), threaded=self._policy.threaded())
+        THREAD.active = iteration
+        self._active.append((iteration, time.perf_counter()))
+        iteration.begin()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """End an iteration."""
+        iteration, start = self._active.pop()
+        if iteration is None:
+            if start:
+                THREAD.active = None
+                self._counts["eager"] += 1
+                self._policy.add_eager(time.perf_counter() - start)
+            return
+        try:
+            iteration.end(error)
+        finally:
+            THREAD.active = None
+            self._account(iteration, time.perf_counter() - start)
+
+    def _runs_eagerly(self) -> bool:
+        """Return whether the next iteration runs as without co-execution."""
+        if _testing.is_forced():
+            return False
+        if torch.overrides._len_torch_function_stack() or _len_torch_dispatch_stack():
+            self._fallbacks["?", "another mode of torch is active"] += 1
+            return True
+        return self._policy.runs_eagerly()
+
+    def _is_known(self) -> bool:
+        return bool(self._tree.root.choices)
+
+    def _account(self, iteration: Iteration, seconds: float) -> None:
+        """Count an iteration, and learn from its record."""
+        outcome = iteration.outcome
+        recorder = outcome.recorder
+        outcome_is = (
+            "coexecuted" if recorder is None else "traced" if outcome.divergence is None else "diverged"
+        )
+        self._counts[outcome_is] += 1
+        self._policy.add(seconds, known=recorder is None, threaded=iteration.threaded)
+        self._times[outcome_is] += seconds
+        self._times["graph"] += outcome.graph_s
+        self._times["waiting"] += outcome.waiting_s
+        for segment, segment_s in outcome.segments:
+            runs = self._segments.setdefault((segment.site, segment.runner, segment.operations), [0, 0.0])
+            runs[0] += 1
+            runs[1] += segment_s
+        if outcome.divergence is not None:
+            self._divergences[outcome.divergence] += 1
+        if recorder is None and outcome.path and outcome.path[-1].end is not None:
+            self._tree.use(outcome.path[-1].end)
+        if recorder is not None:
+            self.graph.add(recorder.trace)
+            reason = learn(self._tree, recorder)
+            if reason is not None:
+                self._fallbacks[reason[1], reason[0]] += 1
+            recorder.release()
+            return_memory(recorder)
+        if self._policy.reason is not None and self._tree.paths and not _testing.is_forced():
+            self._sites = _Sites.of(self._tree)
+            release(self._tree)
+
+    def report(self) -> CoexecutionReport:
+        """Return what happened so far."""
+        sites = _Sites.of(self._tree) if self._tree.paths else self._sites
+        return CoexecutionReport(
+            iterations=self._counts.total(),
+            traced=self._counts["traced"],
+            coexecuted=self._counts["coexecuted"],
+            diverged=self._counts["diverged"],
+            divergences=_listed(self._divergences),
+            fallbacks=_listed(self._fallbacks),
+            eager=self._counts["eager"],
+            returned=self._policy.reason,
+            operations=len(self.graph.operations()),
+            blocks=max(0, len(self.graph.blocks()) - 2),
+            traced_s=self._times["traced"],
+            coexecuted_s=self._times["coexecuted"],
+            graph_s=self._times["graph"],
+            graph=TraceGraph(set(self.graph.edges)),
+            runners=sites.runners,
+            fetches=sites.fetches,
+            feeds=sites.feeds,
+            waiting_s=self._times["waiting"],
+            segments=tuple(
+                SegmentRuns(site=site, runner=runner, operations=operations, runs=runs, seconds=seconds)
+                for (site, runner, operations), (runs, seconds) in sorted(
+                    self._segments.items(), key=lambda each: -each[1][1]
+                )
+            ),
+        )
+
+
+def _listed(places: Counter[tuple[str, str]]) -> tuple[Divergence, ...]:
+    return tuple(
+        Divergence(site=site, reason=reason, count=count)
+        for (site, reason), count in sorted(places.items(), key=lambda each: (-each[1], each[0]))
+    )
+
+
+def _checked(step: Any) -> Callable[..., Any]:
+    if not callable(step):
+        raise InputError(f"coexecute expects a function that runs one iteration, got {type(step).__name__}")
+    checked: Callable[..., Any] = step
+    return checked
+
+
+class _Coexecute:
+    """The type of `coexecute`, whose attribute `report` is a function."""
+
+    def __call__(self, step: Callable[..., Any] | None = None) -> Coexecution:
+        """Return a step whose iterations are co-executed.
+
+        The step is a whole iteration: forward, loss, backward, optimizer, metrics, and any other Python. It
+        gives the results and side effects of eager mode.
+
+            @coexecute
+            def step(batch): ...
+
+            step(batch)
+            print(coexecute.report(step))
+
+            iteration = coexecute()
+            for batch in batches:
+                with iteration:
+                    ...
+            print(coexecute.report(iteration))
+
+        Args:
+            step: A function or method that runs one iteration. Without it, the result is a decorator and a
+                context manager, one iteration per use.
+
+        Raises:
+            InputError: The step is not callable.
+        """
+        return Coexecution(_checked(step) if step is not None else None)
+
+    def report(self, step: Any) -> CoexecutionReport:
+        """Return what happened in the iterations of a co-executed step.
+
+        Args:
+            step: What `coexecute` returned, or a bound method that it decorates.
+
+        Raises:
+            InputError: The step is not co-executed.
+        """
+        found = getattr(step, "__func__", step)
+        if not isinstance(found, Coexecution):
+            raise InputError(
+                f"expected a step decorated by coexecute, got {type(step).__name__}; add @coexecute"
+            )
+        return found.report()
+
+
+coexecute = _Coexecute()

@@ -1,0 +1,143 @@
+"""What happened in the iterations of a co-executed step."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tunebench.training.coexecution.picture import trace_graph_svg
+from tunebench.training.coexecution.trace_graph import TraceGraph
+
+__all__ = ["CoexecutionReport", "Divergence", "SegmentRuns"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """A place where iterations left the paths known before.
+
+    Attributes:
+        site: File and line, ``file:line``.
+        reason: What was new there.
+        count: Number of iterations.
+    """
+
+    site: str
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentRuns:
+    """Runs of a segment: operations up to a place where Python waits for values.
+
+    Attributes:
+        site: File and line at which it ends, or the end of the iteration.
+        runner: Who runs it: TorchScript or Python.
+        operations: Number of its operations.
+        runs: Number of runs.
+        seconds: Time of all runs in seconds.
+    """
+
+    site: str
+    runner: str
+    operations: int
+    runs: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoexecutionReport:
+    """Counts and times of all iterations of a step.
+
+    Attributes:
+        iterations: Number of iterations.
+        traced: Iterations that ran as in eager mode and were traced.
+        coexecuted: Iterations whose operations all ran beside Python.
+        diverged: Iterations that began on a known path and left it.
+        divergences: Where iterations left the known paths, most frequent first.
+        operations: Number of operations in the trace graph.
+        blocks: Number of basic blocks in the trace graph.
+        traced_s: Time of traced iterations in seconds.
+        coexecuted_s: Time of co-executed iterations in seconds.
+        graph_s: Time in segments of the graph in seconds.
+        waiting_s: Time in which Python waited for segments in seconds.
+        segments: The segments that ran and who ran them, those with most time first.
+        fallbacks: Why and where iterations could only run as in eager mode, most frequent first.
+        eager: Iterations that ran as without co-execution, to time them or because that is faster.
+        returned: Why the step runs as without co-execution from now on; None if it is co-executed.
+        graph: The merged traces.
+        runners: Who runs the operations of a call site, ``file:line``, of paths that can be co-executed.
+        fetches: Call sites at which Python reads values of tensors.
+        feeds: Call sites at which Python makes tensors of other values.
+    """
+
+    iterations: int
+    traced: int
+    coexecuted: int
+    diverged: int
+    divergences: tuple[Divergence, ...]
+    operations: int
+    blocks: int
+    traced_s: float
+    coexecuted_s: float = 0.0
+    graph_s: float = 0.0
+    waiting_s: float = 0.0
+    segments: tuple[SegmentRuns, ...] = ()
+    fallbacks: tuple[Divergence, ...] = ()
+    eager: int = 0
+    returned: str | None = None
+    graph: TraceGraph = field(default_factory=TraceGraph, repr=False)
+    runners: Mapping[str, str] = field(default_factory=dict, repr=False)
+    fetches: frozenset[str] = field(default=frozenset(), repr=False)
+    feeds: frozenset[str] = field(default=frozenset(), repr=False)
+
+    def __str__(self) -> str:
+        """Return the report as lines of text."""
+        lines = [
+            f"iterations: {self.iterations} ({self.traced} traced, {self.coexecuted} co-executed, "
+            f"{self.diverged} diverged, {self.eager} eager)",
+            f"trace graph: {self.operations} operations in {self.blocks} basic blocks",
+            f"time of traced iterations: {self.traced_s * 1e3:.1f} ms",
+        ]
+        if self.coexecuted:
+            python_s = self.coexecuted_s - self.waiting_s
+            lines.append(
+                f"time of co-executed iterations: {self.coexecuted_s * 1e3:.1f} ms "
+                f"(Python {python_s * 1e3:.1f}, graph {self.graph_s * 1e3:.1f}, "
+                f"waiting for the graph {self.waiting_s * 1e3:.1f})"
+            )
+        lines += [
+            f"segment to {each.site}: {each.operations} operations by {each.runner}, {each.runs} runs, "
+            f"{each.seconds * 1e3:.1f} ms"
+            for each in self.segments[:10]
+        ]
+        lines += [f"diverged at {each.site}: {each.reason} ({each.count})" for each in self.divergences]
+        lines += [
+            f"only in eager mode because of {each.site}: {each.reason} ({each.count})"
+            for each in self.fallbacks
+        ]
+        if self.returned is not None:
+            lines.append(f"runs as without co-execution: {self.returned}")
+        return "\n".join(lines)
+
+    def to_svg(self) -> str:
+        """Return a picture of the trace graph: source lines, the paths between them, and who runs them."""
+        title = f"{self.iterations} iterations"
+        counts = (f"{self.traced} traced", f"{self.coexecuted} co-executed", f"{self.diverged} diverged")
+        return trace_graph_svg(
+            self.graph,
+            title=f"Trace graph of {title}\n{', '.join([*counts, f'{self.eager} eager'])}",
+            runners=self.runners,
+            fetches=self.fetches,
+            feeds=self.feeds,
+        )
+
+    def write_svg(self, path: str | Path) -> None:
+        """Write the picture of `to_svg` to a file."""
+        Path(path).write_text(self.to_svg(), encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        """Return the report with its picture, for notebooks."""
+        return f"<pre>{html.escape(str(self))}</pre>\n{self.to_svg()}"

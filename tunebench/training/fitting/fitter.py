@@ -1,0 +1,271 @@
+"""A backend of `torch.compile` that runs training steps by memory plans."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, Unsupported, UserError
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx.graph import _BoxedCodeGen
+from torch.utils._pytree import tree_leaves
+
+from tunebench.errors import InputError
+from tunebench.torch.compiler.capture import OWN_LIMIT, onednn
+from tunebench.torch.compiler.decomposition import DECOMPOSITIONS
+from tunebench.training.fitting.host_store import FileStore, HostStore, PinnedStore
+from tunebench.training.fitting.joint_step import JointStep, joint_step
+from tunebench.training.fitting.operation_time import measured_times
+from tunebench.training.fitting.planned_graph import planned_graphs
+from tunebench.training.fitting.redundant_copy import remove_redundant_copies
+from tunebench.training.memory.budget import budget_bytes
+from tunebench.training.memory.plan_file import plan_for, read_plan
+from tunebench.training.memory.planner import MemoryPlan, PlanEffort, plan_memory
+from tunebench.training.memory.schedule import unplanned
+from tunebench.training.memory.simulation import simulate
+from tunebench.training.memory.step import HostLink, TrainingStep
+
+__all__ = ["FittedStep", "Fitter", "fitted_by", "fitted_steps"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedStep:
+    """A training step that runs as planned.
+
+    Attributes:
+        joint: Its operations and tensors.
+        plan: Its plan.
+    """
+
+    joint: JointStep
+    plan: MemoryPlan
+
+
+class Fitter:
+    """A backend of `torch.compile` that runs steps by memory plans.
+
+    Args:
+        budget: Budget of each step (see `fit`); none with a plan.
+        plan: Plan of the step, or its file; none with a budget.
+        other_bytes: Bytes on the device besides the step.
+        swap_folder: On a processor, the folder for swapped tensors.
+        link: Rates of copies to the host and back; measured by default.
+        effort: How long to search for a plan.
+        rewrite: Changes the joint graph before it is planned, for example to call kernels.
+
+    Attributes:
+        steps: The steps that were planned so far.
+    """
+
+    def __init__(
+        self,
+        budget: int | str | None,
+        plan: MemoryPlan | str | Path | None = None,
+        other_bytes: int = 0,
+        swap_folder: str | Path | None = None,
+        link: HostLink | None = None,
+        effort: PlanEffort | None = None,
+        rewrite: Callable[[fx.GraphModule], None] | None = None,
+    ) -> None:
+        self._budget, self._given, self._other_bytes = budget, plan, other_bytes
+        self._link, self._effort = link, effort
+        self._options = (budget, plan, other_bytes, swap_folder, link, effort, rewrite)
+        self._rewrite = rewrite
+        self._onednn = True
+        self._store: HostStore | None = None if swap_folder is None else FileStore(swap_folder)
+        self.steps: list[FittedStep] = []
+
+    def __reduce__(self) -> tuple[Callable[..., Fitter], tuple[Any, ...]]:
+        """Copy and pickle the options alone: a copy of a fitted model plans its own steps."""
+        return Fitter, self._options
+
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile a graph that Dynamo traced."""
+        backend = aot_autograd(
+            fw_compiler=self._boxed,
+            bw_compiler=self._boxed,
+            inference_compiler=self._boxed,
+            partition_fn=self._partition,
+            decompositions=None if self._rewrite is None else dict(DECOMPOSITIONS),
+        )
+        self._onednn = torch._C._get_mkldnn_enabled()
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(limit, _RECURSION_LIMIT))
+        try:
+            with onednn(enabled=False):
+                compiled: Callable[..., Any] = backend(module, inputs)
+        finally:
+            sys.setrecursionlimit(limit)
+        return compiled
+
+    def _partition(
+        self, module: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Return the forward and the backward graph of a joint graph, as planned."""
+        if self._rewrite is not None:
+            self._rewrite(module)
+        remove_redundant_copies(module.graph)
+        mode = detect_fake_mode([node.meta.get("val") for node in module.graph.nodes])
+        assert mode is not None
+        with unset_fake_temporarily(), onednn(enabled=self._onednn):
+            device = _device(module)
+            store, link = self._host(device)
+            joint = joint_step(
+                module.graph,
+                num_fwd_outputs,
+                measured_times,
+                link=link,
+                other_bytes=self._other_bytes,
+                on_gpu=device.type == "cuda",
+            )
+            plan = self._planned(joint.step)
+        self.steps.append(FittedStep(joint=joint, plan=plan))
+        return planned_graphs(joint, plan.schedule, num_fwd_outputs, store, mode)
+
+    def _host(self, device: torch.device) -> tuple[HostStore | None, HostLink | None]:
+        """Return the store and the link for a device."""
+        if device.type == "cuda" and self._store is None:
+            self._store = PinnedStore()
+        if self._store is not None and self._link is None:
+            self._link = _measured_link(self._store, device)
+        return self._store, self._link if self._store is not None else None
+
+    def _planned(self, step: TrainingStep) -> MemoryPlan:
+        if isinstance(self._given, MemoryPlan):
+            return plan_for(self._given, step)
+        if self._given is not None:
+            return read_plan(self._given, step)
+        assert self._budget is not None
+        whole_bytes = simulate(step, unplanned(step)).peak_bytes
+        return plan_memory(step, budget_bytes(self._budget, whole_bytes), effort=self._effort)
+
+    def _boxed(self, module: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        """Return a callable that runs a graph and releases each tensor after its last use."""
+        module.graph.set_codegen(_BoxedCodeGen())
+        module.recompile()
+
+        def run(values: list[Any]) -> Any:
+            try:
+                return module(values)
+            except BaseException:
+                if self._store is not None:
+                    self._store.abandon()
+                raise
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+
+_RECURSION_LIMIT = 20_000
+"""Python's limit while torch compiles its code for a step, which nests as deeply as the step has tensors."""
+
+
+def _device(module: fx.GraphModule) -> torch.device:
+    """Return the device of a graph."""
+    leaves = (leaf for node in module.graph.nodes for leaf in tree_leaves(node.meta.get("val")))
+    found: torch.device = next(leaf.device for leaf in leaves if isinstance(leaf, Tensor))
+    return found
+
+
+def _measured_link(store: HostStore, device: torch.device) -> HostLink:
+    """Return the rates and the latency of copies to the host and back."""
+    small_s, large_s = (_copy_seconds(store, device, size) for size in (_SMALL_BYTES, _LARGE_BYTES))
+    rates = (
+        _LARGE_BYTES / max(1e-9, large - small) / 1e9 for small, large in zip(small_s, large_s, strict=True)
+    )
+    to_host, to_device = rates
+    return HostLink(to_host_gb_s=to_host, to_device_gb_s=to_device, latency_us=max(small_s) * 1e6)
+
+
+_SMALL_BYTES, _LARGE_BYTES = 1 << 10, 1 << 25
+
+
+def _copy_seconds(store: HostStore, device: torch.device, size_bytes: int) -> tuple[float, float]:
+    """Return the times of a copy of some bytes to the host and back, the shortest of a few each."""
+    tensor = torch.ones(size_bytes, dtype=torch.uint8, device=device)
+    out_s, back_s = [], []
+    for _ in range(4):  # the first one also makes files, threads and streams
+        began = time.perf_counter()
+        host = store.copy_out(tensor)
+        _complete(store, host, device)
+        between = time.perf_counter()
+        _complete(store, store.copy_in(host, device), device)
+        out_s.append(between - began)
+        back_s.append(time.perf_counter() - between)
+        del host
+    return min(out_s), min(back_s)
+
+
+def _complete(store: HostStore, memory: Tensor, device: torch.device) -> None:
+    store.wait(memory)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def fitted_by(fitter: Fitter, model: nn.Module | Callable[..., Any]) -> Any:
+    """Return a model that a backend compiles; its calls raise this package's errors without those of torch.
+
+    Args:
+        fitter: The backend.
+        model: A module, or a function of tensors.
+    """
+    fitted = torch.compile(model, backend=fitter, fullgraph=True, dynamic=False, **OWN_LIMIT)
+    if isinstance(fitted, nn.Module):
+        fitted.forward = _with_clear_errors(fitted.forward)
+    else:
+        fitted = _with_clear_errors(fitted)
+    _fitters[fitted] = fitter
+    return fitted
+
+
+_fitters: weakref.WeakKeyDictionary[Any, Fitter] = weakref.WeakKeyDictionary()
+"""The backend of each model that `fitted_by` returned."""
+
+
+def fitted_steps(fitted: Any) -> tuple[FittedStep, ...]:
+    """Return the steps that a fitted model has planned so far.
+
+    Args:
+        fitted: Result of `fit`, or of `compile` with a memory budget.
+
+    Raises:
+        InputError: It was not returned by `fit`.
+    """
+    if fitted not in _fitters:
+        raise InputError(f"expected what tunebench.training.fit returned, got {type(fitted).__name__}")
+    return tuple(_fitters[fitted].steps)
+
+
+def _with_clear_errors(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call that traces recurrent layers, and raises the errors of this package alone."""
+
+    @functools.wraps(call)
+    def clear(*args: Any, **kwargs: Any) -> Any:
+        try:
+            with torch._dynamo.config.patch(allow_rnn=True):
+                return call(*args, **kwargs)
+        except BackendCompilerFailed as error:
+            if isinstance(error.inner_exception, InputError):
+                raise error.inner_exception from None
+            raise
+        except FailOnRecompileLimitHit as error:
+            limit = torch._dynamo.config.recompile_limit
+            raise InputError(
+                f"torch traces a model for at most {limit} kinds of input: pad inputs to fewer shapes, or "
+                "raise torch._dynamo.config.recompile_limit"
+            ) from error
+        except (Unsupported, UserError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise InputError(f"torch cannot trace the model as a whole: {reason}") from error
+
+    return clear

@@ -1,0 +1,292 @@
+"""The joint forward and backward graph of a model as a training step: operations, and the memory they write.
+
+A tensor of the step is memory: all views of it, and results of an operation that share it, are one tensor.
+Views and items of results are no operations; whoever executes a plan makes them again where they are read.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
+
+from tunebench.errors import InputError
+from tunebench.training.memory.step import HostLink, StepOperation, StepTensor, TrainingStep
+
+__all__ = ["BOUNDARY", "RUNNING_STATISTICS", "JointStep", "is_random", "joint_step", "random_state"]
+
+RUNNING_STATISTICS: Mapping[Any, tuple[int, int]] = {
+    torch.ops.aten._native_batch_norm_legit_functional.default: (3, 5),
+    torch.ops.aten._batch_norm_with_update_functional.default: (3, 5),
+}
+"""Operators that return new running statistics, and the places of the old ones among their arguments."""
+
+BOUNDARY = "loss gradient"
+"""Name of the operation between forward and backward, which writes the gradients of the results."""
+
+OTHER = "optimizer and other memory"
+"""Name of the tensor for bytes that are on the device besides the step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointStep:
+    """A training step, and where its operations and tensors are in the graph.
+
+    Attributes:
+        graph: The joint graph.
+        step: The step.
+        nodes: Node of each operation; none for the boundary.
+        base: For each tensor, the node that is its memory: a placeholder, a call, or an item of a call.
+        tensor_of: Tensor of each node that has one; views have that of their base.
+        layers: Module of each operation, as in ``layer1.0.conv2``; empty if it belongs to none.
+        boundary: Index of the operation between forward and backward.
+    """
+
+    graph: fx.Graph
+    step: TrainingStep
+    nodes: tuple[fx.Node | None, ...]
+    base: tuple[fx.Node | None, ...]
+    tensor_of: dict[fx.Node, int]
+    layers: tuple[str, ...]
+    boundary: int
+
+    @cached_property
+    def operation_of(self) -> dict[fx.Node, int]:
+        """Index of the operation of each node that is one."""
+        return {node: index for index, node in enumerate(self.nodes) if node is not None}
+
+
+def joint_step(
+    graph: fx.Graph,
+    forward_results: int,
+    times_us: Callable[[Sequence[fx.Node]], Sequence[float]],
+    *,
+    link: HostLink | None = None,
+    other_bytes: int = 0,
+    on_gpu: bool = False,
+) -> JointStep:
+    """Return the training step of a joint graph.
+
+    Memory of inputs, parameters and results of the forward pass stays on the device during the whole step,
+    because the caller holds it.
+
+    Args:
+        graph: The graph that AOTAutograd traced, without mutation; each node's `meta` has its `val`.
+        forward_results: Number of the graph's results that belong to the forward pass.
+        times_us: Returns the time of each of the given calls in microseconds.
+        link: The link to host memory; without one, nothing is swapped.
+        other_bytes: Bytes on the device besides the step, such as states of the optimizer.
+        on_gpu: Whether the device is a GPU. The states of its random numbers, which a plan keeps to repeat an
+            operation, are on the host.
+
+    Raises:
+        InputError: The graph changes tensors in place, or has sizes that are not constant.
+    """
+    if not on_gpu:
+        random = sum(node.op == "call_function" and is_random(node) for node in graph.nodes)
+        other_bytes += random * _CPU_STATE_BYTES
+    return _Reader(graph, forward_results, link, other_bytes).read(times_us)
+
+
+def is_random(node: fx.Node) -> bool:
+    """Return whether a call draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+class _Reader:
+    """Assigns memory and operations to the nodes of a joint graph."""
+
+    def __init__(
+        self, graph: fx.Graph, forward_results: int, link: HostLink | None, other_bytes: int
+    ) -> None:
+        self._graph, self._link = graph, link
+        (output,) = graph.find_nodes(op="output")
+        self._results: list[Any] = list(output.args[0])
+        self._forward_results = forward_results
+        self._sizes: list[int] = []
+        self._names: list[str] = []
+        self._base: list[fx.Node | None] = []
+        self._tensor_of: dict[fx.Node, int] = {}
+        self._known: dict[StorageWeakRef, int] = {}
+        self._calls: list[fx.Node] = []
+        self._outputs: dict[fx.Node, tuple[int, ...]] = {}
+        self._tangents: list[int] = []
+        self._changed: set[int] = set()
+        """Inputs that the step changes after the forward pass."""
+        if other_bytes:
+            self._add(None, OTHER, other_bytes)
+
+    def read(self, times_us: Callable[[Sequence[fx.Node]], Sequence[float]]) -> JointStep:
+        """Return the step."""
+        resident = set(range(len(self._sizes)))
+        for node in self._graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                known = len(self._sizes)
+                self._memory(node)
+                new = range(known, len(self._sizes))
+                if node.name.startswith("tangents"):
+                    self._tangents.extend(new)
+                else:
+                    resident.update(new)
+            elif node.op == "call_function":
+                self._call(node)
+        forward = self._results[: self._forward_results]
+        held = {self._tensor_of[node] for node in forward if node in self._tensor_of}
+        resident |= held
+        self._tangents = [tensor for tensor in self._tangents if tensor not in resident]
+        self._changed = self._changed_inputs()
+        boundary = self._boundary(forward)
+        times = times_us(self._calls)
+        operations = [
+            self._operation(node, time_us, resident) for node, time_us in zip(self._calls, times, strict=True)
+        ]
+        between = StepOperation(
+            name=BOUNDARY, time_us=0.0, inputs=(), outputs=tuple(self._tangents), recomputable=False
+        )
+        operations.insert(boundary, between)
+        nodes: list[fx.Node | None] = [*self._calls]
+        nodes.insert(boundary, None)
+        tensors = tuple(
+            StepTensor(name=name, size_bytes=size, resident=tensor in resident)
+            for tensor, (name, size) in enumerate(zip(self._names, self._sizes, strict=True))
+        )
+        gradients = (node for node in self._results[self._forward_results :] if node in self._tensor_of)
+        results = dict.fromkeys(self._tensor_of[node] for node in gradients)
+        step = TrainingStep(
+            tensors=tensors,
+            operations=tuple(operations),
+            results=tuple(tensor for tensor in results if tensor not in resident),
+            link=self._link,
+        )
+        return JointStep(
+            graph=self._graph,
+            step=step,
+            nodes=tuple(nodes),
+            base=tuple(self._base),
+            tensor_of=self._tensor_of,
+            layers=tuple("" if node is None else _layer(node) for node in nodes),
+            boundary=boundary,
+        )
+
+    def _operation(self, node: fx.Node, time_us: float, resident: set[int]) -> StepOperation:
+        first, last = RUNNING_STATISTICS.get(node.target, (0, 0))
+        ignored = {one for one in node.args[first:last] if self._tensor_of.get(one) in resident}
+        reads = dict.fromkeys(
+            self._tensor_of[one]
+            for one in node.all_input_nodes
+            if one in self._tensor_of and one not in ignored
+        )
+        outputs = self._outputs[node]
+        return StepOperation(
+            name=node.name,
+            time_us=time_us,
+            inputs=tuple(reads),
+            outputs=tuple(tensor for tensor in outputs if tensor not in resident),
+            recomputable=not _has_effects(node) and not self._changed & set(reads),
+        )
+
+    def _changed_inputs(self) -> set[int]:
+        (output,) = self._graph.find_nodes(op="output")
+        described = (getattr(one, "mutated_input", None) for one in tree_leaves(output.meta.get("desc")))
+        changed = {one for one in described if one is not None}
+        inputs = self._graph.find_nodes(op="placeholder")
+        return {
+            self._tensor_of[node]
+            for node in inputs
+            if node.meta.get("desc") in changed and node in self._tensor_of
+        }
+
+    def _boundary(self, forward: Sequence[Any]) -> int:
+        """Return the number of operations of the forward pass: all before the last that its results need."""
+        needed = [node for node in forward if isinstance(node, fx.Node)]
+        seen = set(needed)
+        last = 0
+        order = {node: place for place, node in enumerate(self._calls)}
+        while needed:
+            node = needed.pop()
+            last = max(last, order.get(node, -1) + 1)
+            for one in node.all_input_nodes:
+                if one not in seen:
+                    seen.add(one)
+                    needed.append(one)
+        tangents = {node for node in self._graph.nodes if node.name.startswith("tangents")}
+        if seen & tangents:
+            raise InputError("a result of the forward pass depends on a gradient")
+        return last
+
+    def _call(self, node: fx.Node) -> None:
+        if node.target is operator.getitem:
+            if node not in self._tensor_of:
+                self._memory(node)
+            return
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            raise InputError(f"the step changes tensors in place by {node.target}")
+        known = len(self._sizes)
+        self._memory(node)
+        new = tuple(range(known, len(self._sizes)))
+        if new or not any(isinstance(leaf, Tensor) for leaf in tree_leaves(node.meta.get("val"))):
+            self._calls.append(node)
+            self._outputs[node] = new
+
+    def _memory(self, node: fx.Node) -> None:
+        """Assign tensors to a node, and to items of its result."""
+        value = node.meta.get("val")
+        if isinstance(value, Tensor):
+            self._tensor_of[node] = self._tensor(node, value)
+        elif isinstance(value, (tuple, list)):
+            items = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+            for place, one in enumerate(value):
+                if isinstance(one, Tensor):
+                    item = items.get(place)
+                    tensor = self._tensor(item, one, f"{node.name}.{place}")
+                    if item is not None:
+                        self._tensor_of[item] = tensor
+
+    def _tensor(self, node: fx.Node | None, value: Tensor, name: str = "") -> int:
+        storage = value.untyped_storage()
+        size = storage.nbytes()
+        if not isinstance(size, int):
+            raise InputError("the step has sizes that are not constant")
+        key = StorageWeakRef(storage)
+        if key not in self._known:
+            self._known[key] = self._add(node, name or (node.name if node else ""), size)
+        return self._known[key]
+
+    def _add(self, node: fx.Node | None, name: str, size: int) -> int:
+        self._sizes.append(size)
+        self._names.append(name)
+        self._base.append(node)
+        return len(self._sizes) - 1
+
+
+def random_state(device: torch.device) -> Tensor:
+    """Return the state of a device's generator of random numbers; a tensor on the host."""
+    return torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
+
+
+_CPU_STATE_BYTES = torch.get_rng_state().nbytes
+
+
+def _has_effects(node: fx.Node) -> bool:
+    """Return whether a call must not run again: communication, or results that are not tensors."""
+    if "c10d" in getattr(node.target, "namespace", ""):
+        return True
+    leaves = tree_leaves(node.meta.get("val"))
+    return not any(isinstance(leaf, Tensor) for leaf in leaves)
+
+
+def _layer(node: fx.Node) -> str:
+    """Return the module of a call of the forward pass, or of the call whose gradient it computes."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    source = next(reversed([text for text, _ in stack.values()]), "")
+    names = re.findall(r"\w+", source.partition("]")[2] if source.startswith("L[") else source)
+    return ".".join(name for name in names if name not in ("_modules", "fn"))

@@ -1,0 +1,325 @@
+"""A model of PyTorch's caching allocator for CUDA: the memory that a schedule takes, with fragmentation.
+
+    use = allocator_use(memory_events(step, plan.schedule), capacity_bytes=16 * 2**30)
+    use.allocated_bytes, use.reserved_bytes, use.fits
+
+The allocator requests segments from the driver, splits them into blocks, and keeps freed blocks for later
+requests. On a processor each tensor has its own memory of the requested size; `Simulation.peak_bytes` states
+that peak, which `torch.distributed._tools.mem_tracker.MemTracker` reports.
+
+The model has one stream and the default settings, without expandable segments and with no limit of split
+sizes. Of equal free blocks the allocator takes the one at the lowest address. The driver chooses the
+addresses of segments; here they grow with time. Not compared with a GPU.
+
+Source: `c10/cuda/CUDACachingAllocator.cpp` of PyTorch (commit 001074d25084), and the sizes in
+`c10/core/AllocatorConfig.h` of PyTorch 2.13.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tunebench.errors import InputError
+from tunebench.training.memory.schedule import Action, Compute, CopyIn, Free
+from tunebench.training.memory.step import TrainingStep
+
+__all__ = [
+    "Allocate",
+    "AllocatorUse",
+    "Block",
+    "CachingAllocator",
+    "Release",
+    "allocator_use",
+    "memory_events",
+]
+
+MIN_BLOCK_BYTES = 512
+"""Sizes are multiples of this."""
+
+SMALL_BYTES = 1 << 20
+"""The largest size in the pool of small blocks; a larger remainder of a large block is split off."""
+
+SMALL_SEGMENT_BYTES = 2 << 20
+"""Size of the segments of small blocks."""
+
+OWN_SEGMENT_BYTES = 10 << 20
+"""The least size for which a segment of this size, rounded up, is requested."""
+
+LARGE_SEGMENT_BYTES = 20 << 20
+"""Size of the segments that are requested for large blocks below `OWN_SEGMENT_BYTES`."""
+
+SEGMENT_MULTIPLE_BYTES = 2 << 20
+"""Sizes of the other segments are multiples of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """A request for memory.
+
+    Attributes:
+        buffer: A number that no other memory has at the same time.
+        size_bytes: Requested bytes; for 0 the allocator does nothing.
+    """
+
+    buffer: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The return of memory to the allocator."""
+
+    buffer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorUse:
+    """The memory that a sequence of requests takes.
+
+    Attributes:
+        allocated_bytes: Most bytes in blocks in use, as `torch.cuda.max_memory_allocated` reports.
+        reserved_bytes: Most bytes in segments, as `torch.cuda.max_memory_reserved` reports.
+        retries: Number of times that the allocator gave all unused segments back to the driver, because a
+            new one did not fit.
+        failed_event: Place of the request that ran out of memory; none if all succeeded.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    retries: int = 0
+    failed_event: int | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether no request ran out of memory."""
+        return self.failed_event is None
+
+
+class Block:
+    """A range of a segment.
+
+    Attributes:
+        address: Address of the first byte.
+        size_bytes: Bytes.
+        small: Whether the segment is in the pool of small blocks.
+        previous: The block before it in the segment.
+        next: The block behind it in the segment.
+        free: Whether the block is not in use.
+    """
+
+    __slots__ = ("address", "free", "next", "previous", "size_bytes", "small")
+
+    def __init__(self, address: int, size_bytes: int, *, small: bool) -> None:
+        self.address, self.size_bytes, self.small = address, size_bytes, small
+        self.previous: Block | None = None
+        self.next: Block | None = None
+        self.free = False
+
+
+class _Pool:
+    """The free blocks of one kind, by size and then by address."""
+
+    def __init__(self) -> None:
+        self._order: list[tuple[int, int]] = []
+        self._blocks: dict[int, Block] = {}
+
+    def add(self, block: Block) -> None:
+        """Add a free block."""
+        block.free = True
+        insort(self._order, (block.size_bytes, block.address))
+        self._blocks[block.address] = block
+
+    def remove(self, block: Block) -> None:
+        """Remove a free block."""
+        del self._order[bisect_left(self._order, (block.size_bytes, block.address))]
+        del self._blocks[block.address]
+
+    def take(self, size_bytes: int) -> Block | None:
+        """Remove and return the smallest block of at least this size."""
+        place = bisect_left(self._order, (size_bytes, -1))
+        if place == len(self._order):
+            return None
+        return self._blocks.pop(self._order.pop(place)[1])
+
+    def whole_segments(self) -> list[Block]:
+        """Return the free blocks that are whole segments."""
+        return [block for block in self._blocks.values() if block.previous is None and block.next is None]
+
+
+class CachingAllocator:
+    """The allocator of one device.
+
+    Attributes:
+        allocated_bytes: Bytes in blocks in use.
+        reserved_bytes: Bytes in segments.
+        retries: Number of times that unused segments were given back because a new one did not fit.
+    """
+
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        """Make an allocator without segments.
+
+        Args:
+            capacity_bytes: Most bytes in segments; none for no limit.
+        """
+        self.allocated_bytes = self.reserved_bytes = self.retries = 0
+        self._capacity_bytes = capacity_bytes
+        self._next_address = 0
+        self._small, self._large = _Pool(), _Pool()
+
+    def allocate(self, size_bytes: int) -> Block | None:
+        """Return a block of at least this size, or none if memory is exhausted.
+
+        Args:
+            size_bytes: Requested bytes, at least 1.
+        """
+        size = max(MIN_BLOCK_BYTES, _rounded_up(size_bytes, MIN_BLOCK_BYTES))
+        small = size <= SMALL_BYTES
+        pool = self._small if small else self._large
+        block = pool.take(size) or self._segment(_segment_bytes(size), small)
+        if block is None:
+            return None
+        block.free = False
+        remainder = block.size_bytes - size
+        if remainder >= MIN_BLOCK_BYTES if small else remainder > SMALL_BYTES:
+            pool.add(_split(block, size))
+        self.allocated_bytes += block.size_bytes
+        return block
+
+    def release(self, block: Block) -> None:
+        """Return a block that `allocate` returned, and merge it with free neighbours."""
+        self.allocated_bytes -= block.size_bytes
+        pool = self._small if block.small else self._large
+        before, after = block.previous, block.next
+        if before is not None and before.free:
+            pool.remove(before)
+            _merge(before, block)
+            block = before
+        if after is not None and after.free:
+            pool.remove(after)
+            _merge(block, after)
+        pool.add(block)
+
+    def _segment(self, size_bytes: int, small: bool) -> Block | None:
+        """Return a new segment as one block; give unused segments back first if it does not fit."""
+        capacity = self._capacity_bytes
+        if capacity is not None and self.reserved_bytes + size_bytes > capacity:
+            self._give_back()
+            if self.reserved_bytes + size_bytes > capacity:
+                return None
+        self.reserved_bytes += size_bytes
+        block = Block(self._next_address, size_bytes, small=small)
+        self._next_address += size_bytes
+        return block
+
+    def _give_back(self) -> None:
+        """Give every segment without a block in use back to the driver."""
+        self.retries += 1
+        for pool in (self._large, self._small):
+            for block in pool.whole_segments():
+                pool.remove(block)
+                self.reserved_bytes -= block.size_bytes
+
+
+def memory_events(
+    step: TrainingStep, schedule: Sequence[Action], *, steps: int = 1
+) -> Iterator[Allocate | Release]:
+    """Yield the requests of a schedule, in order.
+
+    Resident tensors are allocated first. A workspace is allocated behind the outputs of its operation, and
+    released after it. The results of a step are released before the next step.
+
+    Args:
+        step: The training step.
+        schedule: Actions in order.
+        steps: Number of times that the schedule is executed. A step begins with the free blocks that the one
+            before it left, so several steps can reserve more memory than the first one alone.
+    """
+    workspace = len(step.tensors)
+    for index, tensor in enumerate(step.tensors):
+        if tensor.resident:
+            yield Allocate(index, tensor.size_bytes)
+    for again in range(steps):
+        if again:
+            yield from (Release(tensor) for tensor in step.movable(step.results))
+        for action in schedule:
+            if isinstance(action, Compute):
+                operation = step.operations[action.operation]
+                yield from (Allocate(tensor, step.tensors[tensor].size_bytes) for tensor in operation.outputs)
+                if operation.workspace_bytes:
+                    yield Allocate(workspace, operation.workspace_bytes)
+                    yield Release(workspace)
+            elif isinstance(action, CopyIn):
+                yield Allocate(action.tensor, step.tensors[action.tensor].size_bytes)
+            elif isinstance(action, Free):
+                yield Release(action.tensor)
+
+
+def allocator_use(events: Iterable[Allocate | Release], *, capacity_bytes: int | None = None) -> AllocatorUse:
+    """Return the memory that a sequence of requests takes; it ends at a request that runs out of memory.
+
+    Args:
+        events: Requests and returns, in order.
+        capacity_bytes: Most bytes that the allocator can reserve; none for no limit.
+
+    Raises:
+        InputError: A buffer is allocated twice, or released without being allocated.
+    """
+    allocator = CachingAllocator(capacity_bytes)
+    blocks: dict[int, Block | None] = {}
+    allocated = reserved = 0
+    failed = None
+    for place, event in enumerate(events):
+        if isinstance(event, Release):
+            if event.buffer not in blocks:
+                raise InputError(
+                    f"memory event {place} releases buffer {event.buffer}, which is not allocated"
+                )
+            block = blocks.pop(event.buffer)
+            if block is not None:
+                allocator.release(block)
+            continue
+        if event.buffer in blocks:
+            raise InputError(f"memory event {place} allocates buffer {event.buffer} again before its release")
+        block = allocator.allocate(event.size_bytes) if event.size_bytes else None
+        if block is None and event.size_bytes:
+            failed = place
+            break
+        blocks[event.buffer] = block
+        allocated = max(allocated, allocator.allocated_bytes)
+        reserved = max(reserved, allocator.reserved_bytes)
+    return AllocatorUse(
+        allocated_bytes=allocated, reserved_bytes=reserved, retries=allocator.retries, failed_event=failed
+    )
+
+
+def _segment_bytes(size_bytes: int) -> int:
+    """Return the size of the segment that is requested for a block."""
+    if size_bytes <= SMALL_BYTES:
+        return SMALL_SEGMENT_BYTES
+    if size_bytes < OWN_SEGMENT_BYTES:
+        return LARGE_SEGMENT_BYTES
+    return _rounded_up(size_bytes, SEGMENT_MULTIPLE_BYTES)
+
+
+def _rounded_up(size_bytes: int, multiple: int) -> int:
+    return -(-size_bytes // multiple) * multiple
+
+
+def _split(block: Block, size_bytes: int) -> Block:
+    """Shorten a block and return the rest as another one."""
+    rest = Block(block.address + size_bytes, block.size_bytes - size_bytes, small=block.small)
+    rest.previous, rest.next = block, block.next
+    if rest.next is not None:
+        rest.next.previous = rest
+    block.next, block.size_bytes = rest, size_bytes
+    return rest
+
+
+def _merge(block: Block, after: Block) -> None:
+    """Extend a block by the one behind it."""
+    block.size_bytes += after.size_bytes
+    block.next = after.next
+    if block.next is not None:
+        block.next.previous = block

@@ -1,0 +1,238 @@
+"""Costs of pipeline stages that a file or numbers state, such as measured ones."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from tunebench.errors import InputError, UnknownName
+from tunebench.training.interconnect.cluster import find_link
+from tunebench.training.memory.budget import budget_bytes
+from tunebench.training.schedules import Interconnect, PipelineCosts, StageCosts, link_transfer
+from tunebench.training.steps.time_range import End
+
+__all__ = ["GivenStages", "read_stages"]
+
+_FIELDS = {each.name for each in fields(StageCosts)}
+_SIZES = {name for name in _FIELDS if name.endswith("_bytes")}
+_LINKS = ("link", "network", "ranks_per_node")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenStages:
+    """Parts of a model with known costs, which are grouped into the stages of a schedule.
+
+    Attributes:
+        name: Name of the model, such as that of the file.
+        ranks: Ranks of the pipeline.
+        parts: Costs of the parts of the model in their order; neighbours become one stage.
+        per_node: Ranks in each node.
+        inside: Time of a transfer within a node, given its bytes.
+        between: Time of a transfer between nodes.
+    """
+
+    name: str
+    ranks: int
+    parts: tuple[StageCosts, ...]
+    per_node: int
+    inside: Callable[[int], float] | None = None
+    between: Callable[[int], float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1 or not self.parts or len(self.parts) % self.ranks:
+            raise InputError(
+                f"{self.name}: {len(self.parts)} parts cannot be divided among {self.ranks} ranks: expected "
+                "a multiple of the ranks"
+            )
+
+    @classmethod
+    def uniform(cls, stage: StageCosts, ranks: int, **links: Any) -> GivenStages:
+        """Return ranks with equal costs, each of two equal parts that send as much as the whole.
+
+        Args:
+            stage: Costs of each rank.
+            ranks: Number of ranks.
+            links: Links, as of `GivenStages`.
+        """
+        half = replace(
+            stage,
+            **{
+                name: getattr(stage, name) / 2
+                for name in (
+                    "forward_us",
+                    "input_gradient_us",
+                    "weight_gradient_us",
+                    "unshard_us",
+                    "reduce_us",
+                )
+            },
+            backward_us=None if stage.backward_us is None else stage.backward_us / 2,
+            activation_bytes=stage.activation_bytes // 2,
+            retained_bytes=None if stage.retained_bytes is None else stage.retained_bytes // 2,
+            evict_bytes=None if stage.evict_bytes is None else stage.evict_bytes // 2,
+            static_bytes=stage.static_bytes // 2,
+            unsharded_bytes=stage.unsharded_bytes // 2,
+        )
+        return cls(
+            name="given stages", ranks=ranks, parts=(half,) * (2 * ranks), **{"per_node": ranks, **links}
+        )
+
+    def costs(self, placement: Sequence[int], *, pairs: bool = False) -> PipelineCosts:
+        """Return the costs of all stages of a schedule.
+
+        Args:
+            placement: Rank of each stage.
+            pairs: Whether ranks that exchange activations share nodes.
+
+        Raises:
+            InputError: if the parts cannot be divided evenly among the stages.
+        """
+        each, left = divmod(len(self.parts), len(placement))
+        if left or not each:
+            raise InputError(
+                f"{len(self.parts)} parts cannot be divided among {len(placement)} stages: give the costs of "
+                f"a multiple of {len(placement)} parts"
+            )
+        stages = [_joined(self.parts[first : first + each]) for first in range(0, len(self.parts), each)]
+        stages[-1] = replace(stages[-1], send_bytes=0, send_us=None)
+        return PipelineCosts(stages=tuple(stages), interconnect=self.interconnect(pairs=pairs))
+
+    def interconnect(self, *, pairs: bool = False) -> Interconnect:
+        """Return the links between ranks; without a given link, transfers take no time."""
+        inside = self.inside or _instant
+        return Interconnect.grouped(self.ranks, self.per_node, inside, self.between or inside, pairs=pairs)
+
+    def at(self, end: End) -> GivenStages:
+        """Return the same stages: given times have no interval."""
+        return self
+
+    def optimizer_us(self, placement: Sequence[int]) -> float:
+        """Return 0: the costs do not include the optimizer."""
+        return 0.0
+
+
+def _instant(_: int) -> float:
+    return 0.0
+
+
+def _joined(parts: Sequence[StageCosts]) -> StageCosts:
+    """Return the costs of a stage that consists of some parts; it sends what the last one sends."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = any(part.backward_us is not None for part in parts)
+    return StageCosts(
+        forward_us=sum(part.forward_us for part in parts),
+        input_gradient_us=sum(part.input_gradient_us for part in parts),
+        weight_gradient_us=sum(part.weight_gradient_us for part in parts),
+        backward_us=sum(part.full_backward_us for part in parts) if whole else None,
+        activation_bytes=sum(part.activation_bytes for part in parts),
+        retained_bytes=sum(part.retained for part in parts),
+        send_bytes=parts[-1].send_bytes,
+        send_us=parts[-1].send_us,
+        evict_bytes=sum(part.evicted for part in parts),
+        static_bytes=sum(part.static_bytes for part in parts),
+        unshard_us=sum(part.unshard_us for part in parts),
+        unsharded_bytes=sum(part.unsharded_bytes for part in parts),
+        reduce_us=sum(part.reduce_us for part in parts),
+    )
+
+
+# -- files -------------------------------------------------------------------------------------------------
+
+
+def read_stages(path: str | Path, ranks: int | None = None) -> GivenStages:
+    """Read the costs of a model's parts from a TOML or JSON file.
+
+    The list `stage` has a table for each part with the fields of `StageCosts`: times in microseconds, sizes
+    in bytes or as text (``"1.5GB"``). `backward_us` alone is divided evenly between the two gradients. A
+    table with `count = 8` is eight equal parts. The table `interconnect` may have `link` and `network` (as of
+    `find_link`) and `ranks_per_node`.
+
+    Args:
+        path: The file.
+        ranks: Ranks of the pipeline; None for `ranks` of the file, else one for each part.
+
+    Raises:
+        InputError: if the file cannot be read, or a field is missing, unknown or no number.
+    """
+    data = _content(Path(path))
+    _require_known(path, "file", data, ("ranks", "stage", "interconnect"))
+    tables = data.get("stage")
+    if not isinstance(tables, list) or not tables or not all(isinstance(one, dict) for one in tables):
+        raise InputError(f"{path}: expected a table [[stage]] for each part of the model, found none")
+    parts: list[StageCosts] = []
+    for index, one in enumerate(tables):
+        table = dict(one)
+        count = table.pop("count", 1)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise InputError(f"{path}, stage {index}: count must be a number of parts, found {count!r}")
+        parts += [_stage(f"{path}, stage {index}", table)] * count
+    links = data.get("interconnect", {})
+    if not isinstance(links, dict):
+        raise InputError(f"{path}: interconnect must be a table, found {links!r}")
+    _require_known(path, "interconnect", links, _LINKS)
+    among = ranks if ranks is not None else data.get("ranks", len(parts))
+    for name, value in (("ranks", among), ("ranks_per_node", links.get("ranks_per_node", 1))):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(f"{path}: {name} must be a number of at least 1, found {value!r}")
+    return GivenStages(
+        name=Path(path).stem,
+        ranks=among,
+        parts=tuple(parts),
+        per_node=links.get("ranks_per_node", among),
+        **{
+            name: link_transfer(find_link(str(links[key])))
+            for name, key in (("inside", "link"), ("between", "network"))
+            if key in links
+        },
+    )
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML or JSON file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read the costs of stages from {path}: {error}") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: expected an object with the list `stage`, found {type(data).__name__}")
+    return data
+
+
+def _stage(where: str, table: Mapping[str, Any]) -> StageCosts:
+    """Return the costs of one table."""
+    _require_known(where, "stage", table, sorted(_FIELDS))
+    found = {name: _number(f"{where}: {name}", name, value) for name, value in table.items()}
+    if "forward_us" not in found:
+        raise InputError(f"{where}: forward_us is missing: give the time of the forward pass in microseconds")
+    gradients = {"input_gradient_us", "weight_gradient_us"} & found.keys()
+    if not gradients and "backward_us" in found:
+        half = found["backward_us"] / 2
+        found |= {"input_gradient_us": half, "weight_gradient_us": half}
+    elif len(gradients) != 2:
+        raise InputError(
+            f"{where}: give backward_us, or both input_gradient_us and weight_gradient_us, in microseconds"
+        )
+    return StageCosts(**found)
+
+
+def _number(where: str, name: str, value: Any) -> Any:
+    """Return a time as a number, and a size in bytes."""
+    if name in _SIZES and isinstance(value, str) and "%" not in value:
+        return budget_bytes(value, 1)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        wanted = "bytes, or a size such as '1.5GB'" if name in _SIZES else "microseconds"
+        raise InputError(f"{where} must be {wanted}, found {value!r}")
+    return int(value) if name in _SIZES else float(value)
+
+
+def _require_known(where: str | Path, what: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raise UnknownName for a key that is not known."""
+    for name in table:
+        if name not in known:
+            raise UnknownName(f"key of {what} in {where}", name, known)

@@ -1,0 +1,415 @@
+"""Execution of the actions of a rank, with sends, receives and evictions in the order that a schedule lists.
+
+`PipelineRun` takes the place of a schedule of `torch.distributed.pipelining`, with EVICT, ACCEPT, RETURN,
+LOAD and RELEASE besides the actions of torch. Torch's runtime also executes the others, from the file that
+`write_schedule` writes, but keeps all receive buffers and each sent tensor during the whole step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti
+from torch.profiler import record_function
+from torch.utils._pytree import tree_leaves
+
+from tunebench.errors import InputError, RankFailed, TunebenchError, describe_error
+from tunebench.training.pipeline_runtime.saved_activations import storages_of
+from tunebench.training.pipeline_runtime.stage import Stage
+from tunebench.training.pipeline_runtime.transfer import (
+    ConnectionLost,
+    FailureReport,
+    PendingTransfer,
+    Transport,
+)
+from tunebench.training.schedules import ActionKind, PipelineAction, PipelineSchedule
+
+__all__ = ["PipelineRun"]
+
+K = ActionKind
+_FORWARD_ONLY = frozenset((K.FORWARD, K.SEND_FORWARD, K.RECEIVE_FORWARD))
+_MOVES = (K.SEND_FORWARD, K.SEND_BACKWARD, K.EVICT, K.RETURN)
+"""Kinds of messages, each with tags of its own."""
+
+
+class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
+    """The schedule of one rank, ready to run steps. `pipeline` makes it.
+
+    Args:
+        stages: Stages of this rank.
+        schedule: The schedule, with explicit transfers.
+        loss_fn: Returns the loss of an output and its target.
+        timeout_s: Longest wait for another rank, in seconds.
+        scale_grads: Whether gradients are divided by the number of micro-batches.
+
+    Attributes:
+        schedule: The schedule.
+        timeout_s: Longest wait for another rank, in seconds.
+        observer: Called with each action of a step when what it needs has arrived; the action runs within the
+            context that it returns.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        schedule: PipelineSchedule,
+        *,
+        loss_fn: Callable[..., Tensor] | None,
+        timeout_s: float,
+        scale_grads: bool,
+    ) -> None:
+        super().__init__(
+            list(stages), n_microbatches=schedule.microbatches, loss_fn=loss_fn, scale_grads=scale_grads
+        )
+        self.schedule = schedule
+        self.observer: Callable[[PipelineAction], AbstractContextManager[Any]] | None = None
+        self._has_backward = schedule.trains
+        self.timeout_s = timeout_s
+        self._own: dict[int, Stage] = {stage.stage_index: stage for stage in stages}
+        self._transport = Transport(stages[0].group, timeout_s, stages[0].device)
+        self._report = FailureReport(stages[0].group)
+        self._ended: str | None = None
+        self._sizes: dict[int, tuple[int, ...]] = {}
+        self._tags = 1
+        self._pending: dict[PipelineAction, PendingTransfer] = {}
+        self._accepted: dict[tuple[int, int], list[Tensor]] = {}
+        self._step_losses: dict[int, Tensor] = {}
+        own = schedule.actions[self.rank]
+        self._evictions = frozenset(action for action in own if action.kind is K.EVICT)
+        self._reduces = any(action.kind is K.REDUCE_GRADIENTS for action in own)
+        self.backward_counter: Counter[int] = Counter()
+        self.stage_index_to_group_rank = dict(enumerate(schedule.placement))
+        for stage in stages:
+            stage.stage_index_to_group_rank = self.stage_index_to_group_rank
+
+    def step(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Tensor] | None = None,
+        return_outputs: bool = True,
+        loss_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Run one training step; call it on all ranks.
+
+        Args:
+            args: Inputs of the whole batch, on the rank of the first stage. Tensors are split along the first
+                dimension.
+            target: Targets of the whole batch, on the rank of the last stage.
+            losses: Receives the loss of each micro-batch, on the rank of the last stage.
+            return_outputs: Whether the rank of the last stage keeps and returns the outputs.
+            loss_kwargs: Further arguments of the loss function.
+            kwargs: Keyword arguments of the stages of this rank.
+
+        Returns:
+            Outputs of the whole batch on the rank of the last stage, if wanted.
+
+        Raises:
+            InputError: if the batch cannot be split into the micro-batches of the schedule, or inputs or
+                targets are missing.
+            RankFailed: if a rank raises, ends or does not answer; the process group is broken then.
+        """
+        self._check_step(args, kwargs, target)
+        return super().step(
+            *args,
+            target=target,
+            losses=losses,
+            return_outputs=return_outputs,
+            loss_kwargs=loss_kwargs,
+            **kwargs,
+        )
+
+    # ------------------------------------------------------------------------------------------ step
+
+    def _step_microbatches(
+        self,
+        arg_mbs: list[Any] | None = None,
+        kwarg_mbs: list[Any] | None = None,
+        target_mbs: list[Any] | None = None,
+        losses: list[Tensor] | None = None,
+        return_outputs: bool = True,
+        loss_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """Run the actions of this rank."""
+        args, keywords = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
+        kept = self._kept(tree_leaves((args, keywords, target_mbs)))
+        with self._failing("the exchange of shapes"):
+            self._initialize(args[0], keywords[0], target_mbs[0] if target_mbs else None, loss_kwargs, kept)
+        self._step_losses.clear()
+        self.backward_counter.clear()
+        for action in self.schedule.actions[self.rank]:
+            if not self._has_backward and action.kind not in _FORWARD_ONLY:
+                continue
+            with self._failing(str(action)), record_function(f"PP:{action}"):
+                self._take_arrived(action)
+                with self.observer(action) if self.observer is not None else nullcontext():
+                    if action.kind is K.FORWARD:
+                        self._forward(
+                            action,
+                            args[action.microbatch],
+                            keywords[action.microbatch],
+                            None if target_mbs is None else target_mbs[action.microbatch],
+                            (return_outputs, loss_kwargs, kept),
+                        )
+                    else:
+                        _EXECUTE[action.kind](self, action)
+        with self._failing("the end of the step"):
+            self._transport.require_sent()
+        if self._has_backward and not self._reduces:
+            for stage in self._stages:
+                stage.perform_reduce_grad(self._n_microbatches if self.scale_grads else 1)
+        if losses is not None and self._step_losses:
+            losses[:] = [self._step_losses[index] for index in sorted(self._step_losses)]
+        self._step_losses.clear()
+
+    def _initialize(
+        self, args: Any, kwargs: Any, target: Any, loss_kwargs: Any, kept: frozenset[int]
+    ) -> None:
+        """Find shapes before the first step, and exchange the sizes of what is evicted."""
+        for stage in self._stages:
+            stage.prepare_eviction(kept)
+        self._initialize_stages(args, kwargs, target, loss_kwargs)
+        if self._sizes or not self._has_backward or not self.schedule.acceptors:
+            return
+        gathered: list[Any] = [None] * self.schedule.ranks
+        own = {index: stage.evicted_bytes for index, stage in self._own.items()}
+        dist.all_gather_object(gathered, own, group=self._transport.group)
+        self._sizes = {index: sizes for each in gathered for index, sizes in each.items()}
+        self._tags = max(1, *map(len, self._sizes.values()))
+
+    def _kept(self, given: Iterable[Any]) -> frozenset[int]:
+        """Return the storages of parameters, buffers, inputs and targets."""
+        own = (tensor for stage in self._stages for tensor in _state(stage.submod))
+        return storages_of([*own, *given])
+
+    # --------------------------------------------------------------------------------------- passes
+
+    def _take_arrived(self, action: PipelineAction) -> None:
+        """Wait for what a pass needs from other ranks."""
+        if action.kind.computes:
+            stage, microbatch = self._own[action.stage], action.microbatch
+            self._wait(action._replace(kind=K.LOAD), lambda got: stage.saved[microbatch].replace(got))
+        if action.kind is K.FORWARD:
+            self._wait(action._replace(kind=K.RECEIVE_FORWARD), lambda got: stage.set_input(microbatch, got))
+        elif action.kind in (K.BACKWARD, K.INPUT_GRADIENT):
+            self._wait(
+                action._replace(kind=K.RECEIVE_BACKWARD), lambda got: self._take_gradients(action, got)
+            )
+
+    def _forward(self, action: PipelineAction, args: Any, kwargs: Any, target: Any, how: Any) -> None:
+        stage, microbatch = self._own[action.stage], action.microbatch
+        return_outputs, loss_kwargs, kept = how
+        evicts = self._has_backward and action._replace(kind=K.EVICT) in self._evictions
+        with stage.recording(microbatch, kept) if evicts else nullcontext():
+            output = stage.forward_one_chunk(microbatch, args, kwargs, save_forward_output=return_outputs)
+        if stage.is_last and self._loss_fn is not None and target is not None:
+            self._step_losses[microbatch] = self._compute_loss(output, target, loss_kwargs)
+        if stage.stage_index + 1 in self._own:
+            following = self._own[stage.stage_index + 1]
+            following.set_input(microbatch, stage.take_outputs(microbatch))
+
+    def _backward(self, action: PipelineAction) -> None:
+        stage, microbatch = self._own[action.stage], action.microbatch
+        full = action.kind is K.BACKWARD
+        self._wait(action._replace(kind=K.RECEIVE_BACKWARD), lambda got: self._take_gradients(action, got))
+        stage.backward_one_chunk(
+            microbatch,
+            loss=self._step_losses.get(microbatch) if stage.is_last else None,
+            full_backward=full,
+            last_backward=full and self._is_last_backward(action),
+        )
+        if full:
+            stage.saved.pop(microbatch, None)
+        if stage.stage_index - 1 in self._own:
+            before = self._own[stage.stage_index - 1]
+            before.set_output_gradients(microbatch, stage.take_input_gradients(microbatch))
+
+    def _weight_gradient(self, action: PipelineAction) -> None:
+        stage, microbatch = self._own[action.stage], action.microbatch
+        stage.backward_weight_one_chunk(microbatch, last_backward=self._is_last_backward(action))
+        stage.saved.pop(microbatch, None)
+
+    def _reduce_gradients(self, action: PipelineAction) -> None:
+        scale = self._n_microbatches if self.scale_grads else 1
+        self._own[action.stage].perform_reduce_grad(scale)
+
+    def _is_last_backward(self, action: PipelineAction) -> bool:
+        self.backward_counter[action.stage] += 1
+        return bool(self.backward_counter[action.stage] == self._n_microbatches)
+
+    def _take_gradients(self, action: PipelineAction, received: list[Tensor]) -> None:
+        """Set received gradients of outputs; outputs without a gradient have no message."""
+        stage, arrived = self._own[action.stage], iter(received)
+        metas = stage._stage_meta.output_grads
+        gradients = [None if meta is None else next(arrived) for meta in metas]
+        stage.set_output_gradients(action.microbatch, gradients)
+
+    # ------------------------------------------------------------------------------------ transfers
+
+    def _send_forward(self, action: PipelineAction) -> None:
+        outputs = self._own[action.stage].take_outputs(action.microbatch)
+        self._send(outputs, action, self.schedule.placement[action.stage + 1])
+
+    def _send_backward(self, action: PipelineAction) -> None:
+        gradients = self._own[action.stage].take_input_gradients(action.microbatch)
+        present = [one for one in gradients if one is not None]
+        self._send(present, action, self.schedule.placement[action.stage - 1])
+
+    def _receive_forward(self, action: PipelineAction) -> None:
+        buffers = self._own[action.stage].input_buffers()
+        sent = PipelineAction(action.stage - 1, K.SEND_FORWARD, action.microbatch)
+        self._receive(buffers, action, sent, self.schedule.placement[sent.stage])
+
+    def _receive_backward(self, action: PipelineAction) -> None:
+        buffers = [one for one in self._own[action.stage].gradient_buffers() if one is not None]
+        sent = PipelineAction(action.stage + 1, K.SEND_BACKWARD, action.microbatch)
+        self._receive(buffers, action, sent, self.schedule.placement[sent.stage])
+
+    def _evict(self, action: PipelineAction) -> None:
+        stage = self._own[action.stage]
+        saved = stage.saved[action.microbatch]
+        if saved.nbytes != self._sizes[action.stage]:
+            raise InputError(
+                f"micro-batch {action.microbatch} of stage {action.stage} saves {len(saved.nbytes)} storages "
+                f"of {sum(saved.nbytes)} bytes for the backward pass, and the first one saved "
+                f"{len(self._sizes[action.stage])} of {sum(self._sizes[action.stage])}: an eviction needs "
+                "the same operations on the same shapes in all micro-batches"
+            )
+        acceptor = self.schedule.acceptors[self.rank]
+        self._pending[action] = self._transport.send(saved.tensors(), acceptor, self._tag(action))
+        saved.drop()
+
+    def _accept(self, action: PipelineAction) -> None:
+        evictor = self.schedule.placement[action.stage]
+        self._receive(self._buffers(action.stage), action, action._replace(kind=K.EVICT), evictor)
+
+    def _return(self, action: PipelineAction) -> None:
+        evictor = self.schedule.placement[action.stage]
+        self._wait(action._replace(kind=K.ACCEPT), lambda got: self._keep_accepted(action, got))
+        accepted = self._accepted.pop((action.stage, action.microbatch))
+        self._pending[action] = self._transport.send(accepted, evictor, self._tag(action))
+
+    def _keep_accepted(self, action: PipelineAction, tensors: list[Tensor]) -> None:
+        self._accepted[action.stage, action.microbatch] = tensors
+
+    def _load(self, action: PipelineAction) -> None:
+        acceptor = self.schedule.acceptors[self.rank]
+        self._receive(self._buffers(action.stage), action, action._replace(kind=K.RETURN), acceptor)
+
+    def _release(self, action: PipelineAction) -> None:
+        copies = K.EVICT if action.stage in self._own else K.RETURN
+        self._wait(action._replace(kind=copies), lambda sent: None)
+
+    def _buffers(self, stage: int) -> list[Tensor]:
+        device = self._transport.device
+        return [torch.empty(size, dtype=torch.uint8, device=device) for size in self._sizes[stage]]
+
+    def _send(self, tensors: list[Tensor], action: PipelineAction, peer: int) -> None:
+        self._transport.release_when_sent(self._transport.send(tensors, peer, self._tag(action)))
+
+    def _receive(
+        self, buffers: list[Tensor], action: PipelineAction, sent: PipelineAction, peer: int
+    ) -> None:
+        self._pending[action] = self._transport.receive(buffers, peer, self._tag(sent))
+
+    def _wait(self, issued: PipelineAction, take: Callable[[list[Tensor]], None]) -> None:
+        """Wait for a transfer of this rank, if it was issued, and pass on its messages."""
+        transfer = self._pending.pop(issued, None)
+        if transfer is not None:
+            take(transfer.wait(self._transport.timeout))
+
+    def _tag(self, sent: PipelineAction) -> int:
+        """Return the tag of the first message of a transfer."""
+        schedule = self.schedule
+        number = (_MOVES.index(sent.kind) * schedule.stages + sent.stage) * schedule.microbatches
+        return 1 + (number + sent.microbatch) * max(self._tags, _FEW)
+
+    # --------------------------------------------------------------------------------------- errors
+
+    @contextmanager
+    def _failing(self, where: str) -> Iterator[None]:
+        """Report an error to all ranks, and break the connections so that they end."""
+        if self._ended is not None:
+            raise RankFailed(f"this pipeline has ended: {self._ended}; start the processes again")
+        try:
+            yield
+        except Exception as error:
+            own = f"rank {self.rank} failed at {where}: {_reason(error)}"
+            is_cause = not isinstance(error, ConnectionLost) and not _is_of_torch(error)
+            self._report.state(own, is_cause=is_cause)
+            self._transport.break_connections()
+            self._ended = own if is_cause else self._report.first() or own
+            self._report.wait_for_readers(self.rank)
+            at = "" if self._ended == own else f" (rank {self.rank} was at {where})"
+            raise RankFailed(self._ended + at) from error
+
+    def _check_step(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> None:
+        """Raise InputError if inputs or targets are missing or cannot be split."""
+        if self._ended is not None:
+            raise RankFailed(f"this pipeline has ended: {self._ended}; start the processes again")
+        count = self._n_microbatches
+        for tensor in tree_leaves((args, kwargs, target)):
+            if isinstance(tensor, Tensor) and (not tensor.dim() or tensor.shape[0] % count):
+                raise InputError(
+                    f"schedule {self.schedule.name} has {count} micro-batches of equal size: the first "
+                    f"extent of each input and target must be a multiple of {count}, got the shape "
+                    f"{tuple(tensor.shape)}"
+                )
+        first, last = 0 in self._own, self.schedule.stages - 1 in self._own
+        if args and not first:
+            raise InputError(f"rank {self.rank} has no first stage: give inputs to the rank that has it")
+        if first and not (args or kwargs):
+            raise InputError(f"rank {self.rank} has the first stage: step needs the inputs of the batch")
+        if last and self._has_backward and target is None:
+            raise InputError(f"rank {self.rank} has the last stage: step needs target")
+
+
+_FEW = 16
+"""Tags of each transfer, unless an eviction has more messages."""
+
+_EXECUTE: dict[ActionKind, Callable[[Any, PipelineAction], None]] = {
+    K.BACKWARD: PipelineRun._backward,
+    K.INPUT_GRADIENT: PipelineRun._backward,
+    K.WEIGHT_GRADIENT: PipelineRun._weight_gradient,
+    K.SEND_FORWARD: PipelineRun._send_forward,
+    K.SEND_BACKWARD: PipelineRun._send_backward,
+    K.RECEIVE_FORWARD: PipelineRun._receive_forward,
+    K.RECEIVE_BACKWARD: PipelineRun._receive_backward,
+    K.EVICT: PipelineRun._evict,
+    K.ACCEPT: PipelineRun._accept,
+    K.RETURN: PipelineRun._return,
+    K.LOAD: PipelineRun._load,
+    K.RELEASE: PipelineRun._release,
+    K.REDUCE_GRADIENTS: PipelineRun._reduce_gradients,
+    K.UNSHARD: lambda run, action: None,
+    K.RESHARD: lambda run, action: None,
+}
+"""Execution of each kind of action; parameters of stages are not sharded, so that nothing is gathered."""
+
+
+def _state(module: torch.nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _reason(error: BaseException) -> str:
+    """Return the message of an error, or of the one that caused it."""
+    if isinstance(error, TunebenchError):
+        return str(error)
+    if isinstance(error, Exception) and _is_of_torch(error):
+        return "a connection is lost: the process of another rank ended or failed"
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return describe_error(error)
+
+
+def _is_of_torch(error: Exception) -> bool:
+    """Return whether a collective operation of torch lost a connection."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

@@ -1,0 +1,49 @@
+"""Lower limit of the memory that a network needs: parameters, gradients and optimizer states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tunebench.dtype import itemsize
+from tunebench.errors import InputError
+from tunebench.training.steps.step import Parallelism
+from tunebench.workloads.networks import Network, NetworkRun
+
+__all__ = ["OPTIMIZER_STATES", "min_memory_bytes"]
+
+OPTIMIZER_STATES = {"none": 0, "sgd": 0, "adamw": 2}
+"""Numbers an optimizer stores per parameter. AdamW stores the first and the second moment of the gradient."""
+
+_ONE = Parallelism()
+
+
+def min_memory_bytes(network: Network, run: NetworkRun, parallelism: Parallelism = _ONE) -> int | None:
+    """Return the bytes of parameters, gradients and optimizer states on the fullest device.
+
+    Activations, workspaces and fragmentation come on top. A network cannot run on a device with less memory
+    than this, and may still fail on a device with more.
+
+    Args:
+        network: The network.
+        run: How it runs; all numbers are stored in its dtype.
+        parallelism: How it is divided among devices.
+
+    Returns:
+        Bytes; None if the network's number of parameters is unknown.
+    """
+    copies = 1 + (1 + OPTIMIZER_STATES[run.optimizer] if run.trains else 0)
+    try:
+        if parallelism.devices == 1:
+            held = network.parameters()
+        else:
+            on_device = replace(
+                run,
+                tensor=parallelism.tensor,
+                expert=parallelism.expert,
+                expert_tensor=parallelism.expert_tensor,
+            )
+            stages = parallelism.stages(network.layers) if parallelism.pipeline > 1 else (None,)
+            held = max(sum(network.held_parameters(on_device, layers)) for layers in stages)
+    except InputError:
+        return None
+    return held * itemsize(run.dtype) * copies

@@ -1,0 +1,138 @@
+"""Gradients that copies of a network sum, and parameters that they gather, beside the kernels of a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tunebench._lazy import np
+from tunebench.dtype import itemsize
+from tunebench.training.interconnect.cluster import ProcessGroup
+from tunebench.training.interconnect.collective import Collective, collective_us
+from tunebench.workloads.networks import Network, NetworkRun
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+__all__ = ["BUCKET_BYTES", "BucketExchange", "bucket_bytes", "chained_us", "gradient_bytes"]
+
+BUCKET_BYTES = 25 * 2**20
+"""Bytes of gradients per all-reduce. Source: `bucket_cap_mb` of PyTorch's DistributedDataParallel."""
+
+
+def gradient_bytes(network: Network, run: NetworkRun, layers: tuple[int, int]) -> tuple[list[int], list[int]]:
+    """Return the bytes of each layer's gradients in the order of the backward pass, and those of its experts.
+
+    Parameters before the first layer count with the first layer, those behind the last layer with the last
+    one. A matrix shared by both is complete with the first layer.
+
+    Args:
+        network: The network.
+        run: How it runs; its degrees of tensor and expert parallelism and the dtype of gradients count.
+        layers: Layers of the stage as a half-open range.
+    """
+    first, last = layers
+    held = [network.held_parameters(run, (layer, layer + 1)) for layer in range(first, last)][::-1]
+    others, routed = [each[0] for each in held], [each[1] for each in held]
+    others[0] -= sum(others) - network.held_parameters(run, layers)[0]
+    size = itemsize(run.gradient_dtype)
+    return [count * size for count in others], [count * size for count in routed]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketExchange:
+    """Collectives of copies of the network, in buckets, beside the kernels of a pass.
+
+    Gradients are summed during a backward pass. In reverse, the same holds for parameters that are gathered
+    during a forward pass, each bucket before its layer.
+
+    Parameters of experts have other copies than the rest. All buckets wait for each other.
+
+    Attributes:
+        groups: Devices with copies of each part of the parameters.
+        bucket_bytes: Largest bucket.
+        overlap: Whether the collectives run beside the pass; otherwise all are one, at its end.
+        slower: Factor on the predicted time of collectives.
+        occupied: Share of the SMs that the collectives take from the kernels.
+    """
+
+    groups: tuple[ProcessGroup, ...]
+    bucket_bytes: int = BUCKET_BYTES
+    overlap: bool = True
+    slower: float = 1.0
+    occupied: float = 0.0
+
+    def total_us(self, collective: Collective, parts: Sequence[Sequence[int]]) -> float:
+        """Return the time of all buckets, one after the other.
+
+        Args:
+            collective: Kind of the collective.
+            parts: Bytes of each layer, in the order of the backward pass, for each group.
+        """
+        pairs = zip(parts, self.groups, strict=True)
+        if not self.overlap:
+            return self.slower * sum(float(collective_us(collective, sum(sizes), of)) for sizes, of in pairs)
+        return float(sum(self._takes_us(collective, sizes, of)[0].sum() for sizes, of in pairs))
+
+    def exposed_us(self, collective: Collective, parts: Sequence[Sequence[int]], pass_us: float) -> float:
+        """Return how long buckets are still in transit when the pass has ended, and what it lost to them.
+
+        Layers take equal shares of the pass, and the bytes of a layer become available evenly in its share.
+        Buckets are sent one after the other: the last one ends at the latest of each bucket's start and the
+        time of all buckets from it on.
+
+        Args:
+            collective: Kind of the collective.
+            parts: Bytes of each layer, in the order of the backward pass, for each group.
+            pass_us: Kernels of the pass, in microseconds.
+        """
+        if not self.overlap or not any(map(any, parts)):
+            return self.total_us(collective, parts)
+        listed = [self._takes_us(collective, *pair) for pair in zip(parts, self.groups, strict=True)]
+        takes, ready = (np.concatenate(each) for each in zip(*listed, strict=True))
+        order = np.argsort(ready, kind="stable")
+        remaining = np.cumsum(takes[order][::-1])[::-1]
+        exposed_us = max(0.0, float((pass_us * ready[order] + remaining).max()) - pass_us)
+        return exposed_us + self.occupied * max(0.0, float(remaining[0]) - exposed_us)
+
+    def _takes_us(
+        self, collective: Collective, sizes: Sequence[int], group: ProcessGroup
+    ) -> tuple[Array, Array]:
+        """Return the time of each bucket, and the share of the pass after which it is ready."""
+        if not any(sizes):
+            return np.empty(0), np.empty(0)
+        counts = np.array([-(-nbytes // self.bucket_bytes) for nbytes in sizes], dtype=np.int64)
+        sent = np.flatnonzero(counts)
+        each = counts[sent]
+        bucket_bytes = np.array(sizes, dtype=np.float64)[sent] / each
+        takes = self.slower * collective_us(collective, bucket_bytes, group)
+        layer = np.repeat(sent, each)
+        bucket = np.concatenate([np.arange(1, count + 1) / count for count in each])
+        return np.repeat(takes, each), (layer + bucket) / len(sizes)
+
+
+def bucket_bytes(run: NetworkRun, copies: int) -> int:
+    """Return the bytes of a bucket of gradients, by the stack of a run.
+
+    Source: `bucket_cap_mb` of PyTorch's DistributedDataParallel; NVIDIA/Megatron-LM,
+    `megatron/core/distributed/distributed_data_parallel_config.py` (`bucket_size`, in parameters).
+    """
+    if run.stack != "megatron":
+        return BUCKET_BYTES
+    return max(40_000_000, 1_000_000 * copies) * itemsize(run.gradient_dtype)
+
+
+def chained_us(stages: Iterable[tuple[float, float, float]]) -> float:
+    """Return what remains exposed of the collectives of the stages of a device, one after the other.
+
+    Args:
+        stages: For each stage, the last one of the device first: what is exposed of its collectives alone,
+            their total time, and the time from the end of the stage before to that of the stage.
+    """
+    behind_us: float | None = None
+    for exposed_us, total_us, window_us in stages:
+        behind_us = exposed_us if behind_us is None else max(exposed_us, behind_us + total_us - window_us)
+    return behind_us or 0.0

@@ -1,0 +1,278 @@
+"""How a step is divided among devices: `Parallelism`, and the schedules of its pipeline."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from tunebench._deprecation import renamed
+from tunebench.errors import InputError, UnknownName
+from tunebench.training.schedules.action import ActionKind
+from tunebench.training.schedules.costs import PipelineCosts
+from tunebench.training.schedules.generators import gpipe, interleaved_1f1b, one_f_one_b
+from tunebench.training.schedules.schedule import PipelineSchedule, looped_placement, v_placement
+from tunebench.training.schedules.zero_bubble import (
+    dualpipe_v,
+    interleaved_zero_bubble,
+    v_half,
+    v_min,
+    zb_h1,
+    zb_h2,
+    zbv,
+)
+
+__all__ = [
+    "TIMED_SCHEDULES",
+    "Gathering",
+    "Parallelism",
+    "ScheduleName",
+    "Sharding",
+    "most_in_flight",
+    "pipeline_schedule",
+]
+
+ScheduleName = Literal[
+    "gpipe",
+    "1f1b",
+    "interleaved-1f1b",
+    "zb-h1",
+    "zb-h2",
+    "interleaved-zb",
+    "zbv",
+    "v-half",
+    "v-min",
+    "dualpipe-v",
+]
+"""Order of the passes of a pipeline (see `tunebench.training.schedules`)."""
+
+Sharding = Literal["none", "optimizer", "gradients", "full"]
+"""What the copies of the network divide: nothing, the states of the optimizer (ZeRO-1, distributed
+optimizer), also gradients (ZeRO-2), or parameters, gradients and states (ZeRO-3, FSDP)."""
+
+Gathering = Literal["ahead", "lists"]
+"""How full sharding moves parameters and gradients (see `Parallelism.gathering`)."""
+
+_V_SHAPED = {"zbv": zbv, "v-half": v_half, "v-min": v_min, "dualpipe-v": dualpipe_v}
+_INTERLEAVED = ("interleaved-1f1b", "interleaved-zb")
+TIMED_SCHEDULES = ("zb-h1", "zb-h2", "interleaved-zb")
+"""Schedules in which the place of gradients of weights depends on the times of stages."""
+
+_WHOLE_BACKWARD = ("gpipe", "1f1b", "interleaved-1f1b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallelism:
+    """Division of a step among devices.
+
+    Attributes:
+        data: Copies of the network, each with a share of the batch.
+        tensor: Devices that share every layer.
+        pipeline: Stages that share the layers.
+        microbatches: Parts of each copy's batch that go through the stages one after the other.
+        schedule: Order of the passes of a stage. Those with `zb` or a V in their name compute the gradients
+            of weights apart from those of inputs; the V-shaped ones have two stages on each device.
+        chunks: Stages of each device with an interleaved schedule.
+        tensor_overlap: Whether sums of tensor parallelism may run during products of the backward pass, where
+            the network's stack allows it.
+        user_buffers: Whether collectives of sequence parallelism run in parts behind the parts of the product
+            before or after them (Transformer Engine).
+        stage_layers: Number of layers of each stage; None for an even division. If it is uneven, the first
+            stages have one more, because the last stage also has the head.
+        overlap: Whether gradients are summed during the backward pass, and updated parameters are gathered
+            during the next forward pass.
+        sharding: What the copies divide. Gradients and parameters are not divided in a pipeline.
+        gathering: How full sharding moves parameters and gradients: those of a layer at once, one layer
+            ahead (FSDP, ZeRO-3 since 2022); or each matrix on its own, while nothing else runs, with a copy
+            kernel for the part of each copy (ZeRO-3 until 2021, by lists of tensors).
+        context: Devices that share every sequence.
+        expert: Devices among which the experts of a layer are divided, of those that share its other parts or
+            have copies of them.
+        expert_tensor: Devices that share each expert: `tensor`, or 1. None for `tensor`.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    microbatches: int = 1
+    schedule: ScheduleName = "1f1b"
+    chunks: int = 1
+    tensor_overlap: bool = True
+    user_buffers: bool = False
+    stage_layers: tuple[int, ...] | None = None
+    overlap: bool = True
+    sharding: Sharding = "none"
+    gathering: Gathering = "ahead"
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int | None = None
+
+    def __post_init__(self) -> None:
+        degrees = (self.data, self.tensor, self.context, self.pipeline, self.microbatches, self.chunks)
+        if min(*degrees, self.expert) < 1:
+            raise InputError(
+                "data, tensor, context, pipeline, microbatches, chunks and expert must be at least 1, got "
+                f"{self}"
+            )
+        self._check_experts()
+        if self.schedule not in get_args(ScheduleName):
+            raise UnknownName("schedule", self.schedule, get_args(ScheduleName))
+        if self.sharding not in get_args(Sharding):
+            raise UnknownName("sharding", self.sharding, get_args(Sharding))
+        if self.gathering not in get_args(Gathering):
+            raise UnknownName("gathering", self.gathering, get_args(Gathering))
+        if self.chunks > 1 and self.schedule not in _INTERLEAVED:
+            raise InputError(
+                f"chunks={self.chunks} needs the schedule {' or '.join(_INTERLEAVED)}, got {self.schedule}"
+            )
+        if self.sharding in ("gradients", "full") and self.pipeline > 1:
+            raise InputError(f"sharding={self.sharding} needs pipeline=1, got pipeline={self.pipeline}")
+        if self.stage_layers is not None and (
+            len(self.stage_layers) != self.stage_count or min(self.stage_layers) < 1
+        ):
+            raise InputError(
+                f"stage_layers must have {self.stage_count} entries of at least one layer, got "
+                f"{self.stage_layers}"
+            )
+
+    def _check_experts(self) -> None:
+        if self.expert_tensor not in (None, 1, self.tensor):
+            raise InputError(f"expert_tensor must be 1 or {self.tensor}, as tensor, got {self.expert_tensor}")
+        if self.width % (self.expert * self.devices_per_expert):
+            raise InputError(
+                f"{self.expert} x {self.devices_per_expert} devices with the experts of a layer must divide "
+                f"the {self.width} devices of a stage (tensor x context x data)"
+            )
+        divided = self.expert > 1 or self.devices_per_expert != self.tensor
+        if divided and self.sharding in ("gradients", "full"):
+            raise InputError(
+                f"sharding={self.sharding} is not possible with experts that are divided otherwise than the "
+                "rest of a layer: expected sharding=none or optimizer"
+            )
+
+    @property
+    def width(self) -> int:
+        """Devices of each stage."""
+        return self.copies * self.tensor
+
+    @property
+    def devices(self) -> int:
+        """Number of devices in use."""
+        return self.width * self.pipeline
+
+    @property
+    def devices_per_expert(self) -> int:
+        """Devices that share each expert."""
+        return self.tensor if self.expert_tensor is None else self.expert_tensor
+
+    @property
+    def copies(self) -> int:
+        """Devices with the same parameters, which sum gradients: of data and context parallelism."""
+        return self.data * self.context
+
+    @property
+    def stage_count(self) -> int:
+        """Number of stages of the pipeline."""
+        v_shaped = self.schedule in _V_SHAPED and self.pipeline > 1
+        return self.pipeline * (2 if v_shaped else self.chunks)
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """Rank of each stage."""
+        if self.schedule in _V_SHAPED and self.pipeline > 1:
+            return v_placement(self.pipeline)
+        return looped_placement(self.pipeline, self.chunks)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights are computed apart from those of inputs."""
+        return self.schedule not in _WHOLE_BACKWARD and self.pipeline > 1
+
+    def stages(self, layers: int) -> tuple[tuple[int, int], ...]:
+        """Return the layers of each stage as a half-open range.
+
+        Args:
+            layers: Number of layers of the network.
+
+        Raises:
+            InputError: if there are fewer layers than stages, or `stage_layers` does not add up to `layers`.
+        """
+        stages = self.stage_count
+        if layers < stages or (self.stage_layers and sum(self.stage_layers) != layers):
+            raise InputError(f"{layers} layers cannot be divided into {self.stage_layers or stages} stages")
+        each, more = divmod(layers, stages)
+        counts = self.stage_layers or [each + (stage < more) for stage in range(stages)]
+        ends = list(itertools.accumulate(counts, initial=0))
+        return tuple(itertools.pairwise(ends))
+
+    def microbatch(self, batch: int) -> int:
+        """Return the number of samples in a micro-batch.
+
+        Args:
+            batch: Samples of all devices together.
+
+        Raises:
+            InputError: if the batch is not divisible.
+        """
+        parts = self.data * self.microbatches
+        if batch % parts:
+            raise InputError(
+                f"a batch of {batch} cannot be divided into {self.data} x {self.microbatches} micro-batches"
+            )
+        return batch // parts
+
+
+def pipeline_schedule(
+    parallelism: Parallelism, *, trains: bool = True, costs: PipelineCosts | None = None
+) -> PipelineSchedule:
+    """Return the schedule of the pipeline.
+
+    Args:
+        parallelism: Division of the step.
+        trains: Whether there are backward passes.
+        costs: Costs of the stages, for the place of gradients of weights; equal ones by default.
+    """
+    ranks, microbatches, name = parallelism.pipeline, parallelism.microbatches, parallelism.schedule
+    costs = _rounded(costs) if costs and name in TIMED_SCHEDULES else costs
+    if not trains and not parallelism.splits_backward and parallelism.chunks == 1:
+        return gpipe(ranks, microbatches, trains=False)
+    if ranks == 1:
+        return one_f_one_b(ranks, microbatches)
+    if not trains and parallelism.splits_backward:
+        raise InputError(f"the schedule {name} has backward passes: expected a training step")
+    if parallelism.chunks > 1 and name == "interleaved-1f1b":
+        return interleaved_1f1b(ranks, microbatches, parallelism.chunks)
+    if name == "interleaved-zb":
+        return interleaved_zero_bubble(ranks, microbatches, parallelism.chunks, costs=costs)
+    if name in ("zb-h1", "zb-h2"):
+        return (zb_h1 if name == "zb-h1" else zb_h2)(ranks, microbatches, costs=costs)
+    if name in _V_SHAPED:
+        return _V_SHAPED[name](ranks, microbatches)
+    return gpipe(ranks, microbatches) if name == "gpipe" else one_f_one_b(ranks, microbatches)
+
+
+def _rounded(costs: PipelineCosts) -> PipelineCosts:
+    """Return times in whole nanoseconds, so that sums in another order do not give another schedule."""
+    names = ("forward_us", "input_gradient_us", "weight_gradient_us", "send_us")
+    return replace(
+        costs,
+        stages=tuple(
+            replace(each, **{name: round(us, 3) for name in names if (us := getattr(each, name)) is not None})
+            for each in costs.stages
+        ),
+    )
+
+
+def most_in_flight(schedule: PipelineSchedule) -> tuple[int, ...]:
+    """Return the most micro-batches whose activations each stage stores at once."""
+    stored, most = [0] * schedule.stages, [0] * schedule.stages
+    for action in itertools.chain.from_iterable(schedule.actions):
+        if action.kind == ActionKind.FORWARD:
+            stored[action.stage] += 1
+            most[action.stage] = max(most[action.stage], stored[action.stage])
+        elif action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT):
+            stored[action.stage] -= 1
+    return tuple(most)
+
+
+__getattr__ = renamed(__name__, {"Division": "Parallelism"})

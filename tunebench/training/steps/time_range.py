@@ -1,0 +1,46 @@
+"""An expected time with its prediction interval: `TimeRange`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from tunebench.training.interconnect.collective import REACHES
+
+__all__ = ["End", "TimeRange"]
+
+End = Literal["low", "expected", "high"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeRange:
+    """An expected time with its 90 % prediction interval, in microseconds.
+
+    Sums and products combine equal ends: if kernels run as fast as possible, less communication is hidden
+    behind them.
+    """
+
+    low_us: float = 0.0
+    us: float = 0.0
+    high_us: float = 0.0
+
+    def __add__(self, other: TimeRange) -> TimeRange:
+        return TimeRange.of(lambda end: self.at(end) + other.at(end))
+
+    def __mul__(self, times: float) -> TimeRange:
+        return TimeRange.of(lambda end: self.at(end) * times)
+
+    def at(self, end: End) -> float:
+        """Return one of the three times."""
+        return {"low": self.low_us, "expected": self.us, "high": self.high_us}[end]
+
+    @classmethod
+    def of(cls, value: Callable[[End], float]) -> TimeRange:
+        """Return the range whose three times are computed by a function."""
+        return cls(low_us=value("low"), us=value("expected"), high_us=value("high"))
+
+    @classmethod
+    def of_communication(cls, us: float) -> TimeRange:
+        """Return the range of communication with this expected time."""
+        return cls(low_us=us * REACHES[0], us=us, high_us=us * REACHES[1])

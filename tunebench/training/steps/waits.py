@@ -1,0 +1,296 @@
+"""What the devices of a stage wait for in its passes, beside the kernels: `StageWaits`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tunebench.dtype import itemsize
+from tunebench.forecast.network import HOST_US, NetworkPrediction, OperationTime
+from tunebench.training.interconnect.cluster import Cluster, ProcessGroup
+from tunebench.training.interconnect.collective import REACHES, Collective, collective_us, send_us
+from tunebench.training.steps.gradient import BucketExchange, bucket_bytes, chained_us, gradient_bytes
+from tunebench.training.steps.layer_stream import LayerWork, stream_us
+from tunebench.training.steps.overlap import TensorOverlap, occupied_sms
+from tunebench.training.steps.parallelism import Parallelism
+from tunebench.training.steps.time_range import End, TimeRange
+from tunebench.workloads.networks import Network, NetworkRun, Phase, TensorCollective
+from tunebench.workloads.operators.attention import Attention
+from tunebench.workloads.operators.gemm import Gemm
+
+__all__ = ["PASSES", "CopyWaits", "StageWaits", "Transit", "chained", "is_weight_gradient", "weight_share"]
+
+PASSES: tuple[Phase, ...] = ("forward", "backward")
+
+
+_NOTHING = TimeRange()
+
+_PACES: dict[End, float] = {"low": REACHES[0], "expected": 1.0, "high": REACHES[1]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transit:
+    """Collectives of a stage's copies beside a pass.
+
+    Attributes:
+        exposed: What no kernel of the pass hides.
+        total: Time of the collectives alone.
+        window: Time between the ends of two stages of a device.
+    """
+
+    exposed: TimeRange = _NOTHING
+    total: TimeRange = _NOTHING
+    window: TimeRange = _NOTHING
+
+
+_SILENT = Transit()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyWaits:
+    """What copies of a stage wait for.
+
+    Attributes:
+        forward: Exposed in each forward pass.
+        backward: Exposed in each backward pass.
+        gradients: Sums of gradients beside the last backward pass.
+        gathered: Gathers of updated parameters beside the first forward pass.
+    """
+
+    forward: TimeRange = _NOTHING
+    backward: TimeRange = _NOTHING
+    gradients: Transit = _SILENT
+    gathered: Transit = _SILENT
+
+
+def chained(stages: Sequence[Transit]) -> TimeRange:
+    """Return what remains exposed of the collectives of a device's stages, the last stage first."""
+    return TimeRange.of(
+        lambda end: chained_us(
+            (each.exposed.at(end), each.total.at(end), each.window.at(end)) for each in stages
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StageWaits:
+    """Communication of a stage that no kernel hides.
+
+    Attributes:
+        network: The network.
+        run: How a micro-batch runs on each device.
+        layers: Layers of the stage.
+        kernels: Times of its kernels.
+        cluster: Devices and links.
+        parallelism: Division of the step.
+    """
+
+    network: Network
+    run: NetworkRun
+    layers: tuple[int, int]
+    kernels: NetworkPrediction
+    cluster: Cluster
+    parallelism: Parallelism
+
+    def of_layers(self, phase: Phase) -> TimeRange:
+        """Return the time for which a device waits for parts of layers, experts and sequences in a phase."""
+        of = self.parallelism
+        groups = {
+            "tensor": self.cluster.group(of.tensor),
+            "expert": self.cluster.group(of.expert, stride=of.devices_per_expert),
+            "expert tensor": self.cluster.group(of.devices_per_expert),
+        }
+        ring = self.cluster.link_between(0, of.tensor, width=of.tensor * (of.context - 1))
+        contexts = self.cluster.group(of.context, stride=of.tensor)
+        overlap = TensorOverlap(
+            products=of.tensor_overlap,
+            user_buffers=of.user_buffers,
+            parts=of.tensor,
+            occupied=self._occupied(groups["tensor"]),
+        )
+        exposed = TimeRange()
+        for each in self.network.collectives(self.run):
+            if each.phase == phase:
+                takes_us = float(collective_us(each.collective, each.nbytes, groups[each.group]))
+                takes = TimeRange.of_communication(takes_us)
+                exposed += TimeRange.of(self._exposed(overlap, each, takes)) * each.count
+        for sent in self.network.exchanges(self.run):
+            if sent.phase == phase:
+                if sent.collective:
+                    us, hidden = float(collective_us(sent.collective, sent.nbytes, contexts)), 0.0
+                else:
+                    us = float(send_us(sent.nbytes, ring))
+                    hidden = _attention_us(self.kernels, sent.behind)
+                takes = TimeRange.of_communication(us)
+                exposed += TimeRange.of(lambda end, t=takes, h=hidden: max(0.0, t.at(end) - h)) * sent.count  # type: ignore[misc]
+        slack_us = _host_slack_us(self.kernels, phase)
+        return TimeRange.of(lambda end: max(0.0, exposed.at(end) - slack_us))
+
+    def _exposed(
+        self, overlap: TensorOverlap, each: TensorCollective, takes: TimeRange
+    ) -> Callable[[End], float]:
+        product_us = functools.partial(_product_us, self.kernels)
+        return lambda end: overlap.exposed_us(each, takes.at(end), product_us)
+
+    def _occupied(self, group: ProcessGroup) -> float:
+        return occupied_sms(group) / self.kernels.device.sm_count
+
+    def of_copies(self, forward: TimeRange, backward: TimeRange) -> CopyWaits:
+        """Return what copies of the network wait for.
+
+        Args:
+            forward: Kernels of a forward pass.
+            backward: Kernels of a backward pass.
+        """
+        of = self.parallelism
+        each = of.expert * of.devices_per_expert
+        group = self.cluster.group(of.copies, stride=of.tensor)
+        groups = group, self.cluster.group(of.width // each, stride=each)
+        if max(one.size for one in groups) == 1 or not self.run.trains:
+            return CopyWaits()
+        parts = gradient_bytes(self.network, self.run, self.layers)
+        wide = itemsize(self.run.gradient_dtype) // itemsize(self.run.dtype)
+        held = [[nbytes // wide for nbytes in sizes] for sizes in parts]
+        if of.sharding == "full":
+            summed_bytes, held_bytes = (
+                [sum(pair) for pair in zip(*two, strict=True)] for two in (parts, held)
+            )
+            gathers, scatters = self._streamed(forward, backward, summed_bytes, held_bytes, group)
+            return CopyWaits(forward=gathers, backward=scatters)
+        if of.sharding == "none":
+            return CopyWaits(gradients=self._behind(parts, backward, groups, "all-reduce"))
+        summed = self._behind(parts, backward, groups, "reduce-scatter")
+        gathered = self._behind(held, forward, groups, "all-gather")
+        if of.sharding == "gradients":
+            return CopyWaits(backward=summed.exposed, gathered=gathered)
+        return CopyWaits(gradients=summed, gathered=gathered)
+
+    def _behind(
+        self,
+        parts: Sequence[Sequence[int]],
+        kernels: TimeRange,
+        groups: tuple[ProcessGroup, ...],
+        collective: Collective,
+    ) -> Transit:
+        """Return the collectives of all layers in buckets, beside the kernels of a pass."""
+        of, run = self.parallelism, self.run
+
+        def exchange(end: End) -> BucketExchange:
+            return BucketExchange(
+                groups=groups,
+                bucket_bytes=bucket_bytes(run, of.copies),
+                overlap=of.overlap,
+                slower=_PACES[end],
+                occupied=self._occupied(groups[0]),
+            )
+
+        return Transit(
+            exposed=TimeRange.of(lambda end: exchange(end).exposed_us(collective, parts, kernels.at(end))),
+            total=TimeRange.of(lambda end: exchange(end).total_us(collective, parts)),
+            window=kernels * (min(of.microbatches, of.pipeline) if of.overlap else 0),
+        )
+
+    def _listed(
+        self, sizes: Sequence[int], held: Sequence[int], group: ProcessGroup
+    ) -> tuple[TimeRange, TimeRange]:
+        """Return what full sharding by lists of tensors takes in both passes: nothing is hidden.
+
+        A layer that is computed again is gathered again, before the gradients' kernels gather it once more.
+        Source: deepspeedai/DeepSpeed, pull requests 1188 and 1453, which ended this; pytorch,
+        `ProcessGroupNCCL.cpp` (copies of lists).
+        """
+        gathered = _listed_us("all-gather", held, self.network.matrices_of_a_layer, group)
+        again = 2 if self.run.recompute == "full" else 1
+        scattered = _listed_us("reduce-scatter", sizes, self.network.matrices_of_a_layer, group)
+        return gathered, gathered * again + scattered
+
+    def _streamed(
+        self,
+        forward: TimeRange,
+        backward: TimeRange,
+        sizes: Sequence[int],
+        held: Sequence[int],
+        group: ProcessGroup,
+    ) -> tuple[TimeRange, TimeRange]:
+        """Return what full sharding exposes in both passes: it gathers a layer ahead and reduces behind."""
+        if self.parallelism.gathering == "lists":
+            return self._listed(sizes, held, group)
+        gathers = [float(collective_us("all-gather", each, group)) for each in held]
+        scatters = [float(collective_us("reduce-scatter", each, group)) for each in sizes]
+
+        def exposed(end: End, kernels: TimeRange, after: Sequence[float], before: Sequence[float]) -> float:
+            pace, each_us = _PACES[end], kernels.at(end) / len(sizes)
+            works = [
+                LayerWork(each_us, (("network", pace * first),), (("network", pace * then),) if then else ())
+                for first, then in zip(before, after, strict=True)
+            ]
+            waits_us = stream_us(works) - kernels.at(end)
+            moved_us = pace * (sum(before) + sum(after))
+            return waits_us + self._occupied(group) * max(0.0, moved_us - waits_us)
+
+        none = [0.0] * len(sizes)
+        return (
+            TimeRange.of(lambda end: exposed(end, forward, none, gathers[::-1])),
+            TimeRange.of(lambda end: exposed(end, backward, scatters, gathers)),
+        )
+
+
+def _listed_us(collective: Collective, sizes: Sequence[int], matrices: int, group: ProcessGroup) -> TimeRange:
+    """Return the time of a collective for each matrix, and of a copy kernel for each device's part of it."""
+    takes_us = sum(
+        matrices * float(collective_us(collective, nbytes / matrices, group)) for nbytes in sizes if nbytes
+    )
+    copies_us = HOST_US * matrices * sum(map(bool, sizes)) * group.size
+    return TimeRange.of_communication(takes_us) + TimeRange(low_us=copies_us, us=copies_us, high_us=copies_us)
+
+
+def _attention_us(kernels: NetworkPrediction, phase: Phase) -> float:
+    """Return the mean time of a kernel of attention in one phase."""
+    found = [
+        each
+        for each in kernels.operations
+        if isinstance(each.operation.workload, Attention)
+        and (each.operation.phase, each.operation.part) == (phase, "attention")
+    ]
+    count = sum(each.operation.count for each in found)
+    return sum(each.time_us for each in found) / count if count else 0.0
+
+
+def _host_slack_us(kernels: NetworkPrediction, phase: Phase) -> float:
+    """Return the time in which the device waits for the host in one pass, and so hides collectives."""
+    device_us, host_us = sum(map(kernels.phase_us, PASSES)), sum(map(kernels.phase_host_us, PASSES))
+    return max(0.0, host_us - device_us) * kernels.phase_us(phase) / device_us if device_us else 0.0
+
+
+def _product_us(kernels: NetworkPrediction, part: str, gradient: str) -> float:
+    """Return the time of one product of a part: of its forward pass, or of a gradient."""
+    phase = "forward" if gradient == "forward" else "backward"
+    found = [
+        each
+        for each in kernels.operations
+        if each.operation.part == part
+        and each.operation.phase == phase
+        and isinstance(each.operation.workload, Gemm)
+        and (phase == "forward" or (each.operation.workload.trans == "tn") == (gradient == "weights"))
+    ]
+    count = sum(each.operation.count for each in found)
+    return sum(each.time_us for each in found) / count if count else 0.0
+
+
+_PRODUCTS = ("attention scores", "attention values")
+"""Parts whose products have no weights."""
+
+
+def weight_share(kernels: NetworkPrediction) -> float:
+    """Return the share of the kernels of a backward pass that compute gradients of weights."""
+    backward = [each for each in kernels.operations if each.operation.phase == "backward"]
+    total_us = sum(each.time_us for each in backward)
+    return sum(each.time_us for each in backward if is_weight_gradient(each)) / total_us if total_us else 0.0
+
+
+def is_weight_gradient(each: OperationTime) -> bool:
+    """Return whether an operation of the backward pass computes a gradient of weights."""
+    work, part = each.operation.workload, each.operation.part
+    product = isinstance(work, Gemm) and work.trans == "tn" and part not in _PRODUCTS
+    return product or part in ("gradients", "embedding")
