@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -96,23 +97,35 @@ SOURCES = ["tunebench", "kernels", "workloads", "db", "tests", "benchmarks", "do
 @nox.session
 def quick(session: nox.Session) -> None:
     """Run the tests that need no compiler, torch, server or GPU; slow files are left out."""
-    session.install("-e", ".[postgres,dashboard,dev]")
+    _install(session, "-e", ".[postgres,dashboard,dev]")
     left_out = " or ".join(NOT_QUICK)
     ignored = (
         "--ignore=tests/torch",
         "--ignore=tests/gpu",
         *(f"--ignore=tests/training/{name}" for name in TORCH_ROOMS),
     )
-    session.run("pytest", *PARALLEL, *ignored, "-m", f"not ({left_out})", *session.posargs)
+    session.run("pytest", *PARALLEL, *_passed(), *ignored, "-m", f"not ({left_out})", *session.posargs)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run all tests; tests with a missing requirement (GPU, g++, PostgreSQL) are skipped with the reason."""
-    session.install("-e", ".[cuda,postgres,cluster,dashboard,dev,docs]", *TORCH, *FRAMEWORKS)
-    session.run("pytest", *PARALLEL, *session.posargs, env=BYTECODE)
-    if not session.posargs:
+    session.install("--no-compile", *TORCH)  # by pip, which takes the build that a machine is set up for
+    _install(session, "-e", ".[cuda,postgres,cluster,dashboard,dev,docs]", *FRAMEWORKS)
+    session.run("pytest", *PARALLEL, *_passed(), *session.posargs, env=BYTECODE)
+    if all(argument.startswith("--") for argument in session.posargs):
         _run_with_nvrtc(session, NVRTC, "pytest", *PARALLEL, "tests/compile/test_defaults.py")
+
+
+def _passed() -> tuple[str, ...]:
+    """Return the option that runs each test once in all sessions with the same TUNEBENCH_PASSED_TESTS."""
+    return tuple(f"--passed={path}" for path in filter(None, [os.environ.get("TUNEBENCH_PASSED_TESTS")]))
+
+
+def _install(session: nox.Session, *requirements: str) -> None:
+    """Install requirements by uv, which takes a fifth of pip's processor time."""
+    session.install("uv")
+    session.run_install("uv", "pip", "install", "--quiet", *requirements)
 
 
 def _run_with_nvrtc(session: nox.Session, version: str, *command: str) -> None:
@@ -175,7 +188,7 @@ def _check_versions(session: nox.Session, resolution: str) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style, formatting, types and who imports whom."""
-    session.install("-e", ".[postgres,dashboard,dev]")
+    _install(session, "-e", ".[postgres,dashboard,dev]")
     session.run("ruff", "check", *SOURCES)
     session.run("ruff", "format", "--check", *SOURCES)
     session.run("mypy")
@@ -185,7 +198,8 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation site into site/ with executed notebooks, and run every example of docs/."""
-    session.install("-e", ".[cuda,dev,docs,torch]", *TORCH)
+    session.install("--no-compile", *TORCH)
+    _install(session, "-e", ".[cuda,dev,docs,torch]")
     environment = {"NO_MKDOCS_2_WARNING": "1", "TUNEBENCH_EXECUTE_NOTEBOOKS": "true"}
     session.run("mkdocs", "build", env=environment)
     session.run("pytest", "tests/docs", *session.posargs)

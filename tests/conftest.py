@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from hypothesis import settings
 from tests.support import REQUIREMENTS, missing
 from tunebench import kernels, workloads
 from tunebench.testing.postgres import Server, serving
+
+pytest_plugins = ["tests.passed"]
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.load_profile("repeatable")
@@ -181,15 +185,39 @@ def pytest_collection_finish() -> None:
         raise pytest.UsageError(f"load in a fixture, not on import: {', '.join(kernels._loaded)}")
 
 
+KEPT_DAYS = 7
+"""Days that a compiled kernel is kept for later runs of the tests."""
+
+
+def _compiled_folder(config: pytest.Config, base: Path) -> Path:
+    """Return the cache of the tests, in which earlier runs left compiled kernels.
+
+    A kernel's key has everything that reaches the compiler, so that an old entry is never wrong. Without
+    pytest's cache, the folder is new, and shared by all processes of this run.
+    """
+    if getattr(config, "cache", None) is None:
+        return base / "cache"
+    folder = Path(config.cache.mkdir("compiled"))  # type: ignore[union-attr]
+    folder.chmod(0o700)
+    if "PYTEST_XDIST_WORKER" not in os.environ or os.environ["PYTEST_XDIST_WORKER"] == "gw0":
+        oldest = time.time() - KEPT_DAYS * 24 * 3600
+        for path in folder.rglob("*"):
+            with contextlib.suppress(OSError):
+                unused = max(path.stat().st_atime, path.stat().st_mtime) < oldest
+                if path.is_file() and (unused or path.parent == folder):
+                    path.unlink()
+    return folder
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _session_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def _session_folder(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Path]:
     """Keep tests, and the processes they start, away from the user's database and cache."""
     folder = tmp_path_factory.mktemp("session")
     base = tmp_path_factory.getbasetemp()  # of this process; its parent is shared by all xdist workers
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUNEBENCH_DB", str(folder / "fixtures.db"))
-        patch.setenv("TUNEBENCH_CACHE", str(shared / "cache"))
+        patch.setenv("TUNEBENCH_CACHE", str(_compiled_folder(pytestconfig, shared)))
         patch.setenv("TUNEBENCH_CONFIG", "none")
         patch.delenv("TUNEBENCH_DEBUG", raising=False)
         patch.delenv("COLUMNS", raising=False)  # xdist workers have this variable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -127,7 +128,7 @@ def test_collection_needs_no_package_that_quick_does_not_install(tmp_path: Path)
     """Every module of tests is imported where only the packages of the session `quick` are found."""
     session = GpuSession()
     load_noxfile().nox.registry.get()["quick"].func(session)
-    ((*_, target),) = (command for command in session.commands if command[0] == "install")
+    ((*_, target),) = (command for command in session.commands if "-e" in command)
     extras = set(target.removeprefix(".[").removesuffix("]").split(","))
     present = distributions(extras)
     assert "pytest" in present
@@ -154,6 +155,9 @@ class GpuSession:
 
     def install(self, *arguments: str) -> None:
         self.commands.append(("install", *arguments))
+
+    def run_install(self, *arguments: str) -> None:
+        self.commands.append(arguments)
 
     def run(self, *arguments: str, silent: bool = False) -> str:
         self.commands.append(arguments)
@@ -190,3 +194,38 @@ def test_every_architecture_with_bf16_has_gpu_session() -> None:
         name for name in device.architectures() if device.representative(name).compute_capability >= (8, 0)
     ]
     assert {f"gpu-{name}" for name in found} == {name for name in sessions() if name.startswith("gpu-")}
+
+
+def test_tests_that_passed_in_one_session_are_left_out_of_the_next(tmp_path: Path) -> None:
+    module = tmp_path / "test_four.py"
+    module.write_text(
+        "import os, pytest\n"
+        "def test_passes(): pass\n"
+        "def test_fails(): assert 'MENDED' in os.environ\n"
+        "def test_skips(): 'MENDED' in os.environ or pytest.skip()\n"
+        "@pytest.fixture\n"
+        "def broken(): yield; assert 'MENDED' in os.environ\n"
+        "def test_fails_later(broken): pass\n",
+        encoding="utf-8",
+    )
+    passed = tmp_path / "passed.txt"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.passed",
+        "-c",
+        os.devnull,
+        "-q",
+        f"--passed={passed}",
+    ]
+    counts = []
+    for further in ({}, {"MENDED": "1"}, {"MENDED": "1"}):
+        completed = subprocess.run(
+            [*command, "-p", "no:cacheprovider", str(module)],
+            cwd=tmp_path, env={**environment, **further}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        counts.append(completed.stdout.splitlines()[-1].rpartition(" in ")[0])
+    assert counts == ["1 failed, 2 passed, 1 skipped, 1 error", "3 passed, 1 deselected", "4 deselected"]
