@@ -263,30 +263,30 @@ def bench(session: nox.Session) -> None:
 def faults(session: nox.Session) -> None:
     """Kill tuners and servers at random and check every record: `nox -s faults -- sqlite --kills 200`."""
     session.install("-e", ".[postgres,dev]")
-    session.run("python", "-m", "tunebench.testing.faults", *session.posargs)
+    session.run("python", "-m", "tests.faults", *session.posargs)
 
 
 @nox.session(name="fuzz-imports")
 def fuzz_imports(session: nox.Session) -> None:
     """Import corrupt files and check the database after each: `nox -s fuzz-imports -- --files 100000`."""
-    _fuzz(session, "import_fuzz")
+    _fuzz(session, "imports")
 
 
 @nox.session(name="fuzz-databases")
 def fuzz_databases(session: nox.Session) -> None:
     """Read and write damaged databases: `nox -s fuzz-databases -- --files 10000`."""
-    _fuzz(session, "database_fuzz")
+    _fuzz(session, "databases")
 
 
 @nox.session(name="fuzz-workloads")
 def fuzz_workloads(session: nox.Session) -> None:
     """Parse nearly valid workload texts: `nox -s fuzz-workloads -- --texts 100000`."""
-    _fuzz(session, "workload_fuzz")
+    _fuzz(session, "workload_texts")
 
 
 def _fuzz(session: nox.Session, module: str) -> None:
     session.install("-e", ".[dev]")
-    session.run("python", "-m", f"tunebench.testing.{module}", *session.posargs)
+    session.run("python", "-m", f"tests.fuzz.{module}", *session.posargs)
 
 
 @nox.session(name="train-predictor")

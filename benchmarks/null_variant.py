@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from tests.faults.journaled_tuning import StandInVariant
 from tunebench.binary.compiled import Binary
 from tunebench.outcome import Effort, Measured, Result, Verification
 from tunebench.space import Parameter, Space
 from tunebench.task import Task
-from tunebench.testing.journaled_tuning import StandInVariant
 
 
 class Null(StandInVariant):

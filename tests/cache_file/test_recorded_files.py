@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fuzz.corrupt_files import corrupt
 from tests.public_data import found
 from tests.support import measured
 from tunebench import lookup
@@ -35,7 +36,6 @@ from tunebench.outcome import (
     WrongResult,
 )
 from tunebench.space import Config
-from tunebench.testing.corrupt_files import corrupt
 
 SPACE = SpaceKey(
     device=described()["a100-40-pcie"].key,

@@ -18,6 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.db.support import DEVICE, VARIANT, WORKLOAD, Clock, begin, dead_owner, in_threads, key, result
+from tests.faults import power_cuts, signal_soak, soak
 from tests.support import needs_fork
 from tunebench.db import (
     MeasurementBatch,
@@ -38,7 +39,6 @@ from tunebench.db.retry import RetryPolicy
 from tunebench.db.store import Store
 from tunebench.errors import DatabaseError
 from tunebench.outcome import CompileFailed, Result
-from tunebench.testing import faults, power_cuts, signal_soak
 
 YEARS = timedelta(days=3650)
 
@@ -402,7 +402,7 @@ def test_damaged_or_future_index_is_written_again(
 @pytest.mark.slow
 @needs_fork
 def test_killed_tuners_lose_and_repeat_no_trial(tmp_path: Path) -> None:
-    counts = faults.sqlite_soak(tmp_path, 4, pause_s=0.3)
+    counts = soak.sqlite_soak(tmp_path, 4, pause_s=0.3)
     assert counts.faults == 0, counts
     assert (counts.kills, counts.journalled >= 256, counts.lookups > 0) == (4, True, True)
 
@@ -417,7 +417,7 @@ def test_signals_leave_no_processes_files_or_claims(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_server_loses_no_record_and_tuners_continue(server: Any, tmp_path: Path) -> None:
-    counts = faults.server_soak(server, tmp_path, 2, pause_s=0.4)
+    counts = soak.server_soak(server, tmp_path, 2, pause_s=0.4)
     assert counts.faults == 0, counts
     assert (counts.kills, counts.journalled >= 256, counts.lookups > 0) == (2, True, True)
 

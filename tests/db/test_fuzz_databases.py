@@ -9,17 +9,17 @@ from typing import Any, NoReturn
 
 import pytest
 
+from tests.fuzz import databases
 from tunebench.answer import lookup_workload
 from tunebench.answer._reader import AnswerReader
 from tunebench.db import locate, open_store
 from tunebench.db.engine import translate_errors
 from tunebench.errors import DatabaseError
-from tunebench.testing import database_fuzz
 
 
 @pytest.mark.slow
 def test_damaged_databases_are_read_or_refused(tmp_path: Path) -> None:
-    outcomes = database_fuzz.fuzz(tmp_path, 0, range(20))
+    outcomes = databases.fuzz(tmp_path, 0, range(20))
     assert outcomes["failed"] == 0, outcomes
     assert outcomes["lookup: refused"] > 0
     assert outcomes["lookup: true"] > 0
@@ -48,4 +48,4 @@ def test_row_of_a_damaged_size_is_one_clear_error(tmp_path: Path, monkeypatch: p
         too_large()
     monkeypatch.setattr(AnswerReader, "_current", too_large)
     with pytest.raises(DatabaseError, match=said):
-        lookup_workload(database_fuzz.WORKLOAD, device="cpu", db=path)
+        lookup_workload(databases.WORKLOAD, device="cpu", db=path)

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from tests.fuzz import command, imports
+from tests.fuzz import corrupt_files as files
 from tunebench.db import open_store
 from tunebench.db.exchange import import_file
 from tunebench.db.store import Store
 from tunebench.errors import InputError
-from tunebench.testing import corrupt_files as files
-from tunebench.testing import fuzzing, import_fuzz
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.mark.slow
 def test_corrupt_files_are_imported_partly_or_refused(store: Store, tmp_path: Path) -> None:
-    outcomes = import_fuzz.fuzz(store, tmp_path, 0, range(240))
+    outcomes = imports.fuzz(store, tmp_path, 0, range(240))
     assert outcomes["failed"] == 0
     assert min(outcomes[how] for how in ("whole", "with faults", "refused")) > 20
 
@@ -41,15 +41,15 @@ def test_failing_file_is_reported_and_kept(
             **{name: getattr(done, name) for name in done.__slots__} | {"added": done.added + 1}
         )
 
-    monkeypatch.setattr(import_fuzz, "import_file", lying)
-    outcomes = import_fuzz.fuzz(store, tmp_path, 0, range(4), tmp_path / "failed")
+    monkeypatch.setattr(imports, "import_file", lying)
+    outcomes = imports.fuzz(store, tmp_path, 0, range(4), tmp_path / "failed")
     assert outcomes["failed"] > 0
     assert "reported" in capsys.readouterr().out
     assert len(list((tmp_path / "failed").iterdir())) == outcomes["failed"]
 
 
 def test_slow_file_is_reported() -> None:
-    with pytest.raises(fuzzing.TimeLimitExceeded, match=r"more than 0\.05 s"), fuzzing.time_limit(0.05):
+    with pytest.raises(command.TimeLimitExceeded, match=r"more than 0\.05 s"), command.time_limit(0.05):
         threading.Event().wait()
 
 
@@ -57,7 +57,7 @@ def test_valid_files_are_imported_completely(store: Store, tmp_path: Path) -> No
     for form in files.FORMATS:
         path = tmp_path / form
         path.write_bytes(files.encoded(files.good(form)))
-        assert import_fuzz.import_outcome(store, path) == "whole"
+        assert imports.import_outcome(store, path) == "whole"
 
 
 # -- what was found --------------------------------------------------------------------------------

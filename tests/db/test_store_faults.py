@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.db.support import DEVICE, WORKLOAD, begin, filled, result, unprivileged
+from tests.faults import ROOT
 from tests.support import needs_sqlite3
 from tunebench import lookup
 from tunebench.db import TrialKey, disk, engine, locate, open_store, sqlite_file
@@ -271,7 +272,7 @@ def test_vanishing_write_ahead_log_is_retried(tmp_path: Path, monkeypatch: pytes
 
 _LIMITED = """
 import resource, signal
-from tunebench.testing import journaled_tuning
+from tests.faults import journaled_tuning
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, -1))
 with journaled_tuning.journaled_store({db!r}, Path({journal!r})) as store:
@@ -284,7 +285,7 @@ def _tune_within(limit: int, folder: Path) -> subprocess.CompletedProcess[str]:
     names = {"db": str(folder / "x.db"), "journal": str(folder / "journal")}
     script = _LIMITED.format(limit=limit, **names)
     return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
 
 

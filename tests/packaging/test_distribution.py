@@ -58,6 +58,13 @@ def test_wheel_contains_data_files(wheel: Path) -> None:
     assert not any(name.startswith(LINKED) for name in found)
 
 
+def test_wheel_contains_contract_suites_but_no_fault_injection(wheel: Path) -> None:
+    prefix = "tunebench/testing/"
+    suites = {name.removeprefix(prefix) for name in files_of_wheel(wheel) if name.startswith(prefix)}
+    contracts = {"executor_contract.py", "sampler_contract.py", "variant_contract.py"}
+    assert suites == contracts | {"__init__.py", "executor_stages.py", "postgres.py"}
+
+
 def test_sdist_builds_identical_wheel(sdist: Path, wheel: Path, tmp_path: Path) -> None:
     folder = unpack_sdist(sdist, tmp_path / "unpacked")
     (tmp_path / "again").mkdir()

@@ -175,7 +175,6 @@ def test_no_circular_imports() -> None:
 def test_numbers_are_shown_without_exponents() -> None:
     """`significant` formats them; the format g writes 1070 with three digits as 1.07e+03."""
     known = {"tunebench/_device.py", "tunebench/_figure.py", "tunebench/forecast/table.py"}  # keys and data
-    known |= {"tunebench/testing/workload_fuzz.py"}
     found = {
         str(path.relative_to(ROOT))
         for folder in ("tunebench", "workloads", "kernels", "db")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.kernel_faults import kernel_faults
 from tunebench._user_code import limit_user_code
 from tunebench.device import find
 from tunebench.errors import InputError, VariantError
 from tunebench.kernels import _import_file, _loaded, load_file, module_name
 from tunebench.task import revision_of
-from tunebench.testing.kernel_faults import kernel_faults
 from tunebench.tuning.tunable import find_variants
 from tunebench.workloads import parse
 

@@ -6,15 +6,15 @@ import functools
 
 import pytest
 
+from tests.fuzz import workload_texts
 from tunebench import workloads
 from tunebench.dimension import Kind
 from tunebench.errors import InputError
-from tunebench.testing import workload_fuzz
 from tunebench.workloads import parse
 
 
 def test_nearly_valid_texts_are_refused_or_mean_what_they_say() -> None:
-    outcomes = workload_fuzz.fuzz(0, range(500))
+    outcomes = workload_texts.fuzz(0, range(500))
     assert outcomes["failed"] == 0
     assert min(outcomes["accepted"], outcomes["refused"]) > 50
 
@@ -29,7 +29,7 @@ def test_text_that_is_taken_as_something_else_is_a_failure(
     # The wrong workloads must not stay in the cache of parsed texts, which later tests of the process read.
     fresh = functools.lru_cache(workloads._parsed.__wrapped__)
     monkeypatch.setattr(workloads, "_parsed", fresh)
-    assert workload_fuzz.fuzz(5, range(60))["failed"] > 0
+    assert workload_texts.fuzz(5, range(60))["failed"] > 0
     assert "is taken as 64" in capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""Contract suites for variants, samplers, executors and stores, and servers and faults to test them with.
+"""Contract suites for variants, samplers and executors, and a PostgreSQL server to test stores with.
 
-These modules import pytest (and some hypothesis), which `tunebench` itself does not require.
+The suites import pytest, which `tunebench` itself does not require.
 """

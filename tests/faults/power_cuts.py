@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.faults import ROOT, journaled_tuning
+from tests.faults.journal_check import FaultCounts, JournalCheck
 from tunebench.db import disk, engine
 from tunebench.db.store import open_store
-from tunebench.testing import journaled_tuning
-from tunebench.testing.journal_check import FaultCounts, JournalCheck
 
 __all__ = ["SimulatedDisk", "cuts", "operations", "trace"]
 
@@ -45,12 +45,13 @@ def trace(folder: Path, trials: int, *, synchronous: str | None = None, network:
             WAL).
     """
     script = (
-        "from tunebench.testing import power_cuts; "
+        "from tests.faults import power_cuts; "
         f"power_cuts.tune({str(folder)!r}, {trials}, {synchronous!r}, {network!r})"
     )
     command = ["strace", "-f", "-xx", "-s", "1000000", "-e", f"trace={_CALLS}", "-e", "signal=none"]
     trace_file = folder / "trace"
-    subprocess.run([*command, "-o", str(trace_file), sys.executable, "-c", script], check=True)
+    program = [sys.executable, "-c", script]
+    subprocess.run([*command, "-o", str(trace_file), *program], cwd=ROOT, check=True)
     return trace_file
 
 

@@ -1,8 +1,8 @@
 """Tuning of kernels that fail in every way: each failure is the outcome of one configuration.
 
-    python -m tunebench.testing.faults kernels
+    python -m tests.faults kernels
 
-`kernel_faults` runs `tunebench tune` on a copy of `tunebench.testing.faulty_kernels`, twice. The first run
+`kernel_faults` runs `tunebench tune` on a copy of `tests.faults.faulty_kernels`, twice. The first run
 must end with exit code 0 and record an outcome of the expected class for every configuration, and measure the
 right ones. The second run must know all of them, except for time-outs that were made under load.
 
@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.faults import faulty_kernels
 from tunebench.db.store import open_store
 from tunebench.outcome import Outcome, failed, first_error
-from tunebench.testing import faulty_kernels
 from tunebench.tuning.known_outcome import made_under_load
 
 __all__ = ["BusyMachine", "KernelFaults", "busy_machine", "kernel_faults", "tune_file"]

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from tests.faults import ROOT
+from tests.faults.journal_check import FaultCounts, JournalCheck
 from tunebench.db.schema import trial_table
 from tunebench.db.store import Store, open_store
-from tunebench.testing.journal_check import FaultCounts, JournalCheck
 
 __all__ = ["COMMAND", "LATEST_S", "signal_soak"]
 
@@ -34,7 +35,7 @@ SEARCHING = 0.5
 """Fraction of the signals that come after the first record; the others come while the tuner starts."""
 
 _PROGRAM = (
-    "import sys; from tunebench.testing.journaled_tuning import journal_of_cli; "
+    "import sys; from tests.faults.journaled_tuning import journal_of_cli; "
     "journal_of_cli(sys.argv.pop(1)); from tunebench.__main__ import main; main()"
 )
 
@@ -69,6 +70,7 @@ def signal_soak(
             size = journal.stat().st_size if journal.exists() else 0
             tuner = subprocess.Popen(
                 [*program, *COMMAND, "--db", str(db)],
+                cwd=ROOT,
                 env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -1,38 +1,14 @@
-"""Fault injection: tuners and servers are killed at random, and every committed record must survive.
-
-    python -m tunebench.testing.faults [PART ...] [--kills 200]
-
-The parts are:
-
-- ``sqlite``: four tuners write to one file; SIGKILL ends one of them at a random moment, again and again.
-- ``postgresql``: four tuners write to one server; the server is killed and restarted.
-- ``cli``: ``tunebench tune --device cpu`` is killed with all its processes.
-- ``signals``: ``tunebench tune`` is ended by SIGKILL (a half of the times), SIGTERM or SIGINT; no process,
-  temporary file or claim may remain (see `signal_soak`).
-- ``power``: the power is cut at random moments of a trace of a tuner (see `power_cuts`).
-- ``kernels``: no tuner is killed, but kernels fail in every way (see `kernel_faults`).
-- ``busy``: eight programs use all processors while right kernels are tuned (see `kernel_faults`).
-
-Each tuner writes every committed measurement to a journal (see `journaled_tuning`). After every kill the
-database is checked, and each line of the journal must be in it exactly once. Two readers run lookups
-meanwhile.
-"""
+"""Soak tests: tuners or servers are killed at random while readers run lookups; no record may be lost."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import dataclasses
-import json
-import math
 import multiprocessing
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections import Counter
@@ -40,18 +16,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.faults import ROOT, journaled_tuning
+from tests.faults.journal_check import FaultCounts, JournalCheck
 from tunebench import device as devices
 from tunebench.answer import lookup_workload
 from tunebench.db import lookup_index
 from tunebench.db.store import open_store
 from tunebench.errors import DatabaseError, LookupMiss
 from tunebench.outcome import Measured
-from tunebench.testing import journaled_tuning
-from tunebench.testing.journal_check import FaultCounts, JournalCheck
-from tunebench.testing.postgres import Server, serving, unavailable
-from tunebench.testing.signal_soak import signal_soak
+from tunebench.testing.postgres import Server
 
-__all__ = ["FaultCounts", "cli_soak", "server_soak", "sqlite_soak"]
+__all__ = ["cli_soak", "server_soak", "sqlite_soak"]
 
 TUNERS, READERS, ENDLESS = 4, 2, 10**6
 
@@ -108,9 +83,7 @@ class TunersAndReaders:
 
     def __init__(self, db: str, journal: Path, counts: FaultCounts, *, refresh_s: float) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(
-            ["tunebench.testing.journaled_tuning", "tunebench.testing.faults"]
-        )
+        self._context.set_forkserver_preload(["tests.faults.journaled_tuning", "tests.faults.soak"])
         self._db, self._journal, self._counts = db, journal, counts
         self._until, self._results = self._context.Event(), self._context.Queue()
         self._seed = 0
@@ -255,13 +228,13 @@ def cli_soak(folder: Path, kills: int, *, seed: int = 0) -> FaultCounts:
     """
     counts, draw = FaultCounts(), random.Random(seed)
     db, journal = folder / "cli.db", folder / "cli-journal"
-    program = [sys.executable, "-m", "tunebench.testing.faults", "journal"]
+    program = [sys.executable, "-m", "tests.faults", "journal"]
     command = [*program, str(db), str(journal), *COMMAND, *QUICK]
     with open_store(db) as store:
         check = JournalCheck(store, journal, counts)
         for _ in _with_progress(range(kills), counts):
             size = journal.stat().st_size if journal.exists() else 0
-            tuner = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+            tuner = subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL)
             _wait_for(journal, size + 1)
             time.sleep(draw.uniform(0, 1.0))
             counts.deaths += tuner.poll() is not None
@@ -270,7 +243,7 @@ def cli_soak(folder: Path, kills: int, *, seed: int = 0) -> FaultCounts:
             counts.kills += 1
             check.claim_trials_of_the_dead()
             check.check()
-        ended = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=600, check=False)
+        ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=600, check=False)
         counts.unfinished += ended.returncode != 0
         check.check(everything=True)
         counts.held += store.stats().claimed
@@ -296,71 +269,3 @@ def _with_progress(rounds: Sequence[int], counts: FaultCounts) -> Iterator[int]:
         if number % 20 == 0 and len(rounds) > 20:
             print(f"  {number}/{len(rounds)}: {counts}", file=sys.stderr, flush=True)
         yield number
-
-
-def main() -> None:
-    """Print the counts of each part as JSON; exit with 1 if a fault was found."""
-    if sys.argv[1:2] == ["journal"]:
-        sys.exit(journaled_tuning.run_cli(*sys.argv[2:]))
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", default=[], help="parts (default: all)")
-    parser.add_argument("--kills", type=int, default=200, help="number of kills (default: 200)")
-    parser.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
-    parser.add_argument("--json", type=Path, help="file for the counts (default: none)")
-    options = parser.parse_args()
-    parts = options.parts or ["sqlite", "postgresql", "cli", "signals", "power", "kernels", "busy"]
-    found: dict[str, Any] = {}
-    for part in parts:
-        with tempfile.TemporaryDirectory() as name:
-            os.environ["TUNEBENCH_CACHE"] = str(Path(name) / "cache")
-            found[part] = _run(part, Path(name), options.kills, options.seed)
-        print(part, json.dumps(found[part]), flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
-    sys.exit(bool(re.search(r'"faults": [1-9]', json.dumps(found))))
-
-
-def _run(part: str, folder: Path, kills: int, seed: int) -> dict[str, Any]:
-    if part == "power":
-        from tunebench.testing import power_cuts
-
-        return {
-            name: power_cuts.cuts(folder / name, kills, seed=seed, network=name == "rollback")
-            for name in ("log", "rollback")
-        }
-    if part == "kernels":
-        from tunebench.testing.kernel_faults import kernel_faults
-
-        ended = kernel_faults(folder, every=True)
-        print(ended.table(), *ended.wrong, sep="\n")
-        return {
-            "kernels": len(ended.outcomes),
-            "exit_codes": ended.exit_codes,
-            "repeated": ended.repeated,
-            "processor_s": round(ended.processor_s),
-            "faults": len(ended.wrong),
-        }
-    if part == "busy":
-        from tunebench.testing.kernel_faults import busy_machine
-
-        busy = busy_machine(folder)
-        return {**dataclasses.asdict(busy), "faults": len(busy.lost) + sum(map(bool, busy.exit_codes))}
-    if part == "postgresql":
-        reason = unavailable()
-        if reason is not None:
-            return {"skipped": reason}
-        with serving(flushed=True) as server:
-            return _figures(server_soak(server, folder, kills, seed=seed))
-    if part == "signals":
-        signals = [signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGINT] * math.ceil(kills / 4)
-        return _figures(signal_soak(folder, signals[:kills], seed=seed))
-    soak: Callable[..., FaultCounts] = {"sqlite": sqlite_soak, "cli": cli_soak}[part]
-    return _figures(soak(folder, kills if part == "sqlite" else max(1, kills // 40), seed=seed))
-
-
-def _figures(counts: FaultCounts) -> dict[str, Any]:
-    return {**{name: getattr(counts, name) for name in counts.__slots__}, "faults": counts.faults}
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """A variant whose configurations fail in 54 ways; two are right, and are measured between the others.
 
-`tunebench.testing.kernel_faults` tunes a copy of this file in another folder, since a failure of a module of
+`tests.faults.kernel_faults` tunes a copy of this file in another folder, since a failure of a module of
 tunebench is not that of a user's kernel. A workload with few rows has the faults of `QUICK` only.
 """
 

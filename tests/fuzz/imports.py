@@ -1,6 +1,6 @@
 """Fuzzing of imports: a corrupt file is imported whole, in part, or refused, and the database stays valid.
 
-    python -m tunebench.testing.import_fuzz [--files 100000] [--seed 0] [--first 0] [--out DIR]
+    python -m tests.fuzz.imports [--files 100000] [--seed 0] [--first 0] [--out DIR]
 
 The files are Kernel Tuner cache files, T4 files and JSON Lines exports, plain and compressed, corrupted at
 random (see `corrupt_files`). After each import:
@@ -24,6 +24,8 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from tests.fuzz import command
+from tests.fuzz.corrupt_files import corrupt
 from tunebench.db import open_store
 from tunebench.db.exchange import import_file
 from tunebench.db.integrity import NOTES, Integrity, check_rows, check_rules
@@ -31,8 +33,6 @@ from tunebench.db.record import MAX_FAULTS
 from tunebench.db.schema import device_table, measurement_table, run_table, trial_table
 from tunebench.db.store import Store
 from tunebench.errors import TunebenchError
-from tunebench.testing import fuzzing
-from tunebench.testing.corrupt_files import corrupt
 
 __all__ = ["fuzz", "import_outcome"]
 
@@ -110,7 +110,7 @@ def fuzz(store: Store, folder: Path, seed: int, numbers: range, failed: Path | N
         _empty(store)
         return f"file {number} of seed {seed}"
 
-    return fuzzing.count_outcomes(numbers, check, fail, limit_s=TIME_LIMIT_S)
+    return command.count_outcomes(numbers, check, fail, limit_s=TIME_LIMIT_S)
 
 
 def _fuzz(folder: Path, given: argparse.Namespace) -> Counter[str]:
@@ -122,4 +122,4 @@ def _fuzz(folder: Path, given: argparse.Namespace) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(fuzzing.main(__doc__, "files", 100_000, _fuzz, keeps=True))
+    sys.exit(command.main(__doc__, "files", 100_000, _fuzz, keeps=True))

@@ -11,6 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tests.faults import journaled_tuning
 from tunebench import device as devices
 from tunebench.answer import lookup_workload
 from tunebench.db import lookup_index
@@ -18,7 +19,6 @@ from tunebench.db.owner import is_dead, new_owner
 from tunebench.db.record import TrialKey
 from tunebench.db.store import Store
 from tunebench.space import Config
-from tunebench.testing import journaled_tuning
 
 __all__ = ["FaultCounts", "JournalCheck", "is_damaged"]
 

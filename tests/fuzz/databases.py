@@ -1,6 +1,6 @@
 """Fuzzing of database files: a damaged SQLite file is read, or refused with one clear error.
 
-    python -m tunebench.testing.database_fuzz [--files 10000] [--seed 0] [--first 0] [--out DIR]
+    python -m tests.fuzz.databases [--files 10000] [--seed 0] [--first 0] [--out DIR]
 
 A database of a finished run is damaged at random: flipped bits, overwritten, exchanged and cut pages, an
 edited header or schema, and a damaged write-ahead log. Then a lookup, a report of its contents, an integrity
@@ -24,6 +24,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.faults import journaled_tuning
+from tests.fuzz import command
 from tunebench import device as devices
 from tunebench.answer import lookup_workload
 from tunebench.db import open_store
@@ -34,7 +36,6 @@ from tunebench.db.record import NewMeasurement, RunStart, TrialKey
 from tunebench.errors import DatabaseError, LookupMiss
 from tunebench.outcome import Measured, Result
 from tunebench.space import Config
-from tunebench.testing import fuzzing, journaled_tuning
 
 __all__ = ["check", "damage", "fuzz", "valid_database"]
 
@@ -237,7 +238,7 @@ def fuzz(folder: Path, seed: int, numbers: range, failed: Path | None = None) ->
             shutil.copytree(current, failed, dirs_exist_ok=True)
         return f"file {number} of seed {seed}"
 
-    return fuzzing.count_outcomes(numbers, check_file, fail, limit_s=TIME_LIMIT_S)
+    return command.count_outcomes(numbers, check_file, fail, limit_s=TIME_LIMIT_S)
 
 
 def _fuzz(folder: Path, given: argparse.Namespace) -> Counter[str]:
@@ -246,4 +247,4 @@ def _fuzz(folder: Path, given: argparse.Namespace) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(fuzzing.main(__doc__, "files", 10_000, _fuzz, keeps=True))
+    sys.exit(command.main(__doc__, "files", 10_000, _fuzz, keeps=True))

@@ -1,6 +1,6 @@
 """Fuzzing of workload texts: a text that is nearly valid is refused with a reason, or means what it says.
 
-    python -m tunebench.testing.workload_fuzz [--texts 100000] [--seed 0] [--first 0]
+    python -m tests.fuzz.workload_texts [--texts 100000] [--seed 0] [--first 0]
 
 Texts are drawn from the grammar of each operator and of suites, then changed up to three times: dimensions
 that are missing, repeated or renamed, values of another kind or at a limit, other separators, characters that
@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 
+from tests.fuzz import command
 from tunebench import device as devices
 from tunebench import expression, predict
 from tunebench.dimension import Kind, items_of
 from tunebench.errors import InputError, quoted
-from tunebench.testing import fuzzing
 from tunebench.tuning.tunable import find_variants
 from tunebench.workload import Workload
 from tunebench.workloads import all_operators, parse, suite, suites
@@ -292,7 +292,7 @@ def _values(text: str) -> str:
     known = {"__builtins__": {}, **_functions(), **given}
     with np.errstate(all="ignore"):
         try:
-            return f"{eval(text.strip(), known):.6g}"  # noqa: S307 - the text was parsed
+            return f"{eval(text.strip(), known):.6g}"
         except ZeroDivisionError:
             return "division by zero"
 
@@ -352,7 +352,7 @@ def fuzz(seed: int, numbers: range) -> Counter[str]:
     def text_of(number: int) -> str:
         return near_valid_text(random.Random(f"{seed}:{number}"))
 
-    return fuzzing.count_outcomes(
+    return command.count_outcomes(
         numbers,
         lambda number: [check(text_of(number), search=number % SEARCHED == 0)],
         lambda number: f"text {number} of seed {seed}, {quoted(text_of(number))},",
@@ -361,4 +361,4 @@ def fuzz(seed: int, numbers: range) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(fuzzing.main(__doc__, "texts", 100_000, lambda _, given: fuzz(given.seed, given.numbers)))
+    sys.exit(command.main(__doc__, "texts", 100_000, lambda _, given: fuzz(given.seed, given.numbers)))

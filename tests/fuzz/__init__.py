@@ -1,0 +1,1 @@
+"""Fuzzers of imported files, databases and workload texts, with one command each."""
