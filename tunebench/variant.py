@@ -298,7 +298,7 @@ class Variant(ABC, Generic[W]):
     direction: ClassVar[str | None] = None
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Check what the methods of a subclass return, and make any exception of them a `VariantError`."""
+        """Wrap the methods of a subclass: check their results, and raise `VariantError` for any exception."""
         super().__init_subclass__(**arguments)
         for name, kinds in _RETURNS.items():
             method = vars(cls).get(name)

@@ -126,7 +126,7 @@ class Browser(Reader):
         return [(workload, tuple(sorted(found[workload]))) for workload in sorted(found)]
 
     def entries(self, workload: str) -> list[WorkloadEntry]:
-        """Return what the database contains of a workload, one entry per device.
+        """Return the entries of a workload, one per device.
 
         Args:
             workload: Canonical text.

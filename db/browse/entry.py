@@ -91,7 +91,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadEntry:
-    """What a database contains of one workload on one device.
+    """The records of one workload on one device.
 
     Attributes:
         device_id: Id of the device's row.
@@ -241,7 +241,7 @@ class TrialPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProgress:
-    """What a run has done so far.
+    """Progress of a run.
 
     Attributes:
         measurements: Number of its measurements.

@@ -50,7 +50,7 @@ LOOP = f"import time; end = time.monotonic() + {LIMIT_S}\nwhile time.monotonic()
 
 @dataclass(slots=True, kw_only=True)
 class KernelFaults:
-    """What two runs made of the configurations.
+    """Outcomes of the configurations in two runs.
 
     Attributes:
         outcomes: Class and reason of the outcome of each fault, by name.
@@ -107,7 +107,7 @@ def kernel_faults(folder: Path, *, every: bool, timeout_s: float = 10.0) -> Kern
 
 @dataclass(slots=True, kw_only=True)
 class BusyMachine:
-    """What a busy machine made of right kernels, and what an idle one made of them later.
+    """Outcomes of correct kernels on a busy machine, and later on an idle one.
 
     Attributes:
         load: Load average at the end of the first run.

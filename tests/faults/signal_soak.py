@@ -1,4 +1,4 @@
-"""Signals at random moments of `tunebench tune`: what must be left is its records, and nothing else."""
+"""Signals at random moments of `tunebench tune`: its records must remain, and nothing else."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _END_S = 60.0
 def signal_soak(
     folder: Path, signals: Sequence[signal.Signals], *, seed: int = 0, latest_s: float = LATEST_S
 ) -> FaultCounts:
-    """Start a tuner for each signal, and send it at a random moment; compare what is left with the journal.
+    """Start a tuner for each signal, and send it at a random moment; compare the records with the journal.
 
     After SIGKILL, the claims of the tuner must be free for others. After any other signal, there must be
     none, and the tuner must have printed its report or that it was interrupted.

@@ -125,7 +125,7 @@ WHERE measurement.id = ?
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordDetails:
-    """What an answer states of its record beyond the columns of `AnswerRow`.
+    """Details of the record of an answer that are not columns of `AnswerRow`.
 
     Attributes:
         outcome: Stored fields of the outcome.

@@ -42,7 +42,7 @@ def ptxas_notes(log: str) -> tuple[str, ...]:
 
 
 def verdict(note: str) -> PtxasVerdict:
-    """Return what a note says about the time of its kernel.
+    """Return how a note affects the time of its kernel.
 
     Args:
         note: One of `ptxas_notes`.

@@ -135,7 +135,7 @@ _FAILURE_NAMES = {
 
 
 def dump(log: TuningLog) -> dict[str, Any]:
-    """Return a log in T4 format; its metadata contains what `read_header` needs and T4 has no field for."""
+    """Return a log in T4 format; its metadata holds the fields of `read_header` that T4 does not have."""
     metadata = {
         "timeunit": "milliseconds",
         "kernel_name": log.kernel,

@@ -60,7 +60,7 @@ class ModelRequest:
     recompute: Annotated[
         str,
         typer.Option(
-            help="Training step: what the backward pass computes again, one of none, "
+            help="Training step: activation recomputation, one of none, "
             "selective (the core of attention, with --stack megatron), experts (router and experts, with "
             "--stack megatron) and full (whole layers)."
         ),
@@ -69,7 +69,7 @@ class ModelRequest:
         int | None,
         typer.Option(
             min=0,
-            help="With --recompute full: layers of each stage that are computed again. Default: all.",
+            help="With --recompute full: number of layers of each stage to recompute. Default: all.",
             show_default=False,
         ),
     ] = None
@@ -96,33 +96,27 @@ class ModelRequest:
             help="Training step: optimizer, one of adamw, sgd, none. Default: adamw.", show_default=False
         ),
     ] = None
-    data: Annotated[
-        int, typer.Option("--data", min=1, help="Data parallelism: number of devices that share the batch.")
-    ] = 1
+    data: Annotated[int, typer.Option("--data", min=1, help="Data-parallel size.")] = 1
     tensor: Annotated[
         int,
-        typer.Option("--tensor", min=1, help="Tensor parallelism: number of devices that share every layer."),
+        typer.Option("--tensor", min=1, help="Tensor-parallel size."),
     ] = 1
     pipeline: Annotated[
         int,
-        typer.Option(
-            "--pipeline", min=1, help="Pipeline parallelism: number of stages that share the layers."
-        ),
+        typer.Option("--pipeline", min=1, help="Pipeline-parallel size."),
     ] = 1
     expert: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Expert parallelism with --stack megatron: number of devices, of those that also share data "
-            "or layers, among which the experts of a layer are divided.",
+            help="Expert-parallel size, with --stack megatron: a divisor of the devices of a stage.",
         ),
     ] = 1
     expert_tensor: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Tensor parallelism: number of devices that share each expert, 1 or as many as --tensor. "
-            "Default: as many.",
+            help="Tensor-parallel size of each expert, 1 or that of --tensor. Default: that of --tensor.",
             show_default=False,
         ),
     ] = None
@@ -163,8 +157,7 @@ class ModelRequest:
         typer.Option(
             "--context",
             min=1,
-            help="Context parallelism, with --stack megatron and --flash-attention: number of devices that "
-            "share every sequence.",
+            help="Context-parallel size, with --stack megatron and --flash-attention.",
         ),
     ] = 1
     context_gather: Annotated[
@@ -177,7 +170,7 @@ class ModelRequest:
     sharding: Annotated[
         str,
         typer.Option(
-            help="Data parallelism: what the copies divide, one of none, optimizer (ZeRO-1, distributed "
+            help="Data parallelism: what the ranks shard, one of none, optimizer (ZeRO-1, distributed "
             "optimizer), gradients (ZeRO-2) and full (ZeRO-3, FSDP)."
         ),
     ] = "none"

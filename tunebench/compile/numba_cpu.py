@@ -48,7 +48,7 @@ def key_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config: Con
 
 
 def _fingerprint(value: Any) -> str:
-    """Return a hash of what Numba sees of a kernel: its bytecode and, recursively, all values it closes over.
+    """Return a hash of Numba's input for a kernel: its bytecode and, recursively, all values it closes over.
 
     The module name is part of it: compiled code finds its globals by that name, and the name of a user's file
     contains its path.

@@ -93,7 +93,7 @@ def _leave(guard: int) -> None:
 
 
 def _end_with(status: int | None) -> NoReturn:
-    """Kill what is left of the descendants of this process, and end with a wait status."""
+    """Kill the remaining descendants of this process, and exit with a wait status."""
     kill_descendants(os.getpid())
     _exit_like(status or 0)
 

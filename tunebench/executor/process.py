@@ -268,11 +268,11 @@ class _WorkerProcess:
         self._kill()
 
     def close(self) -> None:
-        """Let the process end by itself, and kill it if it does not."""
+        """Wait for the process to exit, and kill it after a time limit."""
         self._end()
 
     def _end(self) -> str:
-        """Wait for the end of the process, and kill what remains of it; return how it ended."""
+        """Wait for the process to exit, and kill its remaining descendants; return its exit status."""
         running = self._running
         if running is None:
             return "it was stopped"

@@ -164,7 +164,7 @@ class _Group:
 
 
 def _useful(candidates: Sequence[PartitionCandidate]) -> list[_Group]:
-    """Return the cheapest candidate of each set of nodes that costs no more than its single nodes."""
+    """Return the cheapest candidate of each set of nodes, if it costs at most as much as single nodes."""
     cheapest: dict[int, _Group] = {}
     for index, candidate in enumerate(candidates):
         nodes = _mask(candidate.nodes)

@@ -196,7 +196,7 @@ class Prices:
         return known.expected_us * known.baselines[TORCH].ratio
 
     def _timed_of(self, text: str) -> Answer | None:
-        """Return what was measured of exactly this workload on this device, if anything."""
+        """Return the measured answer of exactly this workload on this device, or None."""
         try:
             known = recorded(text, device=self.device)
         except (DatabaseError, LookupMiss):

@@ -192,7 +192,7 @@ class CpuRunner(Runner):
 
 
 def _bits_of(array: Array) -> Array:
-    """Return the elements as integers of their size, of which NaN is equal to itself."""
+    """Return the bits of the elements as integers, so that NaN equals NaN."""
     return array.view(f"u{array.dtype.itemsize}")
 
 

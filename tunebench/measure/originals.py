@@ -28,7 +28,7 @@ _CODE = ("__code__", "__defaults__", "__kwdefaults__")
 
 
 class Originals:
-    """The functions of the modules that time and verify, as they are now.
+    """References to the functions that time and verify, taken before user code runs.
 
     Only modules that are imported now are covered.
     """

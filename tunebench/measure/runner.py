@@ -94,7 +94,7 @@ class Runner(ABC):
         return self._check[1]
 
     def spare(self, inputs: InputSet) -> Mapping[str, Array]:
-        """Return inputs of which timed launches exchange parts; new ones with each input set."""
+        """Return spare inputs from which timed launches exchange parts; each input set has new ones."""
         if self._spare is None or self._spare[0] is not inputs:
             self._spare = (inputs, spare_inputs(inputs.workload))
         return self._spare[1]

@@ -54,7 +54,7 @@ class LaunchMemory(Protocol):
 
 
 def spare_inputs(workload: Workload) -> Mapping[str, Array]:
-    """Return inputs of which timed launches exchange parts; their seed is unknown to kernels."""
+    """Return spare inputs from which timed launches exchange parts; kernels do not know their seed."""
     with outside_limit():
         drawn = workload.draw(np.random.default_rng(secrets.randbits(128)))
     return {name: np.ascontiguousarray(array) for name, array in drawn.items()}

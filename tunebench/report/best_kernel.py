@@ -1,4 +1,4 @@
-"""What the kernel registry knows of the best configuration of a search: source, roofline, occupancy, gaps."""
+"""Facts about the best configuration, from the kernel registry: source, roofline, occupancy, gaps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = ["BestKernel", "describe_best", "recorded_roofline", "with_best_kernel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestKernel:
-    """What is known of the best configuration without running it.
+    """Facts about the best configuration that need no run.
 
     Attributes:
         roofline: Roofline of its workload on its device; None if unknown.
@@ -59,7 +59,7 @@ class BestKernel:
 
 
 def with_best_kernels(histories: Sequence[SearchHistory]) -> list[SearchHistory]:
-    """Return search histories with what is known of their best configurations.
+    """Return search histories with the facts about their best configurations.
 
     Args:
         histories: The search histories.
@@ -68,7 +68,7 @@ def with_best_kernels(histories: Sequence[SearchHistory]) -> list[SearchHistory]
 
 
 def describe_best(history: SearchHistory) -> BestKernel:
-    """Return what is known of the best configuration of a search history.
+    """Return the facts about the best configuration of a search history.
 
     Args:
         history: The search history.

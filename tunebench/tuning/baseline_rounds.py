@@ -1,4 +1,4 @@
-"""Timing of the baselines between the rounds of the finalists, so that a drift affects all alike."""
+"""Timing of the baselines between the rounds of the finalists, so that drift affects all of them equally."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class Tie:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What a lookup returns instead of the best of a search, such as an earlier result of another variant.
+    """The answer that a lookup returns if it is not the best of this search, such as an earlier result.
 
     Attributes:
         variant: Key of its variant.

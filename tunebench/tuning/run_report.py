@@ -88,7 +88,7 @@ def record_predictions(context: RunContext) -> None:
 
 
 def search_figures(context: RunContext) -> Figures:
-    """Return what every record states of the search."""
+    """Return the figures of the search that each of its records stores."""
     is_known = context.bound_us > 0 and context.gap_is_meaningful and not context.audit.violations
     return Figures(
         bound_us=context.bound_us if is_known else None,
@@ -248,7 +248,7 @@ def _versus(figures: Figures) -> dict[str, BaselineComparison]:
 
 
 def _served(context: RunContext, best: Record | None) -> Served | None:
-    """Return what a lookup returns instead of the best of this search; None if it is the same."""
+    """Return the answer of a lookup if it differs from the best of this search; else None."""
     setup = context.setup
     loaded = {variant.key for variant in variants(context.workload)}
     answers = setup.store.best(str(context.workload), setup.target.device.key, limit=MOST_ANSWERS)
@@ -271,7 +271,7 @@ def _default_failure(context: RunContext, best: TimedConfig | None) -> str | Non
 
 
 def _noise(context: RunContext, best: TimedConfig | None) -> Iterator[str]:
-    """Yield what made the times of the finals unreliable."""
+    """Yield the reasons why the times of the finalist rounds are unreliable."""
     finals = context.state.finals.finalists if context.state.finals else []
     busy = max(best.conditions("busy_elsewhere"), default=None) if best is not None else None
     if busy is not None:  # as its record says it to a lookup

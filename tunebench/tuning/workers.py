@@ -75,7 +75,7 @@ def start_workers(target: TuningTarget, plan: Plan, compilers: int = 0) -> Local
 def start_on_worker(
     target: TuningTarget, plan: Plan, languages: Iterable[Language], compilers: int
 ) -> LocalExecutor:
-    """Start the processes on a worker of a cluster, after checking what is installed there.
+    """Start the processes on a worker of a cluster, after a check of its compilers and packages.
 
     Args:
         target: The device of the worker.

@@ -125,7 +125,7 @@ class ResNet(Network):
         return run.batch * last.k * last.out**2
 
     def saved_elements(self) -> tuple[int, int]:
-        """Return what the forward pass of an image keeps for the backward pass.
+        """Return the elements and positions that the forward pass of an image saves for the backward pass.
 
         Kept are the image, the output of each convolution (the input of its normalisation), and the output of
         each ReLU (the input of the convolutions after it); normalisations and ReLUs in place keep no more.

@@ -288,7 +288,7 @@ class Attention(Workload):
     def _scores(
         self, inputs: Mapping[str, Array64], place: tuple[int, int, slice]
     ) -> tuple[Array64, Array64, Array64]:
-        """Return scores of some queries (minus infinity where hidden), their errors, and what is seen."""
+        """Return the scores of some queries (minus infinity where masked), their errors, and the mask."""
         b, h, rows = place
         q, k = inputs["q"][b, h, rows], inputs["k"][b, h // self.group]
         scores = self.scale * (q @ k.T)

@@ -252,7 +252,7 @@ class ClusterReport:
 
 
 def recompute_text(plan: ClusterPlan) -> str:
-    """Return what is computed again, with the number of layers of each stage if it is not all."""
+    """Return the activation recomputation, with the number of layers of each stage if it is not all."""
     return f"{plan.recompute}, {plan.recompute_layers} layers" if plan.recompute_layers else plan.recompute
 
 

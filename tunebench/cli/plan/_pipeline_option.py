@@ -73,7 +73,7 @@ class ModelStages:
     recompute: Annotated[
         str,
         typer.Option(
-            help="Training step with --stack megatron: what the backward pass computes again, one of none, "
+            help="Training step with --stack megatron: activation recomputation, one of none, "
             "selective (the core of attention) and full (whole layers).",
             rich_help_panel="Predicted stages",
         ),
@@ -83,7 +83,7 @@ class ModelStages:
         typer.Option(
             "--tensor",
             min=1,
-            help="Tensor parallelism: number of devices that share every layer.",
+            help="Tensor-parallel size.",
             rich_help_panel="Predicted stages",
         ),
     ] = 1

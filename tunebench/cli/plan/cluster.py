@@ -94,7 +94,7 @@ def cluster(
         bool,
         typer.Option(
             "--full-sharding/--no-full-sharding",
-            help="Allow plans whose copies also divide gradients (ZeRO-2) and parameters (ZeRO-3, FSDP); "
+            help="Allow plans that also shard gradients (ZeRO-2) and parameters (ZeRO-3, FSDP); "
             "their times are optimistic.",
         ),
     ] = False,

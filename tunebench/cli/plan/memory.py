@@ -85,7 +85,7 @@ def memory(
 ) -> None:
     """Plan a training step that fits into less memory, by recomputation and by copies to the host.
 
-    Each saved tensor is kept, computed again, or swapped to the host and back, for the least predicted time.
+    Each saved tensor is kept, recomputed, or swapped to the host and back, for the least predicted time.
     The device need not be in this machine. The model's file is executed, the model is only traced. The
     memory is that of parameters, optimizer states, gradients, inputs, activations and results; on a GPU it
     includes the fragmentation of PyTorch's caching allocator.

@@ -37,7 +37,7 @@ def pipeline(
     arch: Architecture = None,
     stages: Annotated[
         int | None,
-        typer.Option("--stages", min=1, help="Ranks of the pipeline, each of one device or --tensor."),
+        typer.Option("--stages", min=1, help="Pipeline-parallel size: ranks of --tensor devices."),
     ] = None,
     microbatches: Annotated[
         int,

@@ -29,7 +29,7 @@ struct TensorMap {
   // The end of the box of pixels along one of an image's dimensions.
   int64_t end_of_pixels(unsigned d) const { return int64_t(extents[d + 1]) + upper[d]; }
 };
-static_assert(sizeof(TensorMap) <= 128, "it stands for a CUtensorMap");
+static_assert(sizeof(TensorMap) <= 128, "a CUtensorMap has 128 bytes");
 
 struct BoxCopy {
   TensorMap map;

@@ -248,7 +248,7 @@ def _conv2d(workload: Conv2d, device: Device) -> Iterator[LibraryKernel]:
 
 
 def _elementwise(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
-    """Yield the expression as one launch: a user who writes one workload compiles it to one kernel."""
+    """Yield the expression as one launch: an elementwise workload is compiled to one kernel."""
     yield _rows("elementwise", workload)
 
 

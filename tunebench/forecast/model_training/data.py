@@ -303,7 +303,7 @@ def _timed(entries: list[dict[str, str]]) -> OperatorTable:
 
 
 def _work(device: Device, entry: dict[str, str], kernel: LibraryKernel) -> tuple[float, float]:
-    """Return what the time of a kernel is proportional to, NaN if that is unknown, and its waves.
+    """Return the quantity that the time of a kernel is proportional to (NaN if unknown), and its waves.
 
     It is the bytes of an elementwise operator. The blocks of a product that run at the same time take equally
     many steps over the reduction dimension, unless that dimension is divided among blocks.

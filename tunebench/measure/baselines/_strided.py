@@ -206,6 +206,6 @@ def _range(guard: Guard, axis: int) -> tuple[int, int]:
 
 
 def _within(index: IndexMap, box: Box) -> IndexMap:
-    """Return the map of the elements in a box, all of which exist."""
+    """Return the index map of a box whose elements all exist."""
     start = index.start + sum(part.start * step for part, step in zip(box, index.strides, strict=True))
     return IndexMap(tuple(part.stop - part.start for part in box), index.strides, start)

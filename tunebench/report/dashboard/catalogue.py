@@ -1,4 +1,4 @@
-"""What a database contains of every workload on every device, read in the background and kept up to date.
+"""Index of a database by workload and device, read in the background and kept up to date.
 
 The best time of a workload depends on all its measurements (`answer_v1`), so that reading a large database
 takes seconds. A thread reads it once, in the order of the first page, and later only the workloads that
@@ -215,7 +215,7 @@ class Catalogue:
             self._thread.join(_LONGEST_CLOSE_S)
 
     def snapshot(self, *, wait_s: float = 0.2) -> Snapshot:
-        """Return what is known, and look for changes soon.
+        """Return the current entries, and schedule a check for changes.
 
         Args:
             wait_s: Longest wait for the list of workloads, after the start only.

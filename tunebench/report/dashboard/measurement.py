@@ -1,4 +1,4 @@
-"""What the page of a trial shows of one measurement."""
+"""One measurement on the page of a trial."""
 
 from __future__ import annotations
 

@@ -362,7 +362,7 @@ class Pages:
         )
 
     def _answer(self, run: RunEntry) -> Answer | None:
-        """Return what lookup returns for the workload of a run on its device, as far as it is read."""
+        """Return the answer of `lookup` for the workload of a run on its device, if it is read."""
         line = self._catalogue.snapshot().line((run.device_id, run.workload))
         return line.best if line is not None else None
 

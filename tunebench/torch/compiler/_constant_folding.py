@@ -103,7 +103,7 @@ def _take_place(new: fx.Node, node: fx.Node) -> None:
 
 
 def _computed(module: fx.GraphModule, node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
-    """Return what a node computes if it depends on constants alone and is small; None otherwise."""
+    """Return the result of a node that depends on constants only and is small; None otherwise."""
     if node.op == "get_attr":  # of tensors only literals are constant; AOTAutograd names them
         is_literal = str(node.target).startswith("_tensor_constant")
         return getattr(module, str(node.target)) if is_literal else None

@@ -301,7 +301,7 @@ def _save(ctx: Any, inputs: Any, output: Tensor) -> None:
     x, w, scale, bias, residual, stride, pads, *others = inputs
     ctx.attributes = (stride, _both(pads), *others)
     ctx.activation = ctx.attributes[-2]
-    # relu's gradient needs only the result; the sums before another activation are computed again
+    # relu's gradient needs only the result; the sums before another activation are recomputed
     kept = {"none": (), "relu": (output,)}.get(ctx.activation, (bias, residual))
     ctx.save_for_backward(x, w, scale, *kept)
 

@@ -97,7 +97,7 @@ def _save(ctx: Any, inputs: Any, output: Tensor) -> None:
 
 
 def _backward(ctx: Any, dc: Tensor) -> tuple[Any, ...]:
-    """Return the gradients; both sums are computed again, by operators that can be differentiated."""
+    """Return the gradients; both sums are recomputed by differentiable operators."""
     a, gate, up = ctx.saved_tensors
     sums_gate, sums_up = (_product(a, w, ctx.trans) for w in (gate, up))
     dgate = _through(ctx.activation, sums_gate, dc * sums_up)

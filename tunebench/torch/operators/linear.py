@@ -178,7 +178,7 @@ def _save(ctx: Any, inputs: Any, output: Tensor) -> None:
 
 
 def _backward(ctx: Any, dc: Tensor) -> tuple[Any, ...]:
-    """Return the gradients of all arguments; unsaved sums before an activation are computed again."""
+    """Return the gradients of all arguments; unsaved sums before an activation are recomputed."""
     a, b, *kept = ctx.saved_tensors
     dz = dc
     if ctx.keeps_output:

@@ -1,4 +1,4 @@
-"""What a backward pass would do."""
+"""Queries about a backward pass before it runs."""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ from tunebench.training.coexecution._segment import Piece, Segment, UpdatePiece
 __all__ = ["build"]
 
 _PIECE_US = 400
-"""Work after which a piece begins while Python goes on; to begin one takes about a tenth of this."""
+"""Least work of a piece that runs concurrently with Python, in microseconds: ten times its launch."""
 
 _LAUNCH_US = 50
-"""Work that Python's thread does faster than it wakes another."""
+"""Work that takes as long as waking another thread, in microseconds."""
 
 _BESIDE_US = 200
-"""Work of a backward pass that another thread gets at once."""
+"""Work of a backward pass that another thread receives at a time, in microseconds."""
 
 
 def _chooses_foreach(call: Call) -> bool:
@@ -122,7 +122,7 @@ class _Builder:
         return [*stops, _Stop(None, pending, waits=True)]
 
     def _fetch(self, node: Node, pending: list[Operation | Update]) -> tuple[_Stop, list[Operation | Update]]:
-        """Return the stop of a call that reads values, which begins only what it needs, and what is left."""
+        """Return the stop of a call that reads values, with the operations it needs, and the other ones."""
         call = node.call
         reads = {self._values[index] for index in _variables(call)}
         needs = frozenset(self._end.bases[index] for index in reads)
@@ -336,7 +336,7 @@ def _reads_number(operation: Operation) -> bool:
 
 
 def _parts(operation: Operation) -> list[Operation]:
-    """Return the operations that compute the same as one: the gradients of a convolution one by one."""
+    """Return an operation, or its parts: each gradient of a convolution as an operation of its own."""
     if operation.operator is not torch.ops.aten.convolution_backward.default:
         return [operation]
     mask = [each.value for each in operation.args[-1]]
@@ -389,9 +389,9 @@ def _beside(stop: _Stop) -> set[int]:
 
 
 def _is_enough(items: list[Operation | Update], *, first: bool) -> bool:
-    """Return whether operations are worth to begin while Python goes on.
+    """Return whether operations are long enough to start them concurrently with Python.
 
-    The first ones of an iteration are, if they take longer than to begin them: nothing else runs yet.
+    At the start of an iteration nothing else runs, so less work is enough.
     """
     return _cost_us(items) >= (2 * _LAUNCH_US if first else _PIECE_US)
 

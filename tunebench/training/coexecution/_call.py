@@ -71,7 +71,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """What is known about a tensor object without its values.
+    """Metadata of a tensor object: everything except its values.
 
     Attributes:
         value: Index of its value.
@@ -158,7 +158,7 @@ class Bound:
 
     Attributes:
         value: Index of its value.
-        stop: The smallest index that is too large.
+        stop: The smallest index that is out of range.
         ignored: An index that is allowed nevertheless, or None.
     """
 
@@ -167,7 +167,7 @@ class Bound:
     ignored: int | None
 
     def holds(self, tensor: Tensor) -> bool:
-        """Return whether all indices are in range; neither does the tensor change nor autograd see it."""
+        """Return whether all indices are in range, without a record in autograd."""
         if tensor.dtype not in (torch.int64, torch.int32):
             return False
         if not tensor.numel():
@@ -226,7 +226,7 @@ class Call:
     asks: bool = False
 
     def given_specs(self) -> list[TensorSpec]:
-        """Return what is known about the given tensors that it used first."""
+        """Return the specs of the given tensors that this call is the first to use."""
         return [spec for spec in self.specs.values() if spec.given]
 
     def same_but_numbers(self, other: Call, same: Callable[[Any, Any], bool] = operator.eq) -> bool:

@@ -115,7 +115,7 @@ _OPTIMIZERS = (
 
 
 def kind(func: Any) -> Kind:
-    """Return what a function does, as far as the function alone decides it."""
+    """Return the kind of a call that the function alone decides, without its arguments."""
     try:
         return ALWAYS.get(func, Kind.COMPUTE)
     except TypeError:  # not hashable

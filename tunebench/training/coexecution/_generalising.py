@@ -23,7 +23,7 @@ Path = tuple[list[Node], End]
 
 
 def general_path(tree: PathTree, end: End) -> Path | None:
-    """Return a path with sizes that change, of which a new path and others are instances; its nodes are new.
+    """Return a path with variable sizes that covers a new path and other known paths, with new nodes.
 
     Return None if there are too few such paths, or if no formulas give their sizes. The sizes are added to
     those of the tree.
@@ -66,7 +66,7 @@ class _DifferentError(Exception):
 
 
 def _generalised(members: Sequence[Path], finder: SizeFinder | _AnySize) -> Path | None:
-    """Return the path of which all members are instances, or None if there is none."""
+    """Return the path that covers all members, or None if there is none."""
     try:
         return _Generaliser(members, finder).path()
     except _DifferentError:
@@ -159,7 +159,7 @@ class _Generaliser:
         )
 
     def _spec(self, specs: Sequence[TensorSpec]) -> TensorSpec:
-        """Return what is known about a tensor of all paths; what it is besides its geometry is the same."""
+        """Return the common spec of a tensor of all paths, which may differ in geometry only."""
         last = specs[-1]
         if all(each == last for each in specs):
             return last
@@ -175,7 +175,7 @@ class _Generaliser:
         return dataclasses.replace(last, shape=shape, stride=stride, offset=offset, sized=True)
 
     def _pattern(self, patterns: Sequence[Any], leaf: Callable[[Sequence[Any]], Any]) -> Any:
-        """Return the pattern of which all patterns are instances.
+        """Return the pattern that covers all patterns.
 
         Args:
             patterns: One of each path.
@@ -258,7 +258,7 @@ class _Generaliser:
 
 
 def _any(one: Any, two: Any) -> bool:
-    """Return whether patterns have the same keys; what else differs is found later."""
+    """Return whether patterns have the same keys; other differences are found later."""
     return not isinstance(one, dict) or one.keys() == two.keys()
 
 

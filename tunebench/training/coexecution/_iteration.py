@@ -78,7 +78,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
     Args:
         tree: The known paths; None to record the iteration.
         diverge_at: Number of the call that counts as unknown, or None.
-        threaded: Whether pieces run in another thread while Python goes on.
+        threaded: Whether pieces run in another thread, concurrently with Python.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
                 self._leave("a transform of functions")
 
     def _unexpected(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Handle a call that is none of those that followed before."""
+        """Handle a call that followed the call before it on no known path."""
         try:
             kind = ALWAYS.get(func, Kind.COMPUTE)
         except TypeError:
@@ -298,7 +298,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         self._contents = {index: tensor.untyped_storage().clone() for index, tensor in self._shared.items()}
 
     def _note_writes(self) -> None:
-        """Note what other code wrote to memory since the last call, to write it again if the path is left."""
+        """Record writes of other code since the last call, so that a divergence can repeat them."""
         for index, tensor in self._shared.items():
             storage = tensor.untyped_storage()
             if not same_storage(storage, self._contents[index]):
@@ -395,7 +395,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             self.outcome.segments.append((segment, seconds))
 
     def _save(self, part: Piece | UpdatePiece) -> None:
-        """Save what a part of a segment is about to write, to be able to take it back."""
+        """Save the memory that a part of a segment will write, so that a divergence can restore it."""
         for index in part.writes:
             tensor = self.run.objects[index]
             storage = tensor.untyped_storage()

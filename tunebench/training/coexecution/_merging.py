@@ -30,7 +30,7 @@ def merge(tree: PathTree, calls: Sequence[Call], end: End) -> tuple[list[Node], 
     A path that differs from a known one in numbers only, in a way that shows where the numbers go, is the
     known path with numbers as inputs. Several paths that differ in sizes only, in a way that shows how the
     sizes follow from those of given tensors, are one path with sizes that change. Segments that hold such a
-    number are gone afterwards, those of all paths.
+    number are removed from all paths.
     """
     freed = (
         (found, roots)
@@ -256,7 +256,7 @@ def _set_constant(call: Call, place: int, number: Number) -> None:
 
 
 def _join(tree: PathTree, kept: End) -> None:
-    """Join calls that differ in numbers only, one of which takes these numbers as inputs.
+    """Join two calls that differ in numbers only; one of them has these numbers as inputs.
 
     Of two paths that are one afterwards, keep the one with an end.
     """

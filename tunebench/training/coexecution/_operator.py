@@ -118,11 +118,11 @@ def depends_on_data(operation: Operation, reads: Sequence[torch.dtype]) -> bool:
 
 
 def indices(operation: Operation) -> tuple[int, int, int | None] | None:
-    """Return what an operation that raises for some indices needs: see `Bound`. None for other operations.
+    """Return the indices that an operation requires to be in range (see `Bound`), or None if it has none.
 
     Returns:
-        Index of the value that holds the indices, index of the value whose axis they choose from, and the
-        index that counts for nothing.
+        Index of the value that holds the indices, index of the value whose axis they address, and the index
+        that the operation ignores.
     """
     name = _base(operation.operator)
     if name == "embedding":

@@ -143,7 +143,7 @@ class Recorder:
             self._end(call, result, {}, args)
 
     def release(self) -> None:
-        """Let go of tensors and of results that were only needed to check the path."""
+        """Release the tensors and results that only the check of the path needed."""
         self.tensors.release()
         self.spent.clear()
         del self.mode  # which refers to the recorder

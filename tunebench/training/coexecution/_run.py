@@ -101,7 +101,7 @@ class Run:
         self.numbers.keep()
 
     def undo(self) -> None:
-        """Forget what was bound since the last call of `keep`."""
+        """Remove the bindings that were made after the last call of `keep`."""
         for identity, key, index in self.bound:
             del self.indices[identity]
             if key is not None:
@@ -196,7 +196,10 @@ def _nothing() -> None:
 
 
 def _still_fits(tensor: Tensor, spec: TensorSpec) -> bool:
-    """Return whether a tensor that was like its spec is so still, as far as the same object can change."""
+    """Return whether a tensor object that matched its spec before still matches it.
+
+    Compared is what can change while the object stays the same.
+    """
     return (
         tensor.requires_grad is spec.requires_grad
         and tensor.shape == spec.shape
@@ -289,7 +292,7 @@ def difference(recorder: Recorder, nodes: list[Node], end: End, sizes: dict[int,
 
 
 class _Shadow:
-    """A second run of a recorded iteration on what was saved of it, which it writes."""
+    """A second run of a recorded iteration on the saved copies of its inputs, which it overwrites."""
 
     def __init__(self, recorder: Recorder, sizes: dict[int, Size]) -> None:
         self._recorder = recorder

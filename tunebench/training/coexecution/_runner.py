@@ -1,4 +1,4 @@
-"""The graph runner: pieces of a path run in a thread of torch's while Python goes on."""
+"""The graph runner: runs pieces of a path in a PyTorch thread, concurrently with Python."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class _Flight:
     Attributes:
         piece: The piece.
         future: The future of its results.
-        held: References to its inputs: without them and the future, the other thread would need Python's
-            lock to let its own go, until a later piece has run.
+        held: References to its inputs until a later piece has run. Without them and the future, the other
+            thread would acquire the GIL to release its references.
         drops: Indices of values to free when a later piece has run.
     """
 
@@ -176,22 +176,22 @@ _LAST: list[_Flight] = []
 
 
 def forget() -> None:
-    """Let the results of the last piece go."""
+    """Release the results of the last piece."""
     _LAST.clear()
 
 
 _EXIT_S = 0.05
-"""Time at the exit in which a thread of torch's can take Python's lock; else the process aborts."""
+"""Time at exit for PyTorch threads to acquire the GIL, in seconds; without it the process aborts."""
 
 _WAIT_S = 2.0
-"""Time in which all of torch's threads must come to be counted on; they do in less than a millisecond."""
+"""Time limit for all PyTorch threads to meet, in seconds; they usually need less than a millisecond."""
 
 _MEETING: list[threading.Barrier] = []
 
 
 @dataclass(slots=True)
 class _Threads:
-    """What is known about torch's inter-operator threads.
+    """State of PyTorch's inter-operator threads.
 
     Attributes:
         count: The number of threads for operators of each; 0 if they are not used; None at first.
@@ -205,14 +205,14 @@ _THREADS = _Threads()
 
 @atexit.register
 def _let_threads_finish() -> None:
-    """Give Python's lock to threads that let their last references go: at the exit they could not take it."""
+    """Release the GIL while threads drop their last references: after exit they could not acquire it."""
     forget()
     if _THREADS.count:
         time.sleep(_EXIT_S)
 
 
 def _stop_using() -> None:
-    """Use no threads: a forked process has none, and a new task could wait forever for a lock of theirs."""
+    """Use no threads: a forked process has none, and a new task could wait forever for their lock."""
     _THREADS.count = 0
 
 

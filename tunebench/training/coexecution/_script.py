@@ -53,11 +53,11 @@ def forked_runner(
     numbers: dict[int, type],
     outputs: Sequence[int],
 ) -> Runner:
-    """Return a TorchScript function that starts operations in a thread of torch's, and returns a future.
+    """Return a TorchScript function that starts operations in a PyTorch thread, and returns a future.
 
     The future is a tuple of tensors and two times in nanoseconds, when the operations began and ended. No
-    thread needs Python's lock, as long as Python's thread holds a second reference to each input: torch takes
-    the lock when it drops the last reference but one to a tensor that is a Python object.
+    thread needs the GIL as long as Python's thread holds a second reference to each input: PyTorch acquires
+    the GIL when a release leaves only the reference of the Python object to a tensor.
 
     Args:
         operations: The operations.

@@ -47,7 +47,7 @@ class Piece:
         writes: First given variables of each memory that it writes.
         changes: First values of each memory that it makes or writes.
         touches: First values of each memory that it makes, writes or reads.
-        beside: Whether another thread may run it while Python, or what does not need it, goes on.
+        beside: Whether another thread may run it concurrently with Python and with independent pieces.
         drops: Values that nothing needs after it.
         plan: How it was started last in another thread; see `_runner`.
     """

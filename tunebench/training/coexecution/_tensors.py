@@ -65,7 +65,7 @@ class Tensors:
         return max(len(self.specs), len(self.geometry))
 
     def release(self) -> None:
-        """Let go of given tensors and saved contents."""
+        """Release given tensors and saved contents."""
         self.given.clear()
         self.saved.clear()
 

@@ -130,7 +130,7 @@ class _Emitter:
             self._random[what.index] = new
 
     def saved(self, rest: Sequence[Action]) -> dict[_Saved, fx.Node]:
-        """Return what later actions read of what is on the device and on the host now, with its nodes."""
+        """Return the tensors on the device and on the host that later actions read, with their nodes."""
         step = self._joint.step
         device, host, random = dict[int, None](), dict[int, None](), dict[int, None]()
         written = set(step.operations[self._joint.boundary].outputs)
