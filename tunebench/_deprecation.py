@@ -22,6 +22,7 @@ MOVED = {
     "tunebench.forecast.parallel.collective": "tunebench.training.interconnect.collective",
     "tunebench.forecast.parallel.pipeline": "tunebench.training.schedules",
     "tunebench.plan": "tunebench.training",
+    "tunebench.plan.pipeline.named": "tunebench.training.schedules.registry",
 }
 """New name of each public module that was moved; those within a package moved with it."""
 

@@ -1,8 +1,8 @@
-"""Completion of option values in a shell: workloads, devices, variants and models."""
+"""Completion of option values in a shell: workloads, devices, variants, models and schedules."""
 
 from __future__ import annotations
 
-__all__ = ["devices", "models", "variants", "workloads"]
+__all__ = ["devices", "models", "plan_values", "schedules", "variants", "workloads"]
 
 
 def workloads(incomplete: str) -> list[str]:
@@ -79,6 +79,32 @@ def models(incomplete: str) -> list[str]:
     from tunebench.workloads.networks import networks
 
     return _starting(list(networks()), incomplete)
+
+
+def schedules(incomplete: str) -> list[str]:
+    """Return the names of pipeline schedules, each after those that were typed.
+
+    Args:
+        incomplete: What was typed.
+    """
+    from tunebench.training.schedules.registry import SCHEDULES
+
+    before, comma, _ = incomplete.rpartition(",")
+    return _starting([f"{before}{comma}{name}" for name in SCHEDULES], incomplete)
+
+
+def plan_values(incomplete: str) -> list[str]:
+    """Return the schedules of a cluster plan, after ``schedule=``.
+
+    Args:
+        incomplete: What was typed.
+    """
+    from tunebench.training.schedules.registry import PLANNED_SCHEDULES
+
+    typed, _, last = incomplete.rpartition("schedule=")
+    before, separator, _ = last.rpartition("|")
+    start = f"{typed}schedule={before}{separator}"
+    return _starting([f"{start}{name}" for name in PLANNED_SCHEDULES], incomplete)
 
 
 def _starting(names: list[str], text: str) -> list[str]:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
+from tunebench.cli._completion import schedules
 from tunebench.cli._option import ModelType, Training, renamed_flag
 from tunebench.cli._output import console
 from tunebench.errors import InputError, UnknownName
+from tunebench.training.schedules.registry import SCHEDULES
 
 if TYPE_CHECKING:
     from tunebench.device import Device
@@ -137,12 +139,15 @@ class ModelRequest:
     schedule: Annotated[
         str,
         typer.Option(
-            help="Pipeline parallelism: schedule, one of 1f1b, gpipe, interleaved-1f1b, zb-h1, zb-h2, "
-            "interleaved-zb, zbv, v-half, v-min and dualpipe-v."
+            help=f"Pipeline parallelism: schedule, one of {', '.join(SCHEDULES)}.",
+            autocompletion=schedules,
         ),
     ] = "1f1b"
     chunks: Annotated[
-        int, typer.Option(min=1, help="Pipeline parallelism, interleaved schedules: stages of each device.")
+        int,
+        typer.Option(
+            min=1, help="Pipeline parallelism, interleaved and looped schedules: stages of each device."
+        ),
     ] = 1
     stage_layers: Annotated[
         str,
@@ -261,7 +266,7 @@ class ModelRequest:
             tensor=self.tensor,
             pipeline=self.pipeline,
             microbatches=self.microbatches,
-            schedule=self.schedule,  # type: ignore[arg-type]
+            schedule=self.schedule,
             chunks=self.chunks,
             stage_layers=_numbers(self.stage_layers) if self.stage_layers else None,
             context=self.context,

@@ -15,11 +15,12 @@ from tunebench.training.cluster.device_memory import (
     FRAGMENTATION,
     MemoryPricer,
 )
-from tunebench.training.cluster.space import SPLIT_SCHEDULES, PlanSchedule, enumerated
+from tunebench.training.cluster.space import enumerated
 from tunebench.training.cluster.step_memory import step_memory
 from tunebench.training.pipeline.activation import ActivationMemory, architecture_of
 from tunebench.training.schedules import PipelineCosts, StageCosts, simulate_pipeline
 from tunebench.training.schedules.generators import interleaved_1f1b, one_f_one_b
+from tunebench.training.schedules.registry import SPLIT_SCHEDULES
 from tunebench.training.steps.parallelism import pipeline_schedule
 from tunebench.workloads.networks import network
 from tunebench.workloads.networks._network import Fp8
@@ -86,7 +87,7 @@ def test_activations_are_those_of_the_simulated_schedule(pipeline: int, chunks: 
 @pytest.mark.parametrize(("pipeline", "microbatch"), [(2, 1), (4, 1), (4, 2), (3, 2), (4, 16)])
 @pytest.mark.parametrize("weights_us", [0.5, 1.0, 3.0])
 def test_memory_of_split_backward_passes_is_at_least_that_of_simulated_schedules(
-    schedule: PlanSchedule, pipeline: int, microbatch: int, weights_us: float
+    schedule: str, pipeline: int, microbatch: int, weights_us: float
 ) -> None:
     """The limit holds for any times; at most the activations of the last stage's head are counted twice."""
     chunks = 3 if schedule == "interleaved-zb" else 1

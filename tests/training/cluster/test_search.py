@@ -6,7 +6,6 @@ import itertools
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
@@ -14,13 +13,13 @@ from tunebench.errors import InputError, UnknownName
 from tunebench.training.cluster import (
     ClusterSearch,
     Objective,
-    PlanSchedule,
     TrainingCluster,
     TrainingJob,
     plan_space,
     plan_training,
     write_plan,
 )
+from tunebench.training.schedules.registry import PLANNED_SCHEDULES
 from tunebench.workloads.networks import network
 
 JOB = TrainingJob(network=network("gpt2-large"), batch=16, seq=1024)
@@ -33,7 +32,7 @@ def test_best_plans_and_front_are_those_of_all_plans(objective: Objective) -> No
     fixed = {"flash": "yes", "sequence_parallel": "no", "microbatch": "1|4", "tensor": "1|2"}
     search = ClusterSearch(JOB, MACHINE, objective=objective, fixed=fixed)
     found = search.run(5)
-    assert {plan.schedule for plan in search.plans} == set(get_args(PlanSchedule))
+    assert {plan.schedule for plan in search.plans} == set(PLANNED_SCHEDULES)
     fitting = [each for each in map(search.priced, search.plans) if each.fits]
     keys = {
         "time": lambda each: each.step.time_us,

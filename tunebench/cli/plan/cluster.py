@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
+from tunebench.cli._completion import plan_values
 from tunebench.cli._file import require_folder
 from tunebench.cli._option import Json, ModelInputs
 from tunebench.cli._output import console, emit, phases
@@ -15,6 +16,7 @@ from tunebench.cli.plan._cluster_report import ClusterReport
 from tunebench.cli.plan._copies_report import CopiesReport
 from tunebench.cli.plan._mixed_report import MixedReport
 from tunebench.errors import InputError, UnknownName
+from tunebench.training.schedules.registry import PLANNED_SCHEDULES
 
 if TYPE_CHECKING:
     from tunebench.training.cluster import ClusterAnswer, CopiesAnswer, TrainingJob
@@ -61,8 +63,10 @@ def cluster(
         str,
         typer.Option(
             metavar="NAME=VALUE,…",
-            help="Values that plans must have, such as tensor=8,schedule=1f1b|zbv.",
+            help="Values that plans must have, such as tensor=8,schedule=1f1b|zbv. Schedules: "
+            f"{', '.join(PLANNED_SCHEDULES)}.",
             show_default=False,
+            autocompletion=plan_values,
         ),
     ] = "",
     top: Annotated[int, typer.Option(min=1, help="Number of plans to list.")] = 10,

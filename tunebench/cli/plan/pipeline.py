@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tunebench.cli._completion import schedules
 from tunebench.cli._file import require_folder
 from tunebench.cli._option import Architecture, DeviceName, Json, gpus
 from tunebench.cli._option_group import grouped_options
@@ -16,6 +17,7 @@ from tunebench.cli._output import console, emit, phases
 from tunebench.cli.plan._pipeline_option import KnownStages, LinkChoice, ModelStages, size_bytes
 from tunebench.cli.plan._pipeline_report import PipelineReport
 from tunebench.errors import InputError
+from tunebench.training.schedules.registry import SCHEDULES
 
 if TYPE_CHECKING:
     from tunebench.training.pipeline import MicrobatchEstimate, PredictedStages, StageSource
@@ -46,7 +48,12 @@ def pipeline(
         ),
     ] = ...,  # type: ignore[assignment]
     schedule: Annotated[
-        str, typer.Option(help="Pipeline parallelism: schedules to compare, NAME[,NAME] or all.")
+        str,
+        typer.Option(
+            metavar="NAME[,NAME]",
+            help=f"Pipeline parallelism: schedules to compare, all or some of {', '.join(SCHEDULES)}.",
+            autocompletion=schedules,
+        ),
     ] = "all",
     memory: Annotated[
         str | None,

@@ -5,14 +5,12 @@ the same experts. Its activations include a row for each expert of a token.
 
 Mixed precision with AdamW: two bytes per parameter, two per gradient, and twelve of the f32 parameter and two
 moments. Activations are those of Korthikanti et al. (`tunebench.training.pipeline.activation`), times the
-micro-batches in flight: p - x on rank x of p ranks in 1F1B, and ``(v - 1) p + 2 (p - 1 - x) + 1`` stages'
-worth with v stages per device (interleaved 1F1B), of which a device keeps at most all that a step has. The
-peak is on the first rank, which has most in flight, or on the last one, which has the head.
+micro-batches in flight, which follow from the schedule (`tunebench.training.schedules.registry`). The peak is
+on the first rank, which has most in flight, or on the last one, which has the head.
 
 Schedules with gradients of weights apart keep a micro-batch until these are computed: its activations, or, if
 that is more, what the gradients of weights need (`ActivationMemory.weight_gradient_bytes`), and also the
-gradient of its logits. The limits are those that the schedules are made for: p micro-batches (ZB-H1), 2 p - 1
-(ZB-H2), and of half stages 2 p (ZBV), 2 ceil((p + 1) / 2) (V-Half) and 2 ceil((p + 2) / 3) (V-Min).
+gradient of its logits.
 
 The formula holds for one plan and for columns of many (`MemoryPricer.of`, `MemoryPricer.sizes`).
 """
@@ -27,8 +25,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from tunebench._lazy import np
 from tunebench.errors import InputError
 from tunebench.training.cluster.layer_time import LayerDivision, LayerRun
-from tunebench.training.cluster.space import SPLIT_SCHEDULES, V_SCHEDULES, ClusterPlan, PlanTable, TrainingJob
+from tunebench.training.cluster.space import ClusterPlan, PlanTable, TrainingJob
 from tunebench.training.cluster.storage import Placement
+from tunebench.training.schedules.registry import (
+    SPLIT_SCHEDULES,
+    V_SCHEDULES,
+    first_stage_in_flight,
+    stages_in_flight,
+)
 from tunebench.training.steps.layer_stream import DEPTH
 from tunebench.workloads.networks._network import DType
 
@@ -270,15 +274,13 @@ class MemoryPricer:
         stages = ranks * np.where(v_shaped, 2, chunks)
         each, more = self.job.network.layers // stages, self.job.network.layers % stages
         held = layers[1] - layers[0] if layers else each + (rank < more)
-        in_flight = _in_flight(plans, rank, count)
+        in_flight = stages_in_flight(schedule, ranks, rank, chunks, count)
         most = plans.column("recompute_layers")
         again = np.where(most > 0, np.minimum(most, held), held)
         stage_bytes = in_flight * (again * kept + (held - again) * whole)
         stage_bytes = np.where(split, in_flight * held * np.maximum(whole, weights), stage_bytes)
-        twice = (chunks > 1) | v_shaped | (schedule == "zb-h2")
-        total = (
-            stage_bytes + np.where(rank == 0, np.minimum(count, np.where(twice, 2, 1) * ranks), 0) * embedding
-        )
+        embedded = np.where(rank == 0, first_stage_in_flight(schedule, ranks, chunks, count), 0)
+        total = stage_bytes + embedded * embedding
         last = rank == np.where(v_shaped, 0, ranks - 1)
         waiting = np.where(split, np.minimum(count, in_flight) - 1, 0)
         total = total + last * (head + waiting * head_gradient)
@@ -356,23 +358,6 @@ class MemoryPricer:
 def _communicators(plan: ClusterPlan) -> int:
     """Return the number of groups that each device communicates in."""
     return sum(size > 1 for size in (plan.tensor, plan.copies, plan.context, plan.expert, plan.pipeline))
-
-
-def _in_flight(plans: _Plans, rank: Any, count: Any) -> Any:
-    """Return the stages of which a rank stores a micro-batch, those of different micro-batches each."""
-    ranks, chunks, schedule = (plans.column(name) for name in _STAGES)
-    limits = {
-        "zb-h1": ranks,
-        "zb-h2": 2 * ranks - 1,
-        "interleaved-zb": chunks * ranks,
-        "zbv": 2 * ranks,
-        "v-half": 2 * ((ranks + 2) // 2),
-        "v-min": 2 * ((ranks + 4) // 3),
-    }
-    found = np.where(chunks > 1, (chunks - 1) * ranks + 2 * (ranks - 1 - rank) + 1, ranks - rank)
-    for name, limit in limits.items():
-        found = np.where(schedule == name, limit, found)
-    return np.minimum(count * np.where(np.isin(schedule, V_SCHEDULES), 2, chunks), found)
 
 
 def _placement(plans: _Plans) -> Placement:

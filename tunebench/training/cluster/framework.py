@@ -11,17 +11,23 @@ from tunebench._figure import significant
 from tunebench.errors import InputError, UnknownName
 from tunebench.training.cluster.space import ClusterPlan, TrainingJob
 from tunebench.training.pipeline.activation import architecture_of
+from tunebench.training.schedules.registry import PLANNED_SCHEDULES, SCHEDULES, find_schedule
 
 __all__ = ["RUNNABLE", "Emitted", "Framework", "emit", "megatron_arguments", "runs_in_megatron"]
 
 Framework = Literal["megatron", "deepspeed", "fsdp", "torchtitan"]
 """Frameworks: Megatron-LM, DeepSpeed, PyTorch's FSDP2 by Accelerate, and torchtitan."""
 
+_OF_MEGATRON = tuple(name for name in PLANNED_SCHEDULES if SCHEDULES[name].megatron)
+_OF_TORCH = tuple(name for name in PLANNED_SCHEDULES if SCHEDULES[name].torch)
+_OF_DEEPSPEED = tuple(name for name in PLANNED_SCHEDULES if SCHEDULES[name].deepspeed)
+"""Schedules of plans that a framework can run."""
+
 RUNNABLE: Mapping[Framework, Mapping[str, str]] = {
-    "megatron": {"schedule": "1f1b"},
-    "deepspeed": {"schedule": "1f1b"},
+    "megatron": {"schedule": "|".join(_OF_MEGATRON)},
+    "deepspeed": {"schedule": "|".join(_OF_DEEPSPEED)},
     "fsdp": {"schedule": "1f1b", "recompute_layers": "0"},
-    "torchtitan": {"schedule": "1f1b|interleaved-zb|zbv", "recompute_layers": "0"},
+    "torchtitan": {"schedule": "|".join(_OF_TORCH), "recompute_layers": "0"},
 }
 """Values of schedules and of recomputation by number of layers that a framework can run, as `fixed_values`
 reads them."""
@@ -135,7 +141,7 @@ _MEGATRON = {
     "activations": ("device",),
     "states": ("device", "host"),
     "sharding": ("none", "optimizer", "full"),
-    "schedule": ("1f1b",),
+    "schedule": _OF_MEGATRON,
 }
 """Values that Megatron-LM can run, of parameters of a plan that have others."""
 
@@ -218,7 +224,7 @@ def _torchtitan(plan: ClusterPlan, job: TrainingJob) -> Emitted:
         raise _impossible("torchtitan", what, "sharding", plan)
     _refuse_host("torchtitan", plan)
     _refuse_layers("torchtitan", plan)
-    if plan.schedule not in _TITAN_SCHEDULES:
+    if plan.schedule not in _OF_TORCH:
         raise _impossible("torchtitan", f"the schedule {plan.schedule}", "schedule", plan)
     if plan.context > 1 and not plan.context_gather:
         raise _impossible("torchtitan", "a ring of context parallelism", "context_gather", plan)
@@ -241,7 +247,7 @@ def _torchtitan(plan: ClusterPlan, job: TrainingJob) -> Emitted:
         arguments.append("--parallelism.no-enable-sequence-parallel")
     if plan.pipeline > 1:
         arguments += [
-            f"--parallelism.pipeline-parallel-schedule {_titan_schedule(plan)}",
+            f"--parallelism.pipeline-parallel-schedule {find_schedule(plan.schedule_name).torch}",
             f"--parallelism.pipeline-parallel-microbatch-size {plan.microbatch}",
             f"--parallelism.pipeline-parallel-layers-per-stage {_layers_of_a_stage(plan, job)}",
             "--parallelism.pipeline-parallel-first-stage-less-layers 0",
@@ -257,15 +263,6 @@ def _torchtitan(plan: ClusterPlan, job: TrainingJob) -> Emitted:
         notes.append("leave out --compile.enable: torch.compile does not split backward passes")
     text = _script(arguments, "-m torchtitan.train", plan)
     return Emitted(framework="torchtitan", text=text, notes=tuple(notes))
-
-
-_TITAN_SCHEDULES = {"1f1b": "1F1B", "interleaved-zb": "InterleavedZeroBubble", "zbv": "ZBVZeroBubble"}
-"""Names of schedules. Source: pytorch, `torch/distributed/pipelining/schedules.py` (`get_schedule_class`)."""
-
-
-def _titan_schedule(plan: ClusterPlan) -> str:
-    looped = plan.chunks > 1 and plan.schedule == "1f1b"
-    return "Interleaved1F1B" if looped else _TITAN_SCHEDULES[plan.schedule]
 
 
 def _deepspeed(plan: ClusterPlan, job: TrainingJob) -> Emitted:

@@ -8,14 +8,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, overload
 
 from tunebench._lazy import np
 from tunebench.errors import InputError, UnknownName
 from tunebench.space import Constraint, Parameter, Space, Table, Value
 from tunebench.training.cluster.machine import TrainingCluster
 from tunebench.training.pipeline.activation import architecture_of
-from tunebench.training.schedules.schedule import looped_placement, v_placement
+from tunebench.training.schedules.registry import (
+    PLANNED_SCHEDULES,
+    SCHEDULES,
+    SPLIT_SCHEDULES,
+    V_SCHEDULES,
+    NamedSchedule,
+    planned_schedule,
+)
 from tunebench.training.steps.parallelism import Parallelism, ScheduleName, Sharding
 from tunebench.workloads.networks import Network, NetworkRun
 from tunebench.workloads.networks._network import DType, Fp8, Recompute
@@ -24,8 +31,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
-    "SPLIT_SCHEDULES",
-    "V_SCHEDULES",
     "ClusterPlan",
     "Place",
     "PlanSchedule",
@@ -40,15 +45,13 @@ __all__ = [
 Place = Literal["device", "host", "nvme"]
 """Where data is: on the device, in host memory (ZeRO-Offload), or in NVMe (ZeRO-Infinity)."""
 
-PlanSchedule = Literal["1f1b", "zb-h1", "zb-h2", "interleaved-zb", "zbv", "v-half", "v-min"]
-"""Order of the passes of a pipeline, as of `Parallelism.schedule`; 1F1B is interleaved if a device has
-several stages."""
+PlanSchedule: TypeAlias = str
+"""Name of a schedule of plans, one of `PLANNED_SCHEDULES` (`tunebench.training.schedules.registry`); 1F1B is
+interleaved if a device has several stages."""
 
-SPLIT_SCHEDULES = ("zb-h1", "zb-h2", "interleaved-zb", "zbv", "v-half", "v-min")
-"""Schedules that compute the gradients of weights apart from those of inputs."""
-
-V_SCHEDULES = ("zbv", "v-half", "v-min")
-"""Schedules with two stages on each device, the last stage beside the first one."""
+_LOOPED = tuple(name for name in PLANNED_SCHEDULES if SCHEDULES[name].layout == "looped")
+_ANY_CHUNKS = tuple(name for name in PLANNED_SCHEDULES if SCHEDULES[name].interleaved)
+"""Schedules with any number of stages on each device, and without a pipeline."""
 
 MOST_V_RANKS = 16
 """Most ranks of a V-shaped schedule: the search of its blocks of passes takes minutes for many more."""
@@ -198,25 +201,32 @@ class ClusterPlan:
     recompute_layers: int = 0
     context_gather: bool = False
 
+    def __post_init__(self) -> None:
+        planned_schedule(self.schedule, self.chunks)
+
+    @property
+    def _named(self) -> NamedSchedule:
+        return planned_schedule(self.schedule, self.chunks)
+
     @property
     def splits_backward(self) -> bool:
         """Whether gradients of weights are computed apart from those of inputs."""
-        return self.schedule in SPLIT_SCHEDULES
+        return self._named.splits_backward and self.pipeline > 1
 
     @property
     def schedule_name(self) -> ScheduleName:
         """Name of the schedule in `Parallelism`."""
-        return "interleaved-1f1b" if self.chunks > 1 and not self.splits_backward else self.schedule
+        return self._named.name
 
     @property
     def stages_per_device(self) -> int:
         """Stages of each device."""
-        return 2 if self.schedule in V_SCHEDULES else self.chunks
+        return 2 if self._named.v_shaped else self.chunks
 
     @property
     def held_stages(self) -> tuple[tuple[int, ...], ...]:
         """Stages of each rank, in the order of the forward pass."""
-        return _held_stages(self.schedule in V_SCHEDULES, self.pipeline, self.chunks)
+        return _held_stages(self.schedule_name, self.pipeline, self.chunks)
 
     @property
     def devices(self) -> int:
@@ -293,10 +303,9 @@ class ClusterPlan:
 
 
 @functools.cache
-def _held_stages(v_shaped: bool, ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
-    placement = v_placement(ranks) if v_shaped else looped_placement(ranks, chunks)
+def _held_stages(schedule: str, ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
     held: list[list[int]] = [[] for _ in range(ranks)]
-    for stage, rank in enumerate(placement):
+    for stage, rank in enumerate(SCHEDULES[schedule].placement(ranks, chunks)):
         held[rank].append(stage)
     return tuple(map(tuple, held))
 
@@ -428,13 +437,13 @@ def _pipeline_constraints(layers: int) -> tuple[Constraint, ...]:
     ) -> Any:
         """Schedules with split backward passes need a pipeline, no recomputation, and all data on the device.
 
-        Interleaved-zb needs several chunks, the others one; V-shaped ones up to 16 ranks of two layers.
+        Looped ones need several chunks, the others one; V-shaped ones up to 16 ranks of two layers.
         """
-        v_shaped = np.isin(schedule, V_SCHEDULES)
-        possible = (pipeline > 1) & (recompute == "none") & (parameters == "device")
-        possible &= (activations == "device") & ((chunks > 1) == (schedule == "interleaved-zb"))
+        split, v_shaped = np.isin(schedule, SPLIT_SCHEDULES), np.isin(schedule, V_SCHEDULES)
+        possible = (pipeline > 1) & ((chunks > 1) == np.isin(schedule, _LOOPED))
         possible &= ~v_shaped | ((2 * pipeline <= layers) & (pipeline <= MOST_V_RANKS))
-        return (schedule == "1f1b") | possible
+        kept = (recompute == "none") & (parameters == "device") & (activations == "device")
+        return np.isin(schedule, _ANY_CHUNKS) | (possible & (~split | kept))
 
     def recomputes_layers(
         pipeline: Any, chunks: Any, recompute: Any, states: Any, activations: Any, recompute_layers: Any
@@ -480,7 +489,7 @@ def _values(
         "states": places,
         "parameters": places,
         "activations": places[:2],
-        "schedule": get_args(PlanSchedule),
+        "schedule": PLANNED_SCHEDULES,
         "recompute_layers": tuple(range(of.layers)),
         "context_gather": ("no", "yes"),
     }

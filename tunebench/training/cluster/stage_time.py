@@ -35,15 +35,16 @@ from tunebench._lazy import np
 from tunebench.dtype import itemsize
 from tunebench.training.cluster.layer_time import LayerDivision, LayerRun, LayerTimes, PassTime
 from tunebench.training.cluster.machine import TrainingCluster
-from tunebench.training.cluster.space import SPLIT_SCHEDULES, V_SCHEDULES, ClusterPlan, PlanTable, TrainingJob
+from tunebench.training.cluster.space import ClusterPlan, PlanTable, TrainingJob
 from tunebench.training.cluster.storage import Placement, StorageTimes, StreamedLayer
 from tunebench.training.interconnect.cluster import ProcessGroup
 from tunebench.training.interconnect.collective import Collective, collective_us, send_us
 from tunebench.training.schedules.costs import PipelineCosts, StageCosts
+from tunebench.training.schedules.registry import SPLIT_SCHEDULES, V_SCHEDULES, find_schedule
 from tunebench.training.schedules.simulation import simulate_pipeline
 from tunebench.training.steps.gradient import BucketExchange, bucket_bytes, chained_us, gradient_bytes
 from tunebench.training.steps.overlap import TensorOverlap, occupied_sms
-from tunebench.training.steps.parallelism import TIMED_SCHEDULES, Parallelism, pipeline_schedule
+from tunebench.training.steps.parallelism import Parallelism, pipeline_schedule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -373,7 +374,7 @@ class StepPricer:
             chunks=plan.chunks,
             schedule=plan.schedule_name,
         )
-        depends = order.schedule in TIMED_SCHEDULES
+        depends = find_schedule(order.schedule).depends_on_costs
         schedule = (
             pipeline_schedule(order, costs=PipelineCosts(stages=costs)) if depends else _schedule(order)
         )

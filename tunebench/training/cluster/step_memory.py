@@ -8,11 +8,11 @@ those of `MemoryPricer`, unless stages are uneven.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
 
 from tunebench.training.cluster.device_memory import FRAGMENTATION, DeviceMemory, MemoryPricer
 from tunebench.training.cluster.layer_time import LayerRun
-from tunebench.training.cluster.space import SPLIT_SCHEDULES, ClusterPlan, PlanSchedule, TrainingJob
+from tunebench.training.cluster.space import ClusterPlan, TrainingJob
+from tunebench.training.schedules.registry import SPLIT_SCHEDULES
 from tunebench.training.steps.parallelism import Parallelism, most_in_flight, pipeline_schedule
 from tunebench.workloads.networks import Network, NetworkRun
 
@@ -90,7 +90,7 @@ def _plan(run: NetworkRun, of: Parallelism) -> ClusterPlan:
         context=of.context,
         expert=of.expert,
         expert_tensor=of.expert_tensor or of.tensor,
-        schedule=cast("PlanSchedule", of.schedule) if known else "1f1b",
+        schedule=of.schedule if known else "1f1b",
         recompute_layers=run.recompute_layers or 0,
         context_gather=run.context_gather,
     )

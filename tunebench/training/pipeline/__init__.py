@@ -22,11 +22,11 @@ from tunebench.training.pipeline.estimator import (
     microbatch_speedup,
 )
 from tunebench.training.pipeline.given import GivenStages, read_stages
-from tunebench.training.pipeline.named import named_schedules
 from tunebench.training.pipeline.optimiser import OptimisedSchedule, optimise_schedule
 from tunebench.training.pipeline.order_bound import step_lower_bound_us
 from tunebench.training.pipeline.predicted import PredictedStages
 from tunebench.training.pipeline.transfers import with_transfers
+from tunebench.training.schedules.registry import named_schedules
 
 __all__ = [
     "ActivationMemory",

@@ -9,10 +9,9 @@ from typing import Protocol, Self
 from tunebench._dataframe import Tabular, columns_of
 from tunebench._figure import duration
 from tunebench._notebook import html_grid
-from tunebench.errors import InputError, UnknownName
+from tunebench.errors import InputError
 from tunebench.training.memory.budget import size_text
 from tunebench.training.pipeline.balance import balance
-from tunebench.training.pipeline.named import named_schedules
 from tunebench.training.pipeline.optimiser import optimise_schedule
 from tunebench.training.schedules import (
     ActionKind,
@@ -23,6 +22,7 @@ from tunebench.training.schedules import (
     simulate_pipeline,
     v_placement,
 )
+from tunebench.training.schedules.registry import SCHEDULES, find_schedule
 from tunebench.training.steps.time_range import End
 
 __all__ = ["ComparedSchedule", "Comparison", "SkippedSchedule", "StageSource", "compare_schedules"]
@@ -193,20 +193,16 @@ def compare_schedules(
         UnknownName: if there is no schedule of a name.
         InputError: if none of the schedules is possible.
     """
-    known = named_schedules()
-    chosen = tuple(known) if names is None else tuple(dict.fromkeys(names))
-    for name in chosen:
-        if name not in known:
-            raise UnknownName("schedule", name, known)
+    chosen = [find_schedule(name) for name in (SCHEDULES if names is None else dict.fromkeys(names))]
     found: list[ComparedSchedule] = []
     skipped: list[SkippedSchedule] = []
-    for name in chosen:
-        watcher(name)
+    for schedule in chosen:
+        watcher(schedule.name)
         try:
-            schedule = known[name](source.ranks, microbatches)
-            found += _compared(source, schedule, memory_bytes, balanced, watcher)
+            made = schedule.make(source.ranks, microbatches)
+            found += _compared(source, made, memory_bytes, balanced, watcher)
         except InputError as error:
-            skipped.append(SkippedSchedule(name=name, reason=str(error)))
+            skipped.append(SkippedSchedule(name=schedule.name, reason=str(error)))
     if search_s:
         for placement in _placements(source.ranks):
             name = f"optimised, {placement[0]}"

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from tunebench.errors import InputError, MissingDependency
 from tunebench.training.pipeline._order_search import OrderProblem, anneal
 from tunebench.training.pipeline.exact_order import exact_order
-from tunebench.training.pipeline.named import named_schedules
 from tunebench.training.pipeline.order_bound import available_bytes, stream_graph
 from tunebench.training.schedules import (
     ActionKind,
@@ -30,19 +29,15 @@ from tunebench.training.schedules import (
     PipelineCosts,
     PipelineSchedule,
     PipelineSimulation,
-    interleaved_1f1b,
-    interleaved_zero_bubble,
     list_problem,
     list_schedule,
     list_times,
-    looped_bfs,
     looped_placement,
     simulate_pipeline,
     v_placement,
     v_schedule,
-    zb_h1,
-    zb_h2,
 )
+from tunebench.training.schedules.registry import SCHEDULES
 
 __all__ = ["OptimisedSchedule", "optimise_schedule"]
 
@@ -177,11 +172,10 @@ class _Search:
 
     def try_named(self) -> None:
         """Simulate the named schedules with this placement, and their variants for these costs and memory."""
-        for name, make in named_schedules().items():
-            schedule = make(max(self._placement) + 1, self._microbatches)
-            found = self._judge(schedule)
-            if found is not None:
-                self._named = min(self._named, (found.step_us, name))
+        for name, named in SCHEDULES.items():
+            simulation = self._judge(named.make(max(self._placement) + 1, self._microbatches))
+            if simulation is not None:
+                self._named = min(self._named, (simulation.step_us, name))
         for schedule in self._variants():
             self._judge(schedule)
 
@@ -190,13 +184,10 @@ class _Search:
         ranks, count, costs = max(self._placement) + 1, self._microbatches, self._costs
         chunks = len(self._placement) // ranks
         if self._placement == looped_placement(ranks, chunks):
-            yield interleaved_1f1b(ranks, count, chunks)
-            yield looped_bfs(ranks, count, chunks)
-            if self._split:
-                yield interleaved_zero_bubble(ranks, count, chunks, costs=costs)
-                if chunks == 1:
-                    yield zb_h1(ranks, count, costs=costs)
-                    yield zb_h2(ranks, count, costs=costs)
+            for named in SCHEDULES.values():
+                varies = named.layout == "looped" or (named.depends_on_costs and chunks == 1)
+                if varies and (self._split or not named.splits_backward):
+                    yield named.make(ranks, count, chunks, costs)
         elif self._placement == v_placement(ranks):
             held = max(stage.activation_bytes for stage in costs.stages)
             fitting = 2 * ranks if self._memory_bytes is None else min(self._available) // max(held, 1)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
 
 from tunebench.device import Device
 from tunebench.errors import InputError
@@ -170,7 +169,7 @@ class PredictedStages:
         """
         if stages not in self._known:
             chunks = stages // self.ranks
-            schedule: Literal["1f1b", "interleaved-1f1b"] = "1f1b" if chunks == 1 else "interleaved-1f1b"
+            schedule = "1f1b" if chunks == 1 else "interleaved-1f1b"
             division = Parallelism(
                 tensor=self.tensor,
                 pipeline=self.ranks,

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 from tunebench._deprecation import renamed
 from tunebench.errors import InputError, UnknownName
 from tunebench.training.schedules.action import ActionKind
 from tunebench.training.schedules.costs import PipelineCosts
-from tunebench.training.schedules.generators import gpipe, interleaved_1f1b, one_f_one_b
-from tunebench.training.schedules.schedule import PipelineSchedule, looped_placement, v_placement
-from tunebench.training.schedules.zero_bubble import (
-    dualpipe_v,
-    interleaved_zero_bubble,
-    v_half,
-    v_min,
-    zb_h1,
-    zb_h2,
-    zbv,
-)
+from tunebench.training.schedules.generators import gpipe, one_f_one_b
+from tunebench.training.schedules.registry import SCHEDULES, NamedSchedule, find_schedule
+from tunebench.training.schedules.schedule import PipelineSchedule
 
 __all__ = [
-    "TIMED_SCHEDULES",
     "Gathering",
     "Parallelism",
     "ScheduleName",
@@ -32,19 +23,8 @@ __all__ = [
     "pipeline_schedule",
 ]
 
-ScheduleName = Literal[
-    "gpipe",
-    "1f1b",
-    "interleaved-1f1b",
-    "zb-h1",
-    "zb-h2",
-    "interleaved-zb",
-    "zbv",
-    "v-half",
-    "v-min",
-    "dualpipe-v",
-]
-"""Order of the passes of a pipeline (see `tunebench.training.schedules`)."""
+ScheduleName: TypeAlias = str
+"""Name of a schedule in `tunebench.training.schedules.registry`."""
 
 Sharding = Literal["none", "optimizer", "gradients", "full"]
 """What the copies of the network divide: nothing, the states of the optimizer (ZeRO-1, distributed
@@ -52,13 +32,6 @@ optimizer), also gradients (ZeRO-2), or parameters, gradients and states (ZeRO-3
 
 Gathering = Literal["ahead", "lists"]
 """How full sharding moves parameters and gradients (see `Parallelism.gathering`)."""
-
-_V_SHAPED = {"zbv": zbv, "v-half": v_half, "v-min": v_min, "dualpipe-v": dualpipe_v}
-_INTERLEAVED = ("interleaved-1f1b", "interleaved-zb")
-TIMED_SCHEDULES = ("zb-h1", "zb-h2", "interleaved-zb")
-"""Schedules in which the place of gradients of weights depends on the times of stages."""
-
-_WHOLE_BACKWARD = ("gpipe", "1f1b", "interleaved-1f1b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +43,8 @@ class Parallelism:
         tensor: Devices that share every layer.
         pipeline: Stages that share the layers.
         microbatches: Parts of each copy's batch that go through the stages one after the other.
-        schedule: Order of the passes of a stage. Those with `zb` or a V in their name compute the gradients
-            of weights apart from those of inputs; the V-shaped ones have two stages on each device.
-        chunks: Stages of each device with an interleaved schedule.
+        schedule: Order of the passes of a stage, by its name in `tunebench.training.schedules.registry`.
+        chunks: Stages of each device with a looped schedule.
         tensor_overlap: Whether sums of tensor parallelism may run during products of the backward pass, where
             the network's stack allows it.
         user_buffers: Whether collectives of sequence parallelism run in parts behind the parts of the product
@@ -115,16 +87,18 @@ class Parallelism:
                 f"{self}"
             )
         self._check_experts()
-        if self.schedule not in get_args(ScheduleName):
-            raise UnknownName("schedule", self.schedule, get_args(ScheduleName))
+        named = find_schedule(self.schedule)
         if self.sharding not in get_args(Sharding):
             raise UnknownName("sharding", self.sharding, get_args(Sharding))
         if self.gathering not in get_args(Gathering):
             raise UnknownName("gathering", self.gathering, get_args(Gathering))
-        if self.chunks > 1 and self.schedule not in _INTERLEAVED:
+        if self.chunks > 1 and named.layout != "looped":
+            looped = [name for name, schedule in SCHEDULES.items() if schedule.layout == "looped"]
             raise InputError(
-                f"chunks={self.chunks} needs the schedule {' or '.join(_INTERLEAVED)}, got {self.schedule}"
+                f"chunks={self.chunks} needs the schedule {' or '.join(looped)}, got {self.schedule}"
             )
+        if self.chunks > 1 and self.pipeline == 1:
+            raise InputError(f"chunks={self.chunks} needs a pipeline of at least 2 ranks, got pipeline=1")
         if self.sharding in ("gradients", "full") and self.pipeline > 1:
             raise InputError(f"sharding={self.sharding} needs pipeline=1, got pipeline={self.pipeline}")
         if self.stage_layers is not None and (
@@ -173,20 +147,21 @@ class Parallelism:
     @property
     def stage_count(self) -> int:
         """Number of stages of the pipeline."""
-        v_shaped = self.schedule in _V_SHAPED and self.pipeline > 1
-        return self.pipeline * (2 if v_shaped else self.chunks)
+        return self.pipeline * (self._named.stages_per_rank(self.chunks) if self.pipeline > 1 else 1)
 
     @property
     def placement(self) -> tuple[int, ...]:
         """Rank of each stage."""
-        if self.schedule in _V_SHAPED and self.pipeline > 1:
-            return v_placement(self.pipeline)
-        return looped_placement(self.pipeline, self.chunks)
+        return self._named.placement(self.pipeline, self.chunks) if self.pipeline > 1 else (0,)
 
     @property
     def splits_backward(self) -> bool:
         """Whether gradients of weights are computed apart from those of inputs."""
-        return self.schedule not in _WHOLE_BACKWARD and self.pipeline > 1
+        return self._named.splits_backward and self.pipeline > 1
+
+    @property
+    def _named(self) -> NamedSchedule:
+        return find_schedule(self.schedule)
 
     def stages(self, layers: int) -> tuple[tuple[int, int], ...]:
         """Return the layers of each stage as a half-open range.
@@ -232,23 +207,20 @@ def pipeline_schedule(
         trains: Whether there are backward passes.
         costs: Costs of the stages, for the place of gradients of weights; equal ones by default.
     """
-    ranks, microbatches, name = parallelism.pipeline, parallelism.microbatches, parallelism.schedule
-    costs = _rounded(costs) if costs and name in TIMED_SCHEDULES else costs
+    ranks, microbatches = parallelism.pipeline, parallelism.microbatches
+    schedule = find_schedule(parallelism.schedule)
     if not trains and not parallelism.splits_backward and parallelism.chunks == 1:
         return gpipe(ranks, microbatches, trains=False)
     if ranks == 1:
         return one_f_one_b(ranks, microbatches)
     if not trains and parallelism.splits_backward:
-        raise InputError(f"the schedule {name} has backward passes: expected a training step")
-    if parallelism.chunks > 1 and name == "interleaved-1f1b":
-        return interleaved_1f1b(ranks, microbatches, parallelism.chunks)
-    if name == "interleaved-zb":
-        return interleaved_zero_bubble(ranks, microbatches, parallelism.chunks, costs=costs)
-    if name in ("zb-h1", "zb-h2"):
-        return (zb_h1 if name == "zb-h1" else zb_h2)(ranks, microbatches, costs=costs)
-    if name in _V_SHAPED:
-        return _V_SHAPED[name](ranks, microbatches)
-    return gpipe(ranks, microbatches) if name == "gpipe" else one_f_one_b(ranks, microbatches)
+        raise InputError(f"the schedule {schedule.name} has backward passes: expected a training step")
+    return schedule.make(
+        ranks,
+        microbatches,
+        chunks=parallelism.chunks,
+        costs=_rounded(costs) if costs and schedule.depends_on_costs else None,
+    )
 
 
 def _rounded(costs: PipelineCosts) -> PipelineCosts:
