@@ -1,8 +1,8 @@
 """Pages of the documentation site that are made from the repository (a hook of MkDocs; see mkdocs.yml).
 
-Adds to docs/: the README and CHANGELOG, every page of benchmarks/results, a page for each operator with the
-parameters of its variants, and a reference of the public packages. Links between files of the repository
-become links between pages; the names of other files stay as text.
+Adds to docs/: the README and CHANGELOG, the READMEs of packages, every page of benchmarks/results, a page for
+each operator with the parameters of its variants, and a reference of the public packages. Links between files
+of the repository become links between pages; the names of other files stay as text.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ def _repository_pages() -> dict[str, str]:
         "CHANGELOG.md": "changelog.md",
         "tests/gpu/README.md": "gpu-acceptance.md",
     }
-    pages["tunebench/emulate/README.md"] = "emulator.md"
+    for path in sorted((ROOT / "tunebench").rglob("README.md")):
+        room = path.parent.relative_to(ROOT / "tunebench").as_posix()
+        target = "emulator.md" if room == "emulate" else f"packages/{room.replace('/', '-')}.md"
+        pages[f"tunebench/{room}/README.md"] = target
     for path in sorted((ROOT / "benchmarks" / "results").rglob("*.md")):
         at = path.relative_to(ROOT).as_posix()
         pages[at] = at.removeprefix("benchmarks/")
@@ -94,6 +97,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, path, content=text))
     decisions = sorted(file.src_uri for file in files if file.src_uri.startswith("decisions/0"))
     results = [path for path in made if path.startswith("results/")]
+    rooms = [path for path in made if path.startswith("packages/")]
     config.nav = [
         *(config.nav or []),
         {"Operators": ["guide/operators.md", *operators]},
@@ -108,6 +112,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             "Development": [
                 "development.md",
                 "gpu-acceptance.md",
+                {"Packages": rooms},
                 {"Decisions": ["decisions/README.md", *decisions]},
             ]
         },
