@@ -310,6 +310,7 @@ def predict_network(
         more = math.hypot(more, PROGRAM_ERROR * busy)
     time = max(busy, host, bound)
     if host > busy:
+        # The errors of host and kernels are independent.
         less, more = math.hypot(less, HOST_ERROR * host), math.hypot(more, HOST_ERROR * host)
     return NetworkPrediction(
         network=network.name,
@@ -376,6 +377,7 @@ def predict_operations(
     problems = tuple(dict.fromkeys(each.workload for each in operations))
     found = predict_all(problems, device, model=model, sustained=sustained)
     alone = dict(zip(problems, found, strict=True))
+    # The model was trained with FlashAttention-3 on this generation, which PyTorch does not choose.
     older = torch_attention and device.compute_capability[0] == FLASH_3_GENERATION
     return tuple(
         OperationTime(

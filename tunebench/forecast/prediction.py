@@ -75,6 +75,7 @@ class Prediction:
         return html_table(f"{self.workload} on {self.device.name}", rows)
 
     def __post_init__(self) -> None:
+        # Callers rely on this order, for example to draw intervals and to compute gaps.
         if not 0 <= self.bound_us <= self.low_us <= self.time_us <= self.high_us:
             raise InputError(f"expected 0 <= bound_us <= low_us <= time_us <= high_us, got {self}")
 

@@ -101,6 +101,7 @@ def predict_us(bounds: Bounds, costs: Costs, device: Device) -> Array:
     waves = blocks / device.sm_count
     busy = np.zeros(len(bounds))
     for resource, floor in bounds.floors.items():
+        # The slowest resource decides, each at its own typical share of the peak.
         busy = np.maximum(busy, floor / UTILISATION[resource].at(waves))
     launches = np.asarray(costs.serial_launches if device.kind == "gpu" else 0, dtype=np.float64)
     expected: Array = busy + launches * LAUNCH_US

@@ -96,6 +96,8 @@ def chains(graph: Graph, sink: int) -> Iterator[frozenset[int]]:
 
     At most one node of a chain needs statistics kernels to run first.
     """
+    # The number of chains is exponential. The largest ones first, which usually win; then breadth first, the
+    # shortest ones.
     found = itertools.chain(_largest_chains(graph, sink), _chains(graph, sink))
     yield from itertools.islice(dict.fromkeys(itertools.islice(found, 2 * MAX_CHAINS)), MAX_CHAINS)
 
@@ -236,6 +238,8 @@ def epilogue_of(tree: ChainExpression, sums: str, column: Broadcast) -> ChainEpi
         return None
     start = Name(names_of[sums])
     root, residual = tree.root, ""
+    # A residual is added outside the activation. Without an activation, the value counts as an inner
+    # residual.
     for rest, added in _sums_of(root):
         if start.name in names(rest) and _place(tree, added) == "whole" and added != start:
             found = _with_activation(tree, rest, start, column)
@@ -251,6 +255,8 @@ def _with_activation(
     tree: ChainExpression, root: Node, start: Name, column: Broadcast
 ) -> ChainEpilogue | None:
     """Return an expression as an activation of its largest linear part."""
+    # From the whole expression inwards: the first linear part is the largest one, and the rest is the
+    # activation.
     parts = [root, *(step for step in reversed(steps(root)) if start.name in names(step)), start]
     for part in parts:
         linear = _linear(tree, part, start, column)
@@ -286,6 +292,8 @@ def _strip_operation(
         role = {column: "bias", "whole": "inner"}.get(place) if part.operation == "add" else None
         if part.operation == "mul" and place == column:
             role = "scale"
+        # Operations are removed from the outside in. A scale inside a sum can be an epilogue, a sum inside a
+        # scale cannot.
         if role is None or role in found or (role != "scale" and "scale" in found):
             return None
         found[role] = tree.leaves[other.name].value  # type: ignore[union-attr]

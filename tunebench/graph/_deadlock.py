@@ -40,6 +40,7 @@ def deadlocked(precedence: Precedence, groups: Sequence[int]) -> list[list[int]]
     found = []
     while left:
         first = min(left)
+        # Reached in both directions: a strongly connected component, whose groups all wait for one another.
         component = _reached(first, waits, left) & _reached(first, readers, left)
         left -= component
         if len(component) > 1:
@@ -65,6 +66,7 @@ def deadlocks(precedence: Precedence, groups: Sequence[int], holding: Sequence[i
         holding: For each node the candidates that hold it, as a bit mask. Of several pairs that cause a cycle
             the pair that most candidates hold is chosen.
     """
+    # A single node cannot cause a deadlock: every cycle needs a group that is left and entered again.
     several = [group for group in groups if group & (group - 1)]
     reach = {group: _reach(precedence, group) for group in several}
     found = {_shortest_cycle(group, several, reach) for group in several[:MAX_CYCLES]} - {()}
@@ -104,6 +106,7 @@ def _deadlock(precedence: Precedence, cycle: Sequence[int], holding: Sequence[in
     """Return the pairs of nodes that cause a cycle of groups."""
     doors = []  # for each group: edges to the next group, (a node of the group, a node of the next)
     for place, group in enumerate(cycle):
+        # The last group leads back to the first one.
         following = cycle[(place + 1) % len(cycle)]
         ways = [
             (out, into)
@@ -128,4 +131,5 @@ def _most_common_pairs(doors: Sequence[Sequence[tuple[int, int]]], holding: Sequ
             return behind.bit_count() * ahead.bit_count()
 
         chosen[place] = max(ways, key=held)
+    # Of each group: the node that the cycle enters, and the one that it leaves.
     return [1 << chosen[place - 1][1] | 1 << out for place, (out, _) in enumerate(chosen)]

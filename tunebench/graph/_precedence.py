@@ -49,6 +49,7 @@ class Precedence:
             stuck = min(set(range(count)) - set(order))
             raise InputError(f"nodes must form an acyclic graph, but node {stuck} is on a cycle or after one")
         beyond = [0] * count
+        # Last nodes first: the successors of a node are complete before they are added to its predecessors.
         for node in reversed(order):
             for other in bits(before[node]):
                 beyond[other] |= beyond[node] | 1 << node
@@ -60,6 +61,8 @@ class Precedence:
         for node in bits(group):
             after |= self.beyond[node]
         for node in bits(group):
+            # A predecessor outside the group that comes after a node of the group: a path leaves the group
+            # and returns.
             if met := self.before[node] & after & ~group:
                 return next(bits(met))
         return None

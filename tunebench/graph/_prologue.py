@@ -62,6 +62,8 @@ def _aheads(graph: Graph, index: int) -> Iterator[NodeWithPrologue]:
     before = graph.writer.get(read)
     if before is None or not graph.nodes[before].expression or not graph.is_internal(read, (index,)):
         return
+    # A product of a value with itself reads it twice, and a view has other elements: the prologue would apply
+    # to one operand only.
     is_other = list(node.roles.values()).count(read) > 1 or graph.values[read].elements != operand.size
     if is_other or getattr(workload, "direction", "fprop") != "fprop":
         return

@@ -66,6 +66,7 @@ def split_convolution(
         except InputError:
             return None
         found |= {f"{part}.x": value, f"{part}.w": weights}
+        # Sums pass from part to part through values of the group, which no node of the graph reads.
         found[f"{part}.y"] = roles["y"] if last else sum_of(name, part)
         if part:
             found |= {f"{part}.residual": sum_of(name, part - 1), f"{part}.bias": zeros_of(name)}

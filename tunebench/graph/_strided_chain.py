@@ -75,6 +75,7 @@ class StridedChain:
         """
         if view.guards and not _is_zero_at_zeros(self.root):
             return None
+        # A gather may read an element many times: computing a chain for each read would repeat its work.
         whole = max((index.elements for _, index in self.leaves.values()), default=0)
         if view.gathers and not isinstance(self.root, Name) and view.elements > whole:
             return None
@@ -169,6 +170,7 @@ def reduction_of_chain(graph: Graph, chain: StridedChain, workload: Any) -> Work
     if whole is None or found is None or not found[0]:  # one element has no axes
         return None
     shape, terms = tuple(map(int, found[0].split("x"))), math.prod(view.shape[-axes:])
+    # The common shape may split axes further: find how many of the last ones make up the reduced terms.
     inner = next((count for count in range(1, len(shape) + 1) if math.prod(shape[-count:]) == terms), 0)
     if not inner:
         return None

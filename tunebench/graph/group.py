@@ -89,7 +89,9 @@ def groups(graph: Graph) -> tuple[FusedGroup, ...]:
         elif node.workloads:
             found = _prologues(graph, index, ahead[index])
         for group in found:
+            # The same group may be found from several sinks or prologues.
             several.setdefault((group.nodes, group.workloads), group)
+    # Single nodes stand first and in order: prices and plans index them by node.
     known = (*alone, *several.values())
     wider = (
         widened(graph, group)
@@ -237,6 +239,7 @@ def _with_epilogue(
     fuse = _WITH_EPILOGUE.get(workload.operator)
     if fuse is None or getattr(workload, "direction", "fprop") != "fprop":
         return None
+    # Numbers per column of a product: channels, which are innermost except in nchw.
     place: Broadcast = "channel" if getattr(workload, "layout", "") == "nchw" else "vector"
     after = epilogue_of(tree, sums, place)
     fused = None if after is None else fuse(workload, after)
@@ -246,6 +249,7 @@ def _with_epilogue(
     added = {"scale": after.scale, "bias": after.bias, "residual": after.residual or after.inner}
     roles = {**node.roles, **{name: value for name, value in added.items() if value}}
     roles[workload.outputs()[0].name] = result
+    # Kernels read every tensor in the dtype of the workload: a value of another dtype cannot be fused.
     tensors = {tensor.name: tensor.dtype for tensor in (*fused.inputs(), *fused.outputs())}
     if tensors != {name: graph.values[value].dtype for name, value in roles.items()}:
         return None
@@ -423,6 +427,8 @@ def _is_sum(node: Any) -> bool:
 def _is_convex(graph: Graph, nodes: set[int]) -> bool:
     """Return whether a set of nodes is convex: no path leaves it and returns."""
     reached: set[int] = set()
+    # Nodes are in running order, so one pass finds those that are reached from the group. A member with such
+    # a predecessor closes a path that left the group.
     for index in range(min(nodes), max(nodes) + 1):
         before = graph.predecessors[index]
         if index in nodes:

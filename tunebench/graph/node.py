@@ -161,6 +161,7 @@ class Graph:
     @functools.cached_property
     def readers(self) -> Mapping[str, tuple[int, ...]]:
         """Indices of the nodes that read each value."""
+        # Inputs and outputs without readers need an entry too.
         found: dict[str, list[int]] = {name: [] for name in self.values}
         for index, node in enumerate(self.nodes):
             for name in node.reads:

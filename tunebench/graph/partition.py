@@ -105,11 +105,14 @@ def cheapest_partition(
     _check(precedence, candidates)
     groups = _useful(candidates)
     alone = {next(bits(group.nodes)): group for group in groups if not group.nodes & (group.nodes - 1)}
+    # Single nodes are always a partition that can run, and so the first incumbent.
     best, lower_us = list(alone.values()), _share_bound(groups, alone)
     cover, deadline, is_optimal = _ExactCover(groups, len(alone)), time.monotonic() + limit_s, not groups
     while not is_optimal and time.monotonic() < deadline:
         chosen, bound_us, is_solved = cover.solve(deadline - time.monotonic())
         lower_us = max(lower_us, bound_us)
+        # The bound of the solver stays valid: forbidden combinations of groups are in no partition that can
+        # run.
         stuck = deadlocked(precedence, [group.nodes for group in chosen])
         best = min(best, _without_deadlocks(precedence, chosen, alone), key=_cost_us)
         if is_optimal := is_solved and not stuck:
@@ -186,6 +189,7 @@ def _share_bound(groups: Iterable[_Group], nodes: Iterable[int]) -> float:
     """Return a lower bound of all partitions: each node costs at least its smallest share of a group."""
     shares = dict.fromkeys(nodes, math.inf)
     for group in groups:
+        # Rounding must not lift the bound above the cost of a partition.
         share = group.cost_us / group.nodes.bit_count() * (1 - 1e-12)
         for node in bits(group.nodes):
             shares[node] = min(shares[node], share)
@@ -200,6 +204,7 @@ def _without_deadlocks(
         split: set[_Group] = set()
         for places in stuck:
             several = [chosen[place] for place in places if chosen[place].nodes & (chosen[place].nodes - 1)]
+            # Groups that save the least are split first.
             several.sort(
                 key=lambda group: _cost_us(alone[node] for node in bits(group.nodes)) - group.cost_us
             )
@@ -236,6 +241,8 @@ class _ExactCover:
         ):
             highs.setOptionValue(option, 1e-9)
         highs.setOptionValue("parallel", "off")
+        # Ties go to fewer groups, then to earlier candidates: both terms together stay below 2 * _PER_GROUP
+        # for each group.
         latest = nodes * (1 + max((group.index for group in groups), default=0))
         costs = np.array(
             [group.cost_us * self._scale + _PER_GROUP * (1 + group.index / latest) for group in groups]
@@ -260,6 +267,7 @@ class _ExactCover:
         for pair in deadlock.pairs:
             first, *rest = bits(pair)
             for place in bits(self.holding[first] & self.holding[rest[0] if rest else first]):
+                # A single group with all these nodes is no deadlock, and stays allowed.
                 if self._groups[place].nodes & every != every:
                     pairs[place] = pairs.get(place, 0.0) + 1.0
         most = len(deadlock.pairs) - 1
@@ -274,6 +282,7 @@ class _ExactCover:
         self._highs.setOptionValue("time_limit", self._highs.getRunTime() + max(0.0, limit_s))
         self._highs.run()
         info = self._highs.getInfo()
+        # Subtract the most that the terms for ties can add, or the bound would not hold for costs alone.
         bound = info.mip_dual_bound - 2 * self._nodes * _PER_GROUP
         bound_us = bound / self._scale if math.isfinite(bound) else 0.0
         if info.primal_solution_status != self._feasible:

@@ -193,6 +193,7 @@ def _priced_groups(legal: Iterable[FusedGroup], prices: Prices) -> Iterable[Pric
             price = prices.price(group)
         except InputError:
             continue
+        # Single nodes come first, in order: `alone` is complete when the first larger group is priced.
         if len(group.nodes) == 1:
             alone.append(price)
         yield PricedGroup(group=group, price=price, alone=tuple(alone[index] for index in group.nodes))

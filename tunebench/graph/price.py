@@ -91,6 +91,7 @@ class Prices:
 
     def learn(self, groups: Iterable[FusedGroup]) -> None:
         """Derive times of single nodes from torch's measured times of groups, smaller groups first."""
+        # Small groups first: what they settle leaves less to divide in larger ones.
         for group in sorted(groups, key=lambda group: len(group.nodes)):
             if len(group.nodes) == 1 or len(group.workloads) != 1:
                 continue
@@ -124,6 +125,7 @@ class Prices:
             return torch
         if self._preferred == "tunebench":
             return tuned
+        # A prediction must not replace a kernel that was measured.
         is_belief = tuned.how == "predicted" and torch.how == "measured"
         return torch if is_belief or tuned.us >= torch.us else tuned
 
@@ -139,6 +141,7 @@ class Prices:
             by="tunebench",
             how="measured" if all(one.how == "measured" for one in known) else "predicted",
             kernels=len(known) + bool(group.copied),
+            # A copy to another layout reads and writes its bytes.
             nbytes=sum(parse(text).traffic().total_bytes for text in group.workloads) + 2 * group.copied,
             variant=known[0].variant if len(known) == 1 else "",
         )

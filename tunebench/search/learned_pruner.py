@@ -129,6 +129,8 @@ def _aligned(elsewhere_us: tuple[Array, ...]) -> Array:
     for column in columns[1:]:
         shared = np.isfinite(column) & np.isfinite(columns[0])
         if shared.sum() >= LEAST_MEASURED:
+            # Devices differ by a factor, which is a shift of logarithms; the median resists the
+            # configurations that behave differently.
             aligned.append(column - np.median(column[shared] - columns[0][shared]))
     return np.array(aligned)
 
@@ -227,6 +229,7 @@ def least_likely(chance: Array, open_rows: Array) -> PostponedConfigs:
     """
     rows = np.flatnonzero(open_rows & ~np.isnan(chance))
     order = rows[np.argsort(chance[rows], kind="stable")]
+    # Chances add up to the expected number of winners, of which this share may be postponed.
     tolerated = MISSED * chance[rows].sum()
     passed = order[(np.cumsum(chance[order]) < tolerated) & (chance[order] < MOST_CHANCE)]
     mask = np.zeros(len(chance), dtype=bool)

@@ -77,6 +77,7 @@ def run_search(
     in_flight: dict[Future[Result], Proposal] = {}
     while True:
         best_us = min(search.best_us for search in searches)
+        # Workers stop timing a configuration whose first samples are far above this.
         executor.abort_above_us = best_us if np.isfinite(best_us) else None
         enough = stop_at_gap is not None and _within(stop_at_gap, searches, best_us)
         while not enough and not budget.is_overdue and len(in_flight) < executor.capacity:
@@ -92,6 +93,8 @@ def run_search(
         finished, _ = wait(in_flight, return_when=FIRST_COMPLETED)
         for future in finished:
             proposal = in_flight.pop(future)
+            # A cancelled task was never run: its configuration stays unseen, and is not charged to the
+            # budget.
             with contextlib.suppress(CancelledError):
                 result = future.result()
                 budget.done += not proposal.audit
@@ -116,6 +119,7 @@ def _next(
 ) -> Proposal | None:
     """Return the next proposal: an audit if one is due, else that of a search if the budget allows it."""
     auditing = sum(proposal.audit for proposal in in_flight)
+    # Audits in flight count, or the same audit would be due again while it runs.
     turn = budget.audited + auditing if budget.audits_due > auditing else None
     proposal = _audit(searches, turn)
     if proposal is None and len(in_flight) - auditing < budget.trials - budget.done:
@@ -135,6 +139,7 @@ def _audit(searches: Sequence[VariantSearch], turn: int | None) -> Proposal | No
 
 def _propose(searches: Sequence[VariantSearch], incumbent_us: float) -> Proposal | None:
     """Ask the variant that is furthest below its share of the budget; faster variants have larger shares."""
+    # The fewest proposals relative to its share first, so that counts approach the shares.
     for search in sorted(searches, key=lambda s: (s.asked + 1) / _share(s.best_us, incumbent_us)):
         proposal = search.ask(incumbent_us)
         if proposal is not None:
@@ -146,4 +151,5 @@ def _share(best_us: float, incumbent_us: float) -> float:
     """Return the weight of a variant: 1 for the fastest and for untried ones, at least 0.05."""
     if not np.isfinite(best_us) or not np.isfinite(incumbent_us):
         return 1.0
+    # The fourth power: a variant that is twice as slow gets a sixteenth of the trials, but never none.
     return float(max(0.05, (incumbent_us / best_us) ** 4))

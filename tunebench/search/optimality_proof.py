@@ -131,8 +131,10 @@ def certify(bounds_us: Array, statuses: Array, best_us: float) -> OptimalityProo
         best_us: The best time, in microseconds; infinite without one.
     """
     closed = np.isin(statuses, _CLOSED)
+    # Strictly above: a bound that equals the best time does not rule out a tie.
     bounded = ~closed & (bounds_us > best_us)
     still_open = ~closed & ~bounded
+    # Without open configurations the best time itself is the floor, and the gap is 1.
     floor_us = float(np.min(bounds_us, where=still_open, initial=best_us))
     counts = np.bincount(statuses[still_open], minlength=len(ConfigStatus))
     proved = math.isfinite(best_us) and not still_open.any()

@@ -179,6 +179,8 @@ class TableSampler(BaseSampler):
     def _close_proposed(self, study: Study, current: FrozenTrial) -> None:
         """Close the rows of trials that were added, enqueued or proposed by another sampler."""
         ended = True
+        # Read each trial once. The count stops at the first trial that still runs, because others may change
+        # it.
         for trial in study.get_trials(deepcopy=False)[self._trials_seen :]:
             if trial.number != current.number:
                 self.close(trial.params)
@@ -188,6 +190,7 @@ class TableSampler(BaseSampler):
             self._trials_seen += ended
 
     def __getstate__(self) -> dict[str, Any]:
+        # A sampler may be pickled, for example for parallel workers; a lock cannot.
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -212,4 +215,5 @@ class BoundSampler(TableSampler):
 
     def _begin(self, space: StudySpace, prospects: Prospects) -> None:
         super()._begin(space, prospects)
+        # Sorted once: `choose` then takes the first open row. Random numbers break ties between equal bounds.
         self._order = np.lexsort((self._rng.random(len(self.table)), np.asarray(prospects.bounds_us)))

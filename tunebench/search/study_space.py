@@ -75,6 +75,7 @@ class StudySpace:
         Raises:
             InputError: if no configuration is valid, or there are more than 2**63.
         """
+        # The table numbers its configurations in 63 bits: limit the levels of each parameter so that all fit.
         most = int(2 ** (62 / len(distributions)))
         levels = tuple(_levels(distribution, most) for distribution in distributions.values())
         space = Space(
@@ -156,6 +157,7 @@ def _places(levels: tuple[Any, ...]) -> tuple[int | float, ...]:
 def _points(counts: tuple[int, ...], rng: np.random.Generator) -> Array:
     """Return all combinations of ordinals, or a sample of them, in ascending rows."""
     if math.prod(counts) <= MOST_POINTS:
+        # int16 holds the ordinals of MOST_LEVELS values, in a quarter of the memory.
         return np.indices(counts, dtype=np.int16).reshape(len(counts), -1).T
     drawn = np.stack([rng.integers(count, size=MOST_POINTS, dtype=np.int16) for count in counts], axis=1)
     unique: Array = np.unique(drawn, axis=0)

@@ -204,6 +204,7 @@ class GaussianProcess:
         """
         self._seen = seen
         self._mean, self._spread = float(observed.mean()), float(observed.std()) or 1.0
+        # The prior of the scales is for values of mean 0 and variance 1.
         standard = (observed - self._mean) / self._spread
         differing = seen.differing(seen).astype(np.float64)
         score, gradient, self._fitted = self._explain(self._scales, differing, standard)
@@ -214,6 +215,8 @@ class GaussianProcess:
                 new, gradient, fitted = self._explain(trial, differing, standard)
             except np.linalg.LinAlgError:
                 break
+            # Steps of the ascent may go too far: keep the best scales, but continue from the last ones with
+            # their momentum.
             if new > score:
                 score, self._scales, self._fitted = new, trial, fitted
 
@@ -227,6 +230,7 @@ class GaussianProcess:
         if share < 1:
             similarity += (1 - share) * np.exp(-decay * self._seen.differing(where))
         across = fitted.inverse.astype(np.float32) @ similarity
+        # In f32, rounding can make a variance negative where a configuration was observed.
         unexplained = np.maximum(np.float32(1e-9), 1 - np.einsum("ij,ij->j", across, across))
         return Posterior(
             mean=self._mean + self._spread * (fitted.weights.astype(np.float32) @ across),
@@ -250,6 +254,7 @@ class GaussianProcess:
         lower = np.linalg.cholesky(covariance)
         inverse = np.linalg.inv(lower)
         weights = inverse @ standard
+        # In closed form, so that the ascent has one scale less to find.
         variance = max(1e-12, float(weights @ weights) / count)
         prior, pull = scales.log_prior()
         score = prior - 0.5 * count * math.log(variance) - float(np.log(np.diag(lower)).sum())
@@ -259,6 +264,8 @@ class GaussianProcess:
         )  # derivative of the score by the covariance
         steep = slope * (share * 5 / 3 * (1 + distance) * np.exp(-distance))
         gradient = np.empty(len(scales.logs))
+        # By the logarithm of each length: the sum over pairs of steep * (difference of places) ** 2, without
+        # a matrix for each column.
         gradient[:-3] = 2 * (np.square(place).T @ steep.sum(axis=1) - (place * (steep @ place)).sum(axis=0))
         gradient[-3] = share * (1 - share) * float((slope * (near - same)).sum())
         gradient[-2] = scales.noise * float(np.trace(slope))
@@ -287,6 +294,7 @@ class _Momentum:
 
 def _distance(x: Array, y: Array) -> Array:
     """Return the distance of each row of `x` from each of `y`, times the root of 5."""
+    # |x - y|^2 = |x|^2 + |y|^2 - 2 x y: one matrix product instead of all differences.
     squares = np.square(x).sum(axis=1)[:, None] + np.square(y).sum(axis=1) - 2 * (x @ y.T)
     distance: Array = np.sqrt(np.maximum(0, 5 * squares))
     return distance

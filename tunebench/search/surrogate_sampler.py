@@ -81,6 +81,7 @@ class SurrogateSampler(TableSampler):
 
     def choose(self, study: Study) -> int:
         """Return the open row with the greatest expected improvement."""
+        # Matrices are small, and compilers use all cores meanwhile.
         with _blas().limit(limits=1, user_api="blas"):
             return self._choose(study)
 
@@ -89,6 +90,7 @@ class SurrogateSampler(TableSampler):
         begun = np.concatenate([seen.rows, seen.running])
         if len(begun) < (RETRIED if self._warm else DESIGN) or np.isfinite(seen.costs).sum() < 2:
             return self._first(begun)
+        # The last model has no times of other devices.
         doubt = len(begun) >= DESIGN and len(begun) % DOUBTED == 0
         view, places = self._models[-1 if doubt else 0], self._coordinates
         rows, costs = _most_informative(seen.rows, seen.costs)
@@ -101,6 +103,8 @@ class SurrogateSampler(TableSampler):
             view.process.fit(places.take(rows), costs, steps=0)
         candidates = self._candidates(rows[np.argsort(costs + view.expected[rows])[:3]])
         posterior = view.process.predict(places.take(candidates))
+        # The process models the difference from the expected cost, so the incumbent is shifted by it for each
+        # candidate.
         least = float(np.nanmin(seen.costs)) - view.expected[candidates]
         return int(candidates[np.argmax(expected_improvement(posterior, least))])
 
@@ -165,6 +169,8 @@ class SurrogateSampler(TableSampler):
                 for k, count in zip(centre, counts, strict=True)
             ]
             for i in range(len(centre)):
+                # Pairs of parameters; with i == j (a single parameter, or the last one) the second assignment
+                # wins.
                 for j in range(min(i + 1, len(centre) - 1), len(centre)):
                     changed = np.tile(centre, (len(values[i]), len(values[j]), 1))
                     changed[:, :, i] = values[i][:, None]

@@ -98,6 +98,7 @@ class VariantSearch:
         self.sampler = SAMPLERS[sampler](prospects, seed)
         self._own = isinstance(self.sampler, TableSampler)
         own = self.sampler.open if isinstance(self.sampler, TableSampler) else None
+        # The same array as the sampler's: rows that are closed here are closed there.
         self.open = np.ones(len(self.table), bool) if own is None else own
         self.study: Study = _quiet_study(self.sampler)
         self._distributions = dict(StudySpace.of_table(self.table).distributions)
@@ -141,6 +142,7 @@ class VariantSearch:
         """Stop pruning by bound and reopen the rows it pruned, after a run violated a bound."""
         self.trusted = False
         self.open[self._masked] = True
+        # Samplers count these as tried, so they are proposed explicitly.
         self._reopened += np.flatnonzero(self._pruned).tolist()
         self._masked[:] = self._pruned[:] = False
 
@@ -156,6 +158,8 @@ class VariantSearch:
             incumbent_us: Best time of any variant, in microseconds; rows with a higher bound are masked.
         """
         if self.trusted:
+            # Masked rows are remembered apart from tried ones: an audit may run them, and a violated bound
+            # reopens them.
             hopeless = self.open & (self.bounds_us > incumbent_us)
             self._masked |= hopeless
             self.open[hopeless] = False

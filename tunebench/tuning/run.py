@@ -119,6 +119,7 @@ def prepare(
     by_key = {searched.variant.key: searched for searched in tunable}
     policy = RetryPolicy(notify=lambda line: context.report_waiting(line))
     setup.store.retry_policy = policy
+    # `notify` above closes over the context: the store does not wait before it is made.
     context = RunContext(
         setup=setup,
         workload=workload,

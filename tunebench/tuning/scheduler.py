@@ -81,6 +81,7 @@ class SharedBudget:
         except TunebenchError as error:
             _fail(one, error)
             return
+        # No trials until the scheduler assigns a round.
         context.budget.trials = context.budget.done
         context.recorder.pause()
         one.context = context
@@ -114,6 +115,7 @@ class SharedBudget:
         context, budget = one.context, one.context.budget
         budget.trials = budget.done + trials
         self._work(one, context, lambda: run.search(context, executor))
+        # The search ended before its trials were used up: nothing is open any more.
         short = budget.done < budget.trials and not budget.is_overdue
         budget.trials = budget.done
         self._update_task_state(one, context, closed=short or bool(one.error))

@@ -56,6 +56,7 @@ class Forest:
     def _some(self, rows: NDArray[np.float32]) -> Array:
         node = np.broadcast_to(self.roots[:, None], (len(self.roots), len(rows))).astype(np.int64)
         index = np.arange(len(rows))[None, :]
+        # All trees and rows step down together; those that reached a leaf stay, because its offsets are 0.
         for _ in range(self.depth):
             asked = self.feature[node]
             goes_left = rows[index, asked] <= self.threshold[node]  # a leaf has offset 0 on both sides

@@ -227,6 +227,7 @@ def _conv2d(workload: Conv2d, device: Device) -> Iterator[LibraryKernel]:
             "wgrad": (k, c * taps, pixels),
         }[w.direction]
         if w.direction == "dgrad":
+            # Only one tap in each stride of both axes contributes to a pixel of the gradient.
             depth = max(1, depth // w.stride**2)
         product = _product(
             device,

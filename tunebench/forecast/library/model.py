@@ -194,6 +194,7 @@ def _weights(here: Array, places: Array, skill: Skill) -> Array:
         places: (E, 4) coordinates of the experts.
         skill: Kind of kernel.
     """
+    # A measured device needs no neighbours: its own experts share the whole weight.
     same = np.sum((here - places) ** 2, axis=1) < SAME_PLACE
     if same.any():
         own: Array = same / same.sum()
@@ -253,9 +254,12 @@ class ForecastModel:
         for expert, weight in zip(experts, weights, strict=True):
             if weight:
                 excess += weight * expert.excess(roofline)
+        # A mean of logarithms: experts that err by a factor in opposite directions cancel.
         us = roofline.us * np.exp(excess)
         extrapolated = ~np.any([expert.covers(roofline, us) for expert in experts], axis=0)
         nearest = int(squared.argmin())
+        # 0 on a measured device, 1 far from all of them: the interval goes from the error there to the error
+        # on devices left out.
         share = min(1.0, float(squared[nearest]) / FAR_DISTANCE)
         if share > 0:
             share = max(share, BOARD_SHARE)

@@ -91,6 +91,7 @@ def slowdown(device: Device, arithmetic: Arithmetic, flop_per_us: Array) -> Arra
         return np.ones_like(flop_per_us)
     clock_ghz = (device.boost_clock_mhz or device.max_clock_mhz) / 1e3
     needed_w = (device.mma_pj_per_ghz2 or 0.0) * energy * clock_ghz**2 * flop_per_us / 1e6
+    # Power grows with the cube of the clock: its square times the rate, which is proportional to it.
     longer: Array = np.cbrt(np.maximum(1.0, needed_w / left_w))
     return longer
 

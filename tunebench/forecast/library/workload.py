@@ -86,6 +86,7 @@ def predict_all(
         of, skill = model or bundled_model(), skill_of(family, arithmetic)
         blend = of.blend(skill, roofline, device, arithmetic, proxy=proxy)
         if sustained and family in _PRODUCTS:
+            # Operations over predicted time: the rate that decides whether the power limit is reached.
             rates = roofline.compute_us * flop_per_us(device, arithmetic) / blend.us
             weights = of.weights(skill, device, arithmetic)
             blend = blend.longer(slowdown_from_blend(device, arithmetic, rates, weights))
@@ -97,6 +98,7 @@ def predict_all(
         workloads=problems,
         device=device,
         time_us=time_us,
+        # Raising the expected time to the bound must keep the order of the interval.
         low_us=np.clip(sums.low_us, bound_us, time_us),
         high_us=np.maximum(sums.high_us, time_us),
         bound_us=bound_us,

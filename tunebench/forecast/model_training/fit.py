@@ -232,6 +232,7 @@ def _evened(of_skill: list[TrainedExpert]) -> list[TrainedExpert]:
     shown = sorted((one.even for one in of_skill if one.even is not None), key=abs)
     if not shown:
         return of_skill
+    # Sorted by magnitude: of two middle ones this is the smaller correction.
     shift = shown[(len(shown) - 1) // 2]
     return [
         dataclasses.replace(one, expert=dataclasses.replace(one.expert, even=shift))
@@ -252,6 +253,7 @@ def assemble_model(kept: dict[Skill, list[TrainedExpert]]) -> ForecastModel:
     unknown = dict.fromkeys(kept, Spread(0.0, 0.0))
     far = {}
     for skill, of_skill in kept.items():
+        # Boards with one chip are left out together, or the error would be that of a measured device.
         chips = [chip(one.table.device) for one in of_skill]
         if len(set(chips)) > 1:
             rests = [

@@ -175,6 +175,7 @@ def fit_law(
     # Without a floor, the law is linear in its terms: one start is enough.
     for share in LEADS if floor and lead else LEADS[:1]:
         rates = _rates(us - lead * share * least, work, kind)
+        # Booleans as counts: the floor and the lead are parameters only if the law has them.
         start = np.array([*[least] * floor, *[share * least] * lead, *rates])
         fits.append(
             least_squares(

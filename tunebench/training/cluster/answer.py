@@ -182,6 +182,8 @@ def plan_training(
     best = result.best[0]
 
     def searched(job: TrainingJob, machine: TrainingCluster, *, front: bool) -> SearchResult:
+        # Predicted layers depend on the product and on the network, not on links, memory or the batch: all
+        # searches share them.
         other = ClusterSearch(job, machine, fixed=fixed, objective=objective, layers=search.layers)
         return other.run(1, front=front)
 
@@ -192,6 +194,8 @@ def plan_training(
 
     watcher("plan with twice the memory of each device")
     twice = replace(machine, memory_bytes=2 * machine.memory_bytes)
+    # This front also has the plans that the real devices have no memory for: `_next_plans` lists the fastest
+    # of them.
     larger = searched(job, twice, front=objective == "time")
     gains = [gain("memory of each device", larger)]
     resources = [
@@ -214,6 +218,8 @@ def plan_training(
             job, machine, fixed=fixed, objective=objective, layers=search.layers, slowdown=slowdown
         )
         then = other.run(1, front=False).best[0]
+        # Both steps with the slower times: what the choice by the original prediction costs if the prediction
+        # is wrong.
         regret = other.pricer.step_us(best.plan) / then.step.time_us - 1
         sensitivity.append(PlanSensitivity(slower=name, plan=then.plan, regret=regret))
     costs: tuple[PricedPlan, ...] = ()

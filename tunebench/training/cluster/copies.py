@@ -80,7 +80,9 @@ class CopiesJob:
         elements, positions = self.network.saved_elements()
         activations = microbatch * (elements * size + positions * POSITION_BYTES)
         return {
+            # Autocast keeps f32 parameters, and a 16-bit copy of each during the step.
             "parameters": held * (4 + (size if size < 4 else 0)),
+            # Twice: DistributedDataParallel copies gradients to buckets of their own.
             "gradients": 2 * 4 * held,
             "optimizer": 4 * STATES[self.optimizer] * held,
             "activations": activations,
@@ -229,5 +231,6 @@ def _priced(job: CopiesJob, machine: TrainingCluster, microbatch: int) -> Priced
         samples_per_s=step.samples_per_s,
         communication_us=step.communication.us,
         memory=job.memory_bytes(microbatch),
+        # 3.6e9 microseconds are an hour.
         cost=None if price is None else price * machine.devices * step.time_us / 3.6e9,
     )

@@ -170,6 +170,8 @@ class MemoryPricer:
     def of(self, plan: ClusterPlan) -> DeviceMemory:
         """Return the memory of the fullest device."""
         ranks = (0,) if plan.pipeline == 1 else (0, plan.pipeline - 1)
+        # The first rank has the most micro-batches in flight, the last one the head: one of the two is the
+        # fullest.
         sizes = [self.of_rank(plan, rank) for rank in ranks]
         fullest = max(sizes, key=lambda each: each.total)
         return replace(fullest, host=max(each.host for each in sizes), nvme=max(each.nvme for each in sizes))
@@ -228,9 +230,13 @@ class MemoryPricer:
         )
         shards = plans.mapped(lambda plan: plan.shards, *_SHARDS)
         largest = plans.mapped(lambda plan: self._largest(LayerRun.of(plan).division), *_DIVISION)
+        # Shards are rounded up. Experts have other copies than the rest of a layer, so both are divided by
+        # themselves.
         states = -(-held[0] // shards[0]) - (-held[1] // shards[1])
         placed, total = _placement(plans), held[0] + held[1]
         gradient_bytes = WIDE_BYTES if self.job.wide_gradients else GRADIENT_BYTES
+        # Data that moves layer by layer needs buffers of DEPTH layers on the device instead of room for all
+        # layers.
         moves, buffer = placed.scatters | (placed.states != "device"), DEPTH * largest
         own = np.where(placed.parameters == "device", states, 0)
         fetches = moves & (placed.gathers | (placed.parameters != "device"))
@@ -238,10 +244,13 @@ class MemoryPricer:
         streams = moves & (placed.streams_gradients | placed.scatters)
         own = np.where(placed.streams_gradients, 0, states)
         gradients = gradient_bytes * np.where(streams, own + buffer, total)
+        # Host buffers hold shards of layers. With different numbers of shards, the fewer ones are the larger
+        # ones.
         small = DEPTH * -(-largest // np.minimum(shards[0], shards[1]))
         host, nvme = _stored_bytes(placed, states, small)
         offloads = plans.column("activations") == "host"
         layer_bytes, stage_bytes = kept
+        # DEPTH inputs of layers stay on the device: the one in use, and the one that is copied meanwhile.
         moved = np.maximum(0, stage_bytes - DEPTH * layer_bytes)
         activations = activations - np.where(offloads, moved, 0)
         return {
@@ -276,12 +285,18 @@ class MemoryPricer:
         held = layers[1] - layers[0] if layers else each + (rank < more)
         in_flight = stages_in_flight(schedule, ranks, rank, chunks, count)
         most = plans.column("recompute_layers")
+        # recompute_layers=0 means all layers of a stage, not none: `recompute` says whether there is any.
         again = np.where(most > 0, np.minimum(most, held), held)
         stage_bytes = in_flight * (again * kept + (held - again) * whole)
+        # A split backward pass keeps a micro-batch until its gradients of weights: activations first, then
+        # what these need.
         stage_bytes = np.where(split, in_flight * held * np.maximum(whole, weights), stage_bytes)
         embedded = np.where(rank == 0, first_stage_in_flight(schedule, ranks, chunks, count), 0)
         total = stage_bytes + embedded * embedding
+        # A V-shaped pipeline ends where it starts: the first rank has the head.
         last = rank == np.where(v_shaped, 0, ranks - 1)
+        # The gradient of the logits of one micro-batch is in `working`; those of the others wait for their
+        # weights.
         waiting = np.where(split, np.minimum(count, in_flight) - 1, 0)
         total = total + last * (head + waiting * head_gradient)
         working = np.where(last, np.maximum(work, head_gradient), work)
@@ -351,6 +366,7 @@ class MemoryPricer:
     def _largest_layer(self, division: LayerDivision) -> int:
         """Return the parameters of a layer, or of the one with the embedding if that has more."""
         last = self.job.network.layers - 1
+        # The first and the last layer also have the embedding and the head; all others are equal.
         kinds = {(0, 1), (last // 2, last // 2 + 1), (last, last + 1)}
         return max(sum(self._stage_parameters(division, each)) for each in kinds)
 

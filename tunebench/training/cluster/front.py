@@ -50,6 +50,8 @@ def cost_front(
     for count in counts:
         watcher(f"the fastest plan on {count} of {nodes} nodes")
         try:
+            # On a fixed number of nodes, cost ranks plans as time does. The objective is needed because only
+            # with it a plan may leave nodes unused.
             search = ClusterSearch(
                 job, machine, fixed={**given, "nodes": str(count)}, objective="cost", layers=layers
             )
@@ -57,6 +59,7 @@ def cost_front(
             continue
         front += search.run(1, front=False).best
     front.sort(key=lambda each: (each.step.time_us, each.device_hours))
+    # Fastest first: a point is on the front only if it is cheaper than all points before it.
     least, kept = float("inf"), []
     for each in front:
         if each.device_hours < least:

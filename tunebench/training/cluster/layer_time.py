@@ -301,13 +301,18 @@ class LayerTimes:
     def predict(self, runs: Iterable[LayerRun]) -> None:
         """Predict ways to run a layer that are not known yet, in one batch."""
         listed = dict.fromkeys(runs)
+        # A stage that recomputes some of its layers is a sum of layers with and without recomputation:
+        # predict these two.
         wholes = [
             each for run in listed for each in ((run.whole, run.kept) if run.recompute == "full" else (run,))
         ]
         new = [run for run in dict.fromkeys(wholes) if run not in self._kinds]
         if not new:
             return
+        # Recomputation repeats forward kernels, so one prediction without it gives the times of every kind.
         bases = dict.fromkeys(self._base(run) for run in new)
+        # What the embedding and the head add is the same for every kind of recomputation, division of experts
+        # and exchange of keys: it is predicted once, as a difference to a middle layer.
         plain = [run for run in dict.fromkeys(run.plain for run in bases) if run not in self._ends]
         first, middle, last = self.kinds_of_layer()
         wanted = dict.fromkeys((run, middle) for run in (*bases, *plain) if run not in self._middle)
@@ -374,11 +379,13 @@ class LayerTimes:
         """
         if run.recompute_layers:
             again = min(run.recompute_layers, layers[1] - layers[0])
+            # The embedding and the head are never computed again: only middle layers differ.
             whole, kept = self._kinds[run.whole].middle, self._kinds[run.kept].middle
             return self.passes(run.kept, layers).plus(whole.without(kept), again)
         kinds, (first, last) = self._kinds[run], layers
         begins, ends = first == 0, last == self.network.layers
         if last - first == 1:
+            # The only layer of a network begins and ends it; all kinds are then equal.
             return kinds.first if begins else kinds.last if ends else kinds.middle
         total = PassTime()
         if begins:
@@ -405,6 +412,7 @@ class LayerTimes:
             layers: Layers of the stage as a half-open range.
             shards: Devices that divide the states of the optimizer, and those of the experts' states.
         """
+        # Stages between the ends of the network differ in their position only, and share an entry.
         key = (division, self.alike(layers), shards)
         if key not in self._updates:
             self._updates[key] = self._update(*key)
@@ -430,6 +438,7 @@ class LayerTimes:
         return UpdateTime(
             sum(each.time_us for each in accumulate),
             host_launches(accumulate),
+            # Updates of many small tensors take as long as their launches.
             max(optimizer_us, self.host_us * host_launches(optimizer)),
         )
 

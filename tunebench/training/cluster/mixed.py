@@ -209,6 +209,8 @@ class MixedSearch:
         found = []
         for plan in enumerated(space):
             width = plan.tensor * plan.copies
+            # The space is that of the first group, which may be one stage. All groups together are a
+            # pipeline, and a pipeline shards neither gradients nor parameters.
             sharded = plan.sharding == "gradients" or (
                 plan.sharding == "full" and plan.parameters == "device"
             )
@@ -260,8 +262,12 @@ class MixedSearch:
         watcher("predicting the layers")
         for layers in self.layers:
             layers.predict({LayerRun.of(each.plan) for each in self.plans})
+        # Levels: 0 a plan with the bound of all its divisions, 1 a division with the bound of its slowest
+        # stage, 2 with the bound of its step, 3 with its simulated step. An entry never gets a lower bound,
+        # so the first one that is popped at level 3 is optimal among all that remain.
         heap = [(self.floor_us(each), index, 0, each) for index, each in enumerate(self.plans)]
         heapq.heapify(heap)
+        # Ties are popped in the order of insertion, and plans are never compared.
         number = itertools.count(len(heap))
         best: list[MixedPlan] = []
         listed: set[tuple[ClusterPlan, tuple[int, ...]]] = set()
@@ -270,6 +276,8 @@ class MixedSearch:
         while heap and len(best) < top:
             bound_us, _, level, each = heapq.heappop(heap)
             if level == 3:
+                # The best division of a plan is popped first. Its other divisions are not alternatives to
+                # report.
                 if (each.plan, each.order) not in listed:
                     listed.add((each.plan, each.order))
                     best.append(each)
@@ -286,6 +294,7 @@ class MixedSearch:
                 heapq.heappush(heap, (max(bound_us, self.bound_us(each)), next(number), 2, each))
             else:
                 watcher(f"dividing the layers of {each.plan}")
+                # A plan is divided only when its bound is the lowest one: most plans never are.
                 opened += 1
                 for division in self.divisions(each, equal=equal):
                     divisions += 1
@@ -331,6 +340,8 @@ class MixedSearch:
         run = LayerRun.of(each.plan)
         pairs = zip(each.order, each.stages, strict=True)
         speed = sum(stages / self._layer(run, group) for group, stages in pairs)
+        # The best division gives every stage the same time. Layers cannot be cut, so that no real one is
+        # faster.
         return each.plan.microbatches(self.job.batch) * self.job.network.layers / speed
 
     def slowest_us(self, each: MixedPlan) -> float:
@@ -349,6 +360,7 @@ class MixedSearch:
 
     def bound_us(self, each: MixedPlan) -> float:
         """Return a lower bound of the step of a division."""
+        # Stages and sends are given, so that the pricer of any group composes them to the same step.
         return self.pricers[0].pipeline_bound_us(each.plan, *self._pipeline(each)) + self._tied(
             each.plan.tensor
         )
@@ -421,6 +433,7 @@ class MixedSearch:
                 of.link_between(stage * width, (stage + 1) * width, width=width) for stage in range(count - 1)
             ]
             found += [float(send_us(nbytes, link)) for link in (*inside, self.machine.between)]
+        # The last stage sends to nobody.
         return (*found[:-1], 0.0)
 
     def _tied_us(self, tensor: int) -> float:

@@ -131,6 +131,8 @@ class _ModuleSearch:
 
     def _exact(self, plans: list[PricedCopies]) -> tuple[list[PricedCopies], int]:
         """Return the plans with the first one traced, and how many do not fit then."""
+        # Interpolated times may be wrong where kernels change. Trace the winner, sort again, and stop when
+        # the winner is a traced one: every round traces another size, so the loop ends.
         traced, dropped = {self.start, 2 * self.start}, 0
         while plans and plans[0].microbatch not in traced:
             size = plans[0].microbatch
@@ -162,6 +164,7 @@ class _ModuleSearch:
         peak = self._peak_bytes(replace(step, results=()) if divides else step)
         share = devices if sharding == "full" else 1
         buckets = held if sharding != "full" and devices > 1 else 0
+        # Gathered parameters of the block that runs, and of the next one.
         gathered = DEPTH * max(block.parameter_bytes for block in self._blocks(step))
         shards = 1 if sharding == "none" else devices
         return {
@@ -239,6 +242,7 @@ class _ModuleSearch:
         computed_us = sum(block.forward_us + block.backward_us for block in blocks)
         exposed_us = stream_us(forward) + stream_us(backward) - computed_us
         moved_us = sum(us for chain in (*gathers, *gathers, *scatters) for _, us in chain)
+        # Hidden communication is not free: it takes SMs from the kernels beside it.
         return exposed_us + self._occupied(self.group) * max(0.0, moved_us - exposed_us)
 
     def _occupied(self, group: ProcessGroup) -> float:
@@ -260,6 +264,8 @@ class _ModuleSearch:
         """Return the blocks in the order of the forward pass; times are at least those of their launches."""
         profile = self.job.profiler.profile(self.start)
         names = [_block_name(layer) for layer in profile.layers]
+        # If launches take longer than kernels, the device waits between all of them: scale every operation
+        # alike.
         stretch = max(1.0, HOST_US * len(step.operations) / (step.compute_us or 1.0))
         times: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for index, (name, each) in enumerate(zip(names, step.operations, strict=True)):

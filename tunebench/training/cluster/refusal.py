@@ -50,6 +50,7 @@ def refusal(job: TrainingJob, machine: TrainingCluster, name: str, value: str) -
     if name in _OF_TEXT:
         return "; ".join(_OF_TEXT[name](job, machine, value))
     if name in _OF_NUMBER:
+        # All parameters are 1 or more, except recompute_layers, where 0 means all layers.
         if not value.isdecimal() or int(value) < 1 - (name == "recompute_layers"):
             return "expected a whole number"
         return "; ".join(_OF_NUMBER[name](job, machine, int(value)))

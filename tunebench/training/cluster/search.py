@@ -180,10 +180,13 @@ class ClusterSearch:
         watcher(f"memory of {len(self.plans)} plans")
         sizes, host, nvme = self.memory.sizes(self.plans)
         per_node = self.machine.links.devices_per_node
+        # Devices of a node share its host memory and NVMe, each with an equal part of the data.
         lacking = np.maximum(0, host * per_node - self.machine.host_bytes)
         lacking += np.maximum(0, nvme * per_node - self.machine.nvme_bytes)
         rows = np.flatnonzero((lacking == 0) & (sizes <= limit))
         fitting = self.plans.take(rows)
+        # Reported if nothing fits: the plan that lacks the fewest bytes, then the one with the least memory
+        # of a device.
         least = self.plans[int(np.lexsort((sizes, lacking + per_node * np.maximum(0, sizes - limit)))[0])]
         watcher(f"predicting the layers of {len(fitting)} plans that fit")
         self.layers.predict(map(LayerRun.of, [least, *fitting.distinct(*RUN_PARAMETERS)[0]]))
@@ -240,6 +243,8 @@ class ClusterSearch:
         floors = self.pricer.floors_us(fitting)
         devices = self._devices(fitting)
         firsts, seconds = self._values(floors, sizes, devices)
+        # Two sources in ascending order of bounds: the columns, sorted once, and a heap of the few plans that
+        # are refined. A plan becomes an object only when it is reached: spaces have millions of plans.
         order = np.lexsort((np.arange(len(fitting)), seconds, firsts))
         untouched = iter(zip(firsts[order].tolist(), seconds[order].tolist(), order.tolist(), strict=True))
         waiting = next(untouched, None)
@@ -250,6 +255,8 @@ class ClusterSearch:
         least = float("inf")
         levels = [len(fitting), 0, 0]
         while heap or waiting:
+            # The lowest bound of both sources. Refining never lowers a bound, so a plan that is reached with
+            # its simulated step is at least as good as all that follow.
             if waiting and (not heap or waiting[:3] < heap[0][:3]):
                 (_, second, index), waiting = waiting, next(untouched, None)
                 if len(found) >= top and front and second >= least:
@@ -260,6 +267,8 @@ class ClusterSearch:
             if len(found) >= top:
                 if not front:
                     break
+                # Plans are reached in ascending order of the first value: one is on the front only if its
+                # second value is below all before. A bound that is not below is enough to close it.
                 if second >= least:
                     continue
             if each.level == 2:
@@ -269,6 +278,8 @@ class ClusterSearch:
                     least = second
                     points.append(each.plan)
                 continue
+            # Bounds are computed in different ways, and rounding may make the tighter one smaller: keep the
+            # order monotone.
             each.time_us = max(each.time_us, refine[each.level](each.plan))
             levels[each.level] -= 1
             each.level += 1

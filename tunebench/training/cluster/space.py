@@ -362,6 +362,8 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
     nodes = _divisors(links.nodes) if any_nodes else (links.nodes,)
     values = _values(job, machine, nodes)
 
+    # Constraints are evaluated for columns of values, hence `|` and `&`. Each names the parameters that it
+    # needs, and its docstring is the reason that `_conflict` shows if no plan satisfies it.
     def uses_all_devices(nodes: Any, tensor: Any, context: Any, pipeline: Any, data: Any) -> Any:
         """Nodes times the devices of a node is data times context times tensor times pipeline."""
         return data * context * tensor * pipeline == nodes * links.devices_per_node
@@ -522,6 +524,8 @@ def _keeps_experts(
 
 def _contexts(job: TrainingJob, devices: int) -> tuple[int, ...]:
     """Return the degrees of context parallelism: each device has two parts of a sequence."""
+    # Each device has an early and a late part of a sequence, which balances causal attention: two parts, each
+    # whole.
     most = job.seq // LEAST_TOKENS if job.flash else 1
     return tuple(
         size for size in _divisors(devices) if size == 1 or (size <= most and job.seq % (2 * size) == 0)
@@ -610,6 +614,7 @@ class PlanTable(Sequence[ClusterPlan]):
         Args:
             names: The parameters.
         """
+        # A number in a mixed radix: plans with equal values of the parameters have equal keys, and no others.
         keys = np.zeros(len(self), dtype=np.int64)
         for name in names:
             place = self._table.space.names.index(name)
@@ -625,6 +630,8 @@ class PlanTable(Sequence[ClusterPlan]):
             names: The parameters that it depends on.
         """
         plans, inverse = self.distinct(*names)
+        # The function is called once for each combination; its numbers come first, so that callers unpack
+        # columns.
         return np.array([function(plan) for plan in plans]).T[..., inverse]
 
 
@@ -649,6 +656,7 @@ def _conflict(space: Space) -> str:
         for constraints in itertools.combinations(space.constraints, count):
             names = {name for constraint in constraints for name in signature(constraint).parameters}
             parameters = tuple(parameter for parameter in space.parameters if parameter.name in names)
+            # An error message is worth seconds, not minutes: skip what would take longer to enumerate.
             if math.prod(len(parameter.values) for parameter in parameters) > MOST_CHECKED:
                 continue
             if not len(Space(parameters, constraints).enumerate()):

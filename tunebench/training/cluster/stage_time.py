@@ -203,7 +203,11 @@ class StepPricer:
         count = self.job.batch // (plans.column("data") * plans.column("microbatch"))
         most, full = plans.column("recompute_layers"), plans.column("recompute") == "full"
         bound_us = np.zeros(len(plans))
+        # The bound holds for every rank. It is largest on the first one, on the last one that has a layer
+        # more than others, or on the last one.
         for rank in (np.zeros_like(ranks), np.clip(more - 1, 0, ranks - 1), ranks - 1):
+            # The first `more` stages have a layer more. In a V, rank r also has stage 2 p - 1 - r;
+            # interleaved stages are even.
             held = own * each + (rank < more) + (v_shaped & (2 * ranks - 1 - rank < more))
             ends = rank == np.where(v_shaped, 0, ranks - 1)
             again = np.where(most > 0, most * own, held * full)
@@ -211,6 +215,8 @@ class StepPricer:
             ahead = rank * each + np.minimum(rank, more)
             before_us = of.forward_us(rank, ahead)
             behind_us = of.backward_us(rank, ahead, np.where(most > 0, most * rank, ahead * full))
+            # Gradients of weights may run while the last gradient returns, so a bound for split passes leaves
+            # the return out.
             ramp_us = np.where(rank > 0, before_us + np.where(split, 0.0, behind_us), 0.0)
             bound_us = np.maximum(bound_us, ramp_us + work_us)
         return bound_us
@@ -226,6 +232,8 @@ class StepPricer:
         sums, added, added_again = [nothing] * 3, nothing, nothing
         if self.job.network.layers >= _FEW_LAYERS:
             sums = [self._short_sums(base, each, plan.nodes) for each in (ranges[0], (1, 2), ranges[2])]
+            # Networks of fewer layers have no stage of two middle layers to take the difference from: their
+            # bound leaves communication out.
             added, added_again = (self._added_sums(each, plan.nodes) for each in (base, run))
         scale, host_us = self.slowdown.kernels, self.layers.host_us
         return (
@@ -333,11 +341,15 @@ class StepPricer:
         weights = [each.weights_us * plan.splits_backward for each in stages]
         passes = [(each.pass_us[0], each.pass_us[1] - us) for each, us in zip(stages, weights, strict=True)]
         held = plan.held_stages
+        # Stages 0 to p - 1 are on ranks 0 to p - 1, in looped and in V-shaped placements. A rank starts when
+        # the first micro-batch has passed the ranks before it, and then has at least all its passes to run.
         before_us, ends = 0.0, []
         for rank in range(ranks):
             inputs_us = count * sum(sum(passes[stage]) for stage in held[rank])
             ends.append((before_us + inputs_us, count * sum(weights[stage] for stage in held[rank])))
             before_us += passes[rank][0] + sends[rank]
+        # The last gradient returns through all ranks before. A rank computes a gradient of weights after it
+        # at the earliest when that gradient has arrived.
         latest_us, bound_us = 0.0, 0.0
         for rank in reversed(range(ranks)):
             back_us = latest_us + passes[rank][1] + sends[rank] if rank < ranks - 1 else 0.0
@@ -363,6 +375,7 @@ class StepPricer:
                 forward_us=each.pass_us[0],
                 input_gradient_us=each.pass_us[1] - each.weights_us * plan.splits_backward,
                 weight_gradient_us=each.weights_us * plan.splits_backward,
+                # The time of a send is given: bytes only decide whether there is one.
                 send_bytes=int(us > 0),
                 send_us=us,
             )
@@ -374,6 +387,7 @@ class StepPricer:
             chunks=plan.chunks,
             schedule=plan.schedule_name,
         )
+        # Where the order of passes depends on times, it is made for these costs; all other orders are cached.
         depends = find_schedule(order.schedule).depends_on_costs
         schedule = (
             pipeline_schedule(order, costs=PipelineCosts(stages=costs)) if depends else _schedule(order)
@@ -401,6 +415,7 @@ class StepPricer:
         accumulates: bool,
     ) -> StageTime:
         """Return the passes of a stage; layers of the same kind have equal times."""
+        # Look up the first range of equal stages, so that all of them share one entry of the cache.
         kind = self.layers.alike(layers)
         if kind != layers:
             return self._passes(run, kind, nodes, placed, accumulates)
@@ -411,6 +426,8 @@ class StepPricer:
             kernels = kernels.plus(PassTime(0.0, added_us, update.accumulate_launches, added_us))
         kernels = kernels.scaled(self.slowdown.kernels)
         busy_us = kernels.forward_us + kernels.backward_us
+        # If launches take longer than kernels, both passes stretch, and collectives hide in the time that
+        # this leaves.
         stretch = max(1.0, self.layers.host_us * kernels.launches / busy_us)
         slack_us = (stretch - 1.0) * kernels.forward_us, (stretch - 1.0) * kernels.backward_us
         forward_us, backward_us = stretch * kernels.forward_us, stretch * kernels.backward_us
@@ -507,6 +524,8 @@ class StepPricer:
             self.layers.passes(run.whole if index < again or not again else run.kept, (layer, layer + 1))
             for index, layer in enumerate(range(*layers))
         ]
+        # Layers share the time of the pass, which may be stretched by launches, in proportion to their
+        # kernels.
         forward = passes_us[0] / sum(each.forward_us for each in kinds)
         backward = passes_us[1] / sum(each.backward_us for each in kinds)
         kept = 0
@@ -536,6 +555,7 @@ class StepPricer:
         """
         network = self.job.network
         held = [division.held(network, self.layers.alike((layer, layer + 1))) for layer in range(*layers)]
+        # A matrix that both ends share is in both counts; the stage stores it once.
         others, routed = held[0]
         shared = sum(each[0] for each in held) - division.held(network, layers)[0]
         return [(others - shared, routed), *held[1:]]
@@ -561,6 +581,8 @@ class StepPricer:
         nothing = (0.0, 0.0)
         if max(copies) == 1 or sharding == "full":
             return nothing, nothing
+        # Gradients depend on the division of parameters only: the micro-batch and recomputation are
+        # arbitrary.
         of_run = LayerRun(division.tensor, 1, "none", division.tensor > 1, False, 1, *astuple(division)[1:])
         run = of_run.network_run(self.job, layers)
         parts = gradient_bytes(self.job.network, run, layers)
@@ -582,6 +604,7 @@ class StepPricer:
             return exchange.exposed_us(collective, parts, pass_us), exchange.total_us(collective, parts)
 
         gather = both_us("all-gather", held, passes_us[0]) if sharding != "none" else nothing
+        # Their reduce-scatter runs behind each layer, and is a part of the passes (`_streamed_layers`).
         if sharding == "gradients":
             return nothing, gather
         return both_us("all-reduce" if sharding == "none" else "reduce-scatter", parts, passes_us[1]), gather

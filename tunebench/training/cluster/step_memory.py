@@ -41,6 +41,7 @@ def step_memory(network: Network, run: NetworkRun, parallelism: Parallelism) -> 
     )
     of, prices = parallelism, MemoryPricer(job)
     plan = _plan(run, of)
+    # The formulas of schedules with split passes hold for even stages and full groups of micro-batches.
     grouped = of.chunks == 1 or of.microbatches % of.pipeline == 0
     if plan.schedule in SPLIT_SCHEDULES and of.stage_layers is None and grouped and of.pipeline > 1:
         return tuple(prices.of_rank(plan, rank) for rank in range(of.pipeline))

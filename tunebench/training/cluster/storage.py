@@ -143,6 +143,8 @@ class StorageTimes:
         waits, stored = [], []
         for works in (forward, backward):
             compute_us = sum(each.compute_us for each in works)
+            # The network counts first; storage exposes only what it adds to that. So the two add up to the
+            # whole wait.
             network_us = stream_us([each.only("network") for each in works])
             whole_us = max(stream_us(works), sum(self._host_us(each) for each in works))
             waits.append(max(0.0, network_us - compute_us))
@@ -172,6 +174,8 @@ class StorageTimes:
             share = -(-layer.parameters // placed.shards)
             after += self._to_host(HALF_BYTES * share)
             if placed.parameters == "nvme":
+                # The order of transfers in the chain: the gradient arrives, the sum is read, added to, and
+                # written back.
                 after += self._read(HALF_BYTES * share) if accumulates else ()
             if accumulates:
                 after += (("processors", self._memory_us(ADD_BYTES * share)),)
@@ -209,6 +213,7 @@ class StorageTimes:
             return ()
         link = self.machine.host_link
         assert link is not None
+        # Devices behind one link copy at the same time, so each copy takes as long as all of them together.
         carried = nbytes * self.machine.devices_per_host_link
         us = link.to_host_us(carried) if direction == "to host" else link.to_device_us(carried)
         return ((direction if self.machine.host_duplex else "host link", max(us, self._memory_us(nbytes))),)

@@ -27,6 +27,8 @@ def overlapped(step: TrainingStep, actions: Sequence[Action], budget_bytes: int)
         budget_bytes: Bytes that the device has.
     """
     swapped = {action.tensor for action in actions if isinstance(action, CopyOut)}
+    # `with_frees` frees all other tensors as early as possible. A swapped one must stay until its copy has
+    # ended.
     kept = [action for action in actions if not isinstance(action, Free) or action.tensor in swapped]
     schedule = with_frees(step, _copies_out_first(step, kept))
     return _copies_in_first(step, schedule, budget_bytes) if swapped else schedule
@@ -51,6 +53,7 @@ def _copies_in_first(step: TrainingStep, schedule: Sequence[Action], budget_byte
     """Return the schedule with copies to the device moved forward where memory allows."""
     link = step.link
     assert link is not None
+    # `used` counts the bytes during each action, workspace included; `after` those that remain behind it.
     used = np.array(simulate(step, schedule, budget_bytes=budget_bytes).bytes_during)
     runs = [step.operations[action.operation] if isinstance(action, Compute) else None for action in schedule]
     clock_us = list(itertools.accumulate((run.time_us if run else 0.0 for run in runs), initial=0.0))
@@ -59,6 +62,8 @@ def _copies_in_first(step: TrainingStep, schedule: Sequence[Action], budget_byte
     moved_bytes = np.zeros(len(schedule), dtype=np.int64)
     absent_since = _freed_before(schedule)
     next_start_us = clock_us[-1]
+    # The last copy first: the link is busy from a copy's start on, so each one must end before the next
+    # starts.
     for place in reversed(range(len(schedule))):
         action = schedule[place]
         if not isinstance(action, CopyIn):
@@ -73,6 +78,7 @@ def _copies_in_first(step: TrainingStep, schedule: Sequence[Action], budget_byte
         used[at:place] += size_bytes
         after[at:place] += size_bytes
         next_start_us = min(start_us, clock_us[at])
+        # Copies are visited backwards, so that inserting in front keeps their order of issue.
         moved[at].insert(0, action)
         moved_bytes[at] += size_bytes
     result: list[Action] = []

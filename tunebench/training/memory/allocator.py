@@ -177,11 +177,14 @@ class CachingAllocator:
         size = max(MIN_BLOCK_BYTES, _rounded_up(size_bytes, MIN_BLOCK_BYTES))
         small = size <= SMALL_BYTES
         pool = self._small if small else self._large
+        # The smallest free block that is large enough, else a new segment.
         block = pool.take(size) or self._segment(_segment_bytes(size), small)
         if block is None:
             return None
         block.free = False
         remainder = block.size_bytes - size
+        # Large blocks are split only if the rest is larger than a small block, so that some bytes stay unused
+        # in them.
         if remainder >= MIN_BLOCK_BYTES if small else remainder > SMALL_BYTES:
             pool.add(_split(block, size))
         self.allocated_bytes += block.size_bytes
@@ -210,6 +213,7 @@ class CachingAllocator:
                 return None
         self.reserved_bytes += size_bytes
         block = Block(self._next_address, size_bytes, small=small)
+        # Addresses are never used again: they only order blocks of equal size.
         self._next_address += size_bytes
         return block
 
@@ -248,6 +252,7 @@ def memory_events(
                 operation = step.operations[action.operation]
                 yield from (Allocate(tensor, step.tensors[tensor].size_bytes) for tensor in operation.outputs)
                 if operation.workspace_bytes:
+                    # One number for all workspaces: two are never allocated at the same time.
                     yield Allocate(workspace, operation.workspace_bytes)
                     yield Release(workspace)
             elif isinstance(action, CopyIn):

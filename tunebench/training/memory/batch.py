@@ -65,16 +65,19 @@ def largest_batch(fits: Callable[[int], bool], start: int, *, resolution: float 
         InputError: Batches of any size fit.
     """
     low, high, stride = 0, start, max(1, start // 32)
+    # Upwards with growing strides, from a guess that is usually close; each call of `fits` profiles a step.
     while high <= MOST_BATCH and fits(high):
         low, high, stride = high, high + stride, 2 * stride
     if high > MOST_BATCH:
         raise InputError(f"a batch of {low} fits: the memory of the step does not grow with the batch")
+    # Nothing fitted yet: downwards, until something fits or a batch of 1 does not.
     while low == 0 and high > 1:
         smaller = max(1, high - stride)
         if fits(smaller):
             low = smaller
         else:
             high, stride = smaller, 2 * stride
+    # Invariant: `low` fits or is 0, and `high` does not fit.
     while high - low > max(1, resolution * low):
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -53,9 +53,12 @@ def lower_bound_us(step: TrainingStep, budget_bytes: int) -> float:
     def bound_us(moment: int) -> float:
         """Return the bound of a moment."""
         operation = step.operations[moment]
+        # What is written before the moment and read after it, and not needed by the operation itself.
         across = (born < moment) & (last > moment) & (sizes > 0)
         across[[*operation.inputs, *operation.outputs]] = False
         kinds = np.flatnonzero(across)
+        # Outputs of one operation are restored by running it once: they count as one tensor of all their
+        # bytes.
         group_bytes = np.bincount(producer[kinds], weights=sizes[kinds], minlength=len(times))
         groups = np.flatnonzero(group_bytes)
         before = float(before_us[moment])
@@ -63,6 +66,7 @@ def lower_bound_us(step: TrainingStep, budget_bytes: int) -> float:
 
     best_us = total_us
     for moment in _moments(excess):
+        # Rounding must not lift the bound above the time of an optimal schedule.
         best_us = max(best_us, bound_us(moment) * (1 - 1e-9))
     return best_us
 
@@ -71,6 +75,7 @@ def _excess_bytes(
     step: TrainingStep, sizes: np.ndarray, born: np.ndarray, last: np.ndarray, budget_bytes: int
 ) -> np.ndarray:
     """Return the bytes above the budget at the first run of each operation without a plan."""
+    # Tensors alive across each operation, as a running sum of births and deaths.
     change = np.zeros(len(step.operations) + 2)
     across = last > born + 1
     np.add.at(change, born[across] + 1, sizes[across])
@@ -116,10 +121,13 @@ def _split(
     knots = np.concatenate([[0.0], np.cumsum(sizes[order])])
     again_us = np.concatenate([[0.0], np.cumsum(costs[order])])
     after_us = total_us - before_us
+    # The fewest microseconds per byte first: with fractions allowed, this greedy choice is optimal (a
+    # fractional knapsack).
     if step.link is None:
         return math.inf if knots[-1] < excess else total_us + float(np.interp(excess, knots, again_us))
     out, back = 1e-3 / step.link.to_host_gb_s, 1e-3 / step.link.to_device_gb_s
     most = min(excess, float(knots[-1]))
+    # Find where the way back takes as long as the operations after the moment, by bisection.
     low, high = 0.0, most
     for _ in range(60):
         middle = (low + high) / 2

@@ -88,6 +88,7 @@ def plan_on_device(
     for cut in cuts:
         if use.fits or use.allocator is None:
             break
+        # Below the peak of the last plan, or the search would return the same plan again.
         target_bytes = min(int((1 - cut) * budget_bytes), plan.simulation.peak_bytes - 1)
         try:
             plan = plan_memory(step, target_bytes, effort=effort)
@@ -96,5 +97,6 @@ def plan_on_device(
         use = device_use(step, plan.schedule, device, budget_bytes)
     if plan is first or not use.fits:
         return first, first_use
+    # The plan was searched for fewer bytes, so its bound and proof do not hold for the whole budget.
     lower_us = lower_bound_us(step, budget_bytes)
     return replace(plan, budget_bytes=budget_bytes, lower_us=lower_us, optimal=False), use

@@ -209,6 +209,7 @@ class _Restoration:
             self._moved.add(tensor)
             if not self.on_host[tensor]:
                 for read in self._index.reads[producer]:
+                    # Only an input that was needed for this tensor's sake can be needed later now.
                     if self.need_us[read] == self.need_us[tensor]:
                         self._refresh_need(read)
 
@@ -218,6 +219,7 @@ class _Restoration:
         if copied:
             self.on_host[tensor] = 1
         self.cost_us[tensor] = self._restore_us(tensor)
+        # What others cost to restore is updated in one go, before the next comparison (`update_costs`).
         self._moved.add(tensor)
         if not self.on_host[tensor]:
             self._hasten(tensor)
@@ -242,6 +244,8 @@ class _Restoration:
 
     def _refresh_need(self, tensor: int) -> None:
         """Work out again when a tensor, and what restores it, is needed next; later tensors first."""
+        # By descending producers: an output is settled before the inputs that restore it, so each is visited
+        # once.
         changed = [(-self._index.producer[tensor], tensor)]
         while changed:
             producer, tensor = heapq.heappop(changed)
@@ -286,6 +290,7 @@ class _Restoration:
         moved, self._moved = self._moved, set()
         changed = [reader for tensor in moved for reader in self._index.readers[tensor]]
         heapq.heapify(changed)
+        # By ascending operations: what an operation reads is settled before what it writes.
         while changed and changed[0] < self._stage:
             reader = heapq.heappop(changed)
             while changed and changed[0] == reader:
@@ -311,6 +316,7 @@ class _Execution:
         self._budget_bytes, self._policy = budget_bytes, policy
         self._tensors = _Restoration(index, policy.swapped)
         self._used_bytes = index.step.resident_bytes
+        # Added to the time until the next use, so that a tensor needed right now does not divide by zero.
         self._soon_us = index.clock_us[-1] / len(index.clock_us) * 1e-3 + _NO_TIME_US
         self._pins = array("i", [0]) * len(index.size)
         self._wanted: set[int] = set()
@@ -320,6 +326,7 @@ class _Execution:
         self._sizes = np.array(index.size, dtype=float)
         self._kept = np.array([size == 0 for size in index.size])
         self._kept[list(policy.pinned)] = True
+        # Views, not copies: Python writes single elements quickly, NumPy compares all of them.
         self._is_present = np.frombuffer(self._tensors.present, dtype=bool)
         self._costs = np.frombuffer(self._tensors.cost_us)
         self._needs = np.frombuffer(self._tensors.need_us)
@@ -346,16 +353,19 @@ class _Execution:
             if self._tensors.present[tensor] or self._tensors.on_host[tensor] or producer in chain:
                 continue
             if not self._step.operations[producer].recomputable:
+                # It is gone and cannot be computed again: it had to be swapped.
                 raise _NoRoom({tensor})
             chain.add(producer)
             stack.extend(self._index.reads[producer])
         self._wanted = {tensor for index in chain for tensor in self._index.outputs[index]}
+        # Pins count readers: each run of an operation removes one pin from what it reads.
         self._pin(targets)
         for index in chain:
             self._pin(self._index.reads[index])
         self.spare_us -= sum(self._step.operations[index].time_us for index in chain)
         if self.spare_us <= 0:
             raise _TooSlow
+        # Ascending operations: each one reads what earlier ones wrote.
         for index in sorted(chain):
             self._fetch(self._index.reads[index])
             self._compute(index)
@@ -376,6 +386,7 @@ class _Execution:
     def _compute(self, index: int) -> None:
         """Run an operation whose inputs are on the device."""
         for tensor in self._index.outputs[index]:
+            # An operation writes all its outputs anew, also those that are still there.
             if self._tensors.present[tensor]:
                 self._drop(tensor)
         self._make_room(self._index.output_bytes[index])
@@ -401,6 +412,7 @@ class _Execution:
         if self._used_bytes + size_bytes > limit:
             present = np.flatnonzero(self._is_present & (self._pinned <= 0))
             raise _NoRoom(self._wanted | set(present.tolist()))
+        # Room for recomputation, left while saved tensors pile up; behind the peak there is room anyway.
         if self._policy.reserve_bytes and self._stage <= self._index.peak_stage:
             reserved = limit - self._policy.reserve_bytes - size_bytes
             if self._used_bytes > reserved:
@@ -419,6 +431,7 @@ class _Execution:
             chosen = self._cheapest(free, needs_us)
             if not chosen:
                 return
+            # Free a little more than needed, because each comparison of all tensors costs more than a free.
             batch_bytes = min(most_bytes, self._used_bytes - int(self._budget_bytes * _BATCH))
             for tensor in chosen:
                 if self._used_bytes <= batch_bytes:
@@ -434,6 +447,7 @@ class _Execution:
         away_us = needs_us[possible] - self._index.clock_us[self._stage] + self._soon_us
         scores = (costs + _NO_TIME_US) / (self._sizes[free] * away_us**self._policy.foresight)
         if len(free) > _CHOSEN:
+            # Sort only the cheapest ones: costs change once some are freed.
             least = scores <= np.partition(scores, _CHOSEN - 1)[_CHOSEN - 1]
             free, scores = free[least], scores[least]
         chosen: list[int] = free[np.argsort(scores, kind="stable")].tolist()

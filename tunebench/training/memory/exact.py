@@ -57,6 +57,7 @@ def exact_schedule(
     """
     model = _StagedModel(step, budget_bytes)
     solution = model.program.solve(limit_s, relaxed=relaxed)
+    # The objective also counts ties between copies: without them the bound could exceed the least time.
     lower_us = max(step.compute_us, (solution.bound - model.tie_cost) / model.per_us)
     if solution.values is None or relaxed:
         return ExactResult(schedule=None, lower_us=lower_us, optimal=solution.optimal and not relaxed)
@@ -95,6 +96,7 @@ class _StagedModel:
     """
 
     def __init__(self, step: TrainingStep, budget_bytes: int | None) -> None:
+        # A last operation that takes no time and reads the results: they must be on the device at the end.
         end = StepOperation(name="end of the step", time_us=0.0, inputs=step.results, outputs=())
         self._own = len(step.operations)  # without the end of the step
         self._step = step if not step.results else replace(step, operations=(*step.operations, end))
@@ -159,6 +161,8 @@ class _StagedModel:
         runs = {}
         for stage in range(self._count):
             for index, operation in enumerate(self._operations[: stage + 1]):
+                # Stage t ends with the first run of operation t, which is certain; all earlier runs are
+                # choices.
                 first = index == stage
                 if first or operation.recomputable:
                     cost = 0.0 if untimed else operation.time_us * self.per_us
@@ -192,6 +196,8 @@ class _StagedModel:
                     self.program.at_most({now: 1.0, **dict.fromkeys(before, -1.0)}, 0.0)
                     if tensor in self._inputs[slot]:
                         self.program.at_most({self._runs[slot]: 1.0, now: -1.0}, 0.0)
+                    # Within a stage, presence passes from slot to slot; running the producer also makes the
+                    # tensor present.
                     before = {now: 1.0}
                     if slot[1] == producer:
                         before[self._runs[slot]] = 1.0
@@ -217,6 +223,7 @@ class _StagedModel:
     def _limit_copies(self) -> None:
         """Require that a tensor leaves once, stays until its release, and returns only when it is absent."""
         for tensor, producer in self._producer.items():
+            # Copies to the host so far: at most one in the whole step, which serves all later copies back.
             left: dict[int, float] = {}
             for stage in range(producer + 1, self._count):
                 leaves, held = self._leaves[stage, tensor], self._held[stage, tensor]
@@ -246,6 +253,7 @@ class _StagedModel:
         back = {tensor: link.to_device_us(sizes[tensor]) * self.per_us for tensor in self._producer}
         clock = _Clock(self.program, self._longest(out, back))
         on_host = {tensor: self.program.variable(upper=clock.horizon) for tensor in self._producer}
+        # Three clocks: the end of the last copy out, of the last copy back, and of the compute stream.
         out_end = back_end = now = self.program.variable(upper=0.0)
         returned: list[tuple[int, int, int]] = []
         for stage in range(self._count):
@@ -306,5 +314,7 @@ class _Clock:
 
     def wait(self, event: int, other: int, conditions: dict[int, float], met: float) -> None:
         """Require that an event is not before another if the conditions add up to a number."""
+        # With all conditions met the row is other <= event. Each one that is not met adds the horizon of
+        # slack (big M).
         row = {name: self.horizon * weight for name, weight in conditions.items()}
         self._program.at_most({other: 1.0, event: -1.0, **row}, met * self.horizon)

@@ -80,6 +80,7 @@ class GreedySearch:
                 others.
             relaxed_s: Time limit in seconds of each linear program that proposes what to keep and to swap.
         """
+        # Smaller shares leave room for what the linear program ignores: recomputation between the moments.
         for share in _SHARES if relaxed_s and self._recomputes else ():
             choice = relaxed_choice(
                 self._step, int(share * self.budget_bytes), self._index.peak_stage, limit_s=relaxed_s
@@ -93,6 +94,7 @@ class GreedySearch:
         room = self._room(self.budget_bytes)
         reserves, fewer = _RESERVES, 1
         if near is not None:
+            # The same share of what is left above the largest operation, not the same bytes.
             part = near.policy.reserve_bytes / max(1, self._room(near.budget_bytes))
             yield from self.attempt(replace(near.policy, reserve_bytes=int(part * room)))
             reserves, fewer = _RESERVES[1::2], 8
@@ -123,6 +125,7 @@ class GreedySearch:
             for tensor in written
             if size[tensor] and producer[tensor] < peak < max(self._index.uses[tensor], default=-1)
         ]
+        # Most time of recomputation per byte first: these gain most from being swapped.
         slowest = sorted(saved, key=lambda tensor: -operations[producer[tensor]].time_us / size[tensor])
         ends = list(itertools.accumulate(self._step.link.to_host_us(size[tensor]) for tensor in slowest))
         sets = [slowest[: bisect.bisect_right(ends, part * self._step.compute_us)] for part in _SWAPPED_TIMES]
@@ -170,6 +173,7 @@ class GreedySearch:
                 first.add(action.operation)
         operations = self._step.operations
         order = sorted(again, key=lambda index: -again[index] * operations[index].time_us)
+        # Large changes first, then single operations.
         for size in dict.fromkeys((max(1, len(order) // 8), 1)):
             for place in range(0, len(order), size):
                 chosen = order[place : place + size]

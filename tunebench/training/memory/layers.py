@@ -70,6 +70,7 @@ def layer_plans(plan: MemoryPlan, layers: Sequence[str], *, forward: int | None 
     for action in plan.schedule:
         if isinstance(action, Compute):
             layer, time_us = found[layers[action.operation]], step.operations[action.operation].time_us
+            # First runs are in order: a run of another operation is a repetition.
             if action.operation == started:
                 started += 1
                 layer.first_us += time_us

@@ -52,6 +52,7 @@ def write_plan(plan: MemoryPlan, path: str | Path) -> None:
     try:
         try:
             part.write_text(json.dumps(_to_json(plan), allow_nan=False) + "\n", encoding="utf-8")
+            # A reader sees the old file or the new one, never a part of it.
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
@@ -141,6 +142,7 @@ def _from_json(found: Mapping[str, Any], step: TrainingStep, path: str) -> Memor
         simulation = simulate(step, schedule, budget_bytes=budget_bytes)
     except InputError as error:
         raise InputError(f"{path} does not fit this step: {error}. Plan again.") from None
+    # With other times the schedule is still valid, but its proof of optimality is not.
     same_times = found["step"]["times_digest"] == _times_digest(step)
     return MemoryPlan(
         step=step,

@@ -202,12 +202,15 @@ def least_budget(step: TrainingStep, *, effort: PlanEffort | None = None) -> Lea
     effort = effort or PlanEffort()
     low = least_bytes(step)
     policy = EvictionPolicy(swapped=frozenset(step.producers()) if step.link else frozenset())
+    # `low` is a bound: a schedule that attains it proves it.
     if evict(step, low, policy) is not None:
         return LeastBudget(budget_bytes=low, proven=True)
     above, high = low, max(low, simulate(step, unplanned(step)).peak_bytes)
     resolution = max(1, (high - low) // 1000)
     while high - above > resolution:
         middle = (above + high) // 2
+        # Bisection assumes that more memory never makes greedy eviction fail; the result is a budget that
+        # works either way.
         above, high = (above, middle) if evict(step, middle, policy) is not None else (middle, high)
     if step.link is None and len(step.operations) <= effort.exact_operations:
         high = min(high, least_budget_exact(step, limit_s=effort.limit_s)[0])
@@ -262,11 +265,13 @@ def memory_curve(
     ordered = sorted(set(budgets))
     planner = _Planner(step, effort)
     middle = ordered[len(ordered) // 2]
+    # From the middle outwards, so that each search starts from the policy of a neighbour.
     outward = sorted(ordered, key=lambda budget: abs(budget - middle))
     found = [plan for budget in outward if (plan := planner.best(budget, near=True)) is not None]
     proven = {plan.budget_bytes for plan in found if plan.optimal}
     curve = []
     for budget in ordered:
+        # A plan for less memory may be the fastest one found for more: greedy search is not monotone.
         fitting = [plan for plan in found if plan.simulation.peak_bytes <= budget]
         if fitting:
             best = min(fitting, key=lambda plan: (plan.simulation.step_us, plan.simulation.peak_bytes))
@@ -299,6 +304,8 @@ class _Planner:
             return None
         schedules: list[tuple[Action, ...]] = []
         optimal = False
+        # Recomputation alone and swapping alone first: their schedules are candidates too, so that the result
+        # is at least as fast as both.
         for index, searches in self._variants:
             search = GreedySearch(index, budget_bytes)
             others = searches if near and not self._small else []

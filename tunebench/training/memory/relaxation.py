@@ -110,6 +110,7 @@ class _Relaxation:
     def solve(self, limit_s: float) -> RelaxedChoice:
         """Return the solution, with the tensors at the start of the last stage."""
         solution = self.program.solve(limit_s, relaxed=True)
+        # The solver's tolerance must not lift the bound above the time of a schedule.
         lower_us = solution.bound * self._step.compute_us * (1 - 1e-6)
         values, last = solution.values or [], len(self._moments) - 2
 
@@ -128,6 +129,7 @@ class _Relaxation:
         for moment in self._moments[:-1]:
             needed = {tensor for operation in self._operations[moment:] for tensor in operation.inputs}
             needed.update(self._step.results)
+            # Backwards: an operation can help if something it writes is needed, and then so is what it reads.
             for operation in reversed(self._operations[:moment]):
                 if operation.recomputable and needed.intersection(operation.outputs):
                     needed.update(operation.inputs)
@@ -172,6 +174,7 @@ class _Relaxation:
             now = self._operations[moment].inputs
             for tensor in sorted(read):
                 if self._producer.get(tensor, moment) < moment:
+                    # The operation at the moment itself runs at once: what it reads must be there already.
                     row = {self._kept[stage, tensor]: -1.0} if tensor in now else self._sources(stage, tensor)
                     self.program.at_most(row, -1.0)
 
@@ -196,6 +199,7 @@ class _Relaxation:
         """Require that the tensors at each moment fit the budget."""
         for stage, moment in enumerate(self._moments[:-1]):
             operation = self._operations[moment]
+            # These are on the device in any case, and counted in `working_bytes`.
             own = {*operation.inputs, *operation.outputs}
             row = {
                 kept: self._step.tensors[tensor].size_bytes / self._budget_bytes

@@ -104,6 +104,8 @@ def with_frees(step: TrainingStep, actions: Iterable[Action]) -> tuple[Action, .
     """
     reverse: list[Action] = []
     live = set(step.movable(step.results))
+    # Backwards, `live` has the tensors that a later action needs: one that is not live dies here, behind its
+    # last use.
     for action in reversed(list(actions)):
         if isinstance(action, Free | CopyOut):
             if action.tensor not in live:
@@ -112,6 +114,7 @@ def with_frees(step: TrainingStep, actions: Iterable[Action]) -> tuple[Action, .
             if isinstance(action, CopyOut):
                 reverse.append(action)
         elif isinstance(action, CopyIn):
+            # A copy back that nothing reads is left out.
             if action.tensor in live:
                 live.remove(action.tensor)
                 reverse.append(action)

@@ -124,6 +124,7 @@ class _Machine:
     def _free(self, tensor: int) -> None:
         self._require(tensor not in self._resident, f"{self._name(tensor)} is resident, so it is not freed")
         self._use(tensor)
+        # A copy to the host reads the tensor: it must not be freed before that copy has ended.
         self._now_us = max(self._now_us, self._on_host_us.get(tensor, 0.0))
         self._present.remove(tensor)
         self._arrived_us.pop(tensor, None)
@@ -136,6 +137,8 @@ class _Machine:
         self._require(tensor in self._present, f"{self._name(tensor)} is not on the device")
         assert self._step.link is not None
         duration_us = self._step.link.to_host_us(self._step.tensors[tensor].size_bytes)
+        # The copy starts once the compute stream has reached it, earlier copies have ended, and the tensor
+        # has arrived.
         start_us = max(self._now_us, self._out_free_us, self._arrived_us.get(tensor, 0.0))
         self._out_free_us = self._on_host_us[tensor] = start_us + duration_us
         self._occupy()

@@ -117,6 +117,8 @@ class TrainingStep:
     def __post_init__(self) -> None:
         if not self.operations:
             raise InputError("a training step needs at least one operation, found none")
+        # Single assignment: everything below relies on each tensor having one producer that runs before its
+        # readers.
         written = {index for index, tensor in enumerate(self.tensors) if tensor.resident}
         for operation in self.operations:
             for index in (*operation.inputs, *operation.outputs):

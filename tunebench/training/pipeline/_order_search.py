@@ -101,6 +101,7 @@ def _simulate(placement, microbatches, times, whole, copies, links, order, lengt
     runnable = np.ones(ranks, np.bool_)
     to_send, awaits = np.full((ranks, 2), -1), np.full((ranks, 2), -1)
     while True:
+        # Advance the rank with the earliest clock, as long as no other rank could issue a transfer before it.
         rank, behind = -1, np.inf
         for each in range(ranks):
             if runnable[each]:
@@ -115,6 +116,7 @@ def _simulate(placement, microbatches, times, whole, copies, links, order, lengt
         while True:
             now = clock[rank]
             if to_send[rank, 0] >= 0:
+                # Another rank's clock is earlier: it may issue a transfer over the same link first.
                 if behind < now:
                     break
                 way, slot = to_send[rank]
@@ -135,6 +137,8 @@ def _simulate(placement, microbatches, times, whole, copies, links, order, lengt
                 break
             code = order[rank, position[rank]]
             kind, stage = code // stages, code % stages
+            # A whole backward pass takes the place of an input gradient; its weight gradient then takes no
+            # time.
             if kind == 3:
                 kind, code = 1, stages + stage
                 merged[stage, done[code]] = True
@@ -185,6 +189,8 @@ def _fits(row, length, stages, held, limit, split, done, merged):  # type: ignor
         if kind == 3:
             kind, code = 1, stages + stage
             merged[stage, done[code]] = True
+        # Micro-batches are in order: the n-th gradient needs n passes of the kind before it on the same
+        # stage.
         if kind > 0 and done[code] >= done[code - stages]:
             return False
         if kind == 0:
@@ -227,19 +233,25 @@ def _anneal(  # type: ignore[no-untyped-def]  # noqa: C901
             kind, stage = row[source] // stages, row[source] % stages
             changes = split and kind % 2 == 1 and whole[stage] < times[1, stage] + times[2, stage]
             if changes and np.random.random() < 0.5:
+                # Input gradient (1) and whole backward pass (3) change into each other.
                 order[rank, source] = (4 - kind) * stages + stage
             else:
                 changes = False
                 for place in range(source, target, step):
                     order[rank, place] = row[place + step]
+                    # Moving a code past equal ones changes nothing, because micro-batches are counted, not
+                    # stored.
                     changes = changes or row[place + step] != row[source]
                 order[rank, target] = row[source]
             fits = changes and _fits(order[rank], length, stages, held, limits[rank], split, done, merged)
         value = np.inf
         if fits:
             clock = _simulate(placement, microbatches, times, whole, copies, links, order, lengths)
+            # Most moves leave the last end as it is; the mean shows which of them come closer to an
+            # improvement.
             value = clock.max() + _SPREAD * clock.mean()
         temperature = first_temperature * (last_temperature / first_temperature) ** (move / moves)
+        # An order that does not fit has an infinite value, and is undone.
         if value <= current or np.random.random() < np.exp((current - value) / temperature):
             current = value
             if value < least:

@@ -106,6 +106,8 @@ class ActivationMemory:
         """Bytes of a layer's activations once its forward pass has run, or has run again."""
         size, of = itemsize(self.dtype), self.architecture
         mask = MASK_BYTES if of.dropout else 0
+        # Tensor parallelism divides `divided`, and only sequence parallelism also `whole`. The module's
+        # docstring has the terms.
         whole = 4 * size * of.hidden + 2 * mask * of.hidden
         divided = size * (2 * of.inner + 2 * of.inner_k + self._feed_forward)
         if self.fp8:
@@ -125,6 +127,7 @@ class ActivationMemory:
         if not of.experts_per_token:
             return 0
         given = FP8_BYTES if self.fp8 else size
+        # Devices that share experts gather the rows of all of them, and divide only the inner width.
         row = given * self.expert_tensor * of.hidden + (2 * size + given) * of.ffn
         rows = of.experts_per_token * self.expert_load
         return self._tokens(ROUTER_TENSORS * ROUTER_BYTES * of.experts + rows * row, 0)

@@ -61,6 +61,7 @@ def balance(
     unit = max((stage.evicted for stage in costs.stages), default=0)
     highest = max(plain.peak_bytes)
     lowest = math.ceil(sum(plain.peak_bytes) / len(plain.peak_bytes))
+    # From the mean of all ranks upwards, in steps of half an eviction: finer ones seldom change the plan.
     for limit in range(lowest, highest, max(1, unit // 2)) if unit else ():
         try:
             balanced = balance_at_limit(schedule, costs, limit, acceptors=acceptors, plain=plain)
@@ -224,6 +225,8 @@ class _RankPlanner:
         if not candidates:
             return None
         ready = [item for item in candidates if ends[item.made] + self._copy_us(item) <= starts[index] + 1e-9]
+        # Belady's rule among those that can be gone in time; if there is none, the oldest, whose copy ends
+        # first.
         return max(ready or candidates, key=lambda item: item.used if ready else -item.made)
 
     def _evict(self, index: int, item: _Item) -> None:
@@ -234,9 +237,12 @@ class _RankPlanner:
         name = PipelineAction(item.stage, ActionKind.EVICT, item.microbatch)
         self.before.setdefault(issued, []).append(name)
         self.before.setdefault(index, []).append(name._replace(kind=ActionKind.RELEASE))
+        # The release before this action waits for the copy, so that the bytes are free from here on.
         self.held -= self.costs.stages[item.stage].evicted
         del self.here[item.stage, item.microbatch]
         back = self._index_by(starts[item.used] - takes_us, index, item.used)
+        # Never before the eviction ends. The load itself needs room, which may evict other activations
+        # (`_load`).
         self.loads.setdefault(max(back, index + 1) if back < item.used else back, []).append(item)
 
     def _load(self, index: int, item: _Item) -> None:

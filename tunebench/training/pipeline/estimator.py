@@ -102,6 +102,7 @@ def estimate_microbatches(
         ranks, count = len(stages), batch // size
         stage_us = max(stage.forward_us + stage.full_backward_us for stage in stages)
         base = found[0] if found else None
+        # Per sequence, so that micro-batches of different sizes compare.
         faster = base.stage_us / base.microbatch * size / stage_us if base else 1.0
         most = balanced_in_flight(ranks, count)
         in_flight = [min(count, ranks - rank) for rank in range(ranks)]

@@ -99,6 +99,7 @@ class _Model:
         self._graph, self._limit_us = graph, limit_us
         self._durations = [stream.duration_us for stream in graph.streams]
         self.program = IntegerProgram()
+        # A known bound as the lower end of the objective: the solver stops as soon as it attains it.
         least = graph.lower_bound_us() / limit_us
         self._end = self.program.variable(lower=min(least, 1.0), cost=1.0)
         members = itertools.product(range(len(graph.streams)), range(graph.microbatches))
@@ -132,6 +133,8 @@ class _Model:
                 continue
             for microbatch in range(graph.microbatches):
                 held = costs.stages[graph.streams[index].stage].activation_bytes
+                # Bytes of all passes that are before this one, as far as the order is open; `left` takes what
+                # is certain.
                 row: dict[int, float] = {}
                 left = most - held
                 for other, each in itertools.product(own, range(graph.microbatches)):
@@ -180,6 +183,7 @@ class _Model:
         for each in graph.precedences:
             for microbatch in range(graph.microbatches - each.shift):
                 following[each.before, microbatch].append((each.after, microbatch + each.shift))
+        # What precedences order already needs no variable: most pairs.
         reach: dict[Member, set[Member]] = {}
 
         def visit(member: Member) -> set[Member]:
@@ -221,12 +225,16 @@ class _Model:
             path = self._graph.heads_us[before] + self._duration(before) + self._duration(after)
             return bool(path + self._graph.tails_us[after] <= limit_us + slack)
 
+        # In one of the two orders, the longest path through both exceeds the limit: only the other one is
+        # possible.
         if not fits(one, other) or not fits(other, one):
             self._first[one, other] = not fits(other, one)
             self._require(*((one, other) if self._first[one, other] else (other, one)))
             return
         name = self._first[one, other] = self.program.variable(integer=True)
         own, others = self._duration(one) / limit_us, self._duration(other) / limit_us
+        # Big M of each row: the most that the pair can miss its order by. The smaller it is, the tighter the
+        # relaxation.
         large, larger = spare(one, other), spare(other, one)
         self.program.at_most({start[one]: 1.0, start[other]: -1.0, name: large}, large - own)
         self.program.at_most({start[other]: 1.0, start[one]: -1.0, name: -larger}, -others)

@@ -98,6 +98,7 @@ class GivenStages:
                 f"a multiple of {len(placement)} parts"
             )
         stages = [_joined(self.parts[first : first + each]) for first in range(0, len(self.parts), each)]
+        # The output of the last stage goes nowhere.
         stages[-1] = replace(stages[-1], send_bytes=0, send_us=None)
         return PipelineCosts(stages=tuple(stages), interconnect=self.interconnect(pairs=pairs))
 

@@ -213,6 +213,7 @@ class _Search:
     def try_lists(self) -> None:
         """Simulate the best of many list schedules."""
         tried: list[tuple[float, int, ListProblem, NDArray[np.float64], ListRules]] = []
+        # One problem for each limit of memory, the loosest last.
         limited = [
             list_problem(self._placement, self._costs, limits, split=self._split, unit_memory=unit)
             for limits, unit in self._limits()
@@ -268,6 +269,7 @@ class _Search:
         tails = np.array([self._graph.tails_us[own] for own in rows])
         durations = np.array([[streams[index].duration_us for index in own] for own in rows])
         urgent = -tails - durations[:, :, None]
+        # Gradients are planned before all forward passes: whatever gradient can run runs first.
         gradients_first = heads - np.array([0.0, 2.0 * heads.max()])[:, None, None]
         return [heads, urgent, gradients_first, heads + urgent]
 
@@ -293,6 +295,7 @@ class _Search:
 
     def improve(self) -> None:
         """Improve the order of passes of the best schedules."""
+        # Fixed seeds: the result depends on the time limit only, and only if that is reached.
         for seed, start in enumerate(list(self._found[:_STARTS])):
             if not self._is_over():
                 self._anneal(start.schedule, seed)
@@ -310,6 +313,7 @@ class _Search:
             )
             actions = _decoded(order, lengths, len(self._placement), split=self._split)
             excess = self._judge_excess(self._schedule(actions))
+            # The next round starts from the best schedule that fits, with tighter limits.
             if any(excess):
                 # Transferred tensors take memory that the search did not count.
                 limits = [most - over for most, over in zip(limits, excess, strict=True)]
@@ -369,6 +373,7 @@ class _Search:
             )
         except MissingDependency:
             return
+        # The solver may stop within its tolerance: lower its bound by as much.
         self._lower_us = max(self._lower_us, exact.lower_us * (1.0 - _SOLVER_TOLERANCE))
         self._solved = exact.solved
         if exact.actions is not None:
@@ -390,6 +395,7 @@ class _Search:
         return OptimisedSchedule(
             schedule=best.schedule,
             simulation=best,
+            # Rounding must not put the bound above the schedule that attains it.
             lower_bound_us=min(self._lower_us, best.step_us),
             best_named=self._named[1],
             best_named_us=self._named[0],

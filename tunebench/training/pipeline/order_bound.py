@@ -110,6 +110,8 @@ class StreamGraph:
 
     def _preemptive_us(self, own: Sequence[int]) -> float:
         """Return the end of a step in which a resource may interrupt what it does."""
+        # Jackson's rule: of the passes that are ready, run the one with the longest tail. Interrupting passes
+        # is allowed, which makes this the optimum of a relaxation, and so a bound.
         waiting = sorted(
             (float(self.heads_us[index, each]), -float(self.tails_us[index, each]), duration_us)
             for index in own
@@ -174,12 +176,14 @@ def stream_graph(
     streams, precedences = _passes(placement, costs, split_backward)
     if memory_bytes is not None:
         precedences += _memory_precedences(placement, costs, memory_bytes, streams)
+    # Each stream runs its micro-batches in order.
     precedences += [Precedence(before=each, after=each, shift=1) for each in range(len(streams))]
     heads = _longest(streams, precedences, microbatches)
     backwards = [
         Precedence(before=each.after, after=each.before, lag_us=each.lag_us, shift=each.shift)
         for each in precedences
     ]
+    # Longest paths of the reversed graph, whose first micro-batch is the last one.
     tails = _longest(streams, backwards, microbatches)[:, ::-1]
     graph = StreamGraph(
         microbatches=microbatches,
@@ -287,7 +291,10 @@ def _memory_precedences(
     for stage, (rank, cost) in enumerate(zip(placement, costs.stages, strict=True)):
         if not cost.activation_bytes:
             continue
+        # At most `most` micro-batches of the stage fit, so forward pass i waits for the gradient of
+        # micro-batch i - most.
         most = left[rank] // cost.activation_bytes
+        # If the gradient of weights needs all activations, they are freed only after it.
         all_retained = stage in weight and cost.retained == cost.activation_bytes
         lag_us = streams[weight[stage]].duration_us if all_retained else 0.0
         found.append(Precedence(before=gradient[stage], after=forward[stage], lag_us=lag_us, shift=most))
@@ -302,6 +309,8 @@ def _memory_us(
     bound_us = 0.0
     for rank, most in enumerate(available_bytes(placement, costs, memory_bytes)):
         stages = [stage for stage, owner in enumerate(placement) if owner == rank]
+        # Each micro-batch holds its activations at least for its own longest path: bytes times time is at
+        # least this.
         held = retained = 0.0  # bytes times microseconds of a micro-batch
         tail_us = inf
         for stage in stages:

@@ -200,6 +200,7 @@ class PredictedStages:
     def at(self, end: End) -> PredictedStages:
         """Return the same stages with the times of another end of the prediction interval."""
         found = replace(self, end=end)
+        # Predictions contain all ends of the interval: nothing has to be predicted again.
         found._known.update(self._known)
         return found
 
@@ -219,6 +220,8 @@ class PredictedStages:
         weights_us = predicted.weights.at(self.end)
         return StageCosts(
             forward_us=(predicted.forward + predicted.sums_forward).at(self.end),
+            # Everything of the backward pass that is not the gradient of weights, exposed collectives
+            # included.
             input_gradient_us=(predicted.backward + predicted.sums_backward).at(self.end) - weights_us,
             weight_gradient_us=weights_us,
             activation_bytes=activation,
@@ -231,5 +234,6 @@ class PredictedStages:
         """Return the bytes of parameters, gradients and optimizer states on each device."""
         each = STATE_BYTES[self.optimizer] if self.state_bytes is None else self.state_bytes
         if self.state_bytes is None and self.dtype != "f32" and self.optimizer != "adamw":
+            # Without AdamW there is no f32 copy: parameter and gradient of two bytes each instead of four.
             each /= 2
         return round(self.network.parameters(self.tensor, layers) * each)

@@ -56,6 +56,7 @@ def with_transfers(schedule: PipelineSchedule, costs: PipelineCosts) -> Pipeline
         if each.kind is ActionKind.LOAD:
             ready_us = arrivals[ActionKind.EVICT, stage, each.microbatch].end_us
             released = action._replace(kind=ActionKind.RELEASE)
+            # The acceptor frees its copy once it has been sent back.
             foreign[rank].append(_Foreign(_Place(each.end_us, rank, -1), released, each.end_us))
         foreign[rank].append(_Foreign(places[key], action, ready_us))
     merged = (_merged(mine, sorted(others)) for mine, others in zip(own, foreign, strict=True))
@@ -138,6 +139,7 @@ def _merged(own: list[_Own], others: list[_Foreign]) -> tuple[PipelineAction, ..
     waiting = [each for each in others if each.action.kind is not ActionKind.RELEASE][::-1]
     place_of = {each.action: each.place for each in waiting}
     for mine in own:
+        # A receive must precede the pass that needs it, even if it then makes the rank wait.
         needed = place_of.get(_needed(mine.action))
         while waiting:
             each = waiting[-1]

@@ -189,6 +189,8 @@ def _loop(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of SimulationSt
             if to_send[rank, 0] == NOBODY and at == first[rank + 1]:
                 runnable[rank] = False
                 break
+            # Passes only touch their own rank. A transfer occupies links that others share, so it must be
+            # issued in the order of clocks: if another rank is behind, let it catch up first.
             if (to_send[rank, 0] != NOBODY or kinds[at] > _WEIGHT) and behind < now:
                 break
             takes, kind, slot, stage = 0.0, NOBODY, 0, 0
@@ -200,6 +202,8 @@ def _loop(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of SimulationSt
                 kind, slot = kinds[at], slots[at]
                 stage = slot // microbatches
             awaited = NOBODY  # the copy that a pass waits for
+            # A forward pass frees this buffer when it starts, because its activations include the input; a
+            # gradient when it ends.
             received = 0  # bytes that the pass takes from a receive buffer
 
             # ------------------------------------------------------------------------------ passes
@@ -237,6 +241,7 @@ def _loop(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of SimulationSt
                 elif arrived[awaited, slot] > now:
                     waits[rank, awaited] += arrived[awaited, slot] - now
                     now = clock[rank] = arrived[awaited, slot]
+            # A gradient of evicted activations waits for their load.
             if result == DONE and _BACKWARD <= kind <= _WEIGHT and issued[EVICTION, slot] >= 0:
                 if issued[LOADING, slot] < 0:
                     result = NOT_LOADED
@@ -246,6 +251,7 @@ def _loop(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of SimulationSt
                 elif arrived[LOADING, slot] > now:
                     waits[rank, LOADING] += arrived[LOADING, slot] - now
                     now = clock[rank] = arrived[LOADING, slot]
+            # Forward pass and input gradient need gathered parameters, the gradient of weights does not.
             if result == DONE and 0 <= kind < _WEIGHT and times[stage, 4] > 0:
                 if gathered[stage] < 0:
                     result = NOT_GATHERED
@@ -347,9 +353,11 @@ def _loop(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of SimulationSt
 
             # ------------------------------------------------------------- the start of a transfer
             if copy != NOBODY:
+                # The first of both sides: the transfer starts when the other side is issued too.
                 if explicit and issued[copy, copied] < 0:
                     issued[copy, copied] = now
                     continue
+                # One transfer at a time occupies the sender's and the receiver's side of a link.
                 consumer = copied // microbatches
                 source, target, link = (
                     routes[copy, consumer, 0],

@@ -92,6 +92,7 @@ class Interconnect:
                 f"expected at least one rank in each node, and an even number with pairs, got {per_node} of "
                 f"{ranks} ranks"
             )
+        # Ranks fill nodes in this order.
         order = _pair_order(ranks) if pairs else list(range(ranks))
         nodes = [0] * ranks
         for place, rank in enumerate(order):

@@ -106,6 +106,8 @@ def alternating_order(
         _alternating(
             [PipelineAction(chunk * ranks + rank, F, each) for chunk, each in forward],
             [PipelineAction(chunk * ranks + rank, B, each) for chunk, each in backward],
+            # The warm-up: the first group through all chunks but the last, `per_hop` passes for each rank
+            # behind this one, and the pass that the first gradient follows.
             ahead=(chunks - 1) * groups[0] + per_hop * (ranks - 1 - rank) + 1,
         )
         for rank in range(ranks)
@@ -159,6 +161,7 @@ def _alternating(
 ) -> tuple[PipelineAction, ...]:
     """Return `ahead` forward passes, then a backward pass after each forward pass."""
     ahead = min(ahead, len(forward))
+    # The steady state: one backward pass, one forward pass. What is left of the backward passes follows.
     pairs = (each for both in zip(backward, forward[ahead:], strict=False) for each in both)
     return (*forward[:ahead], *pairs, *backward[len(forward) - ahead :])
 

@@ -194,6 +194,8 @@ def _follow(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of ListProble
                     head, head_kind, head_stage = planned[kind, stage, at], kind, stage
         kind, stage, soon, blocked = -1, -1, np.inf, False
         if head_kind == 0:
+            # keeps_room=2 leaves room for the rank's later stages, or micro-batches of the first stage could
+            # fill the memory and wait for each other for ever.
             room = used[rank] + held[0, head_stage] + (later[head_stage] if keeps_room == 2 else 0.0)
             blocked = room > limits[rank]
         if head_kind >= 0 and not blocked and (head_kind == 0 or done[1, head_stage] < done[0, head_stage]):
@@ -205,6 +207,7 @@ def _follow(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of ListProble
         if kind < 0:
             oldest = -1
             for each in own[rank, : chunks[rank]]:
+                # Weight gradients in the order of micro-batches, of all stages of the rank together.
                 pending = split and done[2, each] < done[1, each]
                 if pending and (oldest < 0 or done[2, each] <= done[2, oldest]):
                     oldest = each
@@ -230,9 +233,11 @@ def _follow(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of ListProble
                             soon = min(soon, arrives[way, each, at])
                         elif planned[way, each, at] < earliest:
                             earliest, kind, stage = planned[way, each, at], way, each
+            # A weight gradient fills the wait if enough of it fits before the next input arrives.
             if kind < 0 and oldest >= 0 and now + (1.0 - overlap) * times[2, oldest] <= soon:
                 kind, stage = 2, oldest
             if kind < 0:
+                # Its next input is on the way: jump to that time. Else sleep until another rank sends.
                 if soon < np.inf:
                     clock[rank] = soon
                 else:

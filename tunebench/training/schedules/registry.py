@@ -140,6 +140,7 @@ class NamedSchedule:
             chunks: Stages of each rank.
             microbatches: Number of micro-batches.
         """
+        # A rank stores at most every micro-batch on each of its stages.
         return np.minimum(microbatches * chunks, self.in_flight(ranks, rank, chunks, microbatches))
 
 
@@ -354,4 +355,5 @@ def _schedules_of(names: Any, chunks: Any) -> Iterator[tuple[Any, NamedSchedule]
         schedule = SCHEDULES[name]
         yield names == name, schedule
         if schedule.interleaved:
+            # After the schedule itself, so that it takes precedence where a plan has several chunks.
             yield (names == name) & (chunks > 1), SCHEDULES[schedule.interleaved]

@@ -111,6 +111,7 @@ class PipelineSchedule:
         first = np.cumsum([0, *map(len, self.actions)])
         each = [action for actions in self.actions for action in actions]
         kinds = np.array([code[kind] for _, kind, _ in each], dtype=np.int8)
+        # Actions on a whole stage have no micro-batch; their slot only names the stage.
         slots = [stage * self.microbatches + max(microbatch, 0) for stage, _, microbatch in each]
         return first, kinds, np.array(slots, dtype=np.int64)
 

@@ -203,6 +203,7 @@ def _state(schedule: PipelineSchedule, costs: PipelineCosts) -> engine.Simulatio
         starts=np.zeros(actions),
         ends=np.zeros(actions),
         waits=np.zeros((ranks, 5)),
+        # An action changes memory at most four times.
         change_rank=np.zeros(4 * actions, dtype=np.int64),
         change_us=np.zeros(4 * actions),
         change_bytes=np.zeros(4 * actions, dtype=np.int64),
@@ -341,6 +342,7 @@ def _result(
     schedule: PipelineSchedule, costs: PipelineCosts, state: engine.SimulationState
 ) -> PipelineSimulation:
     parts = [slice(*each) for each in itertools.pairwise(state.first.tolist())]
+    # Codes follow the order of `ActionKind`, whose first four members are the passes.
     computes = state.kinds <= engine.KIND[ActionKind.WEIGHT_GRADIENT]
     busy, spans = [], []
     for part in parts:

@@ -191,6 +191,7 @@ def v_schedule(
         if times[0] <= target:
             break
     finalists = [each[1:] for each in sorted(tried, key=itemgetter(0))[:_FINALISTS]]
+    # The best of few micro-batches need not be the best of all.
     ends = [list_times(problem, block.planned(microbatches), rules) for block, rules in finalists]
     if ends and min(ends)[0] < np.inf:
         block, rules = finalists[ends.index(min(ends))]
@@ -216,6 +217,8 @@ def dualpipe_v(ranks: int, microbatches: int) -> PipelineSchedule:
     """
     if min(ranks, microbatches) < 1:
         raise InputError(f"expected at least one rank and micro-batch, got {ranks} and {microbatches}")
+    # The pattern needs two micro-batches for each rank: make it for as many, and drop those that do not
+    # exist.
     full = max(microbatches, 2 * ranks)
     return PipelineSchedule(
         name="dualpipe-v",
@@ -247,6 +250,7 @@ def _weights_filled(
     planned = np.zeros((2, len(placement), microbatches))
     for own in order:
         for place, (stage, kind, microbatch) in enumerate(own):
+            # The place in the order serves as the planned time: only the order of planned times counts.
             planned[int(kind is B), stage, microbatch] = place
     found = [list_schedule(problem, planned, rules) for rules in (_OVERLAPS if costs else _OVERLAPS[:1])]
     schedules = [
@@ -365,6 +369,8 @@ def _slow_block(problem: ListProblem, ranks: int, microbatches: int, most_stages
     """Return a block with a period that is long enough for little memory."""
     for period in itertools.count(_PERIOD):
         block = _block([(1, 1, 1, 1)] * (ranks - 1), (0, 0, 0), period)
+        # Little's law: bytes in flight are the time that a micro-batch holds them over the time between
+        # micro-batches.
         fits = block.longest <= period * most_stages
         if fits and list_times(problem, block.planned(microbatches), ListRules())[0] < np.inf:
             return block

@@ -31,6 +31,7 @@ def min_memory_bytes(network: Network, run: NetworkRun, parallelism: Parallelism
     Returns:
         Bytes; None if the network's number of parameters is unknown.
     """
+    # The parameter itself, and in training its gradient and the states.
     copies = 1 + (1 + OPTIMIZER_STATES[run.optimizer] if run.trains else 0)
     try:
         if parallelism.devices == 1:

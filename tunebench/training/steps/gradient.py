@@ -37,6 +37,8 @@ def gradient_bytes(network: Network, run: NetworkRun, layers: tuple[int, int]) -
     first, last = layers
     held = [network.held_parameters(run, (layer, layer + 1)) for layer in range(first, last)][::-1]
     others, routed = [each[0] for each in held], [each[1] for each in held]
+    # A matrix that both ends share is complete only with the first layer: take it from the last one, which is
+    # entry 0 in the order of the backward pass.
     others[0] -= sum(others) - network.held_parameters(run, layers)[0]
     size = itemsize(run.gradient_dtype)
     return [count * size for count in others], [count * size for count in routed]
@@ -93,7 +95,10 @@ class BucketExchange:
             return self.total_us(collective, parts)
         listed = [self._takes_us(collective, *pair) for pair in zip(parts, self.groups, strict=True)]
         takes, ready = (np.concatenate(each) for each in zip(*listed, strict=True))
+        # Experts and the rest share the network: one queue, in the order in which buckets become ready.
         order = np.argsort(ready, kind="stable")
+        # Time of each bucket and all after it. The queue ends at the latest of (ready + remaining) over the
+        # buckets.
         remaining = np.cumsum(takes[order][::-1])[::-1]
         exposed_us = max(0.0, float((pass_us * ready[order] + remaining).max()) - pass_us)
         return exposed_us + self.occupied * max(0.0, float(remaining[0]) - exposed_us)
@@ -134,5 +139,6 @@ def chained_us(stages: Iterable[tuple[float, float, float]]) -> float:
     """
     behind_us: float | None = None
     for exposed_us, total_us, window_us in stages:
+        # What is exposed alone, or what the queue of the stage before pushes beyond the window of this one.
         behind_us = exposed_us if behind_us is None else max(exposed_us, behind_us + total_us - window_us)
     return behind_us or 0.0

@@ -75,9 +75,11 @@ def stream_us(layers: Sequence[LayerWork], depth: int = DEPTH) -> float:
     left: list[float] = []
     now_us = 0.0
     for index, each in enumerate(layers):
+        # The results of layer i - depth must have left the buffer that this layer writes to.
         buffer_us = left[index - depth] if index >= depth else 0.0
         now_us = max(now_us, arrived[index], buffer_us) + each.compute_us
         left.append(moved(each.after, now_us))
+        # Only now is this layer's buffer free for the data of layer i + depth.
         if index + depth < len(layers):
             arrived.append(moved(layers[index + depth].before, now_us))
     return max([now_us, *left])

@@ -60,9 +60,12 @@ class TensorOverlap:
             product_us: Returns the time of a product, by part of the network and gradient.
         """
         if self.user_buffers and collective.beside:
+            # In parts: one part is exposed in any case, and the rest as far as it takes longer than the
+            # product.
             beside_us = product_us(*collective.beside)
             return max(0.0, takes_us - beside_us) + min(takes_us, beside_us) / self.parts
         if collective.behind and (self.products or self.user_buffers):
+            # Hidden time is not free: the collective's channels take SMs from the product.
             hidden_us = min(takes_us, product_us(*collective.behind))
             return takes_us - hidden_us + self.occupied * hidden_us
         return takes_us

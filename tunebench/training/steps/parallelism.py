@@ -209,6 +209,7 @@ def pipeline_schedule(
     """
     ranks, microbatches = parallelism.pipeline, parallelism.microbatches
     schedule = find_schedule(parallelism.schedule)
+    # A forward pass alone is the same for every schedule with one stage on each rank.
     if not trains and not parallelism.splits_backward and parallelism.chunks == 1:
         return gpipe(ranks, microbatches, trains=False)
     if ranks == 1:
@@ -239,6 +240,8 @@ def most_in_flight(schedule: PipelineSchedule) -> tuple[int, ...]:
     """Return the most micro-batches whose activations each stage stores at once."""
     stored, most = [0] * schedule.stages, [0] * schedule.stages
     for action in itertools.chain.from_iterable(schedule.actions):
+        # The gradient of the input ends a flight; what the gradient of weights still needs is not counted
+        # here.
         if action.kind == ActionKind.FORWARD:
             stored[action.stage] += 1
             most[action.stage] = max(most[action.stage], stored[action.stage])

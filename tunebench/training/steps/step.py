@@ -192,6 +192,7 @@ def predict_step(
     if parallelism.devices > cluster.devices:
         raise InputError(f"{parallelism.devices} devices are needed, but the cluster has {cluster.devices}")
     stages = tuple(_stages(network, device, run, cluster, parallelism))
+    # One schedule for all three ends of the interval, or the ends could come from different orders of passes.
     schedule = _schedule(stages, parallelism, run)
     stages = tuple(
         dataclasses.replace(stage, in_flight=count, gradients=gradients)
@@ -201,6 +202,7 @@ def predict_step(
     )
     tied = _tied(network, run, cluster, parallelism)
     time = TimeRange.of(lambda end: _step_us(schedule, stages, parallelism, end) + tied.at(end))
+    # What sends expose is what the step loses without them: most of each send hides behind passes.
     silent = tuple(dataclasses.replace(stage, send=TimeRange()) for stage in stages)
     sends = TimeRange.of(lambda end: time.at(end) - _step_us(schedule, silent, parallelism, end))
     return StepPrediction(
@@ -319,6 +321,7 @@ def _phase(kernels: NetworkPrediction, phase: Phase) -> TimeRange:
     if not device_us[phase]:
         return TimeRange()
     total_us = sum(device_us.values())
+    # Launches of both passes are one queue, which limits them together.
     queue_us = max(total_us, sum(map(kernels.phase_host_us, queue)))
     time = TimeRange(low_us=kernels.low_us, us=kernels.time_us, high_us=kernels.high_us)
     return time * (queue_us * device_us[phase] / total_us / kernels.time_us)

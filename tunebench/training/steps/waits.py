@@ -124,6 +124,7 @@ class StageWaits:
                     hidden = _attention_us(self.kernels, sent.behind)
                 takes = TimeRange.of_communication(us)
                 exposed += TimeRange.of(lambda end, t=takes, h=hidden: max(0.0, t.at(end) - h)) * sent.count  # type: ignore[misc]
+        # While the device waits for launches anyway, collectives cost nothing.
         slack_us = _host_slack_us(self.kernels, phase)
         return TimeRange.of(lambda end: max(0.0, exposed.at(end) - slack_us))
 
@@ -150,6 +151,7 @@ class StageWaits:
         if max(one.size for one in groups) == 1 or not self.run.trains:
             return CopyWaits()
         parts = gradient_bytes(self.network, self.run, self.layers)
+        # Gradients may be summed in wider numbers than parameters are gathered in.
         wide = itemsize(self.run.gradient_dtype) // itemsize(self.run.dtype)
         held = [[nbytes // wide for nbytes in sizes] for sizes in parts]
         if of.sharding == "full":
@@ -188,6 +190,8 @@ class StageWaits:
         return Transit(
             exposed=TimeRange.of(lambda end: exchange(end).exposed_us(collective, parts, kernels.at(end))),
             total=TimeRange.of(lambda end: exchange(end).total_us(collective, parts)),
+            # The last passes of two stages of a device are a group of micro-batches apart: as many as ranks,
+            # or all.
             window=kernels * (min(of.microbatches, of.pipeline) if of.overlap else 0),
         )
 
@@ -231,6 +235,7 @@ class StageWaits:
 
         none = [0.0] * len(sizes)
         return (
+            # Sizes are in the order of the backward pass: the forward pass gathers them in reverse.
             TimeRange.of(lambda end: exposed(end, forward, none, gathers[::-1])),
             TimeRange.of(lambda end: exposed(end, backward, scatters, gathers)),
         )
