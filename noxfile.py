@@ -104,7 +104,16 @@ def quick(session: nox.Session) -> None:
         "--ignore=tests/gpu",
         *(f"--ignore=tests/training/{name}" for name in TORCH_ROOMS),
     )
-    session.run("pytest", *PARALLEL, *_passed(), *ignored, "-m", f"not ({left_out})", *session.posargs)
+    session.run(
+        "pytest",
+        *PARALLEL,
+        *_passed(),
+        "--processor-time=10",
+        *ignored,
+        "-m",
+        f"not ({left_out})",
+        *session.posargs,
+    )
 
 
 @nox.session
@@ -112,7 +121,7 @@ def tests(session: nox.Session) -> None:
     """Run all tests; tests with a missing requirement (GPU, g++, PostgreSQL) are skipped with the reason."""
     session.install("--no-compile", *TORCH)  # by pip, which takes the build that a machine is set up for
     _install(session, "-e", ".[cuda,postgres,cluster,dashboard,dev,docs]", *FRAMEWORKS)
-    session.run("pytest", *PARALLEL, *_passed(), *session.posargs, env=BYTECODE)
+    session.run("pytest", *PARALLEL, *_passed(), "--processor-time=40", *session.posargs, env=BYTECODE)
     if all(argument.startswith("--") for argument in session.posargs):
         _run_with_nvrtc(session, NVRTC, "pytest", *PARALLEL, "tests/compile/test_defaults.py")
 

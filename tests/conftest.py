@@ -18,7 +18,7 @@ from tests.support import REQUIREMENTS, missing
 from tunebench import kernels, workloads
 from tunebench.testing.postgres import Server, serving
 
-pytest_plugins = ["tests.passed"]
+pytest_plugins = ["tests.passed", "tests.processor_time"]
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.load_profile("repeatable")
