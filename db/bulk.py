@@ -123,13 +123,13 @@ def _stored_trials(
         .join(_trial, _trial.c.id == _measurement.c.trial_id)
         .where(*_of_configs(device_id, measurements[0].key.workload, (a.key for a in measurements)))
     )
-    found: dict[_Trial, _TrialMeasurements] = {}
+    trials: dict[_Trial, _TrialMeasurements] = {}
     for row in connection.execute(query).mappings():
-        trial = found.setdefault((row["variant"], row["config"], row["revision"]), _TrialMeasurements())
+        trial = trials.setdefault((row["variant"], row["config"], row["revision"]), _TrialMeasurements())
         trial.measurements.add(identity(row))
         if row["run_id"] not in now_adding and row["recorded_at"] <= until:
             trial.newest = max(filter(None, (trial.newest, row["recorded_at"])))
-    return found
+    return trials
 
 
 _TRIAL = (_trial.c.variant, _trial.c.config, _trial.c.revision)

@@ -27,8 +27,8 @@ _LOCKS = 0x74756E65 << 32
 
 def claimable(owner: str, now: datetime) -> sa.ColumnElement[bool]:
     """Return the condition that selects claimed trials that `owner` may claim: expired, or its own."""
-    ends = _trial.c.claim_expires_at
-    expired = (ends <= now) | (ends > now + LONGEST_CLAIM)
+    expires_at = _trial.c.claim_expires_at
+    expired = (expires_at <= now) | (expires_at > now + LONGEST_CLAIM)
     return (_trial.c.state == "claimed") & (expired | (_trial.c.claim_owner == owner))
 
 
@@ -45,8 +45,8 @@ def take_over_dead(
     holder = connection.execute(sa.select(_trial.c.claim_owner).where(*identity)).scalar()
     if holder is None or not is_dead(holder):
         return False
-    held = (*identity, _trial.c.state == "claimed", _trial.c.claim_owner == holder)
-    return connection.execute(_trial.update().where(*held).values(**claim)).rowcount == 1
+    still_claimed = (*identity, _trial.c.state == "claimed", _trial.c.claim_owner == holder)
+    return connection.execute(_trial.update().where(*still_claimed).values(**claim)).rowcount == 1
 
 
 def release_dead(connection: sa.Connection) -> None:
@@ -63,6 +63,6 @@ def lock_configs(connection: sa.Connection, measurements: Sequence[NewMeasuremen
     SQLite has a single writer and needs no lock.
     """
     if connection.dialect.name == "postgresql":
-        keys = {(each.key.space, str(each.key.config)) for each in measurements}
+        keys = {(measurement.key.space, str(measurement.key.config)) for measurement in measurements}
         for turn in sorted(zlib.crc32(f"{space} {config}".encode()) for space, config in keys):
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCKS + turn)))

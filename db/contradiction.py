@@ -38,7 +38,7 @@ def _time_contradictions(name: str, us: float, ranges: Mapping[str, tuple[float,
     time = significant(us, 6)
     if us < SHORTEST_US:
         yield f"its {name} is {time} us, below the shortest possible time of {significant(SHORTEST_US)} us"
-    for of, (low_us, high_us) in ranges.items():
+    for figure, (low_us, high_us) in ranges.items():
         if not low_us <= us <= high_us:
-            ends = f"{significant(low_us, 6)} to {significant(high_us, 6)} us"
-            yield f"its {name} of {time} us is outside of its {of}, {ends}"
+            interval = f"{significant(low_us, 6)} to {significant(high_us, 6)} us"
+            yield f"its {name} of {time} us is outside of its {figure}, {interval}"

@@ -143,9 +143,9 @@ class Database:
             work: Receives the connection, and whether an earlier attempt may have been committed.
         """
 
-        def attempt(again: bool) -> T:
+        def attempt(is_retry: bool) -> T:
             with self._write() as connection:
-                return work(connection, again)
+                return work(connection, is_retry)
 
         return self._retry(attempt)
 
@@ -176,7 +176,7 @@ def retrying(method: Callable[Concatenate[D, P], T]) -> Callable[Concatenate[D, 
     """Retry a read method while the database is unavailable, as `Database.retry_policy` allows."""
 
     def outlasting(self: D, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._retry(lambda again: method(self, *args, **kwargs))
+        return self._retry(lambda is_retry: method(self, *args, **kwargs))
 
     functools.update_wrapper(outlasting, method)
     return outlasting

@@ -38,19 +38,19 @@ def add_demand(
     origin = connection.execute(sa.select(schema.origin_table.c.id)).scalar_one()
     shared = {"device_id": device_id, "origin": origin, "first_noted_at": now, "last_noted_at": now}
     rows = [
-        {"workload": each.workload, "calls": each.calls, "time_us": each.time_us, **shared}
-        for each in demands
+        {"workload": demand.workload, "calls": demand.calls, "time_us": demand.time_us, **shared}
+        for demand in demands
     ]
-    there, added = schema.demand_table.c, insert.excluded
+    stored, added = schema.demand_table.c, insert.excluded
     later = sa.case(
-        (added.last_noted_at > there.last_noted_at, added.last_noted_at), else_=there.last_noted_at
+        (added.last_noted_at > stored.last_noted_at, added.last_noted_at), else_=stored.last_noted_at
     )
     for start in range(0, len(rows), _SET_SIZE):
         statement = insert.values(rows[start : start + _SET_SIZE]).on_conflict_do_update(
             index_elements=("device_id", "workload", "origin"),
             set_={
-                "calls": there.calls + added.calls,
-                "time_us": there.time_us + added.time_us,
+                "calls": stored.calls + added.calls,
+                "time_us": stored.time_us + added.time_us,
                 "last_noted_at": later,  # the clock may have been set back
             },
         )

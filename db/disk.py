@@ -55,9 +55,9 @@ def refuse_hard_links(path: Path) -> None:
 
 def network_file_system(path: Path) -> str | None:
     """Return the name of the network file system that a file is on; None for local file systems."""
-    place = path.resolve()
+    resolved = path.resolve()
     mounts = dict(_mounts())  # of two mounts at one place, the later hides the earlier
-    above = [mounted for mounted in mounts if place.is_relative_to(mounted)]
+    above = [mounted for mounted in mounts if resolved.is_relative_to(mounted)]
     kind = mounts[max(above, key=lambda mounted: len(mounted.parts))] if above else ""
     return kind if _NETWORK.fullmatch(kind) else None
 
@@ -70,5 +70,5 @@ def _mounts() -> Iterator[tuple[Path, str]]:
         return
     for line in lines:
         # 36 35 98:0 /root /place options optional-fields - kind source options
-        place = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line.split()[4])
-        yield Path(place), line.partition(" - ")[2].split()[0]
+        mount_point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line.split()[4])
+        yield Path(mount_point), line.partition(" - ")[2].split()[0]

@@ -141,10 +141,10 @@ def _configure_durability(connection: FileConnection) -> str | None:
         connection.execute("PRAGMA synchronous = EXTRA")
         return None
     system = disk.network_file_system(connection.path)
-    found = _set_journal_mode(connection, "wal" if system is None else "delete")
+    mode = _set_journal_mode(connection, "wal" if system is None else "delete")
     # Without a write-ahead log, deleting the journal ends a transaction: EXTRA also syncs the folder.
-    connection.execute(f"PRAGMA synchronous = {'FULL' if found == 'wal' else 'EXTRA'}")
-    if found == "wal":
+    connection.execute(f"PRAGMA synchronous = {'FULL' if mode == 'wal' else 'EXTRA'}")
+    if mode == "wal":
         return None
     where = f"is on a network file system ({system})" if system else "cannot have shared memory next to it"
     return (
@@ -153,21 +153,21 @@ def _configure_durability(connection: FileConnection) -> str | None:
     )
 
 
-def _set_journal_mode(connection: sqlite3.Connection, wanted: str) -> str:
+def _set_journal_mode(connection: sqlite3.Connection, mode: str) -> str:
     """Switch the journal mode if needed, and return the mode of the file.
 
     SQLite does not wait for other connections when it switches the mode, so this waits.
     """
     deadline = time.monotonic() + BUSY_S
     while True:
-        found = str(connection.execute("PRAGMA journal_mode").fetchone()[0])
-        if found == wanted:
-            return found
+        current = str(connection.execute("PRAGMA journal_mode").fetchone()[0])
+        if current == mode:
+            return current
         try:
-            return str(connection.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0])
+            return str(connection.execute(f"PRAGMA journal_mode = {mode}").fetchone()[0])
         except sqlite3.OperationalError as error:
             if "readonly" in str(error):
-                return wanted  # reading works; the first write reports the error
+                return mode  # reading works; the first write reports the error
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
@@ -228,7 +228,9 @@ def _explain(location: Location, error: Exception) -> str:
         reason, (sqlite3.Error, OSError, UnicodeDecodeError, MemoryError)
     ):
         return explain_sqlite(location.path, reason)
-    said = " ".join(str(reason).split())
+    message = " ".join(str(reason).split())
     if isinstance(error, sa.exc.OperationalError):
-        said = f"{said}. Check the URL and the server, then run the command again; committed records are kept"
-    return f"database {location}: {said}"
+        message = (
+            f"{message}. Check the URL and the server, then run the command again; committed records are kept"
+        )
+    return f"database {location}: {message}"

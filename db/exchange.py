@@ -168,9 +168,9 @@ def workload_text(text: str, stored: Collection[str]) -> str:
     return text if text in stored or text.startswith(RECORDED) else str(parse(text))
 
 
-def _known(kind: str, name: str, known: set[str]) -> None:
-    if name not in known:
-        raise UnknownName(kind, name, known)
+def _known(kind: str, name: str, names: set[str]) -> None:
+    if name not in names:
+        raise UnknownName(kind, name, names)
 
 
 def device_keys(name: str, stored_keys: Collection[str]) -> set[str]:

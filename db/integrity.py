@@ -114,9 +114,9 @@ class Integrity:
         """Add a finding."""
         assert kind in KINDS, kind
         self.counts[kind] += 1
-        kept = self.first.setdefault(kind, [])
-        if len(kept) < FIRST:
-            kept.append(Finding(kind, place, " ".join(ascii(reason)[1:-1].split())[:500]))
+        findings = self.first.setdefault(kind, [])
+        if len(findings) < FIRST:
+            findings.append(Finding(kind, place, " ".join(ascii(reason)[1:-1].split())[:500]))
 
 
 def examine(store: Reader, watcher: ProgressCallback | None = None) -> Integrity:
@@ -129,52 +129,52 @@ def examine(store: Reader, watcher: ProgressCallback | None = None) -> Integrity
     Raises:
         DatabaseError: if it cannot be read at all.
     """
-    found = Integrity()
+    integrity = Integrity()
     with store._read() as connection, lenient_text(connection):
-        if not _check_file(connection, found):
-            return found
-        check_rules(connection, found)
-        check_rows(connection, found, watcher or (lambda done, total: None))
-    return found
+        if not _check_file(connection, integrity):
+            return integrity
+        check_rules(connection, integrity)
+        check_rows(connection, integrity, watcher or (lambda done, total: None))
+    return integrity
 
 
-def fix(store: Store, found: Integrity) -> None:
+def fix(store: Store, integrity: Integrity) -> None:
     """Mark current trials with a changed source as stale, and delete recorded faults of the environment.
 
     `lookup` returns stale trials only if there is no other. Trials without another measurement are deleted.
     """
     with store._write() as connection:
-        mark_stale(connection, {True: found.outdated})
-        for start in range(0, len(found.environment), 500):
-            ids = found.environment[start : start + 500]
+        mark_stale(connection, {True: integrity.outdated})
+        for start in range(0, len(integrity.environment), 500):
+            ids = integrity.environment[start : start + 500]
             measured, trial = measurement_table.c, trial_table.c
             trials = sa.select(measured.trial_id).where(measured.id.in_(ids))
             affected = connection.execute(trials).scalars().all()
             connection.execute(measurement_table.delete().where(measured.id.in_(ids)))
-            kept = sa.select(measured.id).where(measured.trial_id == trial.id).exists()
+            remaining = sa.select(measured.id).where(measured.trial_id == trial.id).exists()
             connection.execute(
-                trial_table.delete().where(trial.id.in_(affected), trial.state == "done", ~kept)
+                trial_table.delete().where(trial.id.in_(affected), trial.state == "done", ~remaining)
             )
     for kind in ("space", "source", "environment"):
-        found.counts.pop(kind, None)
-        found.first.pop(kind, None)
+        integrity.counts.pop(kind, None)
+        integrity.first.pop(kind, None)
 
 
 # -- the file --------------------------------------------------------------------------------------
 
 
-def _check_file(connection: sa.Connection, found: Integrity) -> bool:
+def _check_file(connection: sa.Connection, integrity: Integrity) -> bool:
     """Run SQLite's integrity check; return whether the file is intact. Servers check their own files."""
     if connection.dialect.name != "sqlite":
         return True
     try:
-        said = connection.exec_driver_sql("PRAGMA integrity_check(100)").scalars().all()
+        lines = connection.exec_driver_sql("PRAGMA integrity_check(100)").scalars().all()
     except sa.exc.DatabaseError as error:
-        said = [str(error.orig)]
+        lines = [str(error.orig)]
     # It also reports NOT NULL, CHECK and UNIQUE violations, which `check_rules` reports by row.
-    damaged = [line for line in said if line != "ok" and not line.startswith(_OF_ROWS)]
+    damaged = [line for line in lines if line != "ok" and not line.startswith(_OF_ROWS)]
     for line in damaged:
-        found.add("damaged", "file", str(line))
+        integrity.add("damaged", "file", str(line))
     return not damaged
 
 
@@ -184,19 +184,19 @@ _OF_ROWS = ("CHECK constraint", "NULL value", "non-unique entry", "NUMERIC value
 # -- the schema ------------------------------------------------------------------------------------
 
 
-def check_rules(connection: sa.Connection, found: Integrity) -> None:
+def check_rules(connection: sa.Connection, integrity: Integrity) -> None:
     """Check every row against every constraint: writes that bypass tunebench may violate them."""
     for table in schema.METADATA.sorted_tables:
-        for place, rule in _rule_violations(connection, table):
-            found.add("rule", place, rule)
+        for row_name, rule in _rule_violations(connection, table):
+            integrity.add("rule", row_name, rule)
         for constraint in table.foreign_key_constraints:
             (column,), (element,) = constraint.columns, constraint.elements
-            other = element.column
-            known = sa.select(other).where(other == column).exists()
-            lost = sa.select(table.c.id).where(column.is_not(None), ~known)
+            referenced = element.column
+            exists = sa.select(referenced).where(referenced == column).exists()
+            lost = sa.select(table.c.id).where(column.is_not(None), ~exists)
             for id_ in connection.execute(lost).scalars():
-                reason = f"its {column.name} refers to a missing {other.table.name}"
-                found.add("reference", f"{table.name} {id_}", reason)
+                reason = f"its {column.name} refers to a missing {referenced.table.name}"
+                integrity.add("reference", f"{table.name} {id_}", reason)
     trial, measurement = trial_table.c, measurement_table.c
     timed = sa.select(measurement.id).where(measurement.trial_id == trial.id).exists()
     for id_, state in connection.execute(
@@ -205,9 +205,9 @@ def check_rules(connection: sa.Connection, found: Integrity) -> None:
         reason = (
             "it is done but has no measurement" if state == "done" else "it is claimed but has a measurement"
         )
-        found.add("reference", f"trial {id_}", reason)
+        integrity.add("reference", f"trial {id_}", reason)
     for id_ in connection.execute(_duplicates()).scalars():
-        found.add("duplicate", f"measurement {id_}", "its trial has an equal one")
+        integrity.add("duplicate", f"measurement {id_}", "its trial has an equal one")
 
 
 def _rule_violations(connection: sa.Connection, table: sa.Table) -> Iterator[tuple[str, str]]:
@@ -219,8 +219,8 @@ def _rule_violations(connection: sa.Connection, table: sa.Table) -> Iterator[tup
                 yield f"{table.name} {id_}", rule
     for constraint in table.constraints:
         if isinstance(constraint, sa.UniqueConstraint):
-            place = sa.func.row_number().over(partition_by=list(constraint.columns), order_by=table.c.id)
-            ranked = sa.select(table.c.id, place.label("place")).subquery()
+            rank = sa.func.row_number().over(partition_by=list(constraint.columns), order_by=table.c.id)
+            ranked = sa.select(table.c.id, rank.label("place")).subquery()
             for id_ in connection.execute(sa.select(ranked.c.id).where(ranked.c.place > 1)).scalars():
                 yield f"{table.name} {id_}", f"{constraint.name} occurs twice"
 
@@ -233,12 +233,14 @@ def _rules(table: sa.Table, dialect: str) -> tuple[tuple[str, ...], sa.Select[An
     }
     for constraint in table.constraints:
         if isinstance(constraint, sa.CheckConstraint):
-            kept: sa.ColumnElement[bool] = sa.literal_column(f"({constraint.sqltext})", sa.Boolean())
-            rules[f"it violates {constraint.name}"] = sa.not_(kept)
+            holds: sa.ColumnElement[bool] = sa.literal_column(f"({constraint.sqltext})", sa.Boolean())
+            rules[f"it violates {constraint.name}"] = sa.not_(holds)
     if dialect == "sqlite":  # SQLite columns accept values of any type
         for column in table.c:
-            held = sa.func.typeof(column)
-            rules[f"{column.name} has the wrong type"] = held.not_in(("null", *_storage_classes(column)))
+            storage_class = sa.func.typeof(column)
+            rules[f"{column.name} has the wrong type"] = storage_class.not_in(
+                ("null", *_storage_classes(column))
+            )
     id_: sa.ColumnElement[Any] = sa.type_coerce(table.c.id, sa.types.NullType())
     broken = [rule.label(f"rule{number}") for number, rule in enumerate(rules.values())]
     return tuple(rules), sa.select(id_, *broken).where(sa.or_(*rules.values()))
@@ -257,48 +259,48 @@ def _duplicates() -> sa.Select[Any]:
     at = measurement_table.c
     alike = (at.trial_id, at.purpose, at.kind, at.recorded_at, at.median_us, at.predicted_us, at.fastest_us)
     columns = (*alike, at.reason, sa.cast(at.samples_us, sa.Text))
-    place = sa.func.row_number().over(partition_by=columns, order_by=at.id)
-    ranked = sa.select(at.id, place.label("place")).subquery()
+    rank = sa.func.row_number().over(partition_by=columns, order_by=at.id)
+    ranked = sa.select(at.id, rank.label("place")).subquery()
     return sa.select(ranked.c.id).where(ranked.c.place > 1)
 
 
 # -- the rows --------------------------------------------------------------------------------------
 
 
-def check_rows(connection: sa.Connection, found: Integrity, watcher: ProgressCallback) -> None:
+def check_rows(connection: sa.Connection, integrity: Integrity, watcher: ProgressCallback) -> None:
     """Check the contents of every row."""
     tables = schema.METADATA.sorted_tables
     count = sum(connection.execute(sa.select(sa.func.count()).select_from(t)).scalar_one() for t in tables)
-    looking = _RowChecker(found)
+    looking = _RowChecker(integrity)
     for table in tables:
         chosen = sa.select(*raw_columns(table)).order_by(table.c.id)
         for row in connection.execution_options(yield_per=1000).execute(chosen).mappings():
             looking.take(table, row)
-            found.rows += 1
-            if found.rows % 1000 == 0:
-                watcher(found.rows, count)
-    watcher(found.rows, count)
+            integrity.rows += 1
+            if integrity.rows % 1000 == 0:
+                watcher(integrity.rows, count)
+    watcher(integrity.rows, count)
 
 
 class _RowChecker:
     """Checks rows in order: devices come before the trials measured on them."""
 
-    def __init__(self, found: Integrity) -> None:
-        self._found = found
+    def __init__(self, integrity: Integrity) -> None:
+        self._found = integrity
         self._latest = datetime.now(UTC) + CLOCK_TOLERANCE
         self._devices: dict[int, Device] = {}
         self._revisions: dict[tuple[int, str, str], Revision | None] = {}
 
     def take(self, table: sa.Table, raw: Mapping[Any, Any]) -> None:
         """Check one row."""
-        place = f"{table.name} {raw['id']}"
+        row_name = f"{table.name} {raw['id']}"
         try:
             row = decode_row(raw, table)
         except ValueError as error:
-            self._found.add("unreadable", place, str(error))
+            self._found.add("unreadable", row_name, str(error))
             return
         for kind, reason in self._of(table, row):
-            self._found.add(kind, place, reason)
+            self._found.add(kind, row_name, reason)
 
     def _of(self, table: sa.Table, row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for column in table.c:

@@ -128,9 +128,9 @@ def measurement_from_json(data: Mapping[str, Any], devices: Mapping[str, Device]
 
 def _verdict(data: Mapping[str, Any]) -> Verdict:
     """Return the comparison with others, which lines of earlier versions lack."""
-    versus, known = data.get("versus_default"), get_args(VersusDefault)
-    if versus is not None and versus not in known:
-        raise InputError(f"versus_default must be one of: {', '.join(known)}")
+    versus, verdicts = data.get("versus_default"), get_args(VersusDefault)
+    if versus is not None and versus not in verdicts:
+        raise InputError(f"versus_default must be one of: {', '.join(verdicts)}")
     return Verdict(versus_default=versus, comparison=_plain(data.get("comparison", {}), "comparison"))
 
 
@@ -176,9 +176,9 @@ def _object(value: Any, name: str) -> dict[str, Any]:
 
 
 def _plain(value: Any, name: str) -> dict[str, Any]:
-    found = _object(value, name)
-    check_plain(found, name)
-    return found
+    data = _object(value, name)
+    check_plain(data, name)
+    return data
 
 
 def check_plain(value: Any, name: str, depth: int = 0) -> None:
@@ -276,10 +276,10 @@ def _outcome(value: Any) -> Outcome:
 
 
 def _time(data: Mapping[str, Any], name: str) -> float:
-    found = _number(data, name)
-    if not found:
+    time_us = _number(data, name)
+    if not time_us:
         raise InputError(f"{name} must be positive")
-    return found
+    return time_us
 
 
 def _times(data: Mapping[str, Any], name: str) -> tuple[float, ...]:
@@ -290,10 +290,10 @@ def _times(data: Mapping[str, Any], name: str) -> tuple[float, ...]:
 
 
 def _interval(data: Mapping[str, Any], name: str) -> tuple[float, ...]:
-    found = _times(data, name)
-    if len(found) != 2 or found[0] > found[1]:
+    times = _times(data, name)
+    if len(times) != 2 or times[0] > times[1]:
         raise InputError(f"{name} must be two times in ascending order")
-    return found
+    return times
 
 
 def _reason(data: Mapping[str, Any], name: str) -> str:
@@ -317,9 +317,9 @@ def _cache(data: Mapping[str, Any], name: str) -> str:
 
 def _verification(data: Mapping[str, Any], name: str) -> Verification:
     values = _object(data[name], name)
-    known = get_args(typing.get_type_hints(Verification)["how"])
-    if values.get("how") not in known:
-        raise InputError(f"the verification method must be one of: {', '.join(known)}")
+    methods = get_args(typing.get_type_hints(Verification)["how"])
+    if values.get("how") not in methods:
+        raise InputError(f"the verification method must be one of: {', '.join(methods)}")
     return Verification(how=values["how"], detail=_reason(values, "detail"), worst=_number(values, "worst"))
 
 

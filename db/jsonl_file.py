@@ -128,9 +128,9 @@ def import_jsonl(store: Store, path: Path, watcher: ProgressCallback | None = No
         InputError: if the file cannot be read.
         DatabaseError: if the database cannot be written.
     """
-    found = _JsonlImport(path)
-    added = store.add(found.batches(watcher or (lambda done, total: None)), recheck=True)
-    return found.result(added)
+    lines = _JsonlImport(path)
+    added = store.add(lines.batches(watcher or (lambda done, total: None)), recheck=True)
+    return lines.result(added)
 
 
 class _JsonlImport(RowImport):
@@ -206,10 +206,10 @@ class _JsonlImport(RowImport):
         return measurement
 
     def _batched(self, measurements: Iterable[NewMeasurement]) -> Iterator[MeasurementBatch]:
-        places: dict[tuple[str, str], list[NewMeasurement]] = {}
+        groups: dict[tuple[str, str], list[NewMeasurement]] = {}
         for measurement in measurements:
-            places.setdefault((measurement.key.device, measurement.key.workload), []).append(measurement)
-        for (device, workload), found in places.items():
+            groups.setdefault((measurement.key.device, measurement.key.workload), []).append(measurement)
+        for (device, workload), group in groups.items():
             start = RunStart(
                 device=self._devices[device],
                 workload=workload,
@@ -217,11 +217,11 @@ class _JsonlImport(RowImport):
                 seed=0,
                 versions={"tunebench": __version__, "file": ascii(self.path.name)[1:-1]},
             )
-            yield MeasurementBatch(start=start, measurements=tuple(found))
+            yield MeasurementBatch(start=start, measurements=tuple(group))
 
 
 def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         raise InputError("it contains a name twice")
-    return found
+    return values

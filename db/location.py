@@ -89,24 +89,24 @@ def locate(db: str | Path | None = None) -> Location:
     Raises:
         InputError: if it names no file, or its URL is ambiguous. SQLite in memory is not supported.
     """
-    given = str(db if db is not None else _environment.database() or default_path())
-    if _DSN.match(given):
-        given = _url_of_dsn(given)
-    scheme, separator, rest = given.partition("://")
+    name_or_url = str(db if db is not None else _environment.database() or default_path())
+    if _DSN.match(name_or_url):
+        name_or_url = _url_of_dsn(name_or_url)
+    scheme, separator, rest = name_or_url.partition("://")
     if separator and not scheme.startswith("sqlite"):
-        return Location(url=_checked(given))
-    name = unquote(rest.removeprefix("/")) if separator else given
+        return Location(url=_checked(name_or_url))
+    name = unquote(rest.removeprefix("/")) if separator else name_or_url
     if not name or ":memory:" in name or "?" in name:
         raise InputError(
-            f"database {_without_passwords(given)!r} must name a file, such as results.db or sqlite:///results.db"
+            f"database {_without_passwords(name_or_url)!r} must name a file, such as results.db or sqlite:///results.db"
         )
     return Location(path=_environment.expanded(name, "database"))
 
 
 def _without_passwords(url: str) -> str:
     """Return a URL without its passwords: of the user, and in the query."""
-    place, question, query = url.partition("?")
-    scheme, separator, rest = place.partition("://")
+    address, question, query = url.partition("?")
+    scheme, separator, rest = address.partition("://")
     if separator and "@" in rest:  # the last @ ends the password, whatever it contains
         user, _, host = rest.rpartition("@")
         name, colon, _ = user.partition(":")
@@ -127,11 +127,11 @@ def _checked(url: str) -> str:
         InputError: if a user name or a password contains an unquoted separator; the message shows neither.
     """
     scheme, _, rest = url.partition("://")
-    place, _, query = rest.partition("?")
-    server, _, database = place.partition("/")
+    address, _, query = rest.partition("?")
+    server, _, database = address.partition("/")
     user, _, host = server.rpartition("@")
     quoted = not any(sign in user for sign in "@#") and user.count(":") <= 1
-    plain = "@" not in database and "#" not in place and all(map(_HOST.fullmatch, host.split(",")))
+    plain = "@" not in database and "#" not in address and all(map(_HOST.fullmatch, host.split(",")))
     named = not query or all(map(_QUERY_PART.match, query.split("&")))
     if not (quoted and plain and named):
         raise InputError(
@@ -150,13 +150,13 @@ def _url_of_dsn(text: str) -> str:
     values: dict[str, str] = {}
     end = 0
     while text[end:].strip():
-        found = _DSN_PAIR.match(text, end)
-        if found is None:
+        pair = _DSN_PAIR.match(text, end)
+        if pair is None:
             raise InputError(
                 "database: expected keywords and values such as host=h dbname=d user=u password='p w', with "
                 f"\\' for a quote in a value; cannot read what follows {', '.join(values) or 'the start'}"
             )
-        values[found[1]] = re.sub(r"\\(.)", r"\1", found[2] if found[2] is not None else found[3])
-        end = found.end()
+        values[pair[1]] = re.sub(r"\\(.)", r"\1", pair[2] if pair[2] is not None else pair[3])
+        end = pair.end()
     database = quote(values.pop("dbname", ""), safe="")
     return f"postgresql:///{database}?{urlencode(values, quote_via=quote, safe='/')}"

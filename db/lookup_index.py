@@ -277,12 +277,12 @@ def _prune(folder: Path, keep: Path) -> None:
 
     A deleted index is written again by the next lookup that needs it; open files stay readable.
     """
-    ages = [(_age_s(place) or 0.0, place) for place in folder.iterdir() if place != keep]
-    indexes = sorted((age, place) for age, place in ages if place.suffix == ".db")
-    left = [place for age, place in ages if place.suffix == ".new" and age > WRITING_S]
-    for place in (*left, *(place for _, place in indexes[MAX_INDEXES - 1 :])):
+    ages = [(_age_s(path) or 0.0, path) for path in folder.iterdir() if path != keep]
+    indexes = sorted((age, path) for age, path in ages if path.suffix == ".db")
+    unfinished = [path for age, path in ages if path.suffix == ".new" and age > WRITING_S]
+    for path in (*unfinished, *(path for _, path in indexes[MAX_INDEXES - 1 :])):
         with contextlib.suppress(OSError):
-            place.unlink()
+            path.unlink()
 
 
 def _write_index(

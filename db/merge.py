@@ -116,31 +116,41 @@ def _named(location: Location) -> str | Path | None:
     return location.url or location.path
 
 
-def _same(one: Location, other: Location) -> bool:
-    if one.path is None or other.path is None:
-        return one == other
-    there = one.path.exists() and other.path.exists()
-    return one.path.samefile(other.path) if there else one.path.absolute() == other.path.absolute()
+def _same(location: Location, compared: Location) -> bool:
+    if location.path is None or compared.path is None:
+        return location == compared
+    exist = location.path.exists() and compared.path.exists()
+    return (
+        location.path.samefile(compared.path)
+        if exist
+        else location.path.absolute() == compared.path.absolute()
+    )
 
 
 def _merge_one(store: Store, source: Reader, watcher: MergeWatcher) -> MergeResult:
     merged = MergeResult(database=str(source.location))
-    with store._write() as here, _snapshot(source) as there:
-        total = there.execute(sa.select(sa.func.count()).select_from(measurement_table)).scalar_one()
+    with store._write() as target_connection, _snapshot(source) as source_connection:
+        total = source_connection.execute(
+            sa.select(sa.func.count()).select_from(measurement_table)
+        ).scalar_one()
         looked = functools.partial(watcher, merged.database)
-        target = MergeTarget(here, store._insert, store._now(), lambda done: looked(done, total))
+        target = MergeTarget(target_connection, store._insert, store._now(), lambda done: looked(done, total))
         target.lock()
-        devices = _merge_devices(there, target, merged)
-        _merge_runs(there, target, devices, merged)
-        for group in _groups(there):
-            added, known, refused = merge_group(
-                there, target, group, devices[group.device_id], _described(here, devices[group.device_id])
+        devices = _merge_devices(source_connection, target, merged)
+        _merge_runs(source_connection, target, devices, merged)
+        for group in _groups(source_connection):
+            added, present, refused = merge_group(
+                source_connection,
+                target,
+                group,
+                devices[group.device_id],
+                _described(target_connection, devices[group.device_id]),
             )
             merged.added += added
-            merged.known += known
+            merged.known += present
             merged.refused += len(refused)
             merged.faults += refused[: MAX_FAULTS - len(merged.faults)]
-        _merge_demand(there, target, devices, merged)
+        _merge_demand(source_connection, target, devices, merged)
         target.unlock()
     return merged
 
@@ -154,39 +164,41 @@ def _snapshot(source: Reader) -> Iterator[sa.Connection]:
         with closing(engine.connect().execution_options(**level)) as connection, connection.begin():
             yield connection
     except (ValueError, TypeError) as error:  # from JSON, times and texts that cannot be decoded
-        said = f"database {source.location} contains rows that cannot be read ({error})"
+        fault = f"database {source.location} contains rows that cannot be read ({error})"
         verify = command_line("db verify", db=source.location.option)
-        raise DatabaseError(f"{said}; {verify} lists them") from error
+        raise DatabaseError(f"{fault}; {verify} lists them") from error
 
 
-def _groups(there: sa.Connection) -> list[MergeGroup]:
+def _groups(source: sa.Connection) -> list[MergeGroup]:
     at = trial_table.c
     query = sa.select(at.device_id, at.workload).where(at.state == "done").distinct()
-    return [MergeGroup(*row) for row in there.execute(query.order_by(at.device_id, at.workload))]
+    return [MergeGroup(*row) for row in source.execute(query.order_by(at.device_id, at.workload))]
 
 
 # -- devices ---------------------------------------------------------------------------------------
 
 
-def _merge_devices(there: sa.Connection, target: MergeTarget, merged: MergeResult) -> dict[int, int]:
+def _merge_devices(source: sa.Connection, target: MergeTarget, merged: MergeResult) -> dict[int, int]:
     """Merge the devices, and return the target's id of each source id."""
-    here = target.connection
-    newest_there, newest_here = _newest(there), _newest(here)
+    connection = target.connection
+    newest_there, newest_here = _newest(source), _newest(connection)
     ids = {}
-    for row in there.execute(sa.select(device_table).order_by(device_table.c.id)).mappings():
+    for row in source.execute(sa.select(device_table).order_by(device_table.c.id)).mappings():
         described = {name: value for name, value in row.items() if name != "id"}
         query = sa.select(device_table).where(device_table.c.key == row["key"])
-        found = here.execute(query).mappings().first()
-        if found is None:
+        present = connection.execute(query).mappings().first()
+        if present is None:
             insert = device_table.insert().values(described).returning(device_table.c.id)
-            ids[row["id"]] = here.execute(insert).scalar_one()
+            ids[row["id"]] = connection.execute(insert).scalar_one()
             merged.devices += 1
             continue
-        ids[row["id"]] = found["id"]
-        if found["descriptor"] != row["descriptor"]:
+        ids[row["id"]] = present["id"]
+        if present["descriptor"] != row["descriptor"]:
             merged.described.append(row["key"])
             if newest_there.get(row["key"], _NEVER) > newest_here.get(row["key"], _NEVER):
-                here.execute(device_table.update().where(device_table.c.id == found["id"]).values(described))
+                connection.execute(
+                    device_table.update().where(device_table.c.id == present["id"]).values(described)
+                )
     return ids
 
 
@@ -214,19 +226,28 @@ def _described(connection: sa.Connection, device_id: int) -> Device | None:
 
 
 def _merge_runs(
-    there: sa.Connection, target: MergeTarget, devices: Mapping[int, int], merged: MergeResult
+    source: sa.Connection, target: MergeTarget, devices: Mapping[int, int], merged: MergeResult
 ) -> None:
     """Merge the runs under their ids; a run that was still active in an earlier merge is updated."""
     count = sa.select(sa.func.count()).select_from(run_table)
     before = target.connection.execute(count).scalar_one()
     insert = target.insert(run_table)
-    ends = ("finished_at", "masked", "cached", "wall_s", "compile_s", "verify_s", "measure_s", "overhead_s")
+    end_columns = (
+        "finished_at",
+        "masked",
+        "cached",
+        "wall_s",
+        "compile_s",
+        "verify_s",
+        "measure_s",
+        "overhead_s",
+    )
     insert = insert.on_conflict_do_update(
         index_elements=["id"],
-        set_={name: insert.excluded[name] for name in ends},
+        set_={name: insert.excluded[name] for name in end_columns},
         where=run_table.c.finished_at.is_(None) & insert.excluded.finished_at.is_not(None),
     )
-    for chunk in chunks(there, sa.select(run_table).order_by(run_table.c.id)):
+    for chunk in chunks(source, sa.select(run_table).order_by(run_table.c.id)):
         target.connection.execute(
             insert,
             [
@@ -242,7 +263,7 @@ def _merge_runs(
 
 
 def _merge_demand(
-    there: sa.Connection, target: MergeTarget, devices: Mapping[int, int], merged: MergeResult
+    source: sa.Connection, target: MergeTarget, devices: Mapping[int, int], merged: MergeResult
 ) -> None:
     """Merge the demand; of two counts of one origin the greater is the later one, since counts only grow."""
     insert = target.insert(demand_table)
@@ -252,7 +273,7 @@ def _merge_demand(
         set_={name: insert.excluded[name] for name in grown},
         where=insert.excluded.calls > demand_table.c.calls,
     ).returning(demand_table.c.id)
-    rows = chunks(there, sa.select(demand_table).order_by(demand_table.c.id))
+    rows = chunks(source, sa.select(demand_table).order_by(demand_table.c.id))
     for row in itertools.chain.from_iterable(rows):
         values = {name: value for name, value in row.items() if name != "id"}
         changed = target.connection.execute(upsert, {**values, "device_id": devices[row["device_id"]]})

@@ -94,27 +94,27 @@ class RefusedRows:
     trials: Collection[int]
 
     @classmethod
-    def find(cls, there: sa.Connection, group: MergeGroup) -> RefusedRows:
+    def find(cls, source: sa.Connection, group: MergeGroup) -> RefusedRows:
         """Check the measurements of a group by the rules of an import."""
         query = sa.select(_measurement).join(_trial).where(*_of_group(group.device_id, group.workload))
         reasons: dict[int, str] = {}
         refused: set[int] = set()
-        kept: set[int] = set()
-        for row in itertools.chain.from_iterable(chunks(there, query)):
+        accepted: set[int] = set()
+        for row in itertools.chain.from_iterable(chunks(source, query)):
             reason = refusal(dict(row))
-            (kept if reason is None else refused).add(row["trial_id"])
+            (accepted if reason is None else refused).add(row["trial_id"])
             if reason is not None:
                 reasons[row["id"]] = reason
-        return cls(reasons, refused - kept)
+        return cls(reasons, refused - accepted)
 
 
 def merge_group(
-    there: sa.Connection, target: MergeTarget, group: MergeGroup, device_id: int, device: Device | None
+    source: sa.Connection, target: MergeTarget, group: MergeGroup, device_id: int, device: Device | None
 ) -> tuple[int, int, list[str]]:
     """Merge the trials of one workload on one device.
 
     Args:
-        there: Connection to the source.
+        source: Connection to the source.
         target: The target.
         group: Workload and device.
         device_id: Id of the device in the target.
@@ -124,37 +124,37 @@ def merge_group(
         Number of new measurements, number of measurements that the target already contained, and why
         measurements are refused.
     """
-    here = target.connection
-    refused = RefusedRows.find(there, group)
+    connection = target.connection
+    refused = RefusedRows.find(source, group)
     reasons = list(refused.measurements.values())
-    trials = _merge_trials(there, target, group, device_id, refused.trials)
-    arrivals, known = _arrivals(there, target, group, trials, refused.measurements)
+    trials = _merge_trials(source, target, group, device_id, refused.trials)
+    arrivals, present_count = _arrivals(source, target, group, trials, refused.measurements)
     if not arrivals:
-        return 0, known, reasons
+        return 0, present_count, reasons
     at = _measurement.c
     standing = sa.select(at.id, at.recorded_at).join(_trial).where(*_of_group(device_id, group.workload))
     standing = standing.order_by(at.id)
-    present = [(row.id, row.recorded_at) for row in here.execute(standing)]
+    present = [(row.id, row.recorded_at) for row in connection.execute(standing)]
     order = interleave(present, arrivals, target.free, target.now)
     target.free += len(order.moved) + len(order.arrived)
-    _move(here, order.moved)
-    _insert_measurements(there, here, group, trials, order.arrived)
-    _update_staleness(here, group, device_id, device, trials, set(order.arrived.values()))
-    return len(arrivals), known, reasons
+    _move(connection, order.moved)
+    _insert_measurements(source, connection, group, trials, order.arrived)
+    _update_staleness(connection, group, device_id, device, trials, set(order.arrived.values()))
+    return len(arrivals), present_count, reasons
 
 
 def _of_group(device_id: int, workload: str) -> tuple[sa.ColumnElement[bool], ...]:
     return (_trial.c.device_id == device_id, _trial.c.workload == workload, _trial.c.state == "done")
 
 
-def chunks(there: sa.Connection, query: sa.Select[Any]) -> Iterator[Sequence[sa.RowMapping]]:
+def chunks(connection: sa.Connection, query: sa.Select[Any]) -> Iterator[Sequence[sa.RowMapping]]:
     """Yield the rows of a query, `CHUNK` at a time.
 
     Args:
-        there: Connection to the source.
+        connection: Connection to the source.
         query: The query.
     """
-    yield from there.execution_options(yield_per=CHUNK).execute(query).mappings().partitions()
+    yield from connection.execution_options(yield_per=CHUNK).execute(query).mappings().partitions()
 
 
 # -- trials ----------------------------------------------------------------------------------------
@@ -177,12 +177,12 @@ _Key = tuple[str, str, str]
 
 
 def _merge_trials(
-    there: sa.Connection, target: MergeTarget, group: MergeGroup, device_id: int, refused: Collection[int]
+    source: sa.Connection, target: MergeTarget, group: MergeGroup, device_id: int, refused: Collection[int]
 ) -> _MergedTrials:
     trials = _MergedTrials({}, {})
     query = sa.select(_trial).where(*_of_group(group.device_id, group.workload)).order_by(_trial.c.id)
-    for found in chunks(there, query):
-        chunk = [row for row in found if row["id"] not in refused]
+    for rows in chunks(source, query):
+        chunk = [row for row in rows if row["id"] not in refused]
         if not chunk:
             continue
         before = _ids(target.connection, device_id, group.workload, chunk)
@@ -201,13 +201,13 @@ def _key(row: Mapping[Any, Any]) -> _Key:
 
 
 def _ids(
-    here: sa.Connection, device_id: int, workload: str, rows: Sequence[Mapping[Any, Any]]
+    connection: sa.Connection, device_id: int, workload: str, rows: Sequence[Mapping[Any, Any]]
 ) -> dict[_Key, int]:
     at = _trial.c
     query = sa.select(at.id, at.variant, at.config, at.revision).where(
         *_of_group(device_id, workload), at.config.in_({row["config"] for row in rows})
     )
-    return {_key(row): row["id"] for row in here.execute(query).mappings()}
+    return {_key(row): row["id"] for row in connection.execute(query).mappings()}
 
 
 def _insert_trials(target: MergeTarget, device_id: int, rows: Sequence[Mapping[Any, Any]]) -> None:
@@ -218,8 +218,8 @@ def _insert_trials(target: MergeTarget, device_id: int, rows: Sequence[Mapping[A
         index_elements=TRIAL_KEY,
         set_={**DONE, "stale": stale},
     )
-    own = [{name: value for name, value in row.items() if name != "id"} for row in rows]
-    target.connection.execute(insert, [{**row, "device_id": device_id, **DONE} for row in own])
+    values = [{name: value for name, value in row.items() if name != "id"} for row in rows]
+    target.connection.execute(insert, [{**row, "device_id": device_id, **DONE} for row in values])
 
 
 # -- measurements ----------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def _identity(row: Mapping[Any, Any], trial_id: int, names: Sequence[str]) -> _I
 
 
 def _arrivals(
-    there: sa.Connection,
+    source: sa.Connection,
     target: MergeTarget,
     group: MergeGroup,
     trials: _MergedTrials,
@@ -247,42 +247,44 @@ def _arrivals(
         sa.select(*columns).join(_trial).where(*_of_group(group.device_id, group.workload)).order_by(at.id)
     )
     arrivals: list[IncomingMeasurement] = []
-    known = after = 0
-    for found_there in chunks(there, query):
+    present_count = after = 0
+    for found_there in chunks(source, query):
         chunk = [row for row in found_there if row["id"] not in refused]
         ids = {trials.ids[row["trial_id"]] for row in chunk} & set(trials.flags)
-        found = _present(target.connection, sorted(ids), names)
+        present = _present(target.connection, sorted(ids), names)
         for row in chunk:
-            id_ = found.get(_identity(row, trials.ids[row["trial_id"]], names))
+            id_ = present.get(_identity(row, trials.ids[row["trial_id"]], names))
             if id_ is None:
                 arrivals.append(IncomingMeasurement(row["id"], row["recorded_at"], after))
             else:
-                known += 1
+                present_count += 1
                 after = max(after, id_)
         target.looked_at(len(found_there))
-    return arrivals, known
+    return arrivals, present_count
 
 
-def _present(here: sa.Connection, trial_ids: Sequence[int], names: Sequence[str]) -> dict[_Identity, int]:
+def _present(
+    connection: sa.Connection, trial_ids: Sequence[int], names: Sequence[str]
+) -> dict[_Identity, int]:
     """Return the target's measurements of some trials, by identity."""
     if not trial_ids:
         return {}
     at = _measurement.c
     query = sa.select(at.id, at.trial_id, *(at[name] for name in names)).where(at.trial_id.in_(trial_ids))
-    return {_identity(row, row["trial_id"], names): row["id"] for row in here.execute(query).mappings()}
+    return {_identity(row, row["trial_id"], names): row["id"] for row in connection.execute(query).mappings()}
 
 
-def _move(here: sa.Connection, moved: Mapping[int, int]) -> None:
+def _move(connection: sa.Connection, moved: Mapping[int, int]) -> None:
     """Give measurements new ids, which must be unused."""
     moving = _measurement.update().where(_measurement.c.id == sa.bindparam("old"))
     if moved:
         rows = [{"old": old, "new": new} for old, new in moved.items()]
-        here.execute(moving.values(id=sa.bindparam("new")), rows)
+        connection.execute(moving.values(id=sa.bindparam("new")), rows)
 
 
 def _insert_measurements(
-    there: sa.Connection,
-    here: sa.Connection,
+    source: sa.Connection,
+    connection: sa.Connection,
     group: MergeGroup,
     trials: _MergedTrials,
     arrived: Mapping[int, int],
@@ -296,21 +298,21 @@ def _insert_measurements(
         .where(*_of_group(group.device_id, group.workload))
         .order_by(at.id)
     )
-    for chunk in chunks(there, query):
+    for chunk in chunks(source, query):
         rows = [
             {**row, "id": arrived[row["id"]], "trial_id": trials.ids[row["trial_id"]]}
             for row in chunk
             if row["id"] in arrived
         ]
         if rows:
-            here.execute(_measurement.insert(), rows)
+            connection.execute(_measurement.insert(), rows)
 
 
 # -- staleness -------------------------------------------------------------------------------------
 
 
 def _update_staleness(
-    here: sa.Connection,
+    connection: sa.Connection,
     group: MergeGroup,
     device_id: int,
     device: Device | None,
@@ -328,13 +330,13 @@ def _update_staleness(
         .order_by(at.variant, newest.desc())
     )
     for variant, rows in itertools.groupby(
-        here.execute(query).mappings().all(), key=lambda row: str(row["variant"])
+        connection.execute(query).mappings().all(), key=lambda row: str(row["variant"])
     ):
         space = SpaceKey(device=device.key if device else "", workload=group.workload, variant=variant)
         if device is not None and installed_revision(space, device) is not None:
-            update_staleness(here, device_id, space, device)
+            update_staleness(connection, device_id, space, device)
         else:
-            mark_stale(here, _staleness_by_newest(rows, trials.flags, arrived))
+            mark_stale(connection, _staleness_by_newest(rows, trials.flags, arrived))
 
 
 def _staleness_by_newest(

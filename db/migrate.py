@@ -42,14 +42,14 @@ def prepare(engine: sa.Engine, location: Location, *, read_only: bool) -> None:
     with engine.connect() as connection:
         if read_only and not sa.inspect(connection).get_table_names():
             raise DatabaseError(f"database {location} is empty: {NO_RECORD}")
-        found = _revision(connection, location)
-    if found is None and not read_only:
+        revision = _revision(connection, location)
+    if revision is None and not read_only:
         with write(engine) as connection:
             _lock(connection)
             if _revision(connection, location) is None:
                 _create(connection)
-    elif found != schema.HEAD:
-        _refuse(found, location)
+    elif revision != schema.HEAD:
+        _refuse(revision, location)
 
 
 def _revision(connection: sa.Connection, location: Location) -> str | None:
@@ -73,13 +73,13 @@ def _revision(connection: sa.Connection, location: Location) -> str | None:
     return str(revision)
 
 
-def _refuse(found: str | None, location: Location) -> None:
-    if found in schema.REVISIONS:
+def _refuse(revision: str | None, location: Location) -> None:
+    if revision in schema.REVISIONS:
         raise SchemaError(
-            f"database {location} has schema {found}, older than {schema.HEAD} of this version; run: "
+            f"database {location} has schema {revision}, older than {schema.HEAD} of this version; run: "
             + command_line("db upgrade", db=location.option)
         )
-    raise SchemaError(newer_schema(location, found))
+    raise SchemaError(newer_schema(location, revision))
 
 
 def _lock(connection: sa.Connection) -> None:
@@ -159,11 +159,11 @@ def downgrade(db: str | Path | None = None, *, to: str, force: bool = False) -> 
                 f"database {location} has schema {before}, older than {to}; run: "
                 + command_line("db upgrade", db=location.option)
             )
-        there = _value_counts(connection)
+        counts = _value_counts(connection)
         if before != to:
             _alembic(connection, "downgrade", to)
             _check_references(connection, location)
-        lost = _lost(there, _value_counts(connection))
+        lost = _lost(counts, _value_counts(connection))
         if lost and not force:
             raise InputError(
                 f"schema {to} cannot store {', '.join(lost)} of database {location}, which was not changed. "
@@ -183,15 +183,15 @@ _DERIVED = {"measurement.fastest_us", "origin.id"}
 def _value_counts(connection: sa.Connection) -> dict[str, int]:
     """Return the number of values of each column, by table and column name."""
     inspector = sa.inspect(connection)
-    found: dict[str, int] = {}
+    totals: dict[str, int] = {}
     for name in inspector.get_table_names():
         columns: list[sa.ColumnClause[Any]] = [
             sa.column(column["name"]) for column in inspector.get_columns(name)
         ]
         counts = sa.select(*(sa.func.count(column) for column in columns)).select_from(sa.table(name))
         amounts = connection.execute(counts).one()
-        found |= {f"{name}.{c.name}": amount for c, amount in zip(columns, amounts, strict=True)}
-    return found
+        totals |= {f"{name}.{c.name}": amount for c, amount in zip(columns, amounts, strict=True)}
+    return totals
 
 
 def _lost(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
@@ -201,9 +201,11 @@ def _lost(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
     for name, amount in before.items():
         if amount > after.get(name, 0) and name not in _DERIVED:
             table, _, column = name.partition(".")
-            what = f"{table}.{column}" if table in tables else table
-            lost[what] = max(amount - after.get(name, 0), lost.get(what, 0))
-    return [f"{amount} {'values' if '.' in what else 'rows'} of {what}" for what, amount in lost.items()]
+            subject = f"{table}.{column}" if table in tables else table
+            lost[subject] = max(amount - after.get(name, 0), lost.get(subject, 0))
+    return [
+        f"{amount} {'values' if '.' in subject else 'rows'} of {subject}" for subject, amount in lost.items()
+    ]
 
 
 def _check_readable(location: Location) -> None:
@@ -218,10 +220,10 @@ def _check_readable(location: Location) -> None:
 
 
 def _known_revision(connection: sa.Connection, location: Location) -> str | None:
-    found = _revision(connection, location)
-    if found not in (None, *schema.REVISIONS):
-        _refuse(found, location)
-    return found
+    revision = _revision(connection, location)
+    if revision not in (None, *schema.REVISIONS):
+        _refuse(revision, location)
+    return revision
 
 
 @contextmanager

@@ -60,8 +60,8 @@ def is_dead(owner: str) -> bool:
     """Return whether the owner has certainly ended; False for other machines and unknown names."""
     if owner in _ended:
         return True
-    place, _, token = owner.rpartition(":")
-    space, _, pid = place.rpartition(":")
+    process, _, token = owner.rpartition(":")
+    space, _, pid = process.rpartition(":")
     if space != _process_space() or not pid.isdigit():
         return False
     if os.name == "nt":  # on Windows signal 0 would end the process

@@ -66,7 +66,7 @@ class Reader(Database):
             variant: `Variant.key`.
             cache: Cache state of the search; preferred for trials that were measured in both.
         """
-        place = sa.func.row_number().over(
+        rank = sa.func.row_number().over(
             partition_by=_measurement.c.trial_id,
             order_by=(
                 sa.case((_measurement.c.cache == cache, 0), else_=1),
@@ -75,7 +75,7 @@ class Reader(Database):
             ),
         )
         ranked = (
-            sa.select(_measurement.c.id, place.label("place"))
+            sa.select(_measurement.c.id, rank.label("place"))
             .join(_trial, _trial.c.id == _measurement.c.trial_id)
             .join(_device)
             .where(*of_space(device, workload, variant))
@@ -163,7 +163,7 @@ class Reader(Database):
 
     @retrying
     def config_times(
-        self, place: MeasuredSpace, *, cache: CacheState, exclude: tuple[str, str]
+        self, space: MeasuredSpace, *, cache: CacheState, exclude: tuple[str, str]
     ) -> list[tuple[Config, float]]:
         """Return the time of each configuration of a space, in microseconds: the newest of its newest source.
 
@@ -171,7 +171,7 @@ class Reader(Database):
         other cache state are left out.
 
         Args:
-            place: One of `measured_spaces`.
+            space: One of `measured_spaces`.
             cache: Cache state.
             exclude: As in `measured_spaces`.
         """
@@ -184,7 +184,7 @@ class Reader(Database):
             .join_from(_trial, _device)
             .join(_measurement, measurement.trial_id == _trial.c.id)
             .where(
-                *of_space(place.device, place.workload, place.variant),
+                *of_space(space.device, space.workload, space.variant),
                 *_elsewhere(exclude),
                 sa.or_(measurement.cache.is_(None), measurement.cache == cache),
             )
@@ -378,8 +378,8 @@ class Reader(Database):
         )
         with self._read() as connection:
             ids = list(connection.execute(query).scalars())
-        found = {entry.id: entry for entry in self._records(_measurement.c.id.in_(ids))}
-        return [found[i] for i in ids]
+        records = {entry.id: entry for entry in self._records(_measurement.c.id.in_(ids))}
+        return [records[i] for i in ids]
 
     def demand(self, device: str) -> list[Demand]:
         """Return the time that programs spent on each workload on a device (by its key), longest first."""
@@ -437,7 +437,7 @@ class Reader(Database):
         with self._read() as connection:
             states = dict(_pairs(connection, sa.select(state, count).group_by(state)))
             foreign = _trial.c.workload.startswith(RECORDED)
-            own = sa.select(*efforts).select_from(_measurement).join(_trial).where(~foreign)
+            effort_sums = sa.select(*efforts).select_from(_measurement).join(_trial).where(~foreign)
             kinds = sa.select(_measurement.c.kind, count).group_by(_measurement.c.kind).order_by(count.desc())
             violations = sa.select(count).where(_measurement.c.fastest_us < _measurement.c.bound_us)
             workloads = sa.select(sa.func.count(sa.distinct(_trial.c.workload)))
@@ -453,7 +453,7 @@ class Reader(Database):
                 stale=connection.execute(sa.select(count).select_from(_trial).where(stale)).scalar_one(),
                 outcomes=dict(_pairs(connection, kinds)),
                 violations=connection.execute(violations).scalar_one(),
-                effort=Effort(**connection.execute(own).one()._asdict()),
+                effort=Effort(**connection.execute(effort_sums).one()._asdict()),
             )
 
     def _records(self, *where: sa.ColumnElement[bool]) -> list[Record]:
@@ -492,8 +492,8 @@ def _resumed(run: Mapping[Any, Any], by: Mapping[Any, Any], resumes: Resumes) ->
 def _elsewhere(exclude: tuple[str, str]) -> tuple[sa.ColumnElement[bool], ...]:
     """Return the conditions that leave out current trials of a device and workload, and predictions."""
     device, workload = exclude
-    here = (_device.c.key == device) & (_trial.c.workload == workload)
-    return (_measurement.c.kind.not_in(("predicted", "pruned")), sa.not_(here) | _trial.c.stale)
+    excluded = (_device.c.key == device) & (_trial.c.workload == workload)
+    return (_measurement.c.kind.not_in(("predicted", "pruned")), sa.not_(excluded) | _trial.c.stale)
 
 
 def _took_us(row: Mapping[Any, Any]) -> float:

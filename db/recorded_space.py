@@ -101,8 +101,8 @@ def import_recorded_space(
     """
     naming = naming or ImportOverrides()
     named = None if naming.device is None else devices.find(naming.device)
-    found = read_header(path)
-    log = found.log
+    header = read_header(path)
+    log = header.log
     try:
         if log.workload and naming.kernel is None:
             raise InputError(
@@ -117,7 +117,7 @@ def import_recorded_space(
         origin = _origin(log, path)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    rows = _SpaceImport(found, names, space)
+    rows = _SpaceImport(header, names, space)
     start = RunStart(device=device, workload=workload, sampler="import", seed=0, versions=origin)
     added = store.add(rows.batches(start, watcher))
     return rows.result(added)
@@ -155,14 +155,14 @@ def _device_of(name: str) -> Device:
         raise InputError(f"{str(error).rstrip('.')}; give --device") from None
 
 
-def _order(log: TuningLog, known: tuple[str, ...] | None, space: SpaceKey) -> tuple[str, ...]:
+def _order(log: TuningLog, stored: tuple[str, ...] | None, space: SpaceKey) -> tuple[str, ...]:
     """Return the order of the parameters: that of stored configurations, if there are any."""
-    if known is not None and set(known) != set(log.names):
+    if stored is not None and set(stored) != set(log.names):
         raise InputError(
-            f"{space} is stored with other parameters ({', '.join(known)}) than this file has "
+            f"{space} is stored with other parameters ({', '.join(stored)}) than this file has "
             f"({', '.join(log.names)}); give this kernel another name by --kernel"
         )
-    return known or log.names
+    return stored or log.names
 
 
 def _trial_of(row: RecordedTrial, names: Sequence[str], space: SpaceKey) -> TrialKey:
@@ -234,8 +234,8 @@ def _comparable(store: Reader, space: SpaceKey, cache: CacheState | None) -> lis
     states = {o.cache for entry in entries if isinstance(o := entry.result.outcome, Measured)}
     if cache is None and len(states) > 1:
         raise InputError(f"{space} was measured with cold and with warm caches; select one by --cache")
-    wanted = cache or next(iter(states), None)
-    return [e for e in entries if getattr(e.result.outcome, "cache", wanted) == wanted]
+    state = cache or next(iter(states), None)
+    return [e for e in entries if getattr(e.result.outcome, "cache", state) == state]
 
 
 def _speaking(entries: Iterable[Record]) -> list[Record]:

@@ -66,23 +66,23 @@ def decode_row(row: Mapping[Any, Any], table: sa.Table) -> dict[str, Any]:
     Raises:
         ValueError: if a value cannot be decoded.
     """
-    found = dict(row)
+    decoded = dict(row)
     for column in table.c:
-        value = found[column.name]
+        value = decoded[column.name]
         try:
             if isinstance(value, str) and isinstance(column.type, sa.JSON):
-                found[column.name] = json.loads(value, parse_constant=refuse_constant)
-                check_plain(found[column.name], column.name)
+                decoded[column.name] = json.loads(value, parse_constant=refuse_constant)
+                check_plain(decoded[column.name], column.name)
             elif isinstance(value, str) and isinstance(column.type, schema.UtcTime):
                 moment = datetime.fromisoformat(value)
-                found[column.name] = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+                decoded[column.name] = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
             elif isinstance(value, str):
                 value.encode()
             elif isinstance(value, float) and not math.isfinite(value):
                 raise ValueError("the number is not finite")
         except (ValueError, RecursionError, InputError) as error:
             raise ValueError(f"its {column.name} cannot be decoded: {error}") from None
-    return found
+    return decoded
 
 
 # Errors that constructors raise for damaged data.
@@ -97,7 +97,7 @@ def check_measurement(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "unreadable", f"its outcome cannot be decoded: {error!r}"
         return
     samples_us = getattr(outcome, "samples_us", None)
-    if samples_us is not None and not (samples_us and all(_positive(one) for one in samples_us)):
+    if samples_us is not None and not (samples_us and all(_positive(sample_us) for sample_us in samples_us)):
         yield "unreadable", "its samples must be positive times"
     elif row["fastest_us"] != (min(samples_us) if samples_us else None):
         yield "figure", f"its fastest sample is stored as {row['fastest_us']}"
@@ -116,10 +116,10 @@ def check_measurement(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def refusal(row: Mapping[str, Any]) -> str | None:
     """Return why a decoded measurement cannot be taken over, by the rules of an import; None if it can."""
-    found = [reason for kind, reason in check_measurement(row) if kind != "bound"]
-    if not found:
-        found = list(contradictions(result_from_row(row).outcome, row["bound_us"]))
-    return found[0] if found else None
+    reasons = [reason for kind, reason in check_measurement(row) if kind != "bound"]
+    if not reasons:
+        reasons = list(contradictions(result_from_row(row).outcome, row["bound_us"]))
+    return reasons[0] if reasons else None
 
 
 def _positive(value: Any) -> bool:

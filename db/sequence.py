@@ -45,19 +45,19 @@ class MergedIds:
 
 
 def interleave(
-    here: Sequence[tuple[int, datetime]], arrivals: Sequence[IncomingMeasurement], free: int, now: datetime
+    present: Sequence[tuple[int, datetime]], arrivals: Sequence[IncomingMeasurement], free: int, now: datetime
 ) -> MergedIds:
     """Return the ids under which two sequences of measurements become one.
 
     Args:
-        here: Ids and times of the target's measurements, in order.
+        present: Ids and times of the target's measurements, in order.
         arrivals: Measurements to merge, in order.
         free: First unused id; all greater ids are unused.
         now: Current time.
     """
     moved: dict[int, int] = {}
     arrived: dict[int, int] = {}
-    for arrival, id_ in _in_order(here, arrivals, now):
+    for arrival, id_ in _in_order(present, arrivals, now):
         if arrival is not None:
             arrived[arrival.id] = free
         elif arrived:
@@ -69,17 +69,19 @@ def interleave(
 
 
 def _in_order(
-    here: Sequence[tuple[int, datetime]], arrivals: Sequence[IncomingMeasurement], now: datetime
+    present: Sequence[tuple[int, datetime]], arrivals: Sequence[IncomingMeasurement], now: datetime
 ) -> Iterator[tuple[IncomingMeasurement | None, int]]:
     latest_arrivals = _latest_possible((arrival.recorded_at for arrival in arrivals), now)
-    latest_here = _latest_possible((recorded_at for _, recorded_at in here), now)
-    place = 0
-    for (id_, _), latest in zip(here, latest_here, strict=True):
-        while place < len(arrivals) and arrivals[place].after < id_ and latest_arrivals[place] < latest:
-            yield arrivals[place], 0
-            place += 1
+    latest_here = _latest_possible((recorded_at for _, recorded_at in present), now)
+    position = 0
+    for (id_, _), latest in zip(present, latest_here, strict=True):
+        while (
+            position < len(arrivals) and arrivals[position].after < id_ and latest_arrivals[position] < latest
+        ):
+            yield arrivals[position], 0
+            position += 1
         yield None, id_
-    for arrival in arrivals[place:]:
+    for arrival in arrivals[position:]:
         yield arrival, 0
 
 

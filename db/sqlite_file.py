@@ -312,13 +312,13 @@ def explain_sqlite(path: Path, error: BaseException) -> str:
     """
     if os.path.isdir(path):  # noqa: PTH112 (the method of a path raises where its folder is closed)
         return f"database {path} is a folder; name a file in it"
-    said = " ".join(str(error).split())  # SQLite quotes damaged definitions of tables whole
-    said = said if len(said) <= _LONGEST_REASON else f"{said[:_LONGEST_REASON]} …"
+    message = " ".join(str(error).split())  # SQLite quotes damaged definitions of tables whole
+    message = message if len(message) <= _LONGEST_REASON else f"{message[:_LONGEST_REASON]} …"
     if isinstance(error, MemoryError):  # of SQLite, for a damaged row that claims a size of gigabytes
         return f"database {path} {_DAMAGED} (a row does not fit into memory)"
     if isinstance(error, ValueError | KeyError | TypeError):  # raised by decoding a record
-        return f"database {path} {_DAMAGED} ({type(error).__name__}: {said})"
+        return f"database {path} {_DAMAGED} ({type(error).__name__}: {message})"
     for sign, remedy in _REMEDIES:
-        if sign in said.lower():
-            return f"database {path} {remedy} ({said})"
-    return f"database {path}: {said}"
+        if sign in message.lower():
+            return f"database {path} {remedy} ({message})"
+    return f"database {path}: {message}"

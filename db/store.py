@@ -102,9 +102,9 @@ class Store(Reader):
         """
         run_id = uuid.uuid4().hex
 
-        def begin(connection: sa.Connection, again: bool) -> int:
+        def begin(connection: sa.Connection, is_retry: bool) -> int:
             device_id = self._describe(connection, start.device)
-            if not (again and _is_begun(connection, run_id)):
+            if not (is_retry and _is_begun(connection, run_id)):
                 self._begin(connection, device_id, start, run_id)
             release_dead(connection)
             return device_id
@@ -115,7 +115,7 @@ class Store(Reader):
     def finish_run(self, run_id: str, summary: RunSummary) -> None:
         """Store the end of a run and its summary; a killed run has none."""
 
-        def finish(connection: sa.Connection, again: bool) -> None:
+        def finish(connection: sa.Connection, is_retry: bool) -> None:
             figures = {
                 "masked": summary.masked,
                 "cached": summary.cached,
@@ -144,7 +144,7 @@ class Store(Reader):
             not expired and its process has not ended as far as this machine can determine.
         """
 
-        def take(connection: sa.Connection, again: bool) -> bool:
+        def take(connection: sa.Connection, is_retry: bool) -> bool:
             now = self._now()
             claim = {"claim_owner": owner, "claim_expires_at": now + timedelta(seconds=ttl_s)}
             columns = self._columns(connection, key)
@@ -222,10 +222,12 @@ class Store(Reader):
         Returns:
             Ids of the measurements.
         """
-        rows = [measurement_row(each, run_id) for each in measurements]  # before other writers have to wait
+        rows = [
+            measurement_row(measurement, run_id) for measurement in measurements
+        ]  # before other writers have to wait
         moment: datetime | None = None
 
-        def store(connection: sa.Connection, again: bool) -> list[int]:
+        def store(connection: sa.Connection, is_retry: bool) -> list[int]:
             nonlocal moment
             moment = moment or self._now()
             lock_configs(connection, measurements)
@@ -233,7 +235,7 @@ class Store(Reader):
             for measurement, columns in zip(measurements, rows, strict=True):
                 trial_id = self._end(connection, measurement.key)
                 row = {**columns, "trial_id": trial_id, "recorded_at": moment}
-                ids.append((_recorded(connection, row) if again else None) or _insert(connection, row))
+                ids.append((_recorded(connection, row) if is_retry else None) or _insert(connection, row))
             return ids
 
         return self._lasting(store)
@@ -257,13 +259,13 @@ class Store(Reader):
 
         space = SpaceKey(device=device, workload=workload, variant=variant)
 
-        def look(again: bool) -> list[StoredTrial]:
+        def look(is_retry: bool) -> list[StoredTrial]:
             with self._read() as connection:
                 return stored_trials(connection, device, space)
 
         changed, count = staleness_changes(self._retry(look), revision)
         if any(changed.values()):
-            self._lasting(lambda connection, again: mark_stale(connection, changed))
+            self._lasting(lambda connection, is_retry: mark_stale(connection, changed))
         return count
 
     def add(
@@ -293,7 +295,7 @@ class Store(Reader):
             for batch in batches:
                 # A device that exists keeps its description. The upsert locks its row: concurrent imports
                 # wait here.
-                device_id = self._describe(connection, batch.start.device, again=False)
+                device_id = self._describe(connection, batch.start.device, update=False)
                 watcher(0, len(batch.measurements))
                 for start in range(0, len(batch.measurements), CHUNK):
                     few = batch.measurements[start : start + CHUNK]
@@ -325,15 +327,17 @@ class Store(Reader):
         trial_ids = insert_trials(connection, self._insert(_trial), device_id, fresh)
         rows = [
             {
-                **measurement_row(each, run_id),
-                "trial_id": trial_ids[each.key],
-                "recorded_at": each.recorded_at or self._now(),
+                **measurement_row(measurement, run_id),
+                "trial_id": trial_ids[measurement.key],
+                "recorded_at": measurement.recorded_at or self._now(),
             }
-            for each in fresh
+            for measurement in fresh
         ]
         connection.execute(_measurement.insert(), rows)
         adding.count += len(fresh)
-        adding.spaces |= dict.fromkeys((each.key.space for each in fresh), (device_id, start.device))
+        adding.spaces |= dict.fromkeys(
+            (measurement.key.space for measurement in fresh), (device_id, start.device)
+        )
 
     def add_demand(self, device: Device, demands: Iterable[Demand]) -> None:
         """Add to the time that programs spent on workloads; several programs may add at the same time.
@@ -344,13 +348,13 @@ class Store(Reader):
         """
         with self._write() as connection:
             # The upsert locks the device's row, so that two writers cannot deadlock.
-            device_id = self._describe(connection, device, again=False)
+            device_id = self._describe(connection, device, update=False)
             add_demand(connection, self._insert(_demand), device_id, demands, self._now())
 
     # -- rows that several methods write -------------------------------------------------------------
 
-    def _describe(self, connection: sa.Connection, device: Device, *, again: bool = True) -> int:
-        """Store a device and return its id; `again` updates an existing description. Locks its row."""
+    def _describe(self, connection: sa.Connection, device: Device, *, update: bool = True) -> int:
+        """Store a device and return its id; `update` updates an existing description. Locks its row."""
         described: dict[str, Any] = {
             "kind": device.kind,
             "architecture": device.architecture,
@@ -360,7 +364,7 @@ class Store(Reader):
             "descriptor": dataclasses.asdict(device),
         }
         insert = self._insert(_device).values(key=device.key, **described)
-        changes = described if again else {"key": device.key}
+        changes = described if update else {"key": device.key}
         insert = insert.on_conflict_do_update(index_elements=["key"], set_=changes)
         return int(connection.execute(insert.returning(_device.c.id)).scalar_one())
 
@@ -387,11 +391,11 @@ class Store(Reader):
         insert = self._insert(_trial).values(**columns | done)
         insert = insert.on_conflict_do_update(index_elements=TRIAL_KEY, set_=done)
         trial_id = int(connection.execute(insert.returning(_trial.c.id)).scalar_one())
-        others = (
+        other_revisions = (
             *(_trial.c[name] == columns[name] for name in TRIAL_KEY[:-1]),
             _trial.c.revision != key.revision,
         )
-        connection.execute(_trial.update().where(*others).values(stale=True))
+        connection.execute(_trial.update().where(*other_revisions).values(stale=True))
         return trial_id
 
     def _identity(self, connection: sa.Connection, key: TrialKey) -> dict[str, Any]:
@@ -401,12 +405,14 @@ class Store(Reader):
             InputError: if `begin_run` was never called for its device.
         """
         if key.device not in self._device_ids:
-            found = connection.execute(sa.select(_device.c.id).where(_device.c.key == key.device)).scalar()
-            if found is None:
+            device_id = connection.execute(
+                sa.select(_device.c.id).where(_device.c.key == key.device)
+            ).scalar()
+            if device_id is None:
                 raise InputError(
                     f"device {key.device!r} is not in database {self.location}: call begin_run for it first"
                 )
-            self._device_ids[key.device] = found
+            self._device_ids[key.device] = device_id
         return {
             "device_id": self._device_ids[key.device],
             "workload": key.workload,

@@ -118,12 +118,12 @@ class Browser(Reader):
         walk = walk.union_all(
             sa.select(walk.c.device_id, later.scalar_subquery()).where(walk.c.workload.is_not(None))
         )
-        found: dict[str, list[int]] = {}
+        device_ids: dict[str, list[int]] = {}
         with self._read() as connection:
             query = sa.select(walk).where(walk.c.workload.is_not(None))
             for device_id, workload in connection.execute(query):
-                found.setdefault(workload, []).append(device_id)
-        return [(workload, tuple(sorted(found[workload]))) for workload in sorted(found)]
+                device_ids.setdefault(workload, []).append(device_id)
+        return [(workload, tuple(sorted(device_ids[workload]))) for workload in sorted(device_ids)]
 
     def entries(self, workload: str) -> list[WorkloadEntry]:
         """Return the entries of a workload, one per device.
@@ -158,16 +158,16 @@ class Browser(Reader):
             .group_by(trial.device_id)
         )
         with self._read() as connection:
-            found = {row["device_id"]: dict(row) for row in connection.execute(trials).mappings()}
+            counts_of = {row["device_id"]: dict(row) for row in connection.execute(trials).mappings()}
             for row in connection.execute(measurements).mappings():
-                if row["device_id"] in found:
-                    found[row["device_id"]] |= row
+                if row["device_id"] in counts_of:
+                    counts_of[row["device_id"]] |= row
             answers: dict[int, list[Answer]] = {}
             for row in connection.execute(_answers_of(workload)).mappings():
                 answers.setdefault(row["device_id"], []).append(_answer(row))
         return [
             WorkloadEntry(workload=workload, answers=tuple(answers.get(device_id, ())), **figures)
-            for device_id, figures in found.items()
+            for device_id, figures in counts_of.items()
         ]
 
     def changes(self) -> Changes:
@@ -204,12 +204,12 @@ class Browser(Reader):
         )
         claimed = sa.select(trial.workload).where(trial.claim_owner.is_not(None))
         with self._read() as connection:
-            found = set(connection.execute(sa.union(new, claimed)).scalars())
+            changed = set(connection.execute(sa.union(new, claimed)).scalars())
             for run_id, workload in connection.execute(sa.select(_run.c.id, _run.c.workload)):
                 if run_id not in runs:
                     runs.add(run_id)
-                    found.add(workload)
-        return found
+                    changed.add(workload)
+        return changed
 
     def stale_groups(self) -> list[StaleGroup]:
         """Return the number of stale trials of each search space with one."""
@@ -293,18 +293,18 @@ class Browser(Reader):
         direction = sa.desc if downwards else sa.asc
         query = query.order_by(direction(key), direction(rows.c.id)).limit(limit + 1)
         with self._read() as connection:
-            found = [trial_row(row) for row in connection.execute(query).mappings()]
-        more, found = len(found) > limit, found[:limit]
+            page = [trial_row(row) for row in connection.execute(query).mappings()]
+        more, page = len(page) > limit, page[:limit]
         if span == "before":
-            return TrialPage(rows=tuple(found[::-1]), before=more, after=True)
-        return TrialPage(rows=tuple(found), before=cursor is not None, after=more)
+            return TrialPage(rows=tuple(page[::-1]), before=more, after=True)
+        return TrialPage(rows=tuple(page), before=cursor is not None, after=more)
 
     def trial(self, trial_id: int) -> TrialEntry | None:
         """Return a trial; None if there is none with this id."""
         query = sa.select(*(_trial.c[name] for name in TrialEntry.__dataclass_fields__))
         with self._read() as connection:
-            found = connection.execute(query.where(_trial.c.id == trial_id)).mappings().first()
-        return None if found is None else TrialEntry(**found)
+            row = connection.execute(query.where(_trial.c.id == trial_id)).mappings().first()
+        return None if row is None else TrialEntry(**row)
 
     def trial_records(self, trial_id: int) -> list[Record]:
         """Return the measurements of a trial, oldest first."""

@@ -21,7 +21,7 @@ def representatives(device_id: int, workload: str) -> sa.Subquery:
     """Return the trials of a workload on a device, each with one measurement (see `TrialRow`)."""
     trial, measurement = _trial.c, _measurement.c
     time_us = sa.func.coalesce(measurement.median_us, measurement.predicted_us)
-    place = sa.func.row_number().over(
+    rank = sa.func.row_number().over(
         partition_by=trial.id,
         order_by=(
             sa.case((time_us.is_not(None), 0), else_=1),
@@ -35,7 +35,7 @@ def representatives(device_id: int, workload: str) -> sa.Subquery:
             *(measurement.purpose, time_us.label("time_us"), measurement.id.label("measurement_id")),
             sa.func.coalesce(measurement.kind, trial.state).label("kind"),
             *(measurement.ci_low_us, measurement.ci_high_us, measurement.bound_us),
-            *(measurement.reason, measurement.recorded_at, place.label("place")),
+            *(measurement.reason, measurement.recorded_at, rank.label("place")),
         )
         .join_from(_trial, _measurement, measurement.trial_id == trial.id, isouter=True)
         .where(trial.device_id == device_id, trial.workload == workload)

@@ -112,15 +112,15 @@ def index_of(path: Path) -> Path:
     try:
         status = path.stat()
         digest = _digest(path, status.st_mtime_ns, status.st_size)
-        found = (
+        index = (
             _environment.cache_folder() / "answers" / f"bundled-{path.stem}-{digest}.{lookup_index.FORMAT}.db"
         )
-        if not is_private(found):
+        if not is_private(index):
             bundle = read(path)
-            lookup_index.replace_index(found, digest, bundle.answers(), dict(sorted(bundle.devices.items())))
+            lookup_index.replace_index(index, digest, bundle.answers(), dict(sorted(bundle.devices.items())))
     except (OSError, sqlite3.Error, KeyError, TypeError, ValueError) as error:
         raise DatabaseError(f"{path} is skipped: {error!r}") from error
-    return found
+    return index
 
 
 def indexes(architecture: str | None = None) -> list[Path]:
@@ -131,12 +131,12 @@ def indexes(architecture: str | None = None) -> list[Path]:
     Args:
         architecture: The only architecture; None for all.
     """
-    found = []
+    paths = []
     for path in files():
         if architecture in (None, path.stem):
             with contextlib.suppress(DatabaseError):
-                found.append(index_of(path))
-    return found
+                paths.append(index_of(path))
+    return paths
 
 
 @functools.lru_cache(maxsize=64)
@@ -176,7 +176,7 @@ def export_bundled(store: Reader, folder: Path) -> list[tuple[Path, int]]:
         record = {name: value for name, value in answer.items() if name not in ("measurement_id", "stale")}
         bundle[architecture].add(record | {"recorded_at": answer["recorded_at"].isoformat()})
         bundle[architecture].devices[answer["device"]] = dict(descriptors[answer["device"]])
-    return [(_write(each, folder), len(each.records)) for each in bundle.values()]
+    return [(_write(records, folder), len(records.records)) for records in bundle.values()]
 
 
 def _may_be_bundled(answer: Mapping[str, Any]) -> bool:
@@ -192,8 +192,8 @@ def _may_be_bundled(answer: Mapping[str, Any]) -> bool:
         revision = variant.revision(workload, Config(answer["config_values"]))
     except TunebenchError:
         return False
-    own = type(variant).__module__.startswith("tunebench.kernels.")
-    return own and revision == answer["revision"]
+    is_ours = type(variant).__module__.startswith("tunebench.kernels.")
+    return is_ours and revision == answer["revision"]
 
 
 def _write(bundle: BundledRecords, folder: Path) -> Path:

@@ -9,9 +9,9 @@ REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
 HEAD = REVISIONS[-1]
 
 
-def newer_schema(location: object, found: object) -> str:
+def newer_schema(location: object, revision: object) -> str:
     """Return the message for a database with a schema revision that this version does not know."""
     return (
-        f"database {location} has schema {found}, newer than {HEAD} of this version: "
+        f"database {location} has schema {revision}, newer than {HEAD} of this version: "
         "upgrade tunebench (`pip install --upgrade`, from where it was installed)"
     )

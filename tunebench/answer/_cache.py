@@ -80,13 +80,13 @@ def lookup(
     try:
         # As bytes, 1, 1.0 and True differ; version 1 depends on values alone, not on shared objects.
         asked = (operator, named, database, strict, dumps(dimensions, 1))
-        found = _cache.asked.get(asked)
+        answer = _cache.asked.get(asked)
     except (TypeError, ValueError):  # a value that is neither a number nor text, such as an expression
         return _lookup(str(_made(operator, dimensions)), device, db, strict=strict)
-    if found is None:
-        found = _lookup(str(_made(operator, dimensions)), device, db, strict=strict)
-        _cache.keep(_cache.asked, asked, found)
-    return found
+    if answer is None:
+        answer = _lookup(str(_made(operator, dimensions)), device, db, strict=strict)
+        _cache.keep(_cache.asked, asked, answer)
+    return answer
 
 
 def lookup_workload(
@@ -299,16 +299,16 @@ def _lookup(
     with _cache.reading() as view_of:
         question = LookupQuery(text, device, db, variant, view_of)
         asked = (text, question.target, question.location, variant, strict)
-        found = _cache.answers.get(asked)
-        if found is None:
-            found = question.answer(strict=strict)
-            _cache.keep(_cache.answers, asked, found)
-    if found.warning is not None and not quiet:
-        _warn_once((str(question.location), "cannot be read"), found.warning, RuntimeWarning)
-    if not found.exact and not quiet:
-        message = f"{text} was not measured on {found.device}: {found.because}"
+        answer = _cache.answers.get(asked)
+        if answer is None:
+            answer = question.answer(strict=strict)
+            _cache.keep(_cache.answers, asked, answer)
+    if answer.warning is not None and not quiet:
+        _warn_once((str(question.location), "cannot be read"), answer.warning, RuntimeWarning)
+    if not answer.exact and not quiet:
+        message = f"{text} was not measured on {answer.device}: {answer.because}"
         _warn_once((text, question.target.key, str(question.location)), message, Unmeasured)
-    return found
+    return answer
 
 
 def _warn_once(key: tuple[str, ...], text: str, kind: type[Warning]) -> None:

@@ -86,10 +86,10 @@ def best_neighbour(
     Raises:
         DatabaseError: if a database cannot be read.
     """
-    near = [(view, *found) for view in views for found in _comparable_workloads(workload, view)]
-    near.sort(key=lambda found: found[1])
-    found = list(_neighbour_records(workload, device, target, near, variant, here=here))
-    best = min(found, key=lambda candidate: candidate.rank, default=None)
+    near = [(view, *entry) for view in views for entry in _comparable_workloads(workload, view)]
+    near.sort(key=lambda entry: entry[1])
+    neighbours = list(_neighbour_records(workload, device, target, near, variant, here=here))
+    best = min(neighbours, key=lambda candidate: candidate.rank, default=None)
     return None if best is None else _answer(workload, target, best, here=here)
 
 
@@ -108,22 +108,22 @@ def default_answer(workload: Workload, device: Device, variant: str | None, data
     reason = unsuitable(workload, device) or exceeds_memory(workload, device)
     if reason is not None:
         raise InputError(reason)
-    refused, found = [], []
-    for one in variants(workload):
-        if variant not in (None, one.key):
+    refused, answers = [], []
+    for candidate in variants(workload):
+        if variant not in (None, candidate.key):
             continue
         try:
-            reason = one.refuses(workload, device)
+            reason = candidate.refuses(workload, device)
             if reason is None:
-                found.append(_default(one, workload, device, database))
+                answers.append(_default(candidate, workload, device, database))
                 continue
         except TunebenchError as error:
             reason = str(error)
         refused.append(reason)
-    if not found:
+    if not answers:
         reasons = "; ".join(refused) or f"no installed variant matches {variant or workload.operator}"
         raise InputError(f"no variant supports {workload} on {device.name}: {reasons}")
-    return min(found, key=lambda answer: answer.expected_us)
+    return min(answers, key=lambda answer: answer.expected_us)
 
 
 def _default(variant: Variant[Any], workload: Workload, device: Device, database: str) -> Answer:
@@ -154,8 +154,8 @@ def _default(variant: Variant[Any], workload: Workload, device: Device, database
 def _comparable_workloads(workload: Workload, view: AnswerReader) -> Iterator[tuple[float, str, str]]:
     """Yield distance, device and text of every comparable workload of a database."""
     for device, text in view.workloads(workload.operator):
-        other = _parsed(text)
-        distance = _distance(workload, other) if other is not None else None
+        compared = _parsed(text)
+        distance = _distance(workload, compared) if compared is not None else None
         if distance is not None:
             yield distance, device, text
 
@@ -169,16 +169,16 @@ def _parsed(text: str) -> Workload | None:
         return None
 
 
-def _distance(one: Workload, other: Workload) -> float | None:
+def _distance(workload: Workload, compared: Workload) -> float | None:
     """Return the distance of two workloads in doublings of sizes; None if they are not comparable.
 
     The distance is Euclidean in the logarithms of the sizes. Fused operations and layouts may differ.
     Real-valued dimensions, such as an epsilon, do not count.
     """
-    allowed_changes = one.allowed_changes
+    allowed_changes = workload.allowed_changes
     squares = 0.0
-    for name in one.dimensions():
-        mine, its = getattr(one, name), getattr(other, name)
+    for name in workload.dimensions():
+        mine, its = getattr(workload, name), getattr(compared, name)
         if mine == its:
             continue
         if isinstance(mine, int) and not isinstance(mine, bool):
@@ -233,12 +233,14 @@ def _neighbour_record(
         config = variant.space.check(row.config, workload=workload, device=device)
         if variant.revision(source, config) != row.revision:
             return None
-        here = _forecast(variant, config, workload, device, row.cache or "cold")
-        there = _forecast(variant, config, source, _device_of(view, row) or device, row.cache or "cold")
+        target_forecast = _forecast(variant, config, workload, device, row.cache or "cold")
+        source_forecast = _forecast(
+            variant, config, source, _device_of(view, row) or device, row.cache or "cold"
+        )
     except TunebenchError:
         return None
-    expected_us = max(here.bound_us, row.time_us * here.us / there.us)
-    return _NeighbourRecord(view, row, distance, expected_us, here.bound_us)
+    expected_us = max(target_forecast.bound_us, row.time_us * target_forecast.us / source_forecast.us)
+    return _NeighbourRecord(view, row, distance, expected_us, target_forecast.bound_us)
 
 
 def _device_of(view: AnswerReader, row: AnswerRow) -> Device | None:
@@ -272,7 +274,7 @@ def _forecast(
 def _answer(workload: Workload, target: LookupTarget, best: _NeighbourRecord, *, here: bool) -> Answer:
     row = best.row
     same = row.workload == str(workload)
-    what = "this workload" if same else row.workload
+    source = "this workload" if same else row.workload
     doubt: Callable[[BaselineComparison], BaselineComparison] = lambda versus: dataclasses.replace(  # noqa: E731
         versus,
         low=versus.low / DOUBLING_MARGIN**best.distance,
@@ -286,7 +288,7 @@ def _answer(workload: Workload, target: LookupTarget, best: _NeighbourRecord, *,
         workload=str(workload),
         device=target.key,
         how="neighbour" if here else "other architecture",
-        because=f"{what} took {row.time_us:.2f} us on {row.device}, scaled to this workload by the model",
+        because=f"{source} took {row.time_us:.2f} us on {row.device}, scaled to this workload by the model",
         variant=row.variant,
         config=row.config,
         expected_us=best.expected_us,

@@ -128,12 +128,12 @@ class LookupQuery:
             LookupMiss: if only variants were measured whose files are not loaded: another answer would hide
                 them.
         """
-        found = self._exact()
-        if found is None and self._unloaded:
+        answer = self._exact()
+        if answer is None and self._unloaded:
             raise LookupMiss("; ".join(self._unloaded.values()))
-        if found is None or not self._unloaded:
-            return found
-        return dataclasses.replace(found, because="; ".join((found.because, *self._unloaded.values())))
+        if answer is None or not self._unloaded:
+            return answer
+        return dataclasses.replace(answer, because="; ".join((answer.because, *self._unloaded.values())))
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -188,20 +188,20 @@ class LookupQuery:
             or self._unless_wrong(self._default())
         )
 
-    def _unless_wrong(self, found: Answer | None) -> Answer | None:
+    def _unless_wrong(self, answer: Answer | None) -> Answer | None:
         """Return an answer unless its configuration had a wrong result for this workload on this device."""
-        if found is None:
+        if answer is None:
             return None
         key = self.target.key
-        if any(view.is_wrong(self.text, key, found.variant, found.config) for view in self.views):
-            self._refused[found.variant] = f"{found.variant} with {found.config} had a wrong result"
+        if any(view.is_wrong(self.text, key, answer.variant, answer.config) for view in self.views):
+            self._refused[answer.variant] = f"{answer.variant} with {answer.config} had a wrong result"
             return None
-        return found
+        return answer
 
-    def _best(self, wanted: Callable[[AnswerRow], bool]) -> Answer | None:
+    def _best(self, accepts: Callable[[AnswerRow], bool]) -> Answer | None:
         """Return the first valid row that is wanted; rows of this device in any database come first."""
-        rows = [(view, row) for view in self.views for row in self._rows(view) if wanted(row)]
-        rows.sort(key=lambda found: found[1].device != self.target.key)  # a stable sort
+        rows = [(view, row) for view in self.views for row in self._rows(view) if accepts(row)]
+        rows.sort(key=lambda pair: pair[1].device != self.target.key)  # a stable sort
         for view, row in rows:
             reason = reason_invalid(row, self.target, lambda: self.device)
             if reason is None:
@@ -234,17 +234,17 @@ class LookupQuery:
     def _answer(self, view: AnswerReader, row: AnswerRow) -> Answer:
         details = view.details(row)
         source = details.imported_from
-        how: How = "measured here" if source is None else "imported"
+        origin: How = "measured here" if source is None else "imported"
         if row.predicted:
-            how = "predicted"
+            origin = "predicted"
         elif row.device != self.target.key:
-            how = "same architecture"
+            origin = "same architecture"
         imported = "" if source is None else f"imported from {source}, "
         did = "predicted" if row.predicted else "measured"
         return Answer(
             workload=self.text,
             device=row.device,
-            how=how,
+            how=origin,
             because=f"{imported}{did} for {row.device} on {row.recorded_at:%Y-%m-%d}{details.noise}",
             variant=row.variant,
             config=row.config,
@@ -272,7 +272,7 @@ class LookupQuery:
         empty = location.path is not None and not location.path.exists()
         where = f"database {location}" + (", which does not exist yet" if empty else "")
         reasons = "".join(f"; {reason}" for reason in self._refused.values())
-        known = "was measured" if strict else "is known"
+        state = "was measured" if strict else "is known"
         files = kernels.files_of(self.text.partition(":")[0])
         tune = command_line("tune", workload=self.text, **where_to, variant_file=files, db=location.option)
         remedy = f"; run: {tune}"
@@ -281,6 +281,6 @@ class LookupQuery:
         elif "by default" in self._refused:  # the last reason: no variant supports the workload
             remedy = ""
         return (
-            f"nothing {known} for {self.text} on {target.key}, nor on any {target.architecture}, in {where}"
+            f"nothing {state} for {self.text} on {target.key}, nor on any {target.architecture}, in {where}"
             f"{reasons}{remedy}"
         )

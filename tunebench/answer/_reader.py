@@ -279,7 +279,7 @@ class AnswerReader:
             "sm_count": target.sm_count,
         }
         with self._reading() as connection:
-            return [_answer_row(found) for found in connection.execute(_ROWS, asked)] if connection else []
+            return [_answer_row(values) for values in connection.execute(_ROWS, asked)] if connection else []
 
     def is_wrong(self, workload: str, device: str, variant: str, config: Config) -> bool:
         """Return whether a configuration had a wrong result; False for a server, whose index has no failures.
@@ -343,8 +343,8 @@ class AnswerReader:
             DatabaseError: if the file cannot be read.
         """
         with self._reading() as connection:
-            found = connection.execute(_DETAILS, (row.measurement_id,)).fetchone() if connection else None
-            detail, comparison, sampler, versions = found or (None, None, None, "{}")
+            values = connection.execute(_DETAILS, (row.measurement_id,)).fetchone() if connection else None
+            detail, comparison, sampler, versions = values or (None, None, None, "{}")
             imported = (
                 str(json.loads(versions).get("file", "an unknown file")) if sampler == "import" else None
             )
@@ -435,10 +435,10 @@ class AnswerReader:
         """Refuse a newer schema, in which the columns may mean something else; an index has no revision."""
         query = "SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'"
         if connection.execute(query).fetchone():
-            for (found,) in connection.execute("SELECT version_num FROM alembic_version"):
-                if found not in REVISIONS:
+            for (revision,) in connection.execute("SELECT version_num FROM alembic_version"):
+                if revision not in REVISIONS:
                     self._forget()
-                    raise SchemaError(newer_schema(self.location, found))
+                    raise SchemaError(newer_schema(self.location, revision))
 
     def _forget(self) -> None:
         if self._connection is not None and self._file[0] != os.getpid():
@@ -475,8 +475,8 @@ def _wait_at_most(connection: sqlite3.Connection, busy_s: float) -> None:
     connection.execute(f"PRAGMA busy_timeout = {1000 * busy_s:.0f}")
 
 
-def _answer_row(found: tuple[Any, ...]) -> AnswerRow:
-    device, architecture, workload, variant, values, revision, kind, *rest = found
+def _answer_row(columns: tuple[Any, ...]) -> AnswerRow:
+    device, architecture, workload, variant, values, revision, kind, *rest = columns
     cache, verification, time_us, low_us, high_us, bound_us, recorded_at, measurement_id = rest
     return AnswerRow(
         device=device,

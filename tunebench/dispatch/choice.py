@@ -69,40 +69,40 @@ def choose(workload: Workload, device: Device, preferred: Preference | None = No
     try:
         if preferred == "faster":
             return _if_faster(workload, timed(workload, device=device))
-        known = lookup_workload(workload, device=device, quiet=True)
-        return _of(workload, known, f"best known, {known.how}")
+        answer = lookup_workload(workload, device=device, quiet=True)
+        return _of(workload, answer, f"best known, {answer.how}")
     except LookupMiss as miss:
         return KernelChoice(workload=workload, reason=str(miss))
     except TunebenchError as error:
         return KernelChoice(workload=workload, reason=f"the database cannot be read: {error}")
 
 
-def _if_faster(workload: Workload, known: Answer | None) -> KernelChoice:
-    if known is None:
+def _if_faster(workload: Workload, answer: Answer | None) -> KernelChoice:
+    if answer is None:
         return KernelChoice(
             workload=workload, reason="neither it nor a comparable workload was measured here"
         )
-    versus = known.baselines.get(LIBRARY)
-    if known.how not in (*HERE, "neighbour"):
-        reason = f"it was not measured on this device ({known.how})"
+    versus = answer.baselines.get(LIBRARY)
+    if answer.how not in (*HERE, "neighbour"):
+        reason = f"it was not measured on this device ({answer.how})"
     elif versus is None:
-        reason = f"{known.variant} was not compared with {LIBRARY}"
+        reason = f"{answer.variant} was not compared with {LIBRARY}"
     elif not versus.faster:
         high = "any" if versus.high is None else f"{versus.high:.2f}"
         taken = f"{LIBRARY} takes {versus.ratio:.2f} times as long ({versus.low:.2f} to {high})"
-        reason = f"{known.variant} is not known to be faster: {taken}"
+        reason = f"{answer.variant} is not known to be faster: {taken}"
     else:
-        near = "" if known.exact else f"; {known.because}"
-        return _of(workload, known, f"{LIBRARY} takes {versus.ratio:.2f} times as long{near}")
+        near = "" if answer.exact else f"; {answer.because}"
+        return _of(workload, answer, f"{LIBRARY} takes {versus.ratio:.2f} times as long{near}")
     return KernelChoice(workload=workload, reason=reason)
 
 
-def _of(workload: Workload, known: Answer, reason: str) -> KernelChoice:
-    variant = find_variant(known.variant)
+def _of(workload: Workload, answer: Answer, reason: str) -> KernelChoice:
+    variant = find_variant(answer.variant)
     missing = unavailable(variant.language)
     if missing is not None:
         return KernelChoice(workload=workload, reason=missing)
-    return KernelChoice(workload=workload, reason=reason, variant=variant, config=known.config)
+    return KernelChoice(workload=workload, reason=reason, variant=variant, config=answer.config)
 
 
 # -- dispatchers -------------------------------------------------------------------------------------
@@ -199,11 +199,11 @@ _lock = threading.RLock()
 def dispatcher(workload: Workload, device: Device, ordinal: int = 0) -> Dispatcher:
     """Return the `Dispatcher` of a workload on a device of this machine; the same one every time."""
     key = (workload, device.key, ordinal)
-    found = _dispatchers.get(key)
-    if found is None:
+    cached = _dispatchers.get(key)
+    if cached is None:
         with _lock:
-            found = _dispatchers.setdefault(key, Dispatcher(workload, device, ordinal))
-    return found
+            cached = _dispatchers.setdefault(key, Dispatcher(workload, device, ordinal))
+    return cached
 
 
 def _after_fork() -> None:

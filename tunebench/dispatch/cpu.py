@@ -77,16 +77,16 @@ class CpuKernel(BoundKernel):
         arguments = variant.arguments(workload, config)
         names = [tensor.name for tensor in (*self.tensors, *scratch)]
         self._constants = tuple(_number(a) for a in arguments if isinstance(a, Scalar))
-        places, constant = [], len(names)
+        positions, constant = [], len(names)
         for argument in arguments:
             if isinstance(argument, Scalar):
-                places.append(constant)
+                positions.append(constant)
                 constant += 1
             else:
-                places.append(names.index(argument))
-        self._ordered = None if places == list(range(len(names))) else itemgetter(*places)
+                positions.append(names.index(argument))
+        self._ordered = None if positions == list(range(len(names))) else itemgetter(*positions)
 
-    def run(self, *tensors: Any, **how: Any) -> None:
+    def run(self, *tensors: Any, **options: Any) -> None:
         """Run on valid arrays: 16-bit floats as uint16, and numbers for tensors without a shape."""
         if self._scratch:
             tensors = (*tensors, *(np.empty(shape, dtype) for shape, dtype in self._scratch))
@@ -120,17 +120,19 @@ def _checked(tensor: Tensor, array: Any) -> Any:
     """Return an array as the compiled code expects it, or a number for a tensor without a shape."""
     if not tensor.shape:
         return float(array)
-    wanted = _stored(tensor)
+    dtype = _stored(tensor)
     if not isinstance(array, np.ndarray):
         raise InputError(
             f"{tensor.name} must be a NumPy array of shape {tensor.shape}, got {type(array).__name__}"
         )
-    if array.dtype != wanted and array.dtype == numpy_dtype(tensor.dtype):
-        array = array.view(wanted)
-    if array.shape != tensor.shape or array.dtype != wanted or not array.flags.c_contiguous:
-        found = f"shape {array.shape}, type {array.dtype}" + ("" if array.flags.c_contiguous else ", strided")
+    if array.dtype != dtype and array.dtype == numpy_dtype(tensor.dtype):
+        array = array.view(dtype)
+    if array.shape != tensor.shape or array.dtype != dtype or not array.flags.c_contiguous:
+        actual = f"shape {array.shape}, type {array.dtype}" + (
+            "" if array.flags.c_contiguous else ", strided"
+        )
         raise InputError(
-            f"{tensor.name} must be C-contiguous with shape {tensor.shape}, type {tensor.dtype}; got {found}"
+            f"{tensor.name} must be C-contiguous with shape {tensor.shape}, type {tensor.dtype}; got {actual}"
         )
     return array
 

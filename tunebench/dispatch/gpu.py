@@ -68,22 +68,22 @@ class GpuKernel(BoundKernel):
         self._local = threading.local()
         self._prepared()  # fail at construction if the driver refuses the kernels
 
-    def run(self, *tensors: Any, stream: int = 0, scratch: int = 0, **how: Any) -> None:
+    def run(self, *tensors: Any, stream: int = 0, scratch: int = 0, **options: Any) -> None:
         """Enqueue the kernels.
 
         Args:
             tensors: Address of each tensor; the number of a tensor without a shape.
             stream: Handle of the stream.
             scratch: Address of `scratch_bytes` of memory, aligned to 256 bytes.
-            how: Arguments of other kernel classes; ignored.
+            options: Arguments of other kernel classes; ignored.
 
         Raises:
             CudaError: if the driver refuses the launch.
         """
         values = (*tensors, *(scratch + offset for offset in self._offsets))
         for launch, changes in zip(self._prepared(), self._changes, strict=True):
-            for index, place, in_bytes in changes:
-                launch.replace(index, in_bytes(values[place]))
+            for index, position, in_bytes in changes:
+                launch.replace(index, in_bytes(values[position]))
             status = launch(stream)
             if int(status):
                 raise CudaError(f"cannot launch {self.variant.key}: {status.name}")
@@ -127,36 +127,38 @@ class GpuKernel(BoundKernel):
 
     def _changes_of(self, arguments: Sequence[Argument | TensorMap]) -> tuple[Change, ...]:
         changes: list[Change] = []
-        index, places = 0, list(self._named)
+        index, names = 0, list(self._named)
         for argument in arguments:
             if isinstance(argument, Scalar):
                 index += 1
                 continue
             name = argument.tensor if isinstance(argument, TensorMap) else argument
-            tensor, place = self._named[name], places.index(name)
+            tensor, position = self._named[name], names.index(name)
             if isinstance(argument, TensorMap):
-                changes.append((index, place, self._encoding(argument)))
+                changes.append((index, position, self._encoding(argument)))
             elif not tensor.shape:
-                changes.append((index, place, _number(tensor)))
+                changes.append((index, position, _number(tensor)))
             elif isinstance(self.variant, NumbaCudaVariant):
-                changes.append((index + _DATA_WORD, place, _address))
+                changes.append((index + _DATA_WORD, position, _address))
                 index += _DATA_WORD + 2 * len(tensor.shape)
             else:
-                changes.append((index, place, _address))
+                changes.append((index, position, _address))
             index += 1
         return tuple(changes)
 
     def _encoding(self, tensor_map: TensorMap) -> Callable[[int], bytes]:
         """Return an encoder of a tensor map for an address, with a cache of the last ones."""
-        known: dict[int, bytes] = {}
+        encodings: dict[int, bytes] = {}
 
         def encoded(address: int) -> bytes:
-            found = known.get(address)
-            if found is None:
-                if len(known) >= 64:
-                    known.clear()
-                found = known[address] = self._loader.parameter_bytes(MappedTensor(tensor_map, address))
-            return found
+            encoding = encodings.get(address)
+            if encoding is None:
+                if len(encodings) >= 64:
+                    encodings.clear()
+                encoding = encodings[address] = self._loader.parameter_bytes(
+                    MappedTensor(tensor_map, address)
+                )
+            return encoding
 
         return encoded
 

@@ -38,14 +38,14 @@ class BoundKernel(ABC):
         return f"<kernel of {self.variant.key} with {self.config} for {self.workload}>"
 
     @abstractmethod
-    def run(self, *tensors: Any, **how: Any) -> None:
+    def run(self, *tensors: Any, **options: Any) -> None:
         """Run on tensors that match the workload; nothing is checked."""
 
-    def _count(self, given: int) -> None:
-        if given != len(self.tensors):
+    def _count(self, count: int) -> None:
+        if count != len(self.tensors):
             names = ", ".join(tensor.name for tensor in self.tensors)
             raise InputError(
-                f"{self.workload.operator} expects {len(self.tensors)} tensors ({names}), got {given}"
+                f"{self.workload.operator} expects {len(self.tensors)} tensors ({names}), got {count}"
             )
 
 

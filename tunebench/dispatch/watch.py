@@ -36,9 +36,9 @@ class DispatchedCall:
 
     def __str__(self) -> str:
         """Return the call as one line."""
-        what = self.function if self.workload is None else str(self.workload)
+        call = self.function if self.workload is None else str(self.workload)
         kernel = self.by if self.variant is None else f"{self.variant} with {self.config}"
-        return f"{what}: {kernel} ({self.reason})"
+        return f"{call}: {kernel} ({self.reason})"
 
 
 _watchers: tuple[Callable[[DispatchedCall], None], ...] = ()

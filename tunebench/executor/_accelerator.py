@@ -53,12 +53,12 @@ def labels(device_name: str) -> frozenset[str]:
     )
 
 
-def may_have(resources: Mapping[str, float], wanted: Iterable[str]) -> bool:
+def may_have(resources: Mapping[str, float], device_names: Iterable[str]) -> bool:
     """Return whether a node may have one of the wanted devices; without resource names it may have any.
 
     Args:
         resources: Resources of the node, by name. Case, and the maker in a name, do not matter.
-        wanted: Resource names as `labels` returns them.
+        device_names: Resource names as `labels` returns them.
     """
     names = {
         f"{prefix}{slug(name.removeprefix(prefix))}"
@@ -66,7 +66,7 @@ def may_have(resources: Mapping[str, float], wanted: Iterable[str]) -> bool:
         for prefix in (CUSTOM, ACCELERATOR)
         if name.startswith(prefix)
     }
-    return not names or bool(names & set(wanted))
+    return not names or bool(names & set(device_names))
 
 
 def _accelerator(driver_name: str) -> str:

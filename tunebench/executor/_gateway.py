@@ -254,8 +254,8 @@ class Gateway:
 
     def _dispatch(self, pool: WorkerPool) -> None:
         """Start the jobs that can run now; suspect jobs come first, and run alone."""
-        for one in pool.workers:
-            one.reserved = False
+        for worker in pool.workers:
+            worker.reserved = False
         for pending in sorted(pool.waiting, key=lambda pending: -pending.losses):
             if pending.job.same_worker and pool.pinned is not None and pool.pinned not in pool.workers:
                 pool.waiting.remove(pending)
@@ -349,7 +349,7 @@ class Gateway:
             self._send_status(pool)
 
     def _send_status(self, pool: WorkerPool) -> None:
-        device = next((key for key, one in self._pools.items() if one is pool), None)
+        device = next((key for key, candidate in self._pools.items() if candidate is pool), None)
         if device is None:  # the driver stopped this device
             return
         status = PoolStatus(
@@ -367,8 +367,10 @@ class Gateway:
             given_up = all(task.done() for task in self._placements.values())
             patience_s = min(GRACE_S, self._request.patience_s) if given_up else self._request.patience_s
             if not pool.workers and waited_s >= patience_s:
-                ends = "; ".join([*pool.lost[-2:], *list(self._refused.values())[-2:]]) or "none has started"
-                self._send("lost", device, f"there has been no worker for {waited_s:.0f} s ({ends})")
+                reasons = (
+                    "; ".join([*pool.lost[-2:], *list(self._refused.values())[-2:]]) or "none has started"
+                )
+                self._send("lost", device, f"there has been no worker for {waited_s:.0f} s ({reasons})")
 
 
 async def _value(reference: Any) -> Any:
@@ -396,8 +398,8 @@ def _message_of(error: BaseException) -> str:
     if "No module named 'tunebench'" in text:
         return "tunebench is not installed there: install it with its extra cluster"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    said = [line for line in lines if line.startswith("The actor ") and "because" in line]
-    return (said or lines or [type(error).__name__])[0][:300]
+    explanations = [line for line in lines if line.startswith("The actor ") and "because" in line]
+    return (explanations or lines or [type(error).__name__])[0][:300]
 
 
 # -- main -------------------------------------------------------------------------------------

@@ -55,12 +55,12 @@ def exceeds(find_processes: Callable[[], Collection[int]], limit: int) -> bool:
     """
     with contextlib.suppress(OSError):
         total, available = _total_bytes(), _available_bytes()
-        most = min(limit, int(MUCH_SHARE * total)) if available < LOW_SHARE * total else limit
+        max_bytes = min(limit, int(MUCH_SHARE * total)) if available < LOW_SHARE * total else limit
         # Cheap upper bounds first: this runs during measurements, and the exact figure walks all pages.
-        if total - available > most:
+        if total - available > max_bytes:
             processes = find_processes()
-            if sum(map(_resident_bytes, processes)) > most:
-                return sum(map(_held_bytes, processes)) > most
+            if sum(map(_resident_bytes, processes)) > max_bytes:
+                return sum(map(_held_bytes, processes)) > max_bytes
     return False
 
 
@@ -69,8 +69,8 @@ def _total_bytes() -> int:
 
 
 def _available_bytes() -> int:
-    found = re.search(rb"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_bytes(), re.MULTILINE)
-    return _total_bytes() if found is None else 1024 * int(found[1])
+    match = re.search(rb"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_bytes(), re.MULTILINE)
+    return _total_bytes() if match is None else 1024 * int(match[1])
 
 
 def _group_limits() -> Iterator[int]:
@@ -78,12 +78,15 @@ def _group_limits() -> Iterator[int]:
     yield 1 << 62
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-            _, kinds, place = line.split(":", 2)
+            _, kinds, group = line.split(":", 2)
             if kinds not in ("", "memory"):
                 continue
             root = Path("/sys/fs/cgroup", kinds)
-            here = root.joinpath(place.lstrip("/"))
-            for folder in (here, *(above for above in here.parents if above.is_relative_to(root))):
+            group_folder = root.joinpath(group.lstrip("/"))
+            for folder in (
+                group_folder,
+                *(above for above in group_folder.parents if above.is_relative_to(root)),
+            ):
                 with contextlib.suppress(OSError, ValueError):  # no limit is the word max
                     name = "memory.limit_in_bytes" if kinds else "memory.max"
                     yield int(folder.joinpath(name).read_text(encoding="ascii"))

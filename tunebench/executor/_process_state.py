@@ -50,8 +50,8 @@ def _parts() -> Iterator[_Pair]:
     )
     for name in dir(resource):
         if name.startswith("RLIMIT_"):
-            what = getattr(resource, name)
-            yield partial(resource.getrlimit, what), partial(resource.setrlimit, what)
+            limit = getattr(resource, name)
+            yield partial(resource.getrlimit, limit), partial(resource.setrlimit, limit)
     yield partial(os.getpriority, os.PRIO_PROCESS, 0), partial(os.setpriority, os.PRIO_PROCESS, 0)
     if sys.platform == "linux":
         yield partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0)

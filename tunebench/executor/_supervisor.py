@@ -120,21 +120,21 @@ def _become_worker(supervisor: int, output: int, shown: int) -> None:
     _limit(resource.RLIMIT_NPROC, _threads_of_user() + MORE_PROCESSES)
 
 
-def _limit(what: int, most: int) -> None:
+def _limit(kind: int, maximum: int) -> None:
     """Lower a limit of this process and its children, unless it is lower already."""
-    soft, hard = resource.getrlimit(what)
-    bounds = [most, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+    soft, hard = resource.getrlimit(kind)
+    bounds = [maximum, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
     with contextlib.suppress(OSError, ValueError):  # not on this system
-        resource.setrlimit(what, (min(bounds), hard))
+        resource.setrlimit(kind, (min(bounds), hard))
 
 
 def _threads_of_user() -> int:
     """Return the number of threads of all processes of this user, which is what Linux limits."""
     threads = 0
-    for place in Path("/proc").glob("[0-9]*"):
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if place.stat().st_uid == os.getuid():
-                threads += sum(1 for _ in (place / "task").iterdir())
+            if process.stat().st_uid == os.getuid():
+                threads += sum(1 for _ in (process / "task").iterdir())
     return threads
 
 
@@ -143,7 +143,7 @@ def _threads_of_user() -> int:
 
 def _await(worker: int, output: int, lifeline: int, memory_bytes: int) -> int:
     """Show the output of the worker until it or the tuner ends, or memory does; return a wait status."""
-    poll, left, checked = select.poll(), SHOWN_BYTES, 0.0
+    poll, bytes_left, checked = select.poll(), SHOWN_BYTES, 0.0
     poll.register(output, select.POLLIN)
     poll.register(lifeline, select.POLLIN)
     with contextlib.suppress(AttributeError, OSError):  # elsewhere than on Linux, poll often
@@ -151,7 +151,7 @@ def _await(worker: int, output: int, lifeline: int, memory_bytes: int) -> int:
     while True:
         ready = dict(poll.poll(1000 * _POLL_S))
         if output in ready:
-            left -= _show(output, left, poll)
+            bytes_left -= _show(output, bytes_left, poll)
         if lifeline in ready:
             kill_descendants(os.getpid())
             os.killpg(0, signal.SIGKILL)  # this process too, and on systems without /proc the worker
@@ -160,20 +160,20 @@ def _await(worker: int, output: int, lifeline: int, memory_bytes: int) -> int:
                 return MEMORY_STATUS << 8  # as of a process that exited with it
             checked = time.monotonic()
         if (status := _reap(worker)) is not None:
-            while left > 0 and output in dict(poll.poll(0)):
-                left -= _show(output, left, poll)
+            while bytes_left > 0 and output in dict(poll.poll(0)):
+                bytes_left -= _show(output, bytes_left, poll)
             return status
 
 
-def _show(output: int, left: int, poll: select.poll) -> int:
+def _show(output: int, bytes_left: int, poll: select.poll) -> int:
     """Copy output to stderr, which is not the stream of results; return the number of bytes read."""
     text = os.read(output, 1 << 16)
     if not text:
         poll.unregister(output)
     with contextlib.suppress(OSError):
-        if left > 0:
-            os.write(2, text[:left])
-        if 0 < left <= len(text):
+        if bytes_left > 0:
+            os.write(2, text[:bytes_left])
+        if 0 < bytes_left <= len(text):
             os.write(2, b"\n(a worker process printed more, which is not shown)\n")
     return len(text)
 
@@ -225,11 +225,11 @@ def kill_descendants(root: int, keep: Collection[int] = ()) -> None:
     deadline = time.monotonic() + KILL_S
     stopped: set[int] = set()
     while time.monotonic() < deadline:
-        found = descendants(root) - set(keep)
-        if not found:
+        processes = descendants(root) - set(keep)
+        if not processes:
             break
-        fresh = found - stopped
-        for pid in fresh or found:
+        fresh = processes - stopped
+        for pid in fresh or processes:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGSTOP if fresh else signal.SIGKILL)
         stopped |= fresh
@@ -242,12 +242,12 @@ def kill_descendants(root: int, keep: Collection[int] = ()) -> None:
 
 def descendants(root: int) -> set[int]:
     """Return the living descendants of a process."""
-    found: set[int] = set()
+    processes: set[int] = set()
     new = _children(root)
     while new:
-        found |= new
-        new = {child for pid in new for child in _children(pid)} - found
-    return {pid for pid in found if _is_alive(pid)}
+        processes |= new
+        new = {child for pid in new for child in _children(pid)} - processes
+    return {pid for pid in processes if _is_alive(pid)}
 
 
 def _children(pid: int) -> set[int]:

@@ -25,8 +25,8 @@ class Placement:
     index: int
 
     def __str__(self) -> str:
-        what = f", GPU {self.index}" if self.kind == "gpu" and self.index else ""
-        return f"{self.host} (node {self.node[:8]}{what})"
+        gpu = f", GPU {self.index}" if self.kind == "gpu" and self.index else ""
+        return f"{self.host} (node {self.node[:8]}{gpu})"
 
 
 @dataclass(slots=True, eq=False)

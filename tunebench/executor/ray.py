@@ -344,11 +344,11 @@ def check_address(address: str) -> None:
 
 def _environment(address: str) -> dict[str, str]:
     """Return the environment of Ray's process: this process's environment, and its import path."""
-    found = {**os.environ, **_QUIET, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = {**os.environ, **_QUIET, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     if address == "local":
         # A token keeps other users out; it is not written to the home directory.
-        found |= {**_LOCAL, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    return found
+        environment |= {**_LOCAL, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return environment
 
 
 def _unreachable(address: str, reason: str) -> str:

@@ -131,13 +131,13 @@ class DeviceArray(NDArrayOperatorsMixin):
         host: Array = self.tensor.cpu().numpy()
         return host if dtype is None else host.astype(dtype, copy=False)
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **how: Any) -> Any:
-        out = how.pop("out", (None,))[0]
-        known = self.on.ufuncs.get((ufunc.__name__, method))
-        if known is None or set(how) - {"axis", "keepdims"} or how.get("axis", 0) is None:
-            result = getattr(ufunc, method)(*map(_on_host, inputs), **how)
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        out = kwargs.pop("out", (None,))[0]
+        function = self.on.ufuncs.get((ufunc.__name__, method))
+        if function is None or set(kwargs) - {"axis", "keepdims"} or kwargs.get("axis", 0) is None:
+            result = getattr(ufunc, method)(*map(_on_host, inputs), **kwargs)
         else:
-            result = self.on.wrap(known(*map(self.on.tensor, inputs), **how))
+            result = self.on.wrap(function(*map(self.on.tensor, inputs), **kwargs))
         if out is None:
             return result
         out[...] = result
@@ -146,10 +146,10 @@ class DeviceArray(NDArrayOperatorsMixin):
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if function.__name__ == "zeros":  # np.zeros(shape, like=self)
             return self.on.zeros(*args)
-        known = self.on.functions.get(function.__name__)
-        if known is not None:
+        replacement = self.on.functions.get(function.__name__)
+        if replacement is not None:
             moved = {name: self.on.tensor(value) for name, value in kwargs.items()}
-            return self.on.wrap(known(*self.on.tensor(tuple(args)), **moved))
+            return self.on.wrap(replacement(*self.on.tensor(tuple(args)), **moved))
         on_host = {name: _on_host(value) for name, value in kwargs.items()}
         return function(*_on_host(tuple(args)), **on_host)
 
@@ -199,14 +199,14 @@ class DeviceArray(NDArrayOperatorsMixin):
     def copy(self) -> DeviceArray:
         return DeviceArray(self.tensor.clone(), self.on)
 
-    def sum(self, **how: Any) -> Any:
-        return np.sum(self, **how)
+    def sum(self, **kwargs: Any) -> Any:
+        return np.sum(self, **kwargs)
 
-    def max(self, **how: Any) -> Any:
-        return np.max(self, **how)
+    def max(self, **kwargs: Any) -> Any:
+        return np.max(self, **kwargs)
 
-    def min(self, **how: Any) -> Any:
-        return np.min(self, **how)
+    def min(self, **kwargs: Any) -> Any:
+        return np.min(self, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of a copy on the host: `astype`, `mean`, ..."""
@@ -225,8 +225,8 @@ def _on_host(value: Any) -> Any:
 
 
 def _has_negative_step(at: Any) -> bool:
-    places = at if isinstance(at, tuple) else (at,)
-    return any(isinstance(place, slice) and (place.step or 1) < 0 for place in places)
+    indices = at if isinstance(at, tuple) else (at,)
+    return any(isinstance(index, slice) and (index.step or 1) < 0 for index in indices)
 
 
 def _ufuncs(torch: Any) -> dict[tuple[str, str], Callable[..., Any]]:
@@ -256,12 +256,14 @@ def _ufuncs(torch: Any) -> dict[tuple[str, str], Callable[..., Any]]:
         "isfinite": torch.isfinite,
         "matmul": torch.matmul,
     }
-    found = {(name, "__call__"): _of_tensors(torch, function) for name, function in names.items()}
+    functions = {(name, "__call__"): _of_tensors(torch, function) for name, function in names.items()}
     for name in ("maximum", "minimum", "power", "logical_and", "logical_or", "bitwise_and", "bitwise_or"):
-        found[name, "__call__"] = _of_tensors(torch, {"power": torch.pow}.get(name) or getattr(torch, name))
-    found["invert", "__call__"] = torch.bitwise_not
-    found["add", "reduceat"] = _reduceat(torch)
-    return found
+        functions[name, "__call__"] = _of_tensors(
+            torch, {"power": torch.pow}.get(name) or getattr(torch, name)
+        )
+    functions["invert", "__call__"] = torch.bitwise_not
+    functions["add", "reduceat"] = _reduceat(torch)
+    return functions
 
 
 def _of_tensors(torch: Any, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -269,12 +271,12 @@ def _of_tensors(torch: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     dtypes = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
     def call(*operands: Any) -> Any:
-        device = next(one.device for one in operands if isinstance(one, torch.Tensor))
+        device = next(operand.device for operand in operands if isinstance(operand, torch.Tensor))
 
-        def tensor(one: Any) -> Any:
-            if isinstance(one, torch.Tensor):
-                return one
-            return torch.tensor(one, device=device, dtype=dtypes[type(one)])
+        def tensor(operand: Any) -> Any:
+            if isinstance(operand, torch.Tensor):
+                return operand
+            return torch.tensor(operand, device=device, dtype=dtypes[type(operand)])
 
         return function(*map(tensor, operands))
 
@@ -283,8 +285,8 @@ def _of_tensors(torch: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _reduceat(torch: Any) -> Callable[..., Any]:
     def reduceat(tensor: Any, starts: Any, axis: int = 0) -> Any:
-        places = torch.arange(tensor.shape[axis], device=tensor.device)
-        run = torch.searchsorted(starts, places, right=True) - 1
+        positions = torch.arange(tensor.shape[axis], device=tensor.device)
+        run = torch.searchsorted(starts, positions, right=True) - 1
         shape = list(tensor.shape)
         shape[axis] = len(starts)
         return torch.zeros(shape, dtype=tensor.dtype, device=tensor.device).index_add_(axis, run, tensor)

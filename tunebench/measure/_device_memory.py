@@ -41,7 +41,7 @@ class DeviceMemory:
         """
         sizes = {tensor: tensor.nbytes for tensor in read if tensor.shape}
         sizes |= {tensor: tensor.nbytes + GUARD_BYTES for tensor in written}
-        for tensor in [held for held in self._addresses if held not in sizes]:
+        for tensor in [tensor for tensor in self._addresses if tensor not in sizes]:
             self._gpu.free(self._addresses.pop(tensor))
         for tensor, nbytes in sizes.items():
             if tensor not in self._addresses:

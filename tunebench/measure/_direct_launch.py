@@ -54,21 +54,21 @@ def encode(driver: Any, mapped: MappedTensor) -> tuple[Any, bytes]:
     Returns:
         The driver's status, and the `CUtensorMap` if the call succeeded.
     """
-    wanted, rank = mapped.tensor_map, len(mapped.tensor_map.extents)
-    name, prototype, form, strides = _form(wanted)
+    tensor_map, rank = mapped.tensor_map, len(mapped.tensor_map.extents)
+    name, prototype, form, strides = _form(tensor_map)
     status, function, _ = driver.cuGetProcAddress(name.encode(), _SINCE_CUDA, 0)
     if int(status):
         return status, b""
-    kind = TENSOR_MAP_TYPES[wanted.dtype]
-    swizzle = f"{wanted.swizzle_bytes}B" if wanted.swizzle_bytes else "NONE"
+    kind = TENSOR_MAP_TYPES[tensor_map.dtype]
+    swizzle = f"{tensor_map.swizzle_bytes}B" if tensor_map.swizzle_bytes else "NONE"
     memory, target = _aligned(_MAP_BYTES)
     code = prototype(int(function))(
         target,
         int(getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{kind}")),
         rank,
         mapped.address,
-        (ctypes.c_uint64 * rank)(*wanted.extents),
-        (ctypes.c_uint64 * rank)(*wanted.strides_bytes),
+        (ctypes.c_uint64 * rank)(*tensor_map.extents),
+        (ctypes.c_uint64 * rank)(*tensor_map.strides_bytes),
         *form,
         (ctypes.c_uint32 * rank)(*strides),
         int(driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
@@ -82,15 +82,15 @@ def encode(driver: Any, mapped: MappedTensor) -> tuple[Any, bytes]:
     return driver.CUresult(code), encoded
 
 
-def _form(wanted: TensorMap) -> tuple[str, Any, tuple[Any, ...], tuple[int, ...]]:
+def _form(tensor_map: TensorMap) -> tuple[str, Any, tuple[Any, ...], tuple[int, ...]]:
     """Return the driver's function, its prototype, its own arguments, and the strides between elements."""
-    rank, pixels = len(wanted.extents), wanted.pixel_box
+    rank, pixels = len(tensor_map.extents), tensor_map.pixel_box
     if pixels is None:
-        box = (ctypes.c_uint32 * rank)(*wanted.box)
+        box = (ctypes.c_uint32 * rank)(*tensor_map.box)
         return "cuTensorMapEncodeTiled", _ENCODE_TILED, (box,), (1,) * rank
     corners = ((ctypes.c_int * (rank - 2))(*corner) for corner in (pixels.lower, pixels.upper))
     strides = (1, *pixels.strides, 1)
-    return "cuTensorMapEncodeIm2col", _ENCODE_IM2COL, (*corners, *wanted.box), strides
+    return "cuTensorMapEncodeIm2col", _ENCODE_IM2COL, (*corners, *tensor_map.box), strides
 
 
 def _aligned(nbytes: int) -> tuple[Any, int]:

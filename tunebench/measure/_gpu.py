@@ -59,9 +59,9 @@ def open_gpu(device: Device) -> Gpu:
     return Gpu(present.index(asked))
 
 
-def _launch_error(said: str) -> CudaError:
-    refused = "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES" in said
-    return (CudaRefused if refused else CudaError)(f"{said} (launching)")
+def _launch_error(message: str) -> CudaError:
+    refused = "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES" in message
+    return (CudaRefused if refused else CudaError)(f"{message} (launching)")
 
 
 class Gpu(KernelLoader):

@@ -87,17 +87,19 @@ def measure_baselines(
         Timed baselines, fastest first, then those that failed; empty if no library has the operator.
     """
     inputs = workload.draw(np.random.default_rng(seed))
-    found: list[Baseline | BaselineFailed] = []
+    baselines: list[Baseline | BaselineFailed] = []
     seconds = time.thread_time if device.kind == "cpu" else time.monotonic
     for library, calls_of, sampler_of in _libraries(workload, device, protocol):
         calls = _or_failed(library, functools.partial(calls_of, workload, inputs))
         if isinstance(calls, BaselineFailed):
-            found.append(calls)
+            baselines.append(calls)
             continue
         for name, call in calls.items():
             sampler = functools.partial(sampler_of, call)
-            found.append(_or_failed(name, functools.partial(_time, name, sampler, protocol, seconds)))
-    return sorted(found, key=lambda one: one.median_us if isinstance(one, Baseline) else math.inf)
+            baselines.append(_or_failed(name, functools.partial(_time, name, sampler, protocol, seconds)))
+    return sorted(
+        baselines, key=lambda baseline: baseline.median_us if isinstance(baseline, Baseline) else math.inf
+    )
 
 
 def _libraries(

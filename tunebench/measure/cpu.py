@@ -165,7 +165,7 @@ class CpuRunner(Runner):
         measured = time.perf_counter()
         conditions = self._stopwatch.conditions()
         conditions = {**conditions, **self._machine.conditions(reference=task.thorough)}
-        again, wrong = (worst, None) if samples.hopeless else launches.verify()
+        worst_timed, wrong = (worst, None) if samples.hopeless else launches.verify()
         wrong = wrong or memory.misuse(launches.inputs_of())
         if threading.active_count() > threads:
             wrong = wrong or "the kernel left threads running, which would work after it was timed"
@@ -175,7 +175,7 @@ class CpuRunner(Runner):
         if wrong is not None:
             return WrongResult(reason=wrong), effort
         verification = Verification(
-            how="reference", detail=check.detail + launches.detail, worst=max(worst, again)
+            how="reference", detail=check.detail + launches.detail, worst=max(worst, worst_timed)
         )
         outcome = judge(
             samples,

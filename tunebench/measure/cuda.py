@@ -129,7 +129,7 @@ class CudaRunner(Runner):
         limit_us = None if task.thorough else abort_above_us
         samples = collect(timed.wrap(sampler.sample_us), self.protocol_for(task), abort_above_us=limit_us)
         measured = time.perf_counter()
-        again, wrong = (worst, None) if samples.hopeless else timed.verify()
+        worst_timed, wrong = (worst, None) if samples.hopeless else timed.verify()
         wrong = wrong or sampler.skipped_work or _overrun(on, task)
         timed.restore()
         effort = Effort(
@@ -139,7 +139,7 @@ class CudaRunner(Runner):
             on.memory.forget_inputs()
             return WrongResult(reason=wrong), effort
         verification = Verification(
-            how="reference", detail=check.detail + timed.detail, worst=max(worst, again)
+            how="reference", detail=check.detail + timed.detail, worst=max(worst, worst_timed)
         )
         outcome = judge(
             samples,

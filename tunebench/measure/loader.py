@@ -148,8 +148,8 @@ class KernelLoader:
         )
         if static_bytes + dynamic_bytes <= SMEM_WITHOUT_ASKING_BYTES:
             return
-        most = self._driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-        limit = int(self._call("cuDeviceGetAttribute", most, self._ordinal))
+        attribute = self._driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        limit = int(self._call("cuDeviceGetAttribute", attribute, self._ordinal))
         if static_bytes + dynamic_bytes > limit:
             asked = f"{static_bytes} + {dynamic_bytes} bytes of shared memory"
             raise CudaRefused(f"a block requests {asked}, static and dynamic; the device allows {limit}")

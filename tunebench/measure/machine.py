@@ -213,15 +213,15 @@ class MachineState:
             `busy_elsewhere`, the share of all processors that other programs used, if above `BUSY`;
             `reference_us`, the shortest time of the reference kernel, in microseconds.
         """
-        found: dict[str, Any] = {}
+        conditions: dict[str, Any] = {}
         wall_s = time.monotonic() - self._began
         share = _share(self._used_s, _used_elsewhere_s(), wall_s) if wall_s >= _SHORTEST_S else 0.0
         if share > BUSY:
-            found["busy_elsewhere"] = round(share, 2)
+            conditions["busy_elsewhere"] = round(share, 2)
         if reference:
             runs = range(_REFERENCE_RUNS)
-            found["reference_us"] = min(self._time_us(lambda: np.cumsum(self._values)) for _ in runs)
-        return found
+            conditions["reference_us"] = min(self._time_us(lambda: np.cumsum(self._values)) for _ in runs)
+        return conditions
 
 
 def _share(before_s: float | None, after_s: float | None, wall_s: float) -> float:
@@ -241,7 +241,7 @@ def busy_s() -> float | None:
     """Return the processor time of all programs since the system started, in seconds; None if unknown."""
     try:
         times = [int(word) for word in _STAT.read_text().split("\n", 1)[0].split()[1:]][:_WITHOUT_GUESTS]
-        busy = sum(times) - sum(times[place] for place in _IDLE)
+        busy = sum(times) - sum(times[index] for index in _IDLE)
         return busy / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return None

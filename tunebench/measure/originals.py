@@ -35,9 +35,9 @@ class Originals:
 
     def __init__(self) -> None:
         covered = [module for name, module in list(sys.modules.items()) if _is_covered(name)]
-        self._held = [(place, name, value) for module in covered for place, name, value in _contents(module)]
+        self._held = [(owner, name, value) for module in covered for owner, name, value in _contents(module)]
         self._held += [(_lazy.np, name, value) for name, value in vars(_lazy.np).items() if callable(value)]
-        self._reads = [_reader(place, name) for place, name, _ in self._held]
+        self._reads = [_reader(owner, name) for owner, name, _ in self._held]
         self._values = [value for _, _, value in self._held]
 
     def restore(self) -> str | None:
@@ -49,9 +49,9 @@ class Originals:
         replaced = None
         # In C: thousands of functions are compared twice per measurement.
         differs = list(map(is_not, map(call, self._reads), self._values))
-        for place, name, value in itertools.compress(self._held, differs):
-            replaced = replaced or f"{_name_of(place)}.{name}"
-            setattr(place, name, value)
+        for owner, name, value in itertools.compress(self._held, differs):
+            replaced = replaced or f"{_name_of(owner)}.{name}"
+            setattr(owner, name, value)
         return replaced
 
 
@@ -83,15 +83,15 @@ def _code_of(function: types.FunctionType) -> Iterator[tuple[Any, str, Any]]:
         yield function, name, getattr(function, name)
 
 
-def _reader(place: Any, name: str) -> Callable[[], Any]:
+def _reader(owner: Any, name: str) -> Callable[[], Any]:
     """Return a function that returns the present value of a name."""
     if name in _CODE:
-        return functools.partial(getattr, place, name)
-    return functools.partial(vars(place).get, name)
+        return functools.partial(getattr, owner, name)
+    return functools.partial(vars(owner).get, name)
 
 
-def _name_of(place: Any) -> str:
-    if place is _lazy.np:
+def _name_of(owner: Any) -> str:
+    if owner is _lazy.np:
         return "numpy"
-    module = getattr(place, "__module__", None)
-    return f"{module}.{place.__qualname__}" if module else str(place.__name__)
+    module = getattr(owner, "__module__", None)
+    return f"{module}.{owner.__qualname__}" if module else str(owner.__name__)

@@ -135,16 +135,16 @@ class SampledParts(OutputCheck):
         if missing := _missing(outputs):
             return missing
         check, part = max(self._each(), key=lambda pair: pair[0].worst(pair[1].of(outputs)))
-        places = {name: place for name, place in part.places.items() if name in outputs}
-        where = "; ".join(f"{name}[{', '.join(map(_text, place))}]" for name, place in places.items())
+        slices = {name: bounds for name, bounds in part.places.items() if name in outputs}
+        where = "; ".join(f"{name}[{', '.join(map(_text, bounds))}]" for name, bounds in slices.items())
         return f"{check.describe(part.of(outputs), worst)}; in the part {where}"
 
     def _each(self) -> Iterator[tuple[EveryElement, Part]]:
         return zip(self._checks, self._parts, strict=True)
 
 
-def _text(place: slice) -> str:
-    return ":" if place == slice(None) else f"{place.start}:{place.stop}"
+def _text(extent: slice) -> str:
+    return ":" if extent == slice(None) else f"{extent.start}:{extent.stop}"
 
 
 def _missing(outputs: Mapping[str, Array]) -> str:
@@ -191,9 +191,9 @@ class Sampled(OutputCheck):
     ) -> tuple[tuple[_SignedSums, ...], tuple[_Block, ...]]:
         """Return the signed sums and the blocks, on the host."""
         sums = _sums(workload, exact, rng)
-        places = _places(self._shape, rng, 1 if sums else WITHOUT_SUMS)
+        blocks = _places(self._shape, rng, 1 if sums else WITHOUT_SUMS)
         return sums, tuple(
-            _Block(place, _on_host(workload.reference_block(exact, *place))) for place in places
+            _Block(block, _on_host(workload.reference_block(exact, *block))) for block in blocks
         )
 
     def worst(self, outputs: Mapping[str, Array]) -> float:
@@ -206,7 +206,7 @@ class Sampled(OutputCheck):
 
     def describe(self, outputs: Mapping[str, Array], worst: float) -> str:
         """Return the worst element of the blocks, or the run of columns whose sum is most wrong."""
-        _, where = max(self._shares(self._output(outputs)), key=lambda found: found[0])
+        _, where = max(self._shares(self._output(outputs)), key=lambda block: block[0])
         return f"{significant(worst, 3)} times the tolerance; {self._name}{where}"
 
     def _output(self, outputs: Mapping[str, Array]) -> Array:
@@ -229,8 +229,8 @@ class Sampled(OutputCheck):
         share = share_of(np.abs(got - right.value), allowed)
         at = np.unravel_index(int(np.argmax(share)), share.shape)
         where = f"[{z},{rows.start + at[0]},{cols.start + at[1]}]"
-        found, must_be = significant(got[at], 6), significant(right.value[at], 6)
-        return float(share[at]), f"{where} is {found}, must be {must_be}"
+        value, must_be = significant(got[at], 6), significant(right.value[at], 6)
+        return float(share[at]), f"{where} is {value}, must be {must_be}"
 
     def _sums_share(self, sums: _SignedSums, output: Array, rows: slice) -> tuple[float, str]:
         got = output[sums.batch_index, rows].astype(np.float64)
@@ -260,14 +260,14 @@ def _sums(workload: Any, exact: Mapping[str, Array], rng: numpy.random.Generator
     """Return the reference's signed sums of each product of the batch; empty if they are not available."""
     compute = getattr(workload, "reference_sums", None)
     batch, _, columns = _as_batch(workload.outputs()[0].shape)
-    found = []
+    sums = []
     for z in range(batch if compute is not None else 0):
         signs = rng.choice(np.array([-1.0, 1.0]), columns)
         reference = compute(exact, z, signs, RUN)  # type: ignore[misc]
         if reference is None:
             return ()
-        found.append(_SignedSums(z, signs, _on_host(reference)))
-    return tuple(found)
+        sums.append(_SignedSums(z, signs, _on_host(reference)))
+    return tuple(sums)
 
 
 def _places(shape: tuple[int, ...], rng: numpy.random.Generator, repeats: int) -> Iterator[_Place]:
@@ -289,8 +289,10 @@ def _spread(z: int, rows: int, cols: int, rng: numpy.random.Generator) -> Iterat
     for row_band, col_band in pairs:
         end = min(rows, (row_band + 1) * BAND)
         top = int(rng.integers(row_band * BAND, max(row_band * BAND, end - BLOCK_ROWS) + 1))
-        left = col_band * BAND
-        yield _Place(z, slice(top, min(rows, top + BLOCK_ROWS)), slice(left, min(cols, left + BAND)))
+        first_column = col_band * BAND
+        yield _Place(
+            z, slice(top, min(rows, top + BLOCK_ROWS)), slice(first_column, min(cols, first_column + BAND))
+        )
 
 
 def _each_once(bands: int, count: int, rng: numpy.random.Generator) -> list[int]:

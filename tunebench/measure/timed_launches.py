@@ -127,13 +127,13 @@ class TimedLaunches:
         """Exchange new parts of the inputs."""
         self.restore()
         self._changes = {} if self._unchanged() else {name: self._run(name) for name in self._changing}
-        for name, place in self._changes.items():
-            self._memory.write(name, place.start, _flat(self._spare, name)[place])
+        for name, run in self._changes.items():
+            self._memory.write(name, run.start, _flat(self._spare, name)[run])
 
     def restore(self) -> None:
         """Write the verified inputs again where the latest launch had others."""
-        for name, place in self._changes.items():
-            self._memory.write(name, place.start, _flat(self._inputs.inputs, name)[place])
+        for name, run in self._changes.items():
+            self._memory.write(name, run.start, _flat(self._inputs.inputs, name)[run])
         self._changes = {}
 
     def _unchanged(self) -> bool:
@@ -157,9 +157,9 @@ class TimedLaunches:
             return
         self._eligible += 1
         full = len(self._kept) == self._most
-        place = int(self._rng.integers(self._eligible)) if full else len(self._kept)
-        if place < self._most:
-            self._kept[place:] = [_Kept(self._changes, self._memory.outputs()), *self._kept[place + 1 :]]
+        slot = int(self._rng.integers(self._eligible)) if full else len(self._kept)
+        if slot < self._most:
+            self._kept[slot:] = [_Kept(self._changes, self._memory.outputs()), *self._kept[slot + 1 :]]
 
     def verify(self) -> tuple[float, str | None]:
         """Verify the kept launches.
@@ -168,16 +168,16 @@ class TimedLaunches:
             The largest error as a share of the tolerance, and why a result is wrong, or None.
         """
         worst = 0.0
-        for kept in self._kept:
+        for launch in self._kept:
             if self._own_reference:
-                check = check_of(self.inputs_of(kept.changes))
-                error = check.worst(kept.outputs)
+                check = check_of(self.inputs_of(launch.changes))
+                error = check.worst(launch.outputs)
             else:
                 check = self._check
-                error = check.spot(kept.outputs, self._rng)
+                error = check.spot(launch.outputs, self._rng)
             worst = max(worst, error)
             if not error <= 1:
-                return worst, f"in a timed launch: {check.describe(kept.outputs, error)}"
+                return worst, f"in a timed launch: {check.describe(launch.outputs, error)}"
         return worst, None
 
     @property
@@ -192,9 +192,9 @@ class TimedLaunches:
         if not chosen:
             return self._inputs
         changed = dict(self._inputs.inputs)
-        for name, place in chosen.items():
+        for name, run in chosen.items():
             changed[name] = changed[name].copy()
-            _flat(changed, name)[place] = _flat(self._spare, name)[place]
+            _flat(changed, name)[run] = _flat(self._spare, name)[run]
         return dataclasses.replace(self._inputs, inputs=changed)
 
 

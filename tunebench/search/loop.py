@@ -110,8 +110,8 @@ def optimality_proof(searches: Sequence[VariantSearch], best_us: float) -> Optim
 
 
 def _within(gap: float, searches: Sequence[VariantSearch], best_us: float) -> bool:
-    found = optimality_proof(searches, best_us).gap
-    return found is not None and found <= gap
+    proven_gap = optimality_proof(searches, best_us).gap
+    return proven_gap is not None and proven_gap <= gap
 
 
 def _next(

@@ -118,8 +118,8 @@ class OptimalityProof:
     def to_json(self) -> dict[str, Any]:
         """Return the proof as plain data; infinite times are None."""
         times = {"best_us": self.best_us, "floor_us": self.floor_us}
-        known = {name: us if math.isfinite(us) else None for name, us in times.items()}
-        return {**asdict(self), **known, "open_count": self.open_count}
+        finite = {name: us if math.isfinite(us) else None for name, us in times.items()}
+        return {**asdict(self), **finite, "open_count": self.open_count}
 
 
 def certify(bounds_us: Array, statuses: Array, best_us: float) -> OptimalityProof:

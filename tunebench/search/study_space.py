@@ -76,8 +76,8 @@ class StudySpace:
             InputError: if no configuration is valid, or there are more than 2**63.
         """
         # The table numbers its configurations in 63 bits: limit the levels of each parameter so that all fit.
-        most = int(2 ** (62 / len(distributions)))
-        levels = tuple(_levels(distribution, most) for distribution in distributions.values())
+        max_levels = int(2 ** (62 / len(distributions)))
+        levels = tuple(_levels(distribution, max_levels) for distribution in distributions.values())
         space = Space(
             tuple(Parameter(f"p{i}", _places(values), "of the study") for i, values in enumerate(levels))
         )
@@ -100,15 +100,15 @@ class StudySpace:
 
         A value between two grid points counts as the nearer one.
         """
-        found = []
+        ordinals = []
         for (name, distribution), levels in zip(self.distributions.items(), self.levels, strict=True):
             if name not in params or not _contains(distribution, params[name]):
                 return None
             if isinstance(distribution, CategoricalDistribution):
-                found.append(int(distribution.to_internal_repr(params[name])))
+                ordinals.append(int(distribution.to_internal_repr(params[name])))
             else:
-                found.append(int(np.argmin(np.abs(np.array(levels) - params[name]))))
-        row = int(self.table.find(np.array([found]))[0])
+                ordinals.append(int(np.argmin(np.abs(np.array(levels) - params[name]))))
+        row = int(self.table.find(np.array([ordinals]))[0])
         return row if row >= 0 else None
 
     def rows_with(self, params: Mapping[str, Any]) -> Array:
@@ -116,8 +116,8 @@ class StudySpace:
         agree = np.ones(len(self.table), dtype=bool)
         for i, (name, distribution) in enumerate(self.distributions.items()):
             if name in params:
-                places = [_same(distribution, level, params[name]) for level in self.levels[i]]
-                agree &= np.array(places)[self.table.ordinals[:, i]]
+                matches = [_same(distribution, level, params[name]) for level in self.levels[i]]
+                agree &= np.array(matches)[self.table.ordinals[:, i]]
         return agree
 
     def params(self, row: int) -> dict[str, Any]:
@@ -128,22 +128,22 @@ class StudySpace:
         }
 
 
-def _levels(distribution: BaseDistribution, most: int) -> tuple[Any, ...]:
-    """Return the values of a parameter, ascending; of a long range at most `most` of them."""
+def _levels(distribution: BaseDistribution, max_levels: int) -> tuple[Any, ...]:
+    """Return the values of a parameter, ascending; of a long range at most `max_levels` of them."""
     if isinstance(distribution, CategoricalDistribution):
         return tuple(distribution.choices)
     assert isinstance(distribution, IntDistribution | FloatDistribution), distribution
     low, high, step = distribution.low, distribution.high, distribution.step
     spread = np.geomspace if distribution.log else np.linspace
     if step is None:
-        between = spread(low, high, min(LEVELS, most))[1:-1]
+        between = spread(low, high, min(LEVELS, max_levels))[1:-1]
         return (low,) if low == high else (low, *map(float, between), high)
     count = round((high - low) / step) + 1
-    places = np.arange(count)
-    if count > min(MOST_LEVELS, most):
-        evenly = spread(low, high, min(MOST_LEVELS, most)) - low
-        places = np.unique(np.round(evenly / step).astype(np.int64))
-    return tuple(min(high, low + int(place) * step) for place in places)
+    multiples = np.arange(count)
+    if count > min(MOST_LEVELS, max_levels):
+        evenly = spread(low, high, min(MOST_LEVELS, max_levels)) - low
+        multiples = np.unique(np.round(evenly / step).astype(np.int64))
+    return tuple(min(high, low + int(multiple) * step) for multiple in multiples)
 
 
 def _places(levels: tuple[Any, ...]) -> tuple[int | float, ...]:

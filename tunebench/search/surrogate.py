@@ -82,16 +82,16 @@ class Coordinates:
             figures: Derived quantities, such as the number of threads: one non-negative number per row. Each
                 that varies becomes a column of `place`.
         """
-        places, choices, count = [], [], 0
+        scaled, choices, count = [], [], 0
         for parameter, ordinals in zip(table.space.parameters, table.ordinals.T, strict=True):
             if np.any(ordinals != ordinals[:1]):
-                places.append(_between(_numbers(parameter.values)[ordinals]))
+                scaled.append(_between(_numbers(parameter.values)[ordinals]))
                 choices.append(ordinals + count)
                 count += len(parameter.values)
-        places += [_between(figure) for figure in figures.values() if np.ptp(figure)]
-        place = np.array(places, np.float32).reshape(-1, len(table))
+        scaled += [_between(figure) for figure in figures.values() if np.ptp(figure)]
+        coordinates = np.array(scaled, np.float32).reshape(-1, len(table))
         choice = np.array(choices, np.int32).reshape(-1, len(table))
-        return cls(place.T.copy(), choice.T.copy(), count)
+        return cls(coordinates.T.copy(), choice.T.copy(), count)
 
 
 def _numbers(values: tuple[Any, ...]) -> Array:
@@ -102,8 +102,8 @@ def _numbers(values: tuple[Any, ...]) -> Array:
 
 def _between(values: Array) -> Array:
     """Return values scaled to 0 to 1, by logarithm if all are positive."""
-    places = np.log(values) if values.min() > 0 else values
-    scaled: Array = (places - places.min()) / np.ptp(places)
+    spread = np.log(values) if values.min() > 0 else values
+    scaled: Array = (spread - spread.min()) / np.ptp(spread)
     return scaled
 
 
@@ -246,8 +246,8 @@ class GaussianProcess:
             LinAlgError: if the covariance is not positive definite.
         """
         count, share = len(standard), scales.share
-        place = self._seen.place.astype(np.float64) / scales.lengths
-        distance = _distance(place, place)
+        coordinates = self._seen.place.astype(np.float64) / scales.lengths
+        distance = _distance(coordinates, coordinates)
         near, same = _matern(distance), np.exp(-scales.decay * differing)
         covariance = share * near + (1 - share) * same
         covariance[np.diag_indices(count)] += LEAST_NOISE + scales.noise
@@ -266,7 +266,9 @@ class GaussianProcess:
         gradient = np.empty(len(scales.logs))
         # By the logarithm of each length: the sum over pairs of steep * (difference of places) ** 2, without
         # a matrix for each column.
-        gradient[:-3] = 2 * (np.square(place).T @ steep.sum(axis=1) - (place * (steep @ place)).sum(axis=0))
+        gradient[:-3] = 2 * (
+            np.square(coordinates).T @ steep.sum(axis=1) - (coordinates * (steep @ coordinates)).sum(axis=0)
+        )
         gradient[-3] = share * (1 - share) * float((slope * (near - same)).sum())
         gradient[-2] = scales.noise * float(np.trace(slope))
         gradient[-1] = (share - 1) * scales.decay * float((slope * same * differing).sum())

@@ -92,17 +92,17 @@ class SurrogateSampler(TableSampler):
             return self._first(begun)
         # The last model has no times of other devices.
         doubt = len(begun) >= DESIGN and len(begun) % DOUBTED == 0
-        view, places = self._models[-1 if doubt else 0], self._coordinates
+        view, coordinates = self._models[-1 if doubt else 0], self._coordinates
         rows, costs = _most_informative(seen.rows, seen.costs)
         costs = costs - view.expected[rows]
         costs = np.where(np.isfinite(costs), costs, np.nanmax(costs))  # failures count as the slowest
-        view.process.fit(places.take(rows), costs, steps=STEPS)
+        view.process.fit(coordinates.take(rows), costs, steps=STEPS)
         if len(seen.running):  # they are taken to come out as believed, so that others are tried meanwhile
-            predicted = view.process.predict(places.take(seen.running)).mean
+            predicted = view.process.predict(coordinates.take(seen.running)).mean
             rows, costs = np.concatenate([rows, seen.running]), np.concatenate([costs, predicted])
-            view.process.fit(places.take(rows), costs, steps=0)
+            view.process.fit(coordinates.take(rows), costs, steps=0)
         candidates = self._candidates(rows[np.argsort(costs + view.expected[rows])[:3]])
-        posterior = view.process.predict(places.take(candidates))
+        posterior = view.process.predict(coordinates.take(candidates))
         # The process models the difference from the expected cost, so the incumbent is shifted by it for each
         # candidate.
         least = float(np.nanmin(seen.costs)) - view.expected[candidates]
@@ -134,8 +134,8 @@ class SurrogateSampler(TableSampler):
                 self._finished[trial.number] = None if row is None else (row, _value(trial))
             elif row is not None:
                 running.append(row)
-        known = [entry for entry in self._finished.values() if entry is not None]
-        rows, values = zip(*known, strict=True) if known else ((), ())
+        entries = [entry for entry in self._finished.values() if entry is not None]
+        rows, values = zip(*entries, strict=True) if entries else ((), ())
         costs = _costs(np.array(values, float), study.direction)
         return _StudyHistory(np.array(rows, int), costs, np.array(running, int))
 
@@ -155,14 +155,14 @@ class SurrogateSampler(TableSampler):
         if len(rows) <= CANDIDATES:
             return rows
         near = self._rng.permutation(self._near(best))[: CANDIDATES // 2]
-        others = self._rng.choice(rows, CANDIDATES - len(near))
-        candidates: Array = np.unique(np.concatenate([near, others]))
+        random_rows = self._rng.choice(rows, CANDIDATES - len(near))
+        candidates: Array = np.unique(np.concatenate([near, random_rows]))
         return candidates
 
     def _near(self, best: Array) -> Array:
         """Return the open rows that differ from a best row in one or two parameters, by at most `REACH`."""
         counts = np.array([len(parameter.values) for parameter in self.table.space.parameters])
-        found = []
+        neighbours = []
         for centre in self.table.ordinals[best].astype(np.int64):
             values = [
                 np.arange(max(0, k - REACH), min(count, k + REACH + 1))
@@ -175,8 +175,8 @@ class SurrogateSampler(TableSampler):
                     changed = np.tile(centre, (len(values[i]), len(values[j]), 1))
                     changed[:, :, i] = values[i][:, None]
                     changed[:, :, j] = values[j]
-                    found.append(changed.reshape(-1, len(centre)))
-        rows = np.unique(self.table.find(np.concatenate(found)))
+                    neighbours.append(changed.reshape(-1, len(centre)))
+        rows = np.unique(self.table.find(np.concatenate(neighbours)))
         rows = rows[rows >= 0]
         near: Array = rows[self.open[rows]]
         return near
@@ -218,5 +218,5 @@ def _most_informative(rows: Array, costs: Array) -> tuple[Array, Array]:
     order = np.argsort(costs)  # NaN last
     best = order[: MOST_OBSERVED // 2]
     latest = np.sort(order[MOST_OBSERVED // 2 :])[-(MOST_OBSERVED - len(best)) :]
-    kept = np.concatenate([best, latest])
-    return rows[kept], costs[kept]
+    chosen = np.concatenate([best, latest])
+    return rows[chosen], costs[chosen]

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 __all__ = ["SAMPLERS", "Proposal", "VariantSearch"]
 
 SAMPLERS: dict[str, Callable[[Prospects, int], BaseSampler]] = {
-    "bound": lambda known, seed: BoundSampler(known, seed=seed),
-    "random": lambda known, seed: RandomTableSampler(known, seed=seed),
-    "surrogate": lambda known, seed: SurrogateSampler(known, seed=seed),
-    "tpe": lambda known, seed: TPESampler(seed=seed, multivariate=True, constant_liar=True),
+    "bound": lambda prospects, seed: BoundSampler(prospects, seed=seed),
+    "random": lambda prospects, seed: RandomTableSampler(prospects, seed=seed),
+    "surrogate": lambda prospects, seed: SurrogateSampler(prospects, seed=seed),
+    "tpe": lambda prospects, seed: TPESampler(seed=seed, multivariate=True, constant_liar=True),
 }
 """Registry of the samplers by name; each is made from prospects and a seed."""
 
@@ -97,9 +97,9 @@ class VariantSearch:
         self.trusted = True
         self.sampler = SAMPLERS[sampler](prospects, seed)
         self._own = isinstance(self.sampler, TableSampler)
-        own = self.sampler.open if isinstance(self.sampler, TableSampler) else None
+        sampler_open = self.sampler.open if isinstance(self.sampler, TableSampler) else None
         # The same array as the sampler's: rows that are closed here are closed there.
-        self.open = np.ones(len(self.table), bool) if own is None else own
+        self.open = np.ones(len(self.table), bool) if sampler_open is None else sampler_open
         self.study: Study = _quiet_study(self.sampler)
         self._distributions = dict(StudySpace.of_table(self.table).distributions)
         self._masked = np.zeros(len(self.table), bool)
@@ -218,8 +218,8 @@ class VariantSearch:
 
     def _ask(self) -> tuple[int, Trial]:
         if self._reopened:
-            again = self._reopened.pop()
-            return again, self._enqueued(again)
+            reopened = self._reopened.pop()
+            return reopened, self._enqueued(reopened)
         while self._first:
             row = self.table.row(self._first.pop(0))
             if row is not None and self.open[row]:
@@ -234,10 +234,10 @@ class VariantSearch:
 
     def _nearest_open(self, params: dict[str, Any]) -> int:
         """Return the open row nearest to the proposal of a sampler that does not know the table."""
-        wanted = np.array(self.table.space.ordinals(params))
+        proposed = np.array(self.table.space.ordinals(params))
         spans = np.maximum(1, [len(p.values) - 1 for p in self.table.space.parameters])
         rows = np.flatnonzero(self.open)
-        distance = (np.abs(self.table.ordinals[rows] - wanted) / spans).sum(axis=1)
+        distance = (np.abs(self.table.ordinals[rows] - proposed) / spans).sum(axis=1)
         return int(rows[int(np.argmin(distance))])
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:

@@ -99,10 +99,10 @@ def tune(
     """
     plan = plan or Plan()
     names = _names(plan)
-    one = WeightedWorkload(workload=parse(workload) if isinstance(workload, str) else workload)
-    find = functools.partial(one.find_variants, plan=plan, names=names)
-    with _setup([one], device, db, plan, find) as (setup, start):
-        return tune_one(setup, one, start, watcher or _ignore)
+    weighted = WeightedWorkload(workload=parse(workload) if isinstance(workload, str) else workload)
+    find = functools.partial(weighted.find_variants, plan=plan, names=names)
+    with _setup([weighted], device, db, plan, find) as (setup, start):
+        return tune_one(setup, weighted, start, watcher or _ignore)
 
 
 def repeat(run: str, *, db: str | Path | None = None, watcher: ProgressCallback | None = None) -> Report:
@@ -153,20 +153,20 @@ def tune_all(
     plan = plan or Plan()
     names = _names(plan)
     listed = (WeightedWorkload(workload=workload) for workload in workloads)
-    known = list(listed if plan.cluster is not None else itertools.islice(listed, 1))
+    first = list(listed if plan.cluster is not None else itertools.islice(listed, 1))
 
     def find(target: TuningTarget, *, compilable: bool) -> None:
-        for one in known:
-            one.find_variants(target, plan, names, compilable=compilable)
+        for weighted in first:
+            weighted.find_variants(target, plan, names, compilable=compilable)
 
     def on_progress(progress: Progress) -> None:
         if watcher is not None:
-            watcher(one.workload, progress)
+            watcher(weighted.workload, progress)
 
-    with _setup(known, device, db, plan, find) as (setup, start):
-        for one in itertools.chain(known, listed):
-            one.find_variants(setup.target, plan, names)
-            report = tune_one(setup, one, start, on_progress)
+    with _setup(first, device, db, plan, find) as (setup, start):
+        for weighted in itertools.chain(first, listed):
+            weighted.find_variants(setup.target, plan, names)
+            report = tune_one(setup, weighted, start, on_progress)
             yield report
             if report.interrupted:
                 return
@@ -209,21 +209,21 @@ def tune_devices(
         limit_user_code(user_code_limit_s(plan)),
         open_cluster(plan, devices) as cluster,
     ):
-        wanted = {target.device.key: target for target in targets(cluster, devices)}
-        ones = {key: WeightedWorkload(workload=parsed) for key in wanted}
-        for key, one in ones.items():
-            one.find_variants(wanted[key], plan, names, compilable=False)
-        setups = {key: worker_setup_of(wanted[key], plan, ones[key].variants) for key in wanted}
+        by_device = {target.device.key: target for target in targets(cluster, devices)}
+        workloads = {key: WeightedWorkload(workload=parsed) for key in by_device}
+        for key, weighted in workloads.items():
+            weighted.find_variants(by_device[key], plan, names, compilable=False)
+        setups = {key: worker_setup_of(by_device[key], plan, workloads[key].variants) for key in by_device}
         executors = cluster.executors(setups)
 
         def run(key: str) -> Report:
             with open_store(db) as store, executors[key] as executor:
-                setup = TuningSetup(target=wanted[key], plan=plan, store=store)
-                return tune_one(setup, ones[key], lambda: executor, watcher or _ignore)
+                setup = TuningSetup(target=by_device[key], plan=plan, store=store)
+                return tune_one(setup, workloads[key], lambda: executor, watcher or _ignore)
 
-        runs = {key: functools.partial(run, key) for key in wanted}
+        runs = {key: functools.partial(run, key) for key in by_device}
         if len(runs) == 1:
-            return [one() for one in runs.values()]
+            return [run_only() for run_only in runs.values()]
         return side_by_side(runs, executors)
 
 
@@ -351,11 +351,11 @@ def _setup(
             executor: StartExecutor = functools.partial(start_workers, target, plan)
         else:
             cluster = stack.enter_context(open_cluster(plan, [device]))
-            [target, *others] = targets(cluster, [device])
-            if others:
+            [target, *surplus] = targets(cluster, [device])
+            if surplus:
                 raise InputError("several workloads are tuned for one device at a time: name it by --device")
             find(target, compilable=False)
-            variants = [found for one in workloads for found in one.variants]
+            variants = [tunable for weighted in workloads for tunable in weighted.variants]
             executors = cluster.executors({target.device.key: worker_setup_of(target, plan, variants)})
             executor = functools.partial(executors.__getitem__, target.device.key)
         store = stack.enter_context(open_store(db))

@@ -61,8 +61,12 @@ class BaselineRounds:
             self.failure = f"baselines could not be timed: {type(error).__name__}: {error}"
             return
         if isinstance(answer, list):
-            self.rounds.append({one.name: one for one in answer if isinstance(one, Baseline)})
-            self.failed |= {one.name: one.reason for one in answer if isinstance(one, BaselineFailed)}
+            self.rounds.append(
+                {baseline.name: baseline for baseline in answer if isinstance(baseline, Baseline)}
+            )
+            self.failed |= {
+                failed.name: failed.reason for failed in answer if isinstance(failed, BaselineFailed)
+            }
         else:
             self.failure = f"baselines could not be timed: {answer.reason}"
 

@@ -76,18 +76,19 @@ def choose_config(
         LookupMiss: if only variants were measured whose files are not loaded.
     """
     names = () if variant is None else (variant,)
-    found, _ = find_variants(workload, device, names, compilable=compilable)
+    tunables, _ = find_variants(workload, device, names, compilable=compilable)
     if config is not None:
-        if len(found) > 1:
-            known = ", ".join(one.variant.name for one in found)
-            raise InputError(f"name the variant of the configuration, one of: {known}")
-        point = found[0].variant.space.parse(config)
-        return _predicted(found[0], workload, point, "asked for")
-    key = found[0].variant.key if variant is not None else None
+        if len(tunables) > 1:
+            names_found = ", ".join(tunable.variant.name for tunable in tunables)
+            raise InputError(f"name the variant of the configuration, one of: {names_found}")
+        point = tunables[0].variant.space.parse(config)
+        return _predicted(tunables[0], workload, point, "asked for")
+    key = tunables[0].variant.key if variant is not None else None
     answer = recorded(workload, device=device, db=db, variant=key)
     if answer is None:
         defaults = [
-            _predicted(one, workload, one.variant.default(workload, device), "default") for one in found
+            _predicted(tunable, workload, tunable.variant.default(workload, device), "default")
+            for tunable in tunables
         ]
         return min(defaults, key=lambda choice: choice.expected_us)
     best = find_variant(answer.variant)
@@ -104,17 +105,17 @@ def choose_config(
     )
 
 
-def _predicted(one: TunableVariant, workload: Workload, config: Config, why: Why) -> ChosenConfig:
+def _predicted(tunable: TunableVariant, workload: Workload, config: Config, why: Why) -> ChosenConfig:
     """Return a configuration with its predicted time."""
-    valid = one.variant.space.check(config, workload=workload, device=one.device)
-    row = one.table.row(valid)
+    valid = tunable.variant.space.check(config, workload=workload, device=tunable.device)
+    row = tunable.table.row(valid)
     assert row is not None, valid
     return ChosenConfig(
         workload=workload,
-        device=one.device,
-        variant=one.variant,
+        device=tunable.device,
+        variant=tunable.variant,
         config=valid,
         why=why,
-        expected_us=one.predicted_us(row),
+        expected_us=tunable.predicted_us(row),
         how="predicted",
     )

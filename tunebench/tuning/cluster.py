@@ -32,12 +32,12 @@ PROCESSORS = ("x86_64", "aarch64", "arm64")
 EVERY = "all"
 
 
-def open_cluster(plan: Plan, wanted: Sequence[Wanted]) -> Cluster:
+def open_cluster(plan: Plan, selectors: Sequence[Wanted]) -> Cluster:
     """Connect to the cluster of a plan, and list the devices of its workers.
 
     Args:
         plan: The tuning plan.
-        wanted: The devices to tune on; ``"all"`` for every device of the cluster.
+        selectors: The devices to tune on; ``"all"`` for every device of the cluster.
 
     Raises:
         InputError: if the address is invalid, or the plan is for an absent device.
@@ -46,13 +46,15 @@ def open_cluster(plan: Plan, wanted: Sequence[Wanted]) -> Cluster:
     """
     assert plan.cluster is not None
     check_address(plan.cluster)
-    if plan.offline or "offline" in wanted:
+    if plan.offline or "offline" in selectors:
         raise InputError("a cluster measures on its own devices: --cluster excludes --device offline")
-    kinds = {_kind(one) for one in wanted}
-    named = [one for one in wanted if one is not None and one not in (*OF_KIND, EVERY)]
+    kinds = {_kind(selector) for selector in selectors}
+    named = [selector for selector in selectors if selector is not None and selector not in (*OF_KIND, EVERY)]
     asked = frozenset[str]()
-    if len(named) == len(wanted):  # otherwise every node may have a wanted device
-        asked = asked.union(*(labels(one.key if isinstance(one, Device) else one) for one in named))
+    if len(named) == len(selectors):  # otherwise every node may have a wanted device
+        asked = asked.union(
+            *(labels(selector.key if isinstance(selector, Device) else selector) for selector in named)
+        )
     cluster = Cluster(
         WorkerRequest(address=plan.cluster, kind=kinds.pop() if len(kinds) == 1 else None, labels=asked)
     )
@@ -63,55 +65,57 @@ def open_cluster(plan: Plan, wanted: Sequence[Wanted]) -> Cluster:
     return cluster
 
 
-def _kind(wanted: Wanted) -> Kind | None:
-    if isinstance(wanted, Device):
-        return wanted.kind
-    if wanted is None or wanted == EVERY:
+def _kind(selector: Wanted) -> Kind | None:
+    if isinstance(selector, Device):
+        return selector.kind
+    if selector is None or selector == EVERY:
         return None
-    if wanted == "cuda" or architecture_name(wanted).startswith("sm_") or products_named(wanted):
+    if selector == "cuda" or architecture_name(selector).startswith("sm_") or products_named(selector):
         return "gpu"
-    return "cpu" if wanted == "cpu" or wanted.startswith(PROCESSORS) else None
+    return "cpu" if selector == "cpu" or selector.startswith(PROCESSORS) else None
 
 
-def targets(cluster: Cluster, wanted: Sequence[Wanted]) -> list[TuningTarget]:
+def targets(cluster: Cluster, selectors: Sequence[Wanted]) -> list[TuningTarget]:
     """Return the wanted devices of a cluster, each once.
 
     Raises:
         InputError: if one is missing or ambiguous; the message lists the devices of the cluster.
     """
-    found = cluster.devices if EVERY in wanted else [_the_one(cluster, one) for one in wanted]
-    unique = {device.key: device for device in found}
+    chosen = (
+        cluster.devices if EVERY in selectors else [_the_one(cluster, selector) for selector in selectors]
+    )
+    unique = {device.key: device for device in chosen}
     return [
         TuningTarget(device=device, runner="cpu" if device.kind == "cpu" else "cuda")
         for device in unique.values()
     ]
 
 
-def _the_one(cluster: Cluster, wanted: Wanted) -> Device:
-    fitting = [device for device in cluster.devices if _fits(device, wanted)]
+def _the_one(cluster: Cluster, selector: Wanted) -> Device:
+    fitting = [device for device in cluster.devices if _fits(device, selector)]
     if len(fitting) == 1:
         return fitting[0]
-    there = ", ".join(sorted(device.key for device in fitting or cluster.devices))
-    name = wanted.key if isinstance(wanted, Device) else wanted
+    available = ", ".join(sorted(device.key for device in fitting or cluster.devices))
+    name = selector.key if isinstance(selector, Device) else selector
     if fitting:
         raise InputError(
-            f"the cluster has several such devices: {there}; name one by --device, or use --arch all"
+            f"the cluster has several such devices: {available}; name one by --device, or use --arch all"
         )
-    others = "".join(f"; {reason}" for reason in cluster.refused)
-    raise InputError(f"the cluster at {cluster.address} has no {name}; it has {there}{others}")
+    refusals = "".join(f"; {reason}" for reason in cluster.refused)
+    raise InputError(f"the cluster at {cluster.address} has no {name}; it has {available}{refusals}")
 
 
-def _fits(device: Device, wanted: Wanted) -> bool:
-    if isinstance(wanted, Device):
-        return device.key == wanted.key
-    if wanted is None:
+def _fits(device: Device, selector: Wanted) -> bool:
+    if isinstance(selector, Device):
+        return device.key == selector.key
+    if selector is None:
         return True
-    return selects(wanted, device.key) or OF_KIND.get(wanted) == device.kind
+    return selects(selector, device.key) or OF_KIND.get(selector) == device.kind
 
 
 def worker_setup_of(target: TuningTarget, plan: Plan, variants: Sequence[TunableVariant]) -> WorkerSetup:
     """Return the setup of the workers of a device."""
-    languages = tuple(sorted({one.variant.language for one in variants}))
+    languages = tuple(sorted({tunable.variant.language for tunable in variants}))
     files = {path: Path(path).read_text(encoding="utf-8") for path in loaded_files()}
     return worker_setup(functools.partial(start_on_worker, target, plan, languages), files)
 

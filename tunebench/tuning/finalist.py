@@ -134,24 +134,24 @@ class TimedConfig:
         conditions_of_rounds = [getattr(result.outcome, "conditions", {}) for result in self.rounds.values()]
         return [conditions[name] for conditions in conditions_of_rounds if name in conditions]
 
-    def against(self, other: TimedConfig) -> Comparison | None:
+    def against(self, rival: TimedConfig) -> Comparison | None:
         """Compare with another configuration by their common rounds; None if there are none."""
-        common = [number for number in self.rounds if number in other.rounds]
+        common = [number for number in self.rounds if number in rival.rounds]
         if not common:
             return None
-        return compare([self.samples_us(n) for n in common], [other.samples_us(n) for n in common])
+        return compare([self.samples_us(n) for n in common], [rival.samples_us(n) for n in common])
 
-    def tied(self, other: TimedConfig) -> bool:
+    def tied(self, rival: TimedConfig) -> bool:
         """Return whether neither is faster beyond noise: by common rounds, else by overlapping intervals."""
-        comparison = self.against(other)
+        comparison = self.against(rival)
         if comparison is not None:
             return comparison.tied
-        mine, theirs = self.median()[1], other.median()[1]
+        mine, theirs = self.median()[1], rival.median()[1]
         return mine is not None and theirs is not None and mine[0] <= theirs[1] and theirs[0] <= mine[1]
 
-    def beats(self, other: TimedConfig) -> bool:
+    def beats(self, rival: TimedConfig) -> bool:
         """Return whether this configuration is faster beyond noise."""
-        return self.median()[0] < other.median()[0] and not self.tied(other)
+        return self.median()[0] < rival.median()[0] and not self.tied(rival)
 
 
 def pick_finalists(
@@ -202,18 +202,24 @@ def select_best(timed: Sequence[TimedConfig]) -> FinalSelection | None:
     `answer_v1` applies the same rule to lookups.
     """
     defaults = _defaults(timed)
-    eligible = [one for one in timed if _verdict(one, defaults) != "not faster"]
+    eligible = [candidate for candidate in timed if _verdict(candidate, defaults) != "not faster"]
     best = min(eligible, key=_rank, default=None)
     if best is None:
         return None
-    others = sorted((one for one in timed if one is not best), key=lambda one: one.median()[0])
+    by_time = sorted(
+        (candidate for candidate in timed if candidate is not best),
+        key=lambda candidate: candidate.median()[0],
+    )
     default = defaults.get(id(best.search))
-    rivals = {"default": default if default is not best else None, "runner_up": others[0] if others else None}
+    rivals = {
+        "default": default if default is not best else None,
+        "runner_up": by_time[0] if by_time else None,
+    }
     compared = {name: comparison_with(best, rival) for name, rival in rivals.items() if rival is not None}
     return FinalSelection(
         best=best,
         default=default,
-        versus={name: found for name, found in compared.items() if found is not None},
+        versus={name: comparison for name, comparison in compared.items() if comparison is not None},
     )
 
 

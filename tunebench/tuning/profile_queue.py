@@ -40,8 +40,8 @@ def tune_profile(
         on_progress(dataclasses.replace(progress, index=len(results) + 1, count=count))
 
     try:
-        for one in queue.workloads(until):
-            report = tune_one(setup, one, start, number, until)
+        for weighted in queue.workloads(until):
+            report = tune_one(setup, weighted, start, number, until)
             results.append(queue.pop(report, limited=until is not None))
             interrupted = report.interrupted
             if interrupted:
@@ -122,13 +122,13 @@ class _ProfileQueue:
         """
         while self._heap and (until is None or time.monotonic() < until):
             _, number, is_saving = self._heap[0]
-            demand, one = self._demands[number], self._workloads[number]
+            demand, weighted = self._demands[number], self._workloads[number]
             if is_saving:
-                one.find_variants(self._setup.target, self._setup.plan, ())
-                yield one
+                weighted.find_variants(self._setup.target, self._setup.plan, ())
+                yield weighted
                 continue
             try:
-                saving_us = self._saving_us(demand, one.workload)
+                saving_us = self._saving_us(demand, weighted.workload)
                 heapq.heapreplace(self._heap, (-saving_us, number, True))
             except InputError as error:
                 self._settled.append(_result(demand, "unsuited", str(error)))
@@ -155,14 +155,14 @@ class _ProfileQueue:
             InputError: if no variant supports the workload.
         """
         # Some data of a program is in caches, an unknown part: assume all of it, for a sound bound.
-        found, _ = find_variants(workload, self._setup.target.device, cache="warm")
-        floor_us = min(float(one.bounds.us.min()) for one in found)
+        tunables, _ = find_variants(workload, self._setup.target.device, cache="warm")
+        floor_us = min(float(tunable.bounds.us.min()) for tunable in tunables)
         return max(0.0, demand.time_us - demand.calls * floor_us)
 
     def rest(self) -> list[WorkloadResult]:
         """Return the workloads that were not tuned, the most recorded time first."""
-        left = [_result(self._demands[number], "left") for _, number, _ in self._heap]
-        return sorted((*self._settled, *left), key=lambda result: -result.recorded_us)
+        untuned = [_result(self._demands[number], "left") for _, number, _ in self._heap]
+        return sorted((*self._settled, *untuned), key=lambda result: -result.recorded_us)
 
 
 def _current(entry: Record, workload: Workload) -> bool:

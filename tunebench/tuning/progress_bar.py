@@ -91,8 +91,8 @@ def _step(progress: Progress, *, several: bool) -> tuple[str, int, int]:
             progress.trials_done,
             progress.trials_total,
         )
-    place = f"{progress.index}/{progress.count} {progress.workload} " if progress.count else ""
-    return f"{device}{place}{progress.phase}", progress.done, progress.total
+    position = f"{progress.index}/{progress.count} {progress.workload} " if progress.count else ""
+    return f"{device}{position}{progress.phase}", progress.done, progress.total
 
 
 def _note(progress: Progress) -> str:

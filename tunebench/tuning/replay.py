@@ -126,15 +126,15 @@ class Space:
             table=table,
             bounds_us=self.bounds.us if self.bounds is not None else nothing,
             figures=self.costs.figures(len(table)) if self.costs is not None else {},
-            elsewhere_us=tuple(_times_of(self.recording, other) for other in elsewhere),
+            elsewhere_us=tuple(_times_of(self.recording, space) for space in elsewhere),
         )
 
 
-def _times_of(recording: RecordedSpace, other: RecordedSpace) -> NDArray[np.float64]:
+def _times_of(recording: RecordedSpace, space: RecordedSpace) -> NDArray[np.float64]:
     """Return the times of configurations in another recording: infinite for a failure, NaN if unknown."""
-    rows = other.table.rows_of(recording.table)
-    there = np.where(np.isnan(other.times_us), np.inf, other.times_us)
-    return np.where(rows >= 0, there[rows], np.nan)
+    rows = space.table.rows_of(recording.table)
+    times_us = np.where(np.isnan(space.times_us), np.inf, space.times_us)
+    return np.where(rows >= 0, times_us[rows], np.nan)
 
 
 def _local(name: str) -> Device | None:

@@ -280,7 +280,7 @@ class Report:
         data = dataclasses.asdict(self)
         data["config"] = dict(self.config) if self.config is not None else None
         for name in ("ties", "violations", "failures"):
-            data[name] = [{**one, "config": dict(one["config"])} for one in data[name]]
+            data[name] = [{**entry, "config": dict(entry["config"])} for entry in data[name]]
         data["optimality_proof"] = (
             self.optimality_proof.to_json() if self.optimality_proof is not None else None
         )

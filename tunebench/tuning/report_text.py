@@ -154,12 +154,12 @@ def _skipped_lines(skipped: Mapping[str, str]) -> Iterator[str]:
 
 
 def _comparison(report: Report, best_us: float) -> Iterator[tuple[object, ...]]:
-    how = "predicted, not measured" if report.how == "predicted" else "measured"
-    ends = report.ci_us or report.interval_us
-    interval = f" [{time_of(ends[0])}, {time_of(ends[1])}]" if ends else ""
+    origin = "predicted, not measured" if report.how == "predicted" else "measured"
+    bounds = report.ci_us or report.interval_us
+    interval = f" [{time_of(bounds[0])}, {time_of(bounds[1])}]" if bounds else ""
     earlier = " by an earlier search" if report.is_earlier else ""
     yield (
-        f"best ({how}{earlier}{', the default' if report.is_default else ''})",
+        f"best ({origin}{earlier}{', the default' if report.is_default else ''})",
         f"{time_of(best_us)}{interval}",
         None,
         None,
@@ -290,15 +290,17 @@ def render_summary(summary: TuningSummary, to: Console) -> None:
 
 def _render_profile(summary: TuningSummary, to: Console) -> None:
     to.print(f"profile of {summary.device}", soft_wrap=True)
-    tuned, known, left = summary.of("tuned"), summary.of("known"), summary.of("left")
+    tuned, recorded, untuned = summary.of("tuned"), summary.of("known"), summary.of("left")
     if tuned:
         to.print(table(*_PROFILE, rows=(_profile_row(result, summary.recorded_us) for result in tuned)))
-    if known:
-        to.print(f"  known    {len(known)} tuned before with the current sources; --retune tunes them again")
+    if recorded:
+        to.print(
+            f"  known    {len(recorded)} tuned before with the current sources; --retune tunes them again"
+        )
     for result in summary.of("unsuited"):
         to.print(f"  unsuited {result.workload}: {result.reason}", soft_wrap=True)
-    if left:
-        to.print(f"  left     {len(left)}; the same command resumes with them")
+    if untuned:
+        to.print(f"  left     {len(untuned)}; the same command resumes with them")
     to.print(f"  covered  {100 * summary.covered:.1f} % of {time_of(summary.recorded_us)} recorded")
 
 
@@ -315,10 +317,10 @@ def _render_suite(summary: TuningSummary, to: Console) -> None:
     if timed:
         to.print(table(*_SUITE, rows=map(_suite_row, timed)))
         speedup = f", speedup {summary.before_us / summary.after_us:.2f}x" if summary.after_us else ""
-        how = " (predicted)" if summary.how == "predicted" else ""
+        predicted = " (predicted)" if summary.how == "predicted" else ""
         before, after = time_of(summary.before_us), time_of(summary.after_us)
-        to.print(f"  model    {before} before, {after} after{speedup}{how}")
-    for result in (*summary.without, *(one for one in timed if one.reason)):
+        to.print(f"  model    {before} before, {after} after{speedup}{predicted}")
+    for result in (*summary.without, *(result for result in timed if result.reason)):
         missing = "no configuration succeeded" if result.state == "failed" else "not tuned yet"
         to.print(f"  {result.state:<8} {result.workload}: {result.reason or missing}", soft_wrap=True)
     to.print(f"  trials   {summary.trials} of {summary.total}{_why_fewer(summary)}")

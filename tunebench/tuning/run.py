@@ -75,7 +75,7 @@ StartExecutor = Callable[[], WorkerExecutor[Task]]
 
 def tune_one(
     setup: TuningSetup,
-    one: WeightedWorkload,
+    weighted: WeightedWorkload,
     start: StartExecutor,
     on_progress: ProgressCallback,
     until: float | None = None,
@@ -84,12 +84,12 @@ def tune_one(
 
     Args:
         setup: Device, plan and database.
-        one: The workload, whose variants are found.
+        weighted: The workload, whose variants are found.
         start: Starts the executor; called once the workload is prepared.
         on_progress: Called after every trial.
         until: Reading of `time.monotonic` at which the search ends; None applies `Plan.minutes`.
     """
-    context = prepare(setup, one, on_progress, until or deadline(setup.plan))
+    context = prepare(setup, weighted, on_progress, until or deadline(setup.plan))
     executor = start()
     search(context, executor)
     if not context.state.interrupted and not setup.predicts:
@@ -102,7 +102,7 @@ def tune_one(
 
 def prepare(
     setup: TuningSetup,
-    one: WeightedWorkload,
+    weighted: WeightedWorkload,
     on_progress: ProgressCallback,
     until: float | None = None,
 ) -> RunContext:
@@ -110,11 +110,11 @@ def prepare(
 
     Args:
         setup: Device, plan and database.
-        one: The workload, whose variants are found.
+        weighted: The workload, whose variants are found.
         on_progress: Called after every trial.
         until: Reading of `time.monotonic` at which the search stops; None has no limit.
     """
-    workload, tunable = one.workload, one.variants
+    workload, tunable = weighted.workload, weighted.variants
     plan, device = setup.plan, setup.target.device
     by_key = {searched.variant.key: searched for searched in tunable}
     policy = RetryPolicy(notify=lambda line: context.report_waiting(line))
@@ -124,7 +124,7 @@ def prepare(
         setup=setup,
         workload=workload,
         variants=by_key,
-        skipped=one.skipped,
+        skipped=weighted.skipped,
         defaults={key: searched.variant.default(workload, device) for key, searched in by_key.items()},
         searches=[],
         warm={},
@@ -161,7 +161,7 @@ def _warm_starts(context: RunContext) -> dict[str, WarmStart]:
         context.setup.store,
         context.workload,
         context.setup.target.device,
-        {key: one.table for key, one in context.variants.items()},
+        {key: tunable.table for key, tunable in context.variants.items()},
         cache=plan.protocol.cache,
         learns=plan.sampler == "surrogate" or plan.learned_pruner,
     )
@@ -298,17 +298,17 @@ def _interruptible(context: RunContext, executor: WorkerExecutor[Task]) -> Itera
 
 
 def _task(
-    context: RunContext, one: Proposal | TimedConfig, *, prune: bool = False, thorough: bool = False
+    context: RunContext, candidate: Proposal | TimedConfig, *, prune: bool = False, thorough: bool = False
 ) -> Task:
-    tunable = context.variants[one.search.key]
+    tunable = context.variants[candidate.search.key]
     return Task(
         variant=tunable.variant,
         workload=context.workload,
-        config=one.config,
+        config=candidate.config,
         device=context.setup.target.device,
         seed=context.setup.plan.seed + context.budget.done,
-        predicted_us=tunable.predicted_us(one.row),
-        interval_us=tunable.interval_us(one.row),
+        predicted_us=tunable.predicted_us(candidate.row),
+        interval_us=tunable.interval_us(candidate.row),
         prune=prune,
         thorough=thorough,
     )

@@ -123,10 +123,10 @@ def _complete(stored: Mapping[str, Any]) -> dict[str, Any]:
     return {**defaults, **stored, "protocol": {**defaults["protocol"], **stored.get("protocol", {})}}
 
 
-def is_same_search(options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+def is_same_search(options: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
     """Return whether a run with one set of stored options may resume one with the other."""
-    options, others = _complete(options), _complete(others)
-    return all(options[name] == others[name] for name, option in RUN_OPTIONS.items() if not option.resumes)
+    options, stored = _complete(options), _complete(stored)
+    return all(options[name] == stored[name] for name, option in RUN_OPTIONS.items() if not option.resumes)
 
 
 def changed_options(options: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> str:

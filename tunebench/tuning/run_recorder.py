@@ -129,19 +129,22 @@ class RunRecorder:
 
         They are durable when this returns.
         """
-        self._efforts += [each.result.effort for each in results]
+        self._efforts += [measurement.result.effort for measurement in results]
         measurements = [
-            dataclasses.replace(each, result=self._with_file(each), seed=self._plan.seed) for each in results
+            dataclasses.replace(measurement, result=self._with_file(measurement), seed=self._plan.seed)
+            for measurement in results
         ]
         self.store.record_together(measurements, run_id=self._run_id)
 
-    def _with_file(self, each: NewMeasurement) -> Result:
+    def _with_file(self, measurement: NewMeasurement) -> Result:
         """Return a result; a time of a user's variant names its file, which a lookup needs."""
-        outcome, file = each.result.outcome, file_of(self._variants[each.key.variant])
+        outcome, file = measurement.result.outcome, file_of(self._variants[measurement.key.variant])
         if file is None or not isinstance(outcome, Measured):
-            return each.result
+            return measurement.result
         conditions = {**outcome.conditions, VARIANT_FILE: file}
-        return dataclasses.replace(each.result, outcome=dataclasses.replace(outcome, conditions=conditions))
+        return dataclasses.replace(
+            measurement.result, outcome=dataclasses.replace(outcome, conditions=conditions)
+        )
 
     def seconds(self, busy_s: float) -> dict[str, float]:
         """Return the wall time and its parts, in seconds.

@@ -186,7 +186,7 @@ def finish(context: RunContext) -> Report:
         pool=state.pool,
         stopped=state.stopped,
         versus_baselines=figures.baselines,
-        failures=tuple(sorted(state.failures.values(), key=lambda one: -one.count)),
+        failures=tuple(sorted(state.failures.values(), key=lambda failure: -failure.count)),
         unresumed=context.recorder.unresumed,
         is_earlier=best is not None and best.run_id != context.recorder.run_id,
         served=_served(context, best),

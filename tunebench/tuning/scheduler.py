@@ -52,7 +52,7 @@ class SharedBudget:
     ) -> None:
         self._setup, self._name, self._on_progress = setup, name, on_progress
         self._all = workloads
-        self._workloads = {str(one.workload): one for one in workloads if one.variants}
+        self._workloads = {str(weighted.workload): weighted for weighted in workloads if weighted.variants}
         self._began = time.monotonic()
         minutes = setup.plan.minutes
         self._until = self._began + 60 * minutes if minutes is not None else None
@@ -61,39 +61,47 @@ class SharedBudget:
 
     @property
     def _done(self) -> int:
-        return sum(one.context.budget.done for one in self._workloads.values() if one.context is not None)
+        return sum(
+            weighted.context.budget.done
+            for weighted in self._workloads.values()
+            if weighted.context is not None
+        )
 
     def run(self, executor: WorkerExecutor[Task]) -> None:
         """Search and time finalists; Ctrl-C and a lost cluster end the run and keep all results."""
         try:
-            for one in self._workloads.values():
-                self._prepare(one)
+            for weighted in self._workloads.values():
+                self._prepare(weighted)
             self._search(executor)
             if not self._interrupted and not self._setup.predicts:
                 self._time_finalists(executor)
         except KeyboardInterrupt:
             self._interrupted = True
 
-    def _prepare(self, one: WeightedWorkload) -> None:
-        on_progress = functools.partial(self._report_progress, one)
+    def _prepare(self, weighted: WeightedWorkload) -> None:
+        on_progress = functools.partial(self._report_progress, weighted)
         try:
-            context = run.prepare(self._setup, one, on_progress, self._until)
+            context = run.prepare(self._setup, weighted, on_progress, self._until)
         except TunebenchError as error:
-            _fail(one, error)
+            _fail(weighted, error)
             return
         # No trials until the scheduler assigns a round.
         context.budget.trials = context.budget.done
         context.recorder.pause()
-        one.context = context
-        one.before = stored_best(context)
-        one.task_state = TaskState(count=one.count, expected_us=one.expected_us)
-        self._update_task_state(one, context, closed=False)
+        weighted.context = context
+        weighted.before = stored_best(context)
+        weighted.task_state = TaskState(count=weighted.count, expected_us=weighted.expected_us)
+        self._update_task_state(weighted, context, closed=False)
 
     # -- the search -------------------------------------------------------------------------------
 
     def _search(self, executor: WorkerExecutor[Task]) -> None:
         """Spend the budget, one round at a time."""
-        states = {text: one.task_state for text, one in self._workloads.items() if one.task_state is not None}
+        states = {
+            text: weighted.task_state
+            for text, weighted in self._workloads.items()
+            if weighted.task_state is not None
+        }
         total = self._setup.plan.trials
         shared = total // (LEAST_ROUNDS * max(1, len(states)))
         scheduler = BudgetScheduler(
@@ -109,35 +117,35 @@ class SharedBudget:
             text, trials = turn
             self._round(self._workloads[text], executor, trials)
 
-    def _round(self, one: WeightedWorkload, executor: WorkerExecutor[Task], trials: int) -> None:
+    def _round(self, weighted: WeightedWorkload, executor: WorkerExecutor[Task], trials: int) -> None:
         """Run up to `trials` further trials of one workload."""
-        assert one.context is not None
-        context, budget = one.context, one.context.budget
+        assert weighted.context is not None
+        context, budget = weighted.context, weighted.context.budget
         budget.trials = budget.done + trials
-        self._work(one, context, lambda: run.search(context, executor))
+        self._work(weighted, context, lambda: run.search(context, executor))
         # The search ended before its trials were used up: nothing is open any more.
         short = budget.done < budget.trials and not budget.is_overdue
         budget.trials = budget.done
-        self._update_task_state(one, context, closed=short or bool(one.error))
+        self._update_task_state(weighted, context, closed=short or bool(weighted.error))
 
-    def _work(self, one: WeightedWorkload, context: RunContext, work: Callable[[], None]) -> None:
+    def _work(self, weighted: WeightedWorkload, context: RunContext, work: Callable[[], None]) -> None:
         """Work on one workload; an error ends this workload, an interruption ends all."""
         self._setup.store.retry_policy = context.retry_policy
         context.recorder.resume()
         try:
             work()
         except TunebenchError as error:
-            _fail(one, error)
+            _fail(weighted, error)
         context.recorder.pause()
         if context.state.interrupted:
             self._interrupted, self._stopped = True, context.state.stopped
 
-    def _update_task_state(self, one: WeightedWorkload, context: RunContext, *, closed: bool) -> None:
-        assert one.task_state is not None
-        one.task_state.update(
+    def _update_task_state(self, weighted: WeightedWorkload, context: RunContext, *, closed: bool) -> None:
+        assert weighted.task_state is not None
+        weighted.task_state.update(
             trials=context.state.cached + sum(context.state.outcomes.values()),
-            best_us=one.best_us,
-            floor_us=self._floor_us(context, one.best_us),
+            best_us=weighted.best_us,
+            floor_us=self._floor_us(context, weighted.best_us),
             closed=closed,
         )
 
@@ -145,31 +153,33 @@ class SharedBudget:
         """Return a lower bound of all open configurations; of predictions, the lowest prediction."""
         if not self._setup.predicts:
             return optimality_proof(context.searches, best_us).floor_us
-        return min(best_us, *(context.variants[one.key].least_us(one.open) for one in context.searches))
+        return min(
+            best_us, *(context.variants[search.key].least_us(search.open) for search in context.searches)
+        )
 
     # -- after the search -------------------------------------------------------------------------
 
     def _time_finalists(self, executor: WorkerExecutor[Task]) -> None:
         """Time the finalists of workloads that were searched, or whose best is not a finalist yet."""
-        for one in sorted(self._workloads.values(), key=lambda one: -one.now_us):
-            context = one.context
-            if context is None or one.error or not context.state.timed:
+        for weighted in sorted(self._workloads.values(), key=lambda weighted: -weighted.now_us):
+            context = weighted.context
+            if context is None or weighted.error or not context.state.timed:
                 continue
             best = stored_best(context)
             if context.budget.done or best is None or best.purpose != "finalist":
-                self._work(one, context, functools.partial(run.time_finalists, context, executor))
+                self._work(weighted, context, functools.partial(run.time_finalists, context, executor))
             if self._interrupted:
                 return
 
-    def _report_progress(self, one: WeightedWorkload, progress: Progress) -> None:
+    def _report_progress(self, weighted: WeightedWorkload, progress: Progress) -> None:
         self._on_progress(
             dataclasses.replace(
                 progress,
                 count=len(self._workloads),
                 trials_done=self._done,
                 trials_total=self._setup.plan.trials,
-                model_us=sum(one.now_us for one in self._workloads.values()),
-                predicted=sum(math.isinf(one.best_us) for one in self._workloads.values()),
+                model_us=sum(weighted.now_us for weighted in self._workloads.values()),
+                predicted=sum(math.isinf(weighted.best_us) for weighted in self._workloads.values()),
             )
         )
 
@@ -181,7 +191,7 @@ class SharedBudget:
             device=self._setup.target.device.key,
             database=str(self._setup.store.location),
             how="predicted" if self._setup.predicts else "measured",
-            results=with_shares([self._result(one) for one in self._all]),
+            results=with_shares([self._result(weighted) for weighted in self._all]),
             total=self._setup.plan.trials,
             interrupted=self._interrupted,
             stopped=self._stopped,
@@ -189,55 +199,55 @@ class SharedBudget:
             wall_s=time.monotonic() - self._began,
         )
 
-    def _result(self, one: WeightedWorkload) -> WorkloadResult:
-        report, context = None, one.context
+    def _result(self, weighted: WeightedWorkload) -> WorkloadResult:
+        report, context = None, weighted.context
         if context is not None:  # workloads that were stopped together are resumed together
             context.state.interrupted = context.state.interrupted or self._interrupted
             context.state.cut_short = self._cut_short
             report = finish(context)
         return WorkloadResult(
-            workload=str(one.workload),
-            layers=one.layers,
-            count=one.count,
-            state=_status(one, report),
-            reason=one.refused or one.error,
+            workload=str(weighted.workload),
+            layers=weighted.layers,
+            count=weighted.count,
+            state=_status(weighted, report),
+            reason=weighted.refused or weighted.error,
             trials=context.budget.done if context is not None else 0,
-            before_us=_before_us(one),
+            before_us=_before_us(weighted),
             after_us=report.median_us if report is not None else None,
             report=report,
         )
 
 
-def _fail(one: WeightedWorkload, error: TunebenchError) -> None:
+def _fail(weighted: WeightedWorkload, error: TunebenchError) -> None:
     """End one workload and continue with the others, unless the database or the cluster is lost."""
     if isinstance(error, DatabaseError | ClusterLost):
         raise error
-    one.error = str(error)
+    weighted.error = str(error)
 
 
-def _status(one: WeightedWorkload, report: Report | None) -> WorkloadStatus:
-    done = one.context is not None and one.context.budget.done > 0
-    if one.refused:
+def _status(weighted: WeightedWorkload, report: Report | None) -> WorkloadStatus:
+    done = weighted.context is not None and weighted.context.budget.done > 0
+    if weighted.refused:
         return "unsuited"
-    if one.error:
+    if weighted.error:
         return "failed"
     if report is not None and report.config is not None:
         return "tuned" if done else "known"
     return "failed" if done else "left"
 
 
-def _before_us(one: WeightedWorkload) -> float | None:
+def _before_us(weighted: WeightedWorkload) -> float | None:
     """Return the time of the best record before the run, in the finalist rounds or as recorded."""
-    if one.context is None:
+    if weighted.context is None:
         return None
-    if one.before is None:  # without tuning, the default would run
-        variant = one.variants[0].variant.key
-        config = one.context.defaults[variant]
+    if weighted.before is None:  # without tuning, the default would run
+        variant = weighted.variants[0].variant.key
+        config = weighted.context.defaults[variant]
     else:
-        variant, config = one.before.key.variant, one.before.key.config
-    for timed in one.context.state.timed:
+        variant, config = weighted.before.key.variant, weighted.before.key.config
+    for timed in weighted.context.state.timed:
         if (timed.search.key, timed.config) == (variant, config) and (
-            timed.rounds or (one.before is None and math.isfinite(timed.search_us))
+            timed.rounds or (weighted.before is None and math.isfinite(timed.search_us))
         ):
             return timed.median()[0]
-    return time_us(one.before.result.outcome) if one.before is not None else None
+    return time_us(weighted.before.result.outcome) if weighted.before is not None else None

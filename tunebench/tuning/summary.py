@@ -150,8 +150,8 @@ class TuningSummary(Tabular):
     @property
     def before_us(self) -> float:
         """Time of the same workloads before tuning, in microseconds; where unknown, that after tuning."""
-        known = (result for result in self.results if result.after_us is not None)
-        return sum(result.count * (result.before_us or result.after_us or 0.0) for result in known)
+        timed = (result for result in self.results if result.after_us is not None)
+        return sum(result.count * (result.before_us or result.after_us or 0.0) for result in timed)
 
     @property
     def without(self) -> tuple[WorkloadResult, ...]:

@@ -113,20 +113,20 @@ def tuning_target(device: Device | str | None, *, offline: bool = False) -> Tuni
         NoCompiler: if it is a GPU of this machine, and NVRTC is not installed.
         MissingDependency: if it is a GPU of this machine, and cuda.core is not installed.
     """
-    found = device if isinstance(device, Device) else devices.find(device)
-    if found.kind == "cpu":
-        if found.key != devices.local_cpu().key or offline:
+    chosen = device if isinstance(device, Device) else devices.find(device)
+    if chosen.kind == "cpu":
+        if chosen.key != devices.local_cpu().key or offline:
             raise InputError(
-                f"{found.name}: of CPUs, only that of this machine can be tuned; use --device cpu"
+                f"{chosen.name}: of CPUs, only that of this machine can be tuned; use --device cpu"
             )
-        return TuningTarget(device=with_measured_rates(found), runner="cpu")
-    if offline or found.key not in {gpu.key for gpu in devices.local_gpus()}:
-        return TuningTarget(device=found, runner="offline")
+        return TuningTarget(device=with_measured_rates(chosen), runner="cpu")
+    if offline or chosen.key not in {gpu.key for gpu in devices.local_gpus()}:
+        return TuningTarget(device=chosen, runner="offline")
     reason = unavailable("cuda")
     if reason is not None:
-        raise NoCompiler(f"this machine has a GPU ({found.name}), but {reason}")
+        raise NoCompiler(f"this machine has a GPU ({chosen.name}), but {reason}")
     require_cuda_core()
-    return TuningTarget(device=found, runner="cuda")
+    return TuningTarget(device=chosen, runner="cuda")
 
 
 def find_variants(
@@ -158,12 +158,12 @@ def find_variants(
         reason = unsuitable(workload, device) or exceeds_memory(workload, device)
     if reason is not None:
         raise InputError(reason)
-    known = {variant.key: variant for variant in variants(workload)}
+    by_key = {variant.key: variant for variant in variants(workload)}
     for name in names:
-        if name not in known and f"{workload.operator}/{name}" not in known:
-            raise UnknownName(f"variant of {workload.operator}", name, (v.name for v in known.values()))
-    chosen = [v for v in known.values() if not names or v.name in names or v.key in names]
-    found: list[TunableVariant] = []
+        if name not in by_key and f"{workload.operator}/{name}" not in by_key:
+            raise UnknownName(f"variant of {workload.operator}", name, (v.name for v in by_key.values()))
+    chosen = [v for v in by_key.values() if not names or v.name in names or v.key in names]
+    tunables: list[TunableVariant] = []
     skipped: dict[str, str] = {}
     failure: type[InputError] = InputError
     for variant in chosen:
@@ -176,16 +176,16 @@ def find_variants(
                 tunable = _tunable(variant, workload, device, cache)
                 if tunable is not None:
                     variant.revision(workload, _default(tunable, workload))  # fails now or never
-                    found.append(tunable)
+                    tunables.append(tunable)
                     continue
                 reason = f"{variant.key} has no valid configuration for this workload"
         except (VariantError, ConfigError) as error:  # other variants are still tried
             reason = str(error)
         skipped[variant.key] = reason
-    if not found:
+    if not tunables:
         reasons = "; ".join(dict.fromkeys(skipped.values())) or f"{workload.operator} has no variants"
         raise failure(f"no variant can do {workload} on {device.name}: {reasons}")
-    return found, skipped
+    return tunables, skipped
 
 
 def _default(tunable: TunableVariant, workload: Workload) -> Config:

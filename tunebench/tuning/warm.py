@@ -113,29 +113,29 @@ def warm_starts(
     Returns:
         The warm start of each variant, by its key.
     """
-    here = (device.key, str(workload))
-    places = reader.measured_spaces(workload.operator, tuple(tables), kind=device.kind, exclude=here)
-    ranked = _ranked(places, workload, device)
+    present = (device.key, str(workload))
+    spaces = reader.measured_spaces(workload.operator, tuple(tables), kind=device.kind, exclude=present)
+    ranked = _ranked(spaces, workload, device)
     starts = {}
     for variant, table in tables.items():
-        near = [place for place in ranked if place.variant == variant]
-        read = functools.partial(_known, reader, table=table, cache=cache, here=here)
+        near = [space for space in ranked if space.variant == variant]
+        read = functools.partial(_known, reader, table=table, cache=cache, exclude=present)
         starts[variant] = _start(near, read, str(workload), learns=learns)
     return starts
 
 
-def _ranked(places: Sequence[MeasuredSpace], workload: Workload, device: Device) -> list[MeasuredSpace]:
+def _ranked(spaces: Sequence[MeasuredSpace], workload: Workload, device: Device) -> list[MeasuredSpace]:
     """Return the places within `FARTHEST`: by nearest workload, most similar device, most records."""
-    apart = {text: distance(workload, text) for text in {place.workload for place in places}}
-    near = [place for place in places if apart[place.workload] <= FARTHEST]
+    apart = {text: distance(workload, text) for text in {space.workload for space in spaces}}
+    near = [space for space in spaces if apart[space.workload] <= FARTHEST]
     return sorted(
         near,
-        key=lambda place: (
-            apart[place.workload],
-            place.device != device.key,
-            place.architecture != device.architecture,
-            -place.count,
-            place.device,
+        key=lambda space: (
+            apart[space.workload],
+            space.device != device.key,
+            space.architecture != device.architecture,
+            -space.count,
+            space.device,
         ),
     )
 
@@ -152,14 +152,14 @@ def distance(workload: Workload, text: str) -> float:
         text is not a valid workload.
     """
     try:
-        other = parse(text)
+        compared = parse(text)
     except InputError:
         return math.inf
-    if type(other) is not type(workload):
+    if type(compared) is not type(workload):
         return math.inf
     squares = 0.0
     for field in dataclasses.fields(workload):
-        mine, theirs = getattr(workload, field.name), getattr(other, field.name)
+        mine, theirs = getattr(workload, field.name), getattr(compared, field.name)
         if mine == theirs or isinstance(mine, float):
             continue
         if not (_is_size(mine) and _is_size(theirs)):
@@ -212,33 +212,33 @@ class _Known:
 
 
 def _known(
-    reader: Reader, place: MeasuredSpace, *, table: Table, cache: CacheState, here: tuple[str, str]
+    reader: Reader, space: MeasuredSpace, *, table: Table, cache: CacheState, exclude: tuple[str, str]
 ) -> _Known:
     times_us = np.full(len(table), np.nan)
-    for config, took_us in reader.config_times(place, cache=cache, exclude=here):
+    for config, took_us in reader.config_times(space, cache=cache, exclude=exclude):
         row = table.row(config)
         if row is not None:
             times_us[row] = took_us
     fastest = np.argsort(times_us)[:FIRST]  # NaN last
-    return _Known(place, times_us, tuple(table.config(int(row)) for row in fastest if times_us[row] < np.inf))
+    return _Known(space, times_us, tuple(table.config(int(row)) for row in fastest if times_us[row] < np.inf))
 
 
 def _start(
-    places: Sequence[MeasuredSpace], read: Callable[[MeasuredSpace], _Known], workload: str, *, learns: bool
+    spaces: Sequence[MeasuredSpace], read: Callable[[MeasuredSpace], _Known], workload: str, *, learns: bool
 ) -> WarmStart:
     """Choose places, nearest first: of this workload, else related workloads with enough times."""
-    same = [place for place in places if place.workload == workload]
-    chosen = [one for one in map(read, same[:MOST_PLACES]) if one.timed]
-    if not any(one.enough for one in chosen):
-        related = (read(p) for p in places if p.workload != workload and p.count >= LEAST_TIMED)
-        chosen += itertools.islice((one for one in related if one.enough), RELATED)
-    columns = [one.is_column and learns for one in chosen]
-    first = (one.best for one, column in zip(chosen, columns, strict=True) if not column)
+    same = [space for space in spaces if space.workload == workload]
+    chosen = [source for source in map(read, same[:MOST_PLACES]) if source.timed]
+    if not any(source.enough for source in chosen):
+        related = (read(p) for p in spaces if p.workload != workload and p.count >= LEAST_TIMED)
+        chosen += itertools.islice((source for source in related if source.enough), RELATED)
+    columns = [source.is_column and learns for source in chosen]
+    first = (source.best for source, column in zip(chosen, columns, strict=True) if not column)
     return WarmStart(
-        elsewhere_us=tuple(itertools.compress((one.times_us for one in chosen), columns)),
+        elsewhere_us=tuple(itertools.compress((source.times_us for source in chosen), columns)),
         first=tuple(dict.fromkeys(itertools.chain.from_iterable(first))),
         sources=tuple(
-            one.source("expected" if column else "tried first")
-            for one, column in zip(chosen, columns, strict=True)
+            source.source("expected" if column else "tried first")
+            for source, column in zip(chosen, columns, strict=True)
         ),
     )

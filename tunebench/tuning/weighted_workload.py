@@ -95,17 +95,20 @@ def suite_workloads(
         if batch != 1:
             raise InputError("batch applies to suites and files; workloads of a mapping have their sizes")
         name = f"{len(source)} workloads"
-        given = [(parse(one) if isinstance(one, str) else one, count, "") for one, count in source.items()]
+        counts = [
+            (parse(workload) if isinstance(workload, str) else workload, count, "")
+            for workload, count in source.items()
+        ]
     else:
         name = str(source)
-        given = [(layer.workload, layer.count, layer.name) for layer in suite(source, batch)]
+        counts = [(layer.workload, layer.count, layer.name) for layer in suite(source, batch)]
     workloads: dict[str, WeightedWorkload] = {}
-    for workload, count, layer in given:
+    for workload, count, layer in counts:
         if count < 1:
             raise InputError(f"{workload}: its count must be 1 or more, got {count}")
-        one = workloads.setdefault(str(workload), WeightedWorkload(workload=workload, count=0))
-        one.count += count
-        one.layers += (layer,) if layer else ()
+        weighted = workloads.setdefault(str(workload), WeightedWorkload(workload=workload, count=0))
+        weighted.count += count
+        weighted.layers += (layer,) if layer else ()
     if not workloads:
         raise InputError("there is no workload to tune: give at least one")
     return name, tuple(workloads.values())
@@ -136,19 +139,19 @@ def find_any(
         NoCompiler: likewise, and some variant only lacks its compiler.
     """
     failure: type[InputError] = InputError
-    known = {name: None for one in workloads for name in _variant_names(one.workload)}
+    offered = {name: None for weighted in workloads for name in _variant_names(weighted.workload)}
     for variant in names:
-        if variant not in known:
-            raise UnknownName("variant", variant, known)
-    for one in workloads:
-        own = _variant_names(one.workload)
+        if variant not in offered:
+            raise UnknownName("variant", variant, offered)
+    for weighted in workloads:
+        suited = _variant_names(weighted.workload)
         try:
-            one.find_variants(target, plan, [n for n in names if n in own], compilable=compilable)
+            weighted.find_variants(target, plan, [n for n in names if n in suited], compilable=compilable)
         except InputError as error:
-            one.refused = str(error)
+            weighted.refused = str(error)
             failure = NoCompiler if isinstance(error, NoCompiler) else failure
-        one.variants.sort(key=lambda found: found.predicted_us(found.fastest()))
-    if not any(one.variants for one in workloads):
+        weighted.variants.sort(key=lambda tunable: tunable.predicted_us(tunable.fastest()))
+    if not any(weighted.variants for weighted in workloads):
         raise failure(f"nothing of {name} can be tuned: {workloads[0].refused}")
 
 

@@ -47,13 +47,13 @@ def sdpa_arguments(workload: Attention, t: Tensors) -> dict[str, Any]:
     """
     from torch.nn.attention.bias import causal_lower_right
 
-    given: dict[str, Any] = {"enable_gqa": True} if workload.group > 1 else {}
+    arguments: dict[str, Any] = {"enable_gqa": True} if workload.group > 1 else {}
     if workload.scale != workload.default_of("scale", workload.head_dim):
-        given["scale"] = workload.scale
+        arguments["scale"] = workload.scale
     if workload.has_bias or workload.window:
-        return {**given, "attn_mask": torch_mask(workload, t)}
+        return {**arguments, "attn_mask": torch_mask(workload, t)}
     if workload.causal and workload.before == 0:
-        return {**given, "is_causal": True}
+        return {**arguments, "is_causal": True}
     if workload.causal and workload.seq_q > 1:  # a single query sees all keys
-        return {**given, "attn_mask": causal_lower_right(workload.seq_q, workload.seq_k)}
-    return given
+        return {**arguments, "attn_mask": causal_lower_right(workload.seq_q, workload.seq_k)}
+    return arguments

@@ -60,18 +60,18 @@ class Library(NamedTuple):
         nodes = (*(x for step in ordered for x in step.arguments), tree)
         leaves = dict.fromkeys(x for x in nodes if not isinstance(x, Apply))
         free = [Name(name) for name in names(tree) if name not in tensors]
-        known = {
+        constants = {
             x: self.number(x.value) if isinstance(x, Number) else tensors[x.name]
             for x in leaves
             if x not in free
         }
-        places = {node: place for place, node in enumerate((*known, *free, *ordered))}
-        calls = [(self.operations[step.operation], [places[x] for x in step.arguments]) for step in ordered]
+        slots = {node: slot for slot, node in enumerate((*constants, *free, *ordered))}
+        calls = [(self.operations[step.operation], [slots[x] for x in step.arguments]) for step in ordered]
 
         def run(*arguments: Any) -> Any:
-            values = [*known.values(), *arguments]
+            values = [*constants.values(), *arguments]
             for operation, operands in calls:
-                values.append(operation(*(values[place] for place in operands)))
+                values.append(operation(*(values[slot] for slot in operands)))
             return values[-1]
 
         return run

@@ -50,5 +50,5 @@ def _program(workload: Any, tensors: Tensors, shape: Sequence[int], library: Lib
     operand = tensors[workload.inputs()[0].name]
     if workload.pre == IDENTITY:
         return lambda: operand
-    known = {name: tensors[PREFIX + name].reshape(shape) for name in vectors(workload.pre)}
-    return library.function(parse(workload.pre), {"x": operand, **known})
+    operands = {name: tensors[PREFIX + name].reshape(shape) for name in vectors(workload.pre)}
+    return library.function(parse(workload.pre), {"x": operand, **operands})

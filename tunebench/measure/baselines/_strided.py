@@ -41,13 +41,15 @@ def of_numpy() -> Arrays:
 
     def view(memory: Any, index: IndexMap) -> Callable[[], Any]:
         strides = [step * memory.itemsize for step in index.strides]
-        found = np.lib.stride_tricks.as_strided(memory[index.start :], index.shape, strides)
-        return lambda: found
+        strided = np.lib.stride_tricks.as_strided(memory[index.start :], index.shape, strides)
+        return lambda: strided
 
     return Arrays(
         view=view,
         zeros=lambda shape, like: np.zeros(shape, like.dtype),
-        indexed=lambda memory, places, exists: lambda: np.where(exists, memory[places], memory.dtype.type(0)),
+        indexed=lambda memory, offsets, exists: (
+            lambda: np.where(exists, memory[offsets], memory.dtype.type(0))
+        ),
         permuted=np.transpose,
         host=np.asarray,
     )
@@ -60,11 +62,11 @@ def of_torch() -> Arrays:
     def view(memory: Any, index: IndexMap) -> Callable[[], Any]:
         backward = [axis for axis, step in enumerate(index.strides) if step < 0]
         start = index.start + sum(index.strides[axis] * (index.shape[axis] - 1) for axis in backward)
-        found = memory.as_strided(index.shape, [abs(step) for step in index.strides], start)
-        return (lambda: found.flip(backward)) if backward else lambda: found
+        strided = memory.as_strided(index.shape, [abs(step) for step in index.strides], start)
+        return (lambda: strided.flip(backward)) if backward else lambda: strided
 
-    def indexed(memory: Any, places: Any, exists: Any) -> Callable[[], Any]:
-        at, mask = (torch.from_numpy(array).to(memory.device) for array in (places, exists))
+    def indexed(memory: Any, offsets: Any, exists: Any) -> Callable[[], Any]:
+        at, mask = (torch.from_numpy(array).to(memory.device) for array in (offsets, exists))
         return lambda: torch.where(mask, memory[at], memory.new_zeros(()))
 
     return Arrays(
@@ -110,7 +112,7 @@ def program(
         return read[workload.tree.name]
     compute = library.function(workload.tree, {})
     ordered = [read[name] for name in names(workload.tree)]
-    return lambda: compute(*(each() for each in ordered))
+    return lambda: compute(*(reader() for reader in ordered))
 
 
 def _reader(index: IndexMap, box: Box | None, memory: Any, arrays: Arrays) -> Callable[[], Any]:
@@ -131,12 +133,12 @@ def _reader(index: IndexMap, box: Box | None, memory: Any, arrays: Arrays) -> Ca
 
 def _gathering(index: IndexMap, memory: Any, indices: Tensors, arrays: Arrays) -> Callable[[], Any]:
     """Return a function that gathers an operand's elements, by whole rows where an index selects a row."""
-    gather, *others = index.gathers
+    gather, *further_gathers = index.gathers
     rows = [axis for axis, factor in enumerate(gather.coefficients) if factor]
     rest = [axis for axis in range(len(index.shape)) if axis not in rows]
-    if others or index.guards or any(index.strides[axis] for axis in rows):
-        known = {one.source: arrays.host(indices[one.source]) for one in index.gathers}
-        return arrays.indexed(memory, *places_of(index, range(index.shape[0]), known))
+    if further_gathers or index.guards or any(index.strides[axis] for axis in rows):
+        sources = {gathering.source: arrays.host(indices[gathering.source]) for gathering in index.gathers}
+        return arrays.indexed(memory, *places_of(index, range(index.shape[0]), sources))
 
     def of_axes(axes: Sequence[int], row: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return tuple(index.shape[axis] for axis in axes), tuple(row[axis] for axis in axes)
@@ -179,10 +181,10 @@ def _summands(tree: Node) -> list[str] | None:
 
 def _are_separate(boxes: Sequence[Box | None]) -> bool:
     """Return whether no index is in two boxes; None is not a box."""
-    known = [box for box in boxes if box is not None]
-    pairs = [(a, b) for place, a in enumerate(known) for b in known[:place]]
+    present = [box for box in boxes if box is not None]
+    pairs = [(a, b) for index, a in enumerate(present) for b in present[:index]]
     apart = (any(x.stop <= y.start or y.stop <= x.start for x, y in zip(a, b, strict=True)) for a, b in pairs)
-    return len(known) == len(boxes) and all(apart)
+    return len(present) == len(boxes) and all(apart)
 
 
 def _box(index: IndexMap) -> Box | None:

@@ -27,15 +27,15 @@ def _numpy(workload: BatchNormStats, t: Tensors) -> tuple[Array, ...]:
 
 def _numpy_gradients(workload: BatchNormStats, t: Tensors) -> tuple[Array, ...]:
     dz = np.where(t["y"] > 0, t["dy"], np.float32(0)) if workload.has_relu else t["dy"]
-    found = (dz * (t["x"] - t["mean"])).sum(axis=0) * t["rstd"], dz.sum(axis=0)
-    return (*found, dz) if workload.has_relu else found
+    gradients = (dz * (t["x"] - t["mean"])).sum(axis=0) * t["rstd"], dz.sum(axis=0)
+    return (*gradients, dz) if workload.has_relu else gradients
 
 
 def _updated(workload: BatchNormStats, t: Tensors, mean: Any, variance: Any) -> tuple[Any, Any]:
     """Return the running statistics, updated by those of the batch with its biased variance."""
-    kept, share = 1 - workload.momentum, workload.momentum
+    decay, share = 1 - workload.momentum, workload.momentum
     unbiased = share * workload.unbiased
-    return kept * t["running_mean"] + share * mean, kept * t["running_var"] + unbiased * variance
+    return decay * t["running_mean"] + share * mean, decay * t["running_var"] + unbiased * variance
 
 
 def torch_calls(workload: BatchNormStats, t: Tensors) -> dict[str, BaselineCall]:
@@ -49,9 +49,9 @@ def torch_calls(workload: BatchNormStats, t: Tensors) -> dict[str, BaselineCall]
         return {"torch": _torch_gradients(workload, t)}
 
     def update() -> tuple[Any, ...]:
-        kept = t["running_mean"].clone(), t["running_var"].clone()
-        mean, variance = torch.batch_norm_update_stats(t["x"], *kept, workload.momentum)
-        return (mean, torch.rsqrt(variance + workload.eps), *kept)
+        running = t["running_mean"].clone(), t["running_var"].clone()
+        mean, variance = torch.batch_norm_update_stats(t["x"], *running, workload.momentum)
+        return (mean, torch.rsqrt(variance + workload.eps), *running)
 
     def synchronised() -> tuple[Any, ...]:
         mean, rstd = torch.batch_norm_stats(t["x"], workload.eps)

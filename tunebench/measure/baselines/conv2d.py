@@ -71,7 +71,7 @@ def _torch(workload: Conv2d, t: Tensors) -> Callable[[], Any]:
 
     nhwc = workload.layout == "nhwc"
     view = {name: v.permute(0, 3, 1, 2) if nhwc and v.dim() == 4 else v for name, v in t.items()}
-    how = {
+    geometry = {
         "stride": workload.stride,
         "padding": (workload.pad, workload.pad_w),
         "dilation": workload.dilation,
@@ -84,7 +84,7 @@ def _torch(workload: Conv2d, t: Tensors) -> Callable[[], Any]:
         prologue = torch_prologue(workload, view, (-1, 1, 1))
 
         def fprop() -> Any:
-            y = functional.conv2d(prologue(), view["w"], added, groups=workload.groups, **how)
+            y = functional.conv2d(prologue(), view["w"], added, groups=workload.groups, **geometry)
             if workload.has_scale:
                 y = torch.addcmul(of_channels["bias"], y, of_channels["scale"])
             if "residual" in view:
@@ -93,9 +93,9 @@ def _torch(workload: Conv2d, t: Tensors) -> Callable[[], Any]:
 
         return fprop
     gradients = torch.nn.grad
-    how["groups"] = workload.groups
+    geometry["groups"] = workload.groups
     if workload.direction == "dgrad":
         shape = (workload.n, workload.c, workload.h, workload.w)
-        return lambda: gradients.conv2d_input(shape, view["w"], view["dy"], **how)
+        return lambda: gradients.conv2d_input(shape, view["w"], view["dy"], **geometry)
     shape = (workload.k, workload.c // workload.groups, workload.r, workload.s)
-    return lambda: gradients.conv2d_weight(view["x"], shape, view["dy"], **how)
+    return lambda: gradients.conv2d_weight(view["x"], shape, view["dy"], **geometry)

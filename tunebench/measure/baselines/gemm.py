@@ -117,7 +117,9 @@ def _torch_8bit(workload: Gemm, t: Tensors) -> Callable[[], Any] | None:
         return lambda: torch._int_mm(a, b)
     if workload.dtype == "i8" or workload.trans != "nt" or not hasattr(torch, "_scaled_mm"):
         return None
-    one = torch.ones((), device=a.device)
+    unit_scale = torch.ones((), device=a.device)
     out = torch_type(workload.out)
     fast = workload.accumulate == "fast"
-    return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=out, use_fast_accum=fast)
+    return lambda: torch._scaled_mm(
+        a, b, scale_a=unit_scale, scale_b=unit_scale, out_dtype=out, use_fast_accum=fast
+    )

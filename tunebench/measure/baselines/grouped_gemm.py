@@ -71,5 +71,5 @@ def _grouped_mm(workload: GroupedGemm, t: Tensors) -> Callable[[], Any] | None:
     if t["a"].is_cuda and torch.cuda.get_device_capability(t["a"].device) < (9, 0):
         return None  # versions before 2.10 raise there
     b = t["b"] if workload.trans == "nn" else t["b"].transpose(1, 2)
-    ends = t["offsets"][1:]
-    return lambda: multiply(t["a"], b, offs=ends)
+    group_ends = t["offsets"][1:]
+    return lambda: multiply(t["a"], b, offs=group_ends)

@@ -47,8 +47,8 @@ def torch_calls(workload: LayerNorm, t: Tensors) -> dict[str, BaselineCall]:
     aten, functional = torch.ops.aten, torch.nn.functional
     if workload.is_backward:
         # torch keeps statistics in the type of x on a CPU, and in f32 on a GPU.
-        kept = t["mean"].dtype if t["x"].is_cuda else t["x"].dtype
-        mean, rstd = (t[name].to(kept)[:, None] for name in ("mean", "rstd"))
+        statistics_dtype = t["mean"].dtype if t["x"].is_cuda else t["x"].dtype
+        mean, rstd = (t[name].to(statistics_dtype)[:, None] for name in ("mean", "rstd"))
         # Only the presence of beta counts.
         operands = (t["dy"], t["x"], shape, mean, rstd, t["gamma"], t["gamma"], [True, True, True])
         return {"torch": lambda: aten.native_layer_norm_backward(*operands)}

@@ -31,7 +31,7 @@ def torch_calls(workload: StridedElementwise, t: Tensors) -> dict[str, BaselineC
     compute = program(workload, torch_memory(t), torch_library(device), of_torch())
 
     def call() -> torch.Tensor:
-        found = compute().expand(workload.extents)
-        return found.to(out, memory_format=torch.contiguous_format, copy=True)
+        computed = compute().expand(workload.extents)
+        return computed.to(out, memory_format=torch.contiguous_format, copy=True)
 
     return {"torch": call}

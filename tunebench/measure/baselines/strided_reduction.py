@@ -40,8 +40,8 @@ def torch_calls(workload: StridedReduction, t: Tensors) -> dict[str, BaselineCal
 
     def call() -> torch.Tensor:
         elements = compute().expand(workload.extents)
-        found: torch.Tensor = finish(reduce(elements, dim=axes)).to(out)
-        return found.reshape(workload.kept)
+        reduced: torch.Tensor = finish(reduce(elements, dim=axes)).to(out)
+        return reduced.reshape(workload.kept)
 
     return {"torch": call}
 
