@@ -72,27 +72,27 @@ def _folders() -> tuple[str, ...]:
 @functools.cache
 def _shipped(folder: str) -> dict[str, Variant[Any]]:
     """Import the variants of one operator only, since a lookup must stay fast."""
-    found: dict[str, Variant[Any]] = {}
+    variants_by_key: dict[str, Variant[Any]] = {}
     package = importlib.import_module(f"{__name__}.{folder}")
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         if not module.name.rpartition(".")[2].startswith("_"):
-            _add(found, importlib.import_module(module.name))
-    return found
+            _add(variants_by_key, importlib.import_module(module.name))
+    return variants_by_key
 
 
 @functools.cache
 def _plugins() -> dict[str, Variant[Any]]:
-    found: dict[str, Variant[Any]] = {}
+    plugins: dict[str, Variant[Any]] = {}
     for entry_point in metadata.entry_points(group=ENTRY_POINTS):
         try:
             module = entry_point.load()
             register_operator(module)
-            _add(found, module)
+            _add(plugins, module)
         except (Exception, SystemExit) as error:  # a package of others may raise anything
             reason = f"plug-in {entry_point.name} = {entry_point.value}: {describe_error(error)}"
             _broken_plugins.append(reason)
             warnings.warn(f"{reason}; it is skipped", stacklevel=2)
-    return found
+    return plugins
 
 
 def broken_plugins() -> tuple[str, ...]:
@@ -108,9 +108,9 @@ def _variant_of(module: ModuleType) -> Variant[Any]:
     return variant
 
 
-def _add(found: dict[str, Variant[Any]], module: ModuleType) -> None:
+def _add(variants_by_key: dict[str, Variant[Any]], module: ModuleType) -> None:
     variant = _variant_of(module)
-    if found.setdefault(variant.key, variant) is not variant:
+    if variants_by_key.setdefault(variant.key, variant) is not variant:
         raise InputError(
             f"{module.__name__}: a variant named {variant.key!r} exists already; choose another name"
         )
@@ -118,9 +118,9 @@ def _add(found: dict[str, Variant[Any]], module: ModuleType) -> None:
 
 def _known(operator: str | None = None) -> dict[str, Variant[Any]]:
     folders = [folder for folder in _folders() if operator in (None, folder)]
-    shipped = {key: found for folder in folders for key, found in _shipped(folder).items()}
-    others = {**_plugins(), **_loaded}
-    return shipped | {k: v for k, v in others.items() if operator in (None, v.operator.operator)}
+    shipped = {key: variant for folder in folders for key, variant in _shipped(folder).items()}
+    added = {**_plugins(), **_loaded}
+    return shipped | {k: v for k, v in added.items() if operator in (None, v.operator.operator)}
 
 
 def variants(workload: Workload | str | None = None) -> tuple[Variant[Any], ...]:
@@ -139,10 +139,10 @@ def variant(key: str) -> Variant[Any]:
     Raises:
         UnknownName: if there is no such variant; the message lists the keys.
     """
-    known = _known(key.partition("/")[0])
-    if key not in known:
+    candidates = _known(key.partition("/")[0])
+    if key not in candidates:
         raise UnknownName("variant", key, _known(), _OWN)
-    return known[key]
+    return candidates[key]
 
 
 def load_file(path: str | Path) -> Variant[Any]:
@@ -257,14 +257,14 @@ def loaded_files() -> tuple[str, ...]:
 @functools.cache
 def headers() -> dict[str, str]:
     """Return the folder of each CUDA C++ header of this package, by file name."""
-    found: dict[str, str] = {}
+    folders: dict[str, str] = {}
     for folder in ("common", *_folders()):
         for file in resources.files(f"{__name__}.{folder}").iterdir():
-            if file.name.endswith(".cuh") and found.setdefault(file.name, folder) != folder:
+            if file.name.endswith(".cuh") and folders.setdefault(file.name, folder) != folder:
                 raise InputError(
-                    f"found {file.name} in {found[file.name]} and {folder}: CUDA headers need unique names"
+                    f"found {file.name} in {folders[file.name]} and {folder}: CUDA headers need unique names"
                 )
-    return found
+    return folders
 
 
 @functools.cache

@@ -63,8 +63,8 @@ class RecordedKernel:
             problem: Problem size of the space; empty if unknown.
         """
         if problem != self.problem:
-            known, given = _sizes(self.problem), _sizes(problem)
-            return f"{self.kernel} has a cost model for problem size {known}, not {given}"
+            expected, actual = _sizes(self.problem), _sizes(problem)
+            return f"{self.kernel} has a cost model for problem size {expected}, not {actual}"
         if lacking := sorted(self.parameters - values.keys()):
             return f"the cost model of {self.kernel} needs the parameter {', '.join(lacking)}"
         for name in sorted(values.keys() - HARNESS):
@@ -88,14 +88,13 @@ def find_recorded_kernel(
         values: All values of each parameter of the space, by parameter name.
         problem: Problem size of the space; empty if unknown.
     """
-    reason = (
-        f"its kernel has no cost model; {' and '.join(known.kernel for known in RECORDED_KERNELS)} have one"
-    )
-    for known in RECORDED_KERNELS:
-        if known.kernel == kernel:
-            mismatch = known.mismatch(values, problem)
+    described = " and ".join(candidate.kernel for candidate in RECORDED_KERNELS)
+    reason = f"its kernel has no cost model; {described} have one"
+    for candidate in RECORDED_KERNELS:
+        if candidate.kernel == kernel:
+            mismatch = candidate.mismatch(values, problem)
             if mismatch is None:
-                return known
+                return candidate
             reason = mismatch
     return reason
 
@@ -134,19 +133,19 @@ def _matrix_reads(columns: Columns, letter: str) -> _MatrixReads:
     tile, across = columns["MWG" if of_a else "NWG"], columns["MDIMC" if of_a else "NDIMC"]
     vector, inner = columns["VWM" if of_a else "VWN"], columns["MDIMA" if of_a else "NDIMB"]
     strided = columns.get("STRM" if of_a else "STRN", np.zeros_like(tile)) == 1
-    staged, each = columns[f"S{letter}"] == 1, tile // across
+    staged, per_thread = columns[f"S{letter}"] == 1, tile // across
     lanes = np.minimum(32, columns["MDIMC"])  # lanes of a warp that read different values
     lanes = lanes if of_a else 32 // lanes
     # A vector takes one access, or several of four values each. The compiler aligns shared memory, so that
     # adjacent vectors may become one access there. An argument has only the alignment of its type.
     narrow = np.minimum(4, vector)
-    width = np.where(staged & ~strided, np.minimum(4, each), narrow)
-    loads = ceil_div(each, width)
+    width = np.where(staged & ~strided, np.minimum(4, per_thread), narrow)
+    loads = ceil_div(per_thread, width)
     # Lanes read at a constant stride, so that all accesses may fall into few banks.
-    apart = np.where(strided, vector, each)
+    apart = np.where(strided, vector, per_thread)
     reached = np.minimum(BANKS, width * (BANKS // np.gcd(apart, BANKS)))
     conflicting = loads * np.maximum(1, lanes * width / reached)
-    distinct = np.maximum(loads, lanes * each / BANKS)  # the banks of L1 are not documented
+    distinct = np.maximum(loads, lanes * per_thread / BANKS)  # the banks of L1 are not documented
     stores = tile / np.where(strided, narrow, np.minimum(4, tile // inner))
     return _MatrixReads(
         loads=loads,
@@ -224,8 +223,8 @@ def _elements(steps: int, count: int, taps: int) -> int:
 def _each(function: Callable[..., int], *columns: Any) -> NDArray[np.float64]:
     """Apply a function to columns, evaluating it once for each combination of values."""
     rows, which = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
-    found: NDArray[np.float64] = np.array([function(*map(int, row)) for row in rows], dtype=np.float64)
-    return found[which.reshape(-1)]
+    values: NDArray[np.float64] = np.array([function(*map(int, row)) for row in rows], dtype=np.float64)
+    return values[which.reshape(-1)]
 
 
 def _convolution(columns: Columns, device: Device) -> Costs:

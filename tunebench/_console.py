@@ -34,7 +34,7 @@ def printable(text: str) -> str:
     Names, reasons and file names come from imported files, databases and compilers. Printed as they are, they
     could clear the screen, forge lines or set the title of the terminal.
     """
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def console(*, stderr: bool = False, notebook: bool = True) -> Console:
@@ -46,10 +46,12 @@ def console(*, stderr: bool = False, notebook: bool = True) -> Console:
     """
     stream = sys.stderr if stderr else sys.stdout
     jupyter = None if notebook else False
-    found = _console_class()(stderr=stderr, highlight=False, markup=False, emoji=False, force_jupyter=jupyter)
-    if not (stream.isatty() or found.is_jupyter):
-        found.width = _environment.columns() or WIDTH
-    return found
+    created = _console_class()(
+        stderr=stderr, highlight=False, markup=False, emoji=False, force_jupyter=jupyter
+    )
+    if not (stream.isatty() or created.is_jupyter):
+        created.width = _environment.columns() or WIDTH
+    return created
 
 
 _level = 0
@@ -109,11 +111,11 @@ def _console_class() -> type[Console]:
     class EscapingConsole(Console):
         """A console that escapes control characters of all strings, also in the cells of tables."""
 
-        def render_str(self, text: str, **how: Any) -> Text:
-            return super().render_str(printable(text), **how)
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(printable(text), **options)
 
-        def print(self, *objects: Any, crop: bool = False, **how: Any) -> None:
-            super().print(*objects, crop=crop, **how)  # a word longer than a line is not cut
+        def print(self, *objects: Any, crop: bool = False, **options: Any) -> None:
+            super().print(*objects, crop=crop, **options)  # a word longer than a line is not cut
 
     return EscapingConsole
 
@@ -129,15 +131,15 @@ def table(*columns: str, rows: Iterable[Iterable[object]], title: str | None = N
         rows: Cells, converted by `str`; None is shown as ``-``.
         title: Title above the table.
     """
-    found = _table_class()(
+    grid = _table_class()(
         title=title, title_justify="left", title_style="bold", box=None, header_style="bold"
     )
     for column in columns:
         justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
-        found.add_column(column.lstrip(">"), justify=justify, overflow="fold")
+        grid.add_column(column.lstrip(">"), justify=justify, overflow="fold")
     for row in rows:
-        found.add_row(*("-" if cell is None else str(cell) for cell in row))
-    return found
+        grid.add_row(*("-" if cell is None else str(cell) for cell in row))
+    return grid
 
 
 @functools.cache
@@ -156,9 +158,9 @@ def _table_class() -> type[Table]:
             ]
             measured = [[text.__rich_measure__(console, options) for text in column] for column in texts]
             least = [max(cell.minimum for cell in column) for column in measured]
-            most = [max(cell.maximum for cell in column) for column in measured]
+            widest = [max(cell.maximum for cell in column) for column in measured]
             widths = _widths(
-                least, most, options.max_width - sum(sum(self.padding[1::2]) for _ in self.columns)
+                least, widest, options.max_width - sum(sum(self.padding[1::2]) for _ in self.columns)
             )
             if widths is None:
                 yield from self._lines(texts)
@@ -184,16 +186,16 @@ def _table_class() -> type[Table]:
     return UnbrokenTable
 
 
-def _widths(least: list[int], most: list[int], space: int) -> list[int] | None:
-    """Return the widths of columns between `least` and `most` that fill a space; None if they do not fit."""
+def _widths(least: list[int], widest: list[int], space: int) -> list[int] | None:
+    """Return widths of columns between `least` and `widest` that fill a space; None if they do not fit."""
     room = space - sum(least)
     if room < 0:
         return None
     widths = list(least)
-    while room > 0 and (growing := [i for i, width in enumerate(widths) if width < most[i]]):
+    while room > 0 and (growing := [i for i, width in enumerate(widths) if width < widest[i]]):
         share = max(1, room // len(growing))
         for i in growing:
-            added = min(share, most[i] - widths[i], room)
+            added = min(share, widest[i] - widths[i], room)
             widths[i] += added
             room -= added
     return widths

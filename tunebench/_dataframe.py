@@ -55,9 +55,9 @@ def columns_of(rows: Iterable[Mapping[str, object]]) -> dict[str, list[object]]:
     Args:
         rows: The rows; the columns have the order in which their names first occur.
     """
-    kept = list(rows)
-    names = dict.fromkeys(name for row in kept for name in row)
-    return {name: [row.get(name) for row in kept] for name in names}
+    listed = list(rows)
+    names = dict.fromkeys(name for row in listed for name in row)
+    return {name: [row.get(name) for row in listed] for name in names}
 
 
 def _alike(values: Sequence[Any]) -> list[Any]:

@@ -225,9 +225,9 @@ def _size(name: str, unit: str) -> float | None:
     if text is None:
         return None
     try:
-        given = float(text)
+        size = float(text)
     except ValueError:
-        given = 0.0
-    if not 0 < given < float("inf"):
+        size = 0.0
+    if not 0 < size < float("inf"):
         raise InputError(f"{name} must be a positive number of {unit}, such as 8; got {text!r}")
-    return given
+    return size

@@ -90,9 +90,9 @@ def _read_number(path: str) -> int | None:
 
 
 def _last_level_cache_bytes() -> int:
-    given = _environment.cpu_cache_mb()
-    if given is not None:
-        return max(1, round(given * (1 << 20)))
+    megabytes = _environment.cpu_cache_mb()
+    if megabytes is not None:
+        return max(1, round(megabytes * (1 << 20)))
     sizes = [0]
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         match = re.fullmatch(r"(\d+)([KM]?)", path.read_text(encoding="ascii").strip())

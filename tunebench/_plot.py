@@ -40,7 +40,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
         OSError: if the file cannot be written.
     """
     ending = Path(path).suffix.removeprefix(".")
-    known = figure.canvas.get_supported_filetypes()
-    if ending not in known:
-        raise InputError(f"{path}: the suffix of a plot must be one of .{', .'.join(sorted(known))}")
+    suffixes = figure.canvas.get_supported_filetypes()
+    if ending not in suffixes:
+        raise InputError(f"{path}: the suffix of a plot must be one of .{', .'.join(sorted(suffixes))}")
     figure.savefig(path, dpi=DOTS_AN_INCH)

@@ -103,7 +103,11 @@ def _is_private_group(group: int) -> bool:
     import pwd
 
     try:
-        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+        user, owner_group = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:
         return False
-    return group == user.pw_gid and found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name}
+    return (
+        group == user.pw_gid
+        and owner_group.gr_name == user.pw_name
+        and set(owner_group.gr_mem) <= {user.pw_name}
+    )

@@ -200,8 +200,8 @@ def refine(
     static = resources.static_smem_bytes or 0
     smem_bytes = np.maximum(costs.smem_bytes, static + (resources.dynamic_smem_bytes or 0))
     registers = costs.registers if resources.registers is None else float(resources.registers)
-    known = dataclasses.replace(costs, smem_bytes=smem_bytes, registers=registers)
-    return bound(known, traffic, device, cache=cache, rows=rows)
+    refined = dataclasses.replace(costs, smem_bytes=smem_bytes, registers=registers)
+    return bound(refined, traffic, device, cache=cache, rows=rows)
 
 
 def refined_us(
@@ -236,8 +236,8 @@ def refined_us(
     table = Table(variant.space, np.array([variant.space.ordinals(config)], dtype=np.int16))
     costs = variant.costs(workload, table, device)
     alone = isinstance(variant, GpuVariant) and len(variant.launches(workload, config)) == 1
-    known = resources if alone else Resources()
-    return float(refine(costs, workload.traffic(), device, known, cache=cache, rows=1).us[0])
+    allocated = resources if alone else Resources()
+    return float(refine(costs, workload.traffic(), device, allocated, cache=cache, rows=1).us[0])
 
 
 def resident_blocks(costs: Costs, device: Device) -> Array:
@@ -265,8 +265,8 @@ def _resident_blocks(columns: dict[str, Array], device: Device) -> Array:
     if device.threads_per_sm:
         blocks = np.minimum(blocks, device.threads_per_sm // (WARP * warps))
     if device.smem_per_sm_bytes:
-        held = np.maximum(1.0, columns["smem_bytes"] + device.smem_reserved_bytes)
-        blocks = np.minimum(blocks, device.smem_per_sm_bytes // held)
+        smem_per_block = np.maximum(1.0, columns["smem_bytes"] + device.smem_reserved_bytes)
+        blocks = np.minimum(blocks, device.smem_per_sm_bytes // smem_per_block)
     unit = 8 if device.compute_capability != (0, 0) else 1
     per_warp = WARP * unit * np.maximum(1.0, ceil_div(columns["registers"], unit))
     file = device.registers_per_sm / device.partitions
@@ -339,15 +339,17 @@ def _blocks_of_busiest(columns: dict[str, Array], resident: Array, device: Devic
     needs ``ceil(n / r)`` times the time of one block alone.
     """
     mean = columns["blocks"] / device.sm_count
-    most = np.ceil(columns["full_blocks"] / device.sm_count)
+    busiest_blocks = np.ceil(columns["full_blocks"] / device.sm_count)
     alone = _warps(columns) / device.partitions
     if np.all(alone >= 1):
-        whole = np.maximum(mean, most)
+        whole = np.maximum(mean, busiest_blocks)
         return whole, whole
-    together = np.maximum(1.0, np.minimum(resident, most))
-    parted = np.maximum(mean / np.minimum(1.0, resident * alone), most / np.minimum(1.0, together * alone))
-    waves = np.ceil(most / resident) / np.minimum(1.0, alone)
-    return np.maximum(mean, most), np.maximum(parted, waves)
+    together = np.maximum(1.0, np.minimum(resident, busiest_blocks))
+    parted = np.maximum(
+        mean / np.minimum(1.0, resident * alone), busiest_blocks / np.minimum(1.0, together * alone)
+    )
+    waves = np.ceil(busiest_blocks / resident) / np.minimum(1.0, alone)
+    return np.maximum(mean, busiest_blocks), np.maximum(parted, waves)
 
 
 def _rounds(columns: dict[str, Array], resident: Array, device: Device) -> Array:

@@ -145,10 +145,10 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _device(data: Mapping[str, Any], notes: list[str]) -> Device:
     """Build a device from the contents of a file, completed by the described product and architecture."""
-    known = {*_WORDS, *_FIELDS, "tflops", "source", "like"}
+    keys = {*_WORDS, *_FIELDS, "tflops", "source", "like"}
     for key in data:
-        if key not in known:
-            raise UnknownName("key", key, known)
+        if key not in keys:
+            raise UnknownName("key", key, keys)
     for key in _TEXTS & set(data):
         if not isinstance(data[key], str) or not data[key]:
             raise InputError(f"{key} must be a non-empty text, got {data[key]!r}")
@@ -177,8 +177,8 @@ def _device(data: Mapping[str, Any], notes: list[str]) -> Device:
 
 
 def _reason(data: Mapping[str, Any]) -> str:
-    given = data.get("architecture")
-    return f"architecture {given} is not described: " if given else "no architecture is given: "
+    architecture = data.get("architecture")
+    return f"architecture {architecture} is not described: " if architecture else "no architecture is given: "
 
 
 def _product(like: str | None, name: str) -> dict[str, Any]:
@@ -223,8 +223,8 @@ def _boost(data: Mapping[str, Any]) -> dict[str, float]:
 
 def _in_range(key: str, value: Any, word: _Word) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not word.low <= value <= word.high:
-        ends = f"from {significant(word.low, 6)} to {significant(word.high, 6)}"
-        raise InputError(f"{key} must be {word.unit}, {ends}; got {value!r}")
+        interval = f"from {significant(word.low, 6)} to {significant(word.high, 6)}"
+        raise InputError(f"{key} must be {word.unit}, {interval}; got {value!r}")
     if key == "sm_count" and value != int(value):
         raise InputError(f"{key} must be a whole number, got {value!r}")
     return float(value)
@@ -315,34 +315,36 @@ def _nearest(name: str, named: str | None, rates: Mapping[str, float], tensor: M
 
     def distance(entry: str) -> tuple[float, float]:
         facts = architecture_facts(entry)
-        there = facts.get("mma_flop_per_clock", {})
-        pairs = [(rate, there.get(dtype)) for dtype, rate in tensor.items()]
+        described = facts.get("mma_flop_per_clock", {})
+        pairs = [(rate, described.get(dtype)) for dtype, rate in tensor.items()]
         pairs += [(rate, facts[key]) for key, rate in rates.items()]
-        away = sum(abs(math.log2(rate / other)) if other else 4.0 for rate, other in pairs)
+        away = sum(
+            abs(math.log2(rate / described_rate)) if described_rate else 4.0 for rate, described_rate in pairs
+        )
         return away, abs(number - int(entry[3:])) if number is not None else -alike.index(entry)
 
     return min(alike, key=distance)
 
 
 def _tensor_rates(
-    base: Mapping[str, float], given: Mapping[str, float], notes: list[str]
+    base: Mapping[str, float], rates: Mapping[str, float], notes: list[str]
 ) -> dict[str, float]:
     """Return tensor rates by type: the given ones, and the others in proportion to those of the base.
 
     Datasheets list one rate for fp16 and bf16 together, where a device has both.
     """
-    for one, other in (("f16", "bf16"), ("bf16", "f16")):
-        if one in given and other in base and other not in given:
-            given = {**given, other: given[one]}
-    if "f16" not in given or "f16" not in base or given["f16"] == base["f16"]:
-        return {**base, **given}
-    ratio = given["f16"] / base["f16"]
-    left = {dtype: rate * ratio for dtype, rate in base.items() if dtype not in given}
-    if left:
+    for dtype, twin in (("f16", "bf16"), ("bf16", "f16")):
+        if dtype in rates and twin in base and twin not in rates:
+            rates = {**rates, twin: rates[dtype]}
+    if "f16" not in rates or "f16" not in base or rates["f16"] == base["f16"]:
+        return {**base, **rates}
+    ratio = rates["f16"] / base["f16"]
+    scaled = {dtype: rate * ratio for dtype, rate in base.items() if dtype not in rates}
+    if scaled:
         notes.append(
-            f"tensor rates of {', '.join(left)} are not given: assumed in proportion to the rate of fp16"
+            f"tensor rates of {', '.join(scaled)} are not given: assumed in proportion to the rate of fp16"
         )
-    return {**left, **given}
+    return {**scaled, **rates}
 
 
 def _contradictions(
@@ -357,10 +359,12 @@ def _contradictions(
         return  # a file with `like` differs from that product on purpose
     if product_facts(name):
         for key, word in _WORDS.items():
-            here, known = facts.get(word.field), base.get(word.field)
-            if here and known and abs(here / known - 1) > 0.02:
-                said = f"{key} is {significant(here / word.scale, 6)} in this file"
-                notes.append(f"{said}, but {significant(known / word.scale, 6)} in the description of {name}")
+            stated, described = facts.get(word.field), base.get(word.field)
+            if stated and described and abs(stated / described - 1) > 0.02:
+                statement = f"{key} is {significant(stated / word.scale, 6)} in this file"
+                notes.append(
+                    f"{statement}, but {significant(described / word.scale, 6)} in the description of {name}"
+                )
     fma, usual = facts.get("fma_per_clock"), base.get("fma_per_clock")
     if fma and usual and not 0.9 < fma / usual < 1.1:
         notes.append(
@@ -380,21 +384,21 @@ def _from_neusight(data: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     for key in data:
         if key not in _NEUSIGHT_KEYS:
             raise UnknownName("key of a NeuSight device", key, _NEUSIGHT_KEYS)
-    found: dict[str, Any] = {"name": data.get("Device", "")}
-    found |= {word: data[key] for key, word in _NEUSIGHT.items() if key in data}
+    sheet: dict[str, Any] = {"name": data.get("Device", "")}
+    sheet |= {word: data[key] for key, word in _NEUSIGHT.items() if key in data}
     for key in sorted({*data} - {"Device"}):
         _positive(key, data[key])
     peaks = {word: data[key] for key, word in _NEUSIGHT_PEAKS.items() if key in data}
-    found["tflops"] = {word: peak / 1e3 for word, peak in peaks.items()}
+    sheet["tflops"] = {word: peak / 1e3 for word, peak in peaks.items()}
     read_as = ", ".join(
-        f"{word} {significant(value, 6)}" for word, value in found.items() if isinstance(value, int | float)
+        f"{word} {significant(value, 6)}" for word, value in sheet.items() if isinstance(value, int | float)
     )
-    peaks_as = ", ".join(f"{word} {significant(peak, 6)}" for word, peak in found["tflops"].items())
+    peaks_as = ", ".join(f"{word} {significant(peak, 6)}" for word, peak in sheet["tflops"].items())
     notes.append(f"read as a NeuSight device: {read_as}, tflops {peaks_as}")
     lanes = data.get("Core_Per_SM", 0)
     if "SingleFLOPs" in data and lanes:
         expected = data.get("Num_Sm", 0) * lanes * 2 * data.get("Freq", 0) / 1e3
         if expected and not 0.95 < data["SingleFLOPs"] / expected < 1.05:
-            said = f"SingleFLOPs {significant(data['SingleFLOPs'], 6)} contradicts"
-            notes.append(f"{said} Num_Sm x Core_Per_SM x 2 x Freq: {significant(expected, 6)}")
-    return found
+            statement = f"SingleFLOPs {significant(data['SingleFLOPs'], 6)} contradicts"
+            notes.append(f"{statement} Num_Sm x Core_Per_SM x 2 x Freq: {significant(expected, 6)}")
+    return sheet

@@ -200,10 +200,10 @@ def checked(operator: str, name: str, value: Any, kind: Kind) -> Any:
         except InputError as error:
             raise InputError(f"{operator}: {name}: {error}") from None
     if kind.note == "names" and isinstance(value, str):
-        given = sorted(filter(None, value.split("+")))
-        if not _NAMES.fullmatch(value) or len(set(given)) != len(given):
+        names = sorted(filter(None, value.split("+")))
+        if not _NAMES.fullmatch(value) or len(set(names)) != len(names):
             raise InputError(f"{operator}: {name}={quoted(value)} must be names joined by +, each once")
-        return "+".join(given)
+        return "+".join(names)
     if kind.base is float:
         return _positive(operator, name, value)
     _check_dimension(operator, name, value, kind)

@@ -89,7 +89,9 @@ def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     if dtype in ("bf16", "e4m3"):
         import ml_dtypes
 
-        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16 if dtype == "bf16" else ml_dtypes.float8_e4m3fn)
+        numpy_type: np.dtype[Any] = np.dtype(
+            ml_dtypes.bfloat16 if dtype == "bf16" else ml_dtypes.float8_e4m3fn
+        )
     else:
-        found = np.dtype(_NUMPY[storage(dtype)])
-    return found
+        numpy_type = np.dtype(_NUMPY[storage(dtype)])
+    return numpy_type

@@ -251,8 +251,10 @@ def install_command(extra: str) -> str:
         required = metadata.requires("tunebench") or []
     except metadata.PackageNotFoundError:  # a checkout that is not installed
         required = []
-    wanted = [text.partition(";") for text in required]
-    packages = [name.strip() for name, _, when in wanted if re.search(rf"extra == ['\"]{extra}['\"]", when)]
+    requirements = [text.partition(";") for text in required]
+    packages = [
+        name.strip() for name, _, when in requirements if re.search(rf"extra == ['\"]{extra}['\"]", when)
+    ]
     if not packages:
         return f"pip install '.[{extra}]' in a checkout of tunebench"
     return f"pip install {' '.join(map(shlex.quote, packages))}"
@@ -280,8 +282,8 @@ def describe_error(error: BaseException) -> str:
     """
     message, name = message_of(error), type(error).__name__
     text = message if isinstance(error, TunebenchError) else f"{name}: {message}" if message else name
-    place = user_place(error)
-    text += f" ({place})" if place else ""
+    location = user_place(error)
+    text += f" ({location})" if location else ""
     return text[:LONGEST_MESSAGE].replace("\0", "\\x00").encode(errors="backslashreplace").decode()
 
 
@@ -320,5 +322,5 @@ def user_place(error: BaseException) -> str:
         for frame in reversed(frames)
         if not frame.filename.startswith(ours) and _PACKAGES.isdisjoint(Path(frame.filename).parts)
     )
-    found = next(users, None)
-    return "" if found is None else f"{found.filename}, line {found.lineno}"
+    frame = next(users, None)
+    return "" if frame is None else f"{frame.filename}, line {frame.lineno}"

@@ -177,12 +177,12 @@ def _written(node: Node) -> str:
 
 def names(node: Node) -> tuple[str, ...]:
     """Return the names of the inputs, each once, in the order of their first use."""
-    return tuple(dict.fromkeys(found.name for found in _walk(node) if isinstance(found, Name)))
+    return tuple(dict.fromkeys(leaf.name for leaf in _walk(node) if isinstance(leaf, Name)))
 
 
 def steps(node: Node) -> tuple[Apply, ...]:
     """Return the distinct operations in evaluation order: arguments first."""
-    return tuple(dict.fromkeys(found for found in _walk(node) if isinstance(found, Apply)))
+    return tuple(dict.fromkeys(step for step in _walk(node) if isinstance(step, Apply)))
 
 
 def _walk(node: Node) -> Iterator[Node]:
@@ -212,32 +212,32 @@ def _python_tree(text: str) -> ast.Expression:
         raise InputError(f"{quoted(text)}, position {error.offset or len(text) + 1}: {error.msg}") from None
 
 
-def _node(found: ast.expr, text: str) -> Node:
+def _node(syntax: ast.expr, text: str) -> Node:
     """Convert a node of Python's syntax tree to an expression node, if the grammar allows it."""
-    match found:
+    match syntax:
         case ast.Name(id=name):
             if name in FUNCTIONS or name in SHORTHANDS:
-                raise _refusal(found, text, f"{name} is a function, write {name}(x)")
+                raise _refusal(syntax, text, f"{name} is a function, write {name}(x)")
             return Name(name)
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             if value and not SMALLEST <= value <= LARGEST:
-                raise _refusal(found, text, f"a number must be 0 or from {SMALLEST} to {LARGEST} (f32)")
+                raise _refusal(syntax, text, f"a number must be 0 or from {SMALLEST} to {LARGEST} (f32)")
             return Number(float(value))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return Apply("neg", (_node(operand, text),))
         case ast.BinOp(op=operation) if type(operation) in _BINARY:
-            return Apply(_BINARY[type(operation)], (_node(found.left, text), _node(found.right, text)))
+            return Apply(_BINARY[type(operation)], (_node(syntax.left, text), _node(syntax.right, text)))
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
-            return _call(name, arguments, found, text)
-    raise _refusal(found, text, "expected names, numbers, + - * /, -x, parentheses and functions of names")
+            return _call(name, arguments, syntax, text)
+    raise _refusal(syntax, text, "expected names, numbers, + - * /, -x, parentheses and functions of names")
 
 
-def _call(name: str, arguments: list[ast.expr], found: ast.expr, text: str) -> Node:
-    known = {**FUNCTIONS, **SHORTHANDS}
-    if name not in known:
-        raise UnknownName("function of an expression", name, known)
-    if len(arguments) != known[name]:
-        raise _refusal(found, text, f"{name} takes {known[name]} argument(s), got {len(arguments)}")
+def _call(name: str, arguments: list[ast.expr], syntax: ast.expr, text: str) -> Node:
+    arities = {**FUNCTIONS, **SHORTHANDS}
+    if name not in arities:
+        raise UnknownName("function of an expression", name, arities)
+    if len(arguments) != arities[name]:
+        raise _refusal(syntax, text, f"{name} takes {arities[name]} argument(s), got {len(arguments)}")
     nodes = tuple(_node(argument, text) for argument in arguments)
     match name:
         case "clamp":
@@ -271,6 +271,6 @@ def _product(base: Node, count: int) -> Node:
     return Apply("mul", (squared, base)) if count % 2 else squared
 
 
-def _refusal(found: ast.expr, text: str, reason: str) -> InputError:
-    part = ast.get_source_segment(text, found)
-    return InputError(f"{quoted(text)}, position {found.col_offset + 1}: {quoted(part)}: {reason}")
+def _refusal(syntax: ast.expr, text: str, reason: str) -> InputError:
+    part = ast.get_source_segment(text, syntax)
+    return InputError(f"{quoted(text)}, position {syntax.col_offset + 1}: {quoted(part)}: {reason}")

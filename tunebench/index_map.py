@@ -120,7 +120,7 @@ class IndexMap:
 
     def rows(self) -> tuple[tuple[int, ...], ...]:
         """Return all rows of factors along the axes: strides, and coefficients of guards and gathers."""
-        guards, gathers = ([one.coefficients for one in each] for each in (self.guards, self.gathers))
+        guards, gathers = ([term.coefficients for term in terms] for terms in (self.guards, self.gathers))
         return (self.strides, *guards, *gathers)
 
     def with_rows(self, shape: Sequence[int], change: Callable[[tuple[int, ...]], Sequence[int]]) -> IndexMap:
@@ -131,8 +131,8 @@ class IndexMap:
             change: Returns a row of factors along the new axes.
         """
 
-        def changed(one: Any) -> Any:
-            return dataclasses.replace(one, coefficients=tuple(change(one.coefficients)))
+        def changed(term: Any) -> Any:
+            return dataclasses.replace(term, coefficients=tuple(change(term.coefficients)))
 
         strides = tuple(change(self.strides))  # `change` is called in the order of `rows`
         guards, gathers = tuple(map(changed, self.guards)), tuple(map(changed, self.gathers))
@@ -149,12 +149,12 @@ class IndexMap:
         low = high = self.start
         free = set(range(len(self.shape)))
         for guard, axes, step in self._guarded_dimensions():
-            ends = [step * end for end in self._permitted(guard)]
-            low, high = low + min(ends), high + max(ends)
+            limits = [step * end for end in self._permitted(guard)]
+            low, high = low + min(limits), high + max(limits)
             free -= axes
         rest = sorted(free)
         below, above = _span([self.shape[a] for a in rest], [self.strides[a] for a in rest])
-        gathered = [(one.extent - 1) * one.step for one in self.gathers]
+        gathered = [(gather.extent - 1) * gather.step for gather in self.gathers]
         below += sum(end for end in gathered if end < 0)
         above += sum(end for end in gathered if end > 0)
         return low + below, high + above
@@ -162,9 +162,9 @@ class IndexMap:
     def _permitted(self, guard: Guard) -> tuple[int, int]:
         """Return the smallest and largest ``sum(i * coefficients)`` that all guards of this sum permit."""
         low, high = _span(self.shape, guard.coefficients)
-        for one in self.guards:
-            if one.coefficients == guard.coefficients:
-                low, high = max(low, -one.start), min(high, one.extent - 1 - one.start)
+        for same_sum in self.guards:
+            if same_sum.coefficients == guard.coefficients:
+                low, high = max(low, -same_sum.start), min(high, same_sum.extent - 1 - same_sum.start)
         return low, high
 
     def _guarded_dimensions(self) -> Iterator[tuple[Guard, frozenset[int], int]]:
@@ -230,9 +230,9 @@ class IndexMap:
         def composed(row: Sequence[int]) -> tuple[int, ...]:
             return tuple(_dot(digit, row) for digit in digits)
 
-        def moved(one: Any) -> Any:
-            start = one.start + _dot(first, one.coefficients)
-            return dataclasses.replace(one, coefficients=composed(one.coefficients), start=start)
+        def moved(term: Any) -> Any:
+            start = term.start + _dot(first, term.coefficients)
+            return dataclasses.replace(term, coefficients=composed(term.coefficients), start=start)
 
         read = view.split(shape)
         gathers = tuple(
@@ -249,13 +249,13 @@ class IndexMap:
 
     def _limits(self) -> list[tuple[int, int]]:
         """Return the first and the last index along each axis that guards of this axis alone permit."""
-        found = [(0, extent - 1) for extent in self.shape]
+        limits = [(0, extent - 1) for extent in self.shape]
         for guard in self.guards:
             axes = [axis for axis, factor in enumerate(guard.coefficients) if factor]
             if len(axes) == 1 and guard.coefficients[axes[0]] == 1:
-                low, high = found[axes[0]]
-                found[axes[0]] = max(low, -guard.start), min(high, guard.extent - 1 - guard.start)
-        return found
+                low, high = limits[axes[0]]
+                limits[axes[0]] = max(low, -guard.start), min(high, guard.extent - 1 - guard.start)
+        return limits
 
     # -- memory ----------------------------------------------------------------------------------------------
 
@@ -283,15 +283,15 @@ class IndexMap:
 
     def _gathered(self) -> tuple[int, int, int]:
         """Return the smallest step of the gathers, the expected number of different indices, the largest."""
-        along = {axis for one in self.gathers for axis, factor in enumerate(one.coefficients) if factor}
+        along = {axis for gather in self.gathers for axis, factor in enumerate(gather.coefficients) if factor}
         along = {axis for axis in along if not self.strides[axis]}
         count = math.prod(self.shape[axis] for axis in along)
         if len(self.gathers) == 1:
             (gather,) = self.gathers
             row = tuple(factor if axis in along else 0 for axis, factor in enumerate(gather.coefficients))
             count = IndexMap(self.shape, row, gather.start, self.guards).touched()
-        extent = math.prod(one.extent for one in self.gathers)
-        return min(abs(one.step) for one in self.gathers), _different(count, extent), extent - 1
+        extent = math.prod(gather.extent for gather in self.gathers)
+        return min(abs(gather.step) for gather in self.gathers), _different(count, extent), extent - 1
 
 
 def simplified(maps: Sequence[IndexMap], inner: int = 0) -> tuple[list[IndexMap], int]:
@@ -309,38 +309,40 @@ def simplified(maps: Sequence[IndexMap], inner: int = 0) -> tuple[list[IndexMap]
     """
     shape = maps[0].shape
     maps = [
-        dataclasses.replace(each, guards=tuple(one for one in each.guards if not one.holds_everywhere(shape)))
-        for each in maps
+        dataclasses.replace(
+            index, guards=tuple(guard for guard in index.guards if not guard.holds_everywhere(shape))
+        )
+        for index in maps
     ]
-    rows = [row for each in maps for row in each.rows()]
+    rows = [row for index in maps for row in index.rows()]
     extents: list[int] = []
     steps: list[list[int]] = []
-    left = 0
+    inner_axes = 0
     for axis, extent in enumerate(shape):
-        here, is_inner = [row[axis] for row in rows], axis >= len(shape) - inner
+        axis_steps, is_inner = [row[axis] for row in rows], axis >= len(shape) - inner
         if extent == 1:
             continue
-        may_merge = bool(extents) and bool(left) == is_inner
-        if may_merge and steps[-1] == [step * extent for step in here]:
-            extents[-1], steps[-1] = extents[-1] * extent, here
+        may_merge = bool(extents) and bool(inner_axes) == is_inner
+        if may_merge and steps[-1] == [step * extent for step in axis_steps]:
+            extents[-1], steps[-1] = extents[-1] * extent, axis_steps
         else:
             extents.append(extent)
-            steps.append(here)
-            left += is_inner
+            steps.append(axis_steps)
+            inner_axes += is_inner
     if not extents:
-        extents, steps, left = [1], [[0] * len(rows)], min(inner, 1)
+        extents, steps, inner_axes = [1], [[0] * len(rows)], min(inner, 1)
     merged = zip(*steps, strict=True)
-    return [each.with_rows(extents, lambda row: next(merged)) for each in maps], left
+    return [index.with_rows(extents, lambda row: next(merged)) for index in maps], inner_axes
 
 
 def common_shape(shapes: Iterable[Sequence[int]]) -> tuple[int, ...] | None:
     """Return the coarsest shape that splits all shapes of the same size; None if their axes do not nest."""
-    ends: set[int] = {1}
+    boundaries: set[int] = {1}
     total = 1
     for shape in shapes:
         total = math.prod(shape)
-        ends |= set(itertools.accumulate(reversed(shape), int.__mul__))
-    ordered = sorted(ends)
+        boundaries |= set(itertools.accumulate(reversed(shape), int.__mul__))
+    ordered = sorted(boundaries)
     if ordered[-1] != total or any(after % before for before, after in itertools.pairwise(ordered)):
         return None
     return tuple(after // before for before, after in itertools.pairwise(ordered))[::-1]
@@ -354,26 +356,26 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 def _nested(shape: Sequence[int], finer: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield, for each extent, the consecutive extents of a finer shape whose product it is."""
     rest = list(finer)
-    for place, extent in enumerate(shape):
+    for axis, extent in enumerate(shape):
         part: list[int] = []
-        while math.prod(part) < extent or (rest and place == len(shape) - 1):
+        while math.prod(part) < extent or (rest and axis == len(shape) - 1):
             part.append(rest.pop(0))
         yield tuple(part)
 
 
 def _span(shape: Sequence[int], row: Sequence[int]) -> tuple[int, int]:
     """Return the smallest and the largest sum of indices times coefficients."""
-    ends = [(extent - 1) * step for extent, step in zip(shape, row, strict=True)]
-    return sum(end for end in ends if end < 0), sum(end for end in ends if end > 0)
+    extremes = [(extent - 1) * step for extent, step in zip(shape, row, strict=True)]
+    return sum(end for end in extremes if end < 0), sum(end for end in extremes if end > 0)
 
 
 def _digits(position: int, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the indices of a position in row-major order; all are negative for a negative position."""
-    sign, rest, found = (-1 if position < 0 else 1), abs(position), []
+    sign, rest, digits = (-1 if position < 0 else 1), abs(position), []
     for step in row_major(shape):
-        found.append(sign * (rest // step))
+        digits.append(sign * (rest // step))
         rest %= step
-    return tuple(found)
+    return tuple(digits)
 
 
 def _digit_axes(extent: int, stride: int, shape: Sequence[int]) -> list[tuple[int, int]]:
@@ -412,12 +414,12 @@ def _overlapping(axes: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, in
 
 def _sums(axes: Sequence[tuple[int, int]]) -> np.ndarray | None:
     """Return the distinct sums of indices times coefficients, ascending; None if there are too many."""
-    found = np.zeros(1, np.int64)
+    sums = np.zeros(1, np.int64)
     for extent, factor in axes:
-        if len(found) * extent > MOST_COUNTED:
+        if len(sums) * extent > MOST_COUNTED:
             return None
-        found = np.unique(found[:, None] + np.arange(extent) * factor)
-    return found
+        sums = np.unique(sums[:, None] + np.arange(extent) * factor)
+    return sums
 
 
 def _count(axes: Sequence[tuple[int, int]]) -> tuple[int, int]:

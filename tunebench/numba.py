@@ -53,8 +53,8 @@ def matmul(a: Any, b: Any, out: Any = None) -> Array:
     sizes = {"m": m, "n": n, "k": k, "batch": batch, "trans": trans_a + trans_b}
     if right.shape[-2] != k:
         raise InputError(f"matmul: shapes {left.shape} and {right.shape} are incompatible")
-    given = [t.swapaxes(-1, -2) if way == "t" else t for t, way in ((left, trans_a), (right, trans_b))]
-    return _serve("gemm", sizes, given, (*left.shape[:-1], n), out)[0]
+    operands = [t.swapaxes(-1, -2) if way == "t" else t for t, way in ((left, trans_a), (right, trans_b))]
+    return _serve("gemm", sizes, operands, (*left.shape[:-1], n), out)[0]
 
 
 def softmax(x: Any, out: Any = None, *, log: bool = False) -> Array:
@@ -133,8 +133,8 @@ def conv2d(
     sizes: dict[str, Any] = {"n": n, "c": c, "h": height, "w": width, "k": k, "r": r, "s": s, "pad": pad}
     sizes |= {"pad_w": pad_w, "stride": stride, "dilation": dilation, "groups": groups, "layout": layout}
     sizes["epilogue"] = "none" if bias is None else "bias"
-    given = [images, filters, *([] if bias is None else [_array(bias)])]
-    return _serve("conv2d", sizes, given, None, out)[0]
+    operands = [images, filters, *([] if bias is None else [_array(bias)])]
+    return _serve("conv2d", sizes, operands, None, out)[0]
 
 
 def attention(q: Any, k: Any, v: Any, out: Any = None, *, causal: bool = False) -> Array:
@@ -162,22 +162,22 @@ def attention(q: Any, k: Any, v: Any, out: Any = None, *, causal: bool = False) 
 # -- arrays --------------------------------------------------------------------------------------------------
 
 
-def _array(given: Any) -> Array:
+def _array(source: Any) -> Array:
     """Return a NumPy view of a CPU array of any library."""
-    if isinstance(given, np.ndarray):
-        return given
-    if not hasattr(given, "__dlpack__"):
-        raise InputError(f"expected a NumPy array or an object with __dlpack__, got {type(given).__name__}")
+    if isinstance(source, np.ndarray):
+        return source
+    if not hasattr(source, "__dlpack__"):
+        raise InputError(f"expected a NumPy array or an object with __dlpack__, got {type(source).__name__}")
     try:
-        array: Array = np.from_dlpack(given)
+        array: Array = np.from_dlpack(source)
     except (BufferError, RuntimeError, TypeError) as error:
-        raise InputError(f"expected an array in CPU memory, got {type(given).__name__}: {error}") from error
+        raise InputError(f"expected an array in CPU memory, got {type(source).__name__}: {error}") from error
     return array
 
 
-def _matrix(given: Any) -> tuple[Array, str]:
+def _matrix(source: Any) -> tuple[Array, str]:
     """Return an array, and whether its matrices are row-major (``"n"``) or column-major (``"t"``)."""
-    array = _array(given)
+    array = _array(source)
     swapped = array.ndim > 1 and not array.flags.c_contiguous and array.swapaxes(-1, -2).flags.c_contiguous
     return array, "t" if swapped else "n"
 
@@ -203,35 +203,35 @@ def _workload(operator: str, dtype: DType, *sizes: tuple[str, Any]) -> Workload:
 
 
 def _serve(
-    operator: str, sizes: dict[str, Any], given: list[Array], shape: tuple[int, ...] | None, out: Any
+    operator: str, sizes: dict[str, Any], inputs: list[Array], shape: tuple[int, ...] | None, out: Any
 ) -> list[Array]:
     """Run the kernel of a workload and return its outputs; the first has `shape` and is written to `out`."""
-    dtype = _types().get(given[0].dtype)
+    dtype = _types().get(inputs[0].dtype)
     if dtype is None:
-        raise InputError(f"expected float32, float16 or bfloat16, got {given[0].dtype}")
+        raise InputError(f"expected float32, float16 or bfloat16, got {inputs[0].dtype}")
     asked = _workload(operator, dtype, *sizes.items())
-    found = dispatcher(asked, _device())
+    kernel_dispatcher = dispatcher(asked, _device())
     with prefer("tunebench"):
-        made = found.bound_choice()
+        made = kernel_dispatcher.bound_choice()
     if is_watched():
-        found.notify(made)
+        kernel_dispatcher.notify(made)
     if made.kernel is None:
         raise InputError(f"{asked}: {made.choice.reason}")
     results = [np.empty(tensor.shape, numpy_dtype(tensor.dtype)) for tensor in asked.outputs()]
-    wanted = results[0].shape if shape is None else shape
+    out_shape = results[0].shape if shape is None else shape
     if out is not None:
-        results[0] = _checked_out(_array(out), wanted, results[0])
+        results[0] = _checked_out(_array(out), out_shape, results[0])
     arrays = [
         array.reshape(tensor.shape) if array.flags.c_contiguous and array.size == tensor.size else array
-        for array, tensor in zip([*given, *results], made.kernel.tensors, strict=True)
+        for array, tensor in zip([*inputs, *results], made.kernel.tensors, strict=True)
     ]
     assert isinstance(made.kernel, CpuKernel)
     made.kernel(*arrays)
-    return [results[0].reshape(wanted), *results[1:]]
+    return [results[0].reshape(out_shape), *results[1:]]
 
 
 def _checked_out(out: Array, shape: tuple[int, ...], like: Array) -> Array:
     if out.shape != shape or out.dtype != like.dtype or not out.flags.c_contiguous or not out.flags.writeable:
-        found = f"{out.shape}, {out.dtype}"
-        raise InputError(f"out must be {shape}, {like.dtype}, C-contiguous and writeable, got {found}")
+        actual = f"{out.shape}, {out.dtype}"
+        raise InputError(f"out must be {shape}, {like.dtype}, C-contiguous and writeable, got {actual}")
     return out

@@ -270,8 +270,8 @@ def first_error(reason: str) -> str:
     """
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     named = next((line for line in lines if not _COMPILER_PASS.match(line)), lines[0] if lines else "")
-    place = next(filter(_PLACE.match, lines), "")
-    return f"{named} ({place.rstrip(':')})" if place and place not in named else named
+    location = next(filter(_PLACE.match, lines), "")
+    return f"{named} ({location.rstrip(':')})" if location and location not in named else named
 
 
 def failure_of(outcome: Outcome) -> str | None:

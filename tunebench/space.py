@@ -178,8 +178,8 @@ class Table(Tabular):
         """
         keys = self.space.keys(ordinals)
         rows = np.minimum(np.searchsorted(self._keys, keys), len(self) - 1)
-        found: Array = np.where(self._keys[rows] == keys, rows, -1) if len(self) else np.full(len(keys), -1)
-        return found
+        matches: Array = np.where(self._keys[rows] == keys, rows, -1) if len(self) else np.full(len(keys), -1)
+        return matches
 
     def rows_of(self, other: Table) -> Array:
         """Return the row index of each configuration of another table, or -1 where it is missing here.
@@ -195,14 +195,16 @@ class Table(Tabular):
             raise InputError(
                 f"tables must have the same parameters, in the same order: {' and '.join(names)}"
             )
-        known = np.ones(len(other), dtype=bool)
+        present = np.ones(len(other), dtype=bool)
         ordinals = np.empty_like(other.ordinals)
         for i, (mine, theirs) in enumerate(zip(self.space.parameters, other.space.parameters, strict=True)):
-            place = {value: position for position, value in enumerate(mine.values)}
-            ordinals[:, i] = np.array([place.get(value, -1) for value in theirs.values])[other.ordinals[:, i]]
-            known &= ordinals[:, i] >= 0
-        found: Array = np.where(known, self.find(ordinals), -1)
-        return found
+            ordinal_of = {value: position for position, value in enumerate(mine.values)}
+            ordinals[:, i] = np.array([ordinal_of.get(value, -1) for value in theirs.values])[
+                other.ordinals[:, i]
+            ]
+            present &= ordinals[:, i] >= 0
+        matches: Array = np.where(present, self.find(ordinals), -1)
+        return matches
 
 
 @dataclass(frozen=True)
@@ -265,8 +267,8 @@ class Space:
         branch = self._root
         for parameter, ready in zip(self.parameters, self._ready, strict=True):
             branch = branch.expanded(len(parameter.values))
-            for constraint, places in ready:
-                rows, group = branch.distinct(places, self._counts)
+            for constraint, columns in ready:
+                rows, group = branch.distinct(columns, self._counts)
                 holds = self._holds(constraint, branch.ordinals[rows], context)
                 branch = branch.where(holds, group)
         if self._root.kept[0] > MOST_KEPT:
@@ -285,11 +287,11 @@ class Space:
     @functools.cached_property
     def _ready(self) -> tuple[tuple[tuple[Constraint, tuple[int, ...]], ...], ...]:
         """For each parameter, the constraints to apply once it is added, and the columns they read."""
-        places = {name: place for place, name in enumerate(self.names)}
+        column_of = {name: column for column, name in enumerate(self.names)}
         ready: list[list[tuple[Constraint, tuple[int, ...]]]] = [[] for _ in self.parameters]
         for constraint in self.constraints:
-            given = tuple(places[name] for name in _arguments(constraint) if name not in _CONTEXT)
-            ready[max(given, default=0)].append((constraint, given))
+            columns = tuple(column_of[name] for name in _arguments(constraint) if name not in _CONTEXT)
+            ready[max(columns, default=0)].append((constraint, columns))
         return tuple(map(tuple, ready))
 
     def __reduce__(self) -> tuple[type[Space], tuple[Any, ...]]:
@@ -326,7 +328,7 @@ class Space:
                 return self.check(config, **context)
             except ConfigError:
                 continue
-        on = ", ".join(getattr(given, "name", str(given)) for given in context.values())
+        on = ", ".join(getattr(argument, "name", str(argument)) for argument in context.values())
         raise ConfigError(f"no default configuration is valid for {on}")
 
     def parse(self, text: str) -> Config:
@@ -338,16 +340,16 @@ class Space:
         Raises:
             ConfigError: The text is malformed or incomplete, or contains an unknown value.
         """
-        given: dict[str, Value] = {}
+        values: dict[str, Value] = {}
         by_name = {parameter.name: parameter for parameter in self.parameters}
         for item in filter(None, text.split(",")):
             name, _, value = item.partition("=")
-            known = by_name.get(name)
-            match = [v for v in known.values if str(v) == value] if known else []
+            parameter = by_name.get(name)
+            match = [v for v in parameter.values if str(v) == value] if parameter else []
             if not match:
                 raise ConfigError(f"{item!r} is not valid; expected {self.describe()}")
-            given[name] = match[0]
-        return Table(self, np.array([self.ordinals(given)])).config(0)
+            values[name] = match[0]
+        return Table(self, np.array([self.ordinals(values)])).config(0)
 
     def describe(self) -> str:
         """Return the parameters and their values as one line of text."""
@@ -443,11 +445,11 @@ class _Branch:
             self._next[b""] = _Branch(wider.reshape(-1, wider.shape[-1]), self.kept)
         return self._next[b""]
 
-    def distinct(self, places: Sequence[int], counts: Sequence[int]) -> tuple[Any, Any]:
+    def distinct(self, columns: Sequence[int], counts: Sequence[int]) -> tuple[Any, Any]:
         """Return a row for each distinct combination of some parameters, and the combination of each row.
 
         Args:
-            places: Columns of the parameters.
+            columns: Columns of the parameters.
             counts: Number of values of all parameters.
 
         Returns:
@@ -455,11 +457,11 @@ class _Branch:
         """
         if self._distinct is None:
             self._distinct = (slice(None), slice(None))
-            if math.prod(counts[place] for place in places) < len(self.ordinals):
+            if math.prod(counts[column] for column in columns) < len(self.ordinals):
                 keys = np.zeros(len(self.ordinals), dtype=np.int32)
-                for place in places:
-                    keys = keys * counts[place] + self.ordinals[:, place]
-                row_of = np.full(math.prod(counts[place] for place in places), -1)
+                for column in columns:
+                    keys = keys * counts[column] + self.ordinals[:, column]
+                row_of = np.full(math.prod(counts[column] for column in columns), -1)
                 row_of[keys] = np.arange(len(keys))
                 number = np.cumsum(row_of >= 0, dtype=np.int32) - 1
                 self._distinct = row_of[row_of >= 0], number[keys]
@@ -491,8 +493,8 @@ def takes_config(*names: str) -> Callable[[Callable[..., Any]], Constraint]:
 
     def decorate(holds: Callable[..., Any]) -> Constraint:
         @functools.wraps(holds)
-        def constraint(**given: Any) -> Any:
-            return holds({name: given.pop(name) for name in names}, **given)
+        def constraint(**arguments: Any) -> Any:
+            return holds({name: arguments.pop(name) for name in names}, **arguments)
 
         columns = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
         context = list(inspect.signature(holds).parameters.values())[1:]

@@ -84,7 +84,9 @@ class TensorMap:
 
     def __post_init__(self) -> None:
         rank, line_bytes = len(self.extents), self.box[0] * itemsize(self.dtype)
-        own = self._rules_of_a_box() if self.pixel_box is None else self._rules_of_pixels(self.pixel_box)
+        box_rules = (
+            self._rules_of_a_box() if self.pixel_box is None else self._rules_of_pixels(self.pixel_box)
+        )
         every = (
             (len(self.strides_bytes) == rank - 1, "one stride for each dimension except the innermost"),
             (all(0 < extent <= 2**32 for extent in self.extents), "extents from 1 to 2**32"),
@@ -98,7 +100,7 @@ class TensorMap:
                 "lines of the box no longer than the swizzle",
             ),
         )
-        for holds, rule in itertools.chain(own, every):
+        for holds, rule in itertools.chain(box_rules, every):
             if not holds:
                 raise InputError(f"a tensor map must have {rule}; got {self}")
 
@@ -115,10 +117,10 @@ class TensorMap:
             len(self.box) == 2 and 0 < self.box[0] <= 256 and 0 < self.box[1] <= 1024,
             "a box of 1 to 256 channels and 1 to 1024 pixels",
         )
-        most = 1 << CORNER_BITS[len(image)] - 1
+        limit = 1 << CORNER_BITS[len(image)] - 1
         yield (
-            all(-most <= corner < most for both in corners for corner in both),
-            f"corners from {-most} to {most - 1} for pixels of {len(image)} dimensions",
+            all(-limit <= corner < limit for both in corners for corner in both),
+            f"corners from {-limit} to {limit - 1} for pixels of {len(image)} dimensions",
         )
         yield (
             all(size + up > low for size, low, up in zip(image, *corners, strict=True)),

@@ -119,8 +119,8 @@ class Launch:
         """
         if not self.blocks_per_sm:
             return self.grid
-        most = max(self.cluster, self.blocks_per_sm * sm_count // self.cluster * self.cluster)
-        return (min(self.grid[0], most), *self.grid[1:])
+        max_blocks = max(self.cluster, self.blocks_per_sm * sm_count // self.cluster * self.cluster)
+        return (min(self.grid[0], max_blocks), *self.grid[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,8 +248,8 @@ def _guarded(method: Callable[..., Any], kinds: tuple[type, ...]) -> Callable[..
         except (Exception, SystemExit) as error:
             raise VariantError(f"{self.key}: {name} raised {describe_error(error)}") from error
         if not isinstance(result, kinds):
-            wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-            raise VariantError(f"{self.key}: {name} must return {wanted}, got {type(result).__name__}")
+            expected = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+            raise VariantError(f"{self.key}: {name} must return {expected}, got {type(result).__name__}")
         if isinstance(result, Costs):
             _check_costs(self, result, named.get("table", arguments[1] if len(arguments) > 1 else ()))
         return result

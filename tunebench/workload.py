@@ -407,24 +407,24 @@ class Workload(ABC):
         Raises:
             InputError: A dimension is repeated or malformed; the message names it.
         """
-        given: list[tuple[str, str]] = []
+        pairs: list[tuple[str, str]] = []
         for item in filter(None, items_of(text)):
             name, equals, value = map(str.strip, item.partition("="))
             if not equals or not value:
                 raise InputError(f"{cls.operator}: expected dimension=value, got {quoted(item)}")
-            given.append((name, value))
-        return cls._by_dimension(given)
+            pairs.append((name, value))
+        return cls._by_dimension(pairs)
 
     @classmethod
-    def _by_dimension(cls, given: Iterable[tuple[str, _V]]) -> dict[str, _V]:
+    def _by_dimension(cls, pairs: Iterable[tuple[str, _V]]) -> dict[str, _V]:
         """Return values by dimension, with aliases resolved."""
-        found: dict[str, _V] = {}
-        for name, value in given:
+        values: dict[str, _V] = {}
+        for name, value in pairs:
             dimension = cls.aliases.get(name, name)
-            if dimension in found:
+            if dimension in values:
                 raise InputError(f"{cls.operator}: dimension {quoted(dimension)} is given twice")
-            found[dimension] = value
-        return found
+            values[dimension] = value
+        return values
 
     @classmethod
     def from_dimensions(cls, given: Mapping[str, Any]) -> Workload:
@@ -447,8 +447,8 @@ class Workload(ABC):
         ]
         if missing:
             raise InputError(f"{cls.operator}: missing {', '.join(missing)}; usage: {cls.usage()}")
-        of, kinds = cls.operator, cls._kinds()
-        return cls(**{name: value_of(of, name, value, kinds[name]) for name, value in given.items()})
+        operator, kinds = cls.operator, cls._kinds()
+        return cls(**{name: value_of(operator, name, value, kinds[name]) for name, value in given.items()})
 
     @classmethod
     def usage(cls) -> str:
@@ -462,7 +462,7 @@ class Workload(ABC):
 
     def _given(self) -> dict[str, Any]:
         """Return the dimensions that are not at their defaults, in declared order."""
-        given = {}
+        changed = {}
         for dimension in self._fields():
             value = getattr(self, dimension.name)
             follows = dimension.metadata.get("follows")
@@ -470,8 +470,8 @@ class Workload(ABC):
                 self.default_of(dimension.name, getattr(self, follows)) if follows else dimension.default
             )
             if value != default:
-                given[dimension.name] = value
-        return given
+                changed[dimension.name] = value
+        return changed
 
     def __str__(self) -> str:
         """Return the canonical text: dimensions in declared order, defaults omitted."""

@@ -45,7 +45,7 @@ def _module_names() -> tuple[str, ...]:
 
 def _operator_in(module: ModuleType) -> type[Workload] | None:
     """Return the operator that a module defines; None if it defines none."""
-    found = [
+    operators = [
         value
         for value in vars(module).values()
         if inspect.isclass(value)
@@ -53,9 +53,9 @@ def _operator_in(module: ModuleType) -> type[Workload] | None:
         and value.__module__ == module.__name__
         and not inspect.isabstract(value)
     ]
-    if len(found) > 1:
-        raise InputError(f"{module.__name__} defines more than one operator: {found}")
-    return found[0] if found else None
+    if len(operators) > 1:
+        raise InputError(f"{module.__name__} defines more than one operator: {operators}")
+    return operators[0] if operators else None
 
 
 @functools.cache
@@ -127,8 +127,8 @@ def parse(text: str) -> Workload:
         return _parsed(operator(head), dimensions)
     suite_name, slash, rest = text.partition("/")
     if not slash:
-        known = {file.name for file in resources.files(__name__).joinpath("networks").iterdir()}
-        model = ", but a model; name it by --model" if f"{text}.toml" in known else ""
+        files = {file.name for file in resources.files(__name__).joinpath("networks").iterdir()}
+        model = ", but a model; name it by --model" if f"{text}.toml" in files else ""
         raise InputError(
             f"workload {quoted(text)} is neither operator:dimension=value,… nor suite/layer{model}; "
             f"operators: {', '.join(all_operators())}; suites: {', '.join(suites())}"
@@ -179,9 +179,9 @@ class Layer:
             return self
         size = getattr(self.workload, self.scales, None) if self.scales else None
         if not isinstance(size, int):
-            known = ", ".join(self.workload.dimensions())
+            sizes = ", ".join(self.workload.dimensions())
             raise InputError(
-                f"layer {self.name}: a batch of {batch} needs `scales`, a size that it multiplies: {known}"
+                f"layer {self.name}: a batch of {batch} needs `scales`, a size that it multiplies: {sizes}"
             )
         return dataclasses.replace(self, text=str(self.with_changes(f"{self.scales}={size * batch}")))
 
@@ -192,8 +192,8 @@ class Layer:
             InputError: if a change is malformed, repeated, unknown or out of range.
         """
         base = self.workload
-        kept = base.split_dimensions(str(base).partition(":")[2])
-        return type(base).from_dimensions(kept | base.split_dimensions(changes))
+        dimensions = base.split_dimensions(str(base).partition(":")[2])
+        return type(base).from_dimensions(dimensions | base.split_dimensions(changes))
 
 
 def suites() -> tuple[str, ...]:

@@ -34,14 +34,16 @@ def read(path: Path) -> dict[str, Any]:
     return {"layer": {name: _entry(f"{path}: layer {name}", entry) for name, entry in layers.items()}}
 
 
-def _entry(place: str, entry: Any) -> dict[str, Any]:
+def _entry(location: str, entry: Any) -> dict[str, Any]:
     if not isinstance(entry, dict) or not isinstance(entry.get("workload"), str):
-        raise InputError(f"{place} must be a table with `workload`, the text of one")
+        raise InputError(f"{location} must be a table with `workload`, the text of one")
     if unknown := entry.keys() - _ENTRY:
-        raise InputError(f"{place} has {', '.join(sorted(unknown))}; known are {', '.join(sorted(_ENTRY))}")
+        raise InputError(
+            f"{location} has {', '.join(sorted(unknown))}; known are {', '.join(sorted(_ENTRY))}"
+        )
     count, scales = entry.get("count", 1), entry.get("scales", "")
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InputError(f"{place}: count must be a whole number, 1 or more, got {count!r}")
+        raise InputError(f"{location}: count must be a whole number, 1 or more, got {count!r}")
     if not isinstance(scales, str):
-        raise InputError(f"{place}: scales must be the name of a dimension, got {scales!r}")
+        raise InputError(f"{location}: scales must be the name of a dimension, got {scales!r}")
     return {"workload": entry["workload"], "count": count, "scales": scales}

@@ -109,24 +109,24 @@ def loop_counts(workload: Attention, side: Side, tile: Any, step: Any) -> LoopCo
         step: Rows of the other side in an iteration.
     """
     pairs, of_row = np.unique(np.stack(np.broadcast_arrays(tile, step)), axis=1, return_inverse=True)
-    most, full, steps = (
+    longest, full, steps = (
         np.array(column, dtype=np.float64)[of_row.reshape(-1)]
         for column in zip(*(_of_head(workload, side, int(t), int(s)) for t, s in pairs.T), strict=True)
     )
     heads = heads_of(workload, side)
-    others = workload.seq_q if side == "keys" else workload.seq_k
+    other_length = workload.seq_q if side == "keys" else workload.seq_k
     # Blocks of keys iterate over each head of their group; the last tile of each head may be partial.
     times = workload.group if side == "keys" else 1
-    missing = ceil_div(others, step) * step - others
+    missing = ceil_div(other_length, step) * step - other_length
     count = 1.0 * blocks(workload, side, tile)
     rows = rows_of(workload, side)
     return LoopCounts(
         blocks=count,
-        most=times * most,
+        most=times * longest,
         full=heads * full,
         steps=heads * times * steps,
         rows=rows - (ceil_div(rows, tile) - 1) * tile,
-        lines=times * (most * step - missing),
+        lines=times * (longest * step - missing),
         all_lines=times * (heads * steps * step - count * missing),
     )
 
@@ -143,8 +143,8 @@ def _of_head(workload: Attention, side: Side, tile: int, step: int) -> tuple[int
             begin = np.maximum(0, first - workload.before)
         if workload.window:
             end = np.minimum(end, last - workload.before + workload.window)
-    met = np.where(begin < end, ceil_div(end, step) - begin // step, 0)
-    return int(met.max()), int((met == met.max()).sum()), int(met.sum())
+    iterations = np.where(begin < end, ceil_div(end, step) - begin // step, 0)
+    return int(iterations.max()), int((iterations == iterations.max()).sum()), int(iterations.sum())
 
 
 # -- spaces --------------------------------------------------------------------------------------------------
@@ -209,7 +209,9 @@ class PassWork:
         return self.met.steps * self.of_step.get(name, 0.0) + further
 
 
-def as_costs(works: tuple[PassWork, ...], product: str, figures: tuple[str, ...], **others: Any) -> Costs:
+def as_costs(
+    works: tuple[PassWork, ...], product: str, figures: tuple[str, ...], **figures_per_block: Any
+) -> Costs:
     """Return the costs of consecutive kernels, expressed in blocks of the first kernel.
 
     The number of blocks is that of the first kernel's blocks that would multiply as much as all kernels do.
@@ -219,7 +221,7 @@ def as_costs(works: tuple[PassWork, ...], product: str, figures: tuple[str, ...]
         works: Costs of each kernel; full blocks are the longest of the first.
         product: Field that counts products.
         figures: Fields to compute.
-        others: Fields with known values.
+        figures_per_block: Fields with known values.
     """
     first = works[0]
     count = sum(work.total(product) for work in works) / first.of_busiest(product)
@@ -227,7 +229,7 @@ def as_costs(works: tuple[PassWork, ...], product: str, figures: tuple[str, ...]
         name: np.minimum(first.of_busiest(name), sum(work.total(name) for work in works) / count)
         for name in figures
     }
-    return Costs(blocks=count, full_blocks=first.met.full, **shares, **others)
+    return Costs(blocks=count, full_blocks=first.met.full, **shares, **figures_per_block)
 
 
 # -- launches ------------------------------------------------------------------------------------------------
@@ -243,9 +245,9 @@ def refusal(workload: Attention, key: str, least_tile: int) -> str | None:
     """
     if max(workload.seq_q, workload.seq_k) > MAX_SEQUENCE:
         return f"{key} takes sequences of up to {MAX_SEQUENCE}"
-    most = max(blocks(workload, "keys", least_tile), blocks(workload, "queries", least_tile))
+    max_blocks = max(blocks(workload, "keys", least_tile), blocks(workload, "queries", least_tile))
     rows = workload.batch * workload.heads * workload.seq_q
-    if most > MAX_BLOCKS or rows // 8 >= MAX_BLOCKS:
+    if max_blocks > MAX_BLOCKS or rows // 8 >= MAX_BLOCKS:
         return f"{key} would take more than {MAX_BLOCKS} blocks"
     return None
 

@@ -153,11 +153,11 @@ def usual(
     """
     pack = int(workload.group > 1 and workload.seq_q < 64)
     counts = [int(blocks(workload, tile["bm"], pack)) for tile in tiles]
-    each = list(zip(tiles, counts, strict=True))
-    few = sorted((one for one in each if one[1] < device.sm_count), key=lambda one: one[0]["bm"])
-    for tile, count in (*(one for one in each if one[1] >= device.sm_count), *few):
-        wanted = 1 if count >= device.sm_count else ceil_div(2 * device.sm_count, count)
-        for split in reversed([split for split in SPLITS if split <= wanted]):
+    tile_counts = list(zip(tiles, counts, strict=True))
+    few = sorted((pair for pair in tile_counts if pair[1] < device.sm_count), key=lambda pair: pair[0]["bm"])
+    for tile, count in (*(pair for pair in tile_counts if pair[1] >= device.sm_count), *few):
+        target_split = 1 if count >= device.sm_count else ceil_div(2 * device.sm_count, count)
+        for split in reversed([split for split in SPLITS if split <= target_split]):
             yield {**tile, "pack_heads": pack, "split": split}
 
 
@@ -282,16 +282,18 @@ def shares(workload: Attention, *, bm: Any, bn: Any, pack_heads: Any = 0, split:
     together = row_tiles * all_tiles
     if workload.causal:
         unlike, of_row = np.unique(np.stack((bm, bn, pack_heads)), axis=1, return_inverse=True)
-        seen = np.array([_tiles_seen(workload, *each) for each in unlike.T.tolist()])[of_row.ravel()]
+        seen = np.array([_tiles_seen(workload, *tile_shape) for tile_shape in unlike.T.tolist()])[
+            of_row.ravel()
+        ]
         together, longest = seen.T
-    most, over = ceil_div(longest, split), longest % split
+    most_tiles, over = ceil_div(longest, split), longest % split
     return ForwardWork(
-        tiles=most,
+        tiles=most_tiles,
         # The last key tile may be partial, and may be among these.
-        keys=most * bn - (all_tiles * bn - workload.seq_k),
+        keys=most_tiles * bn - (all_tiles * bn - workload.seq_k),
         rows=count - (row_tiles - 1) * bm,
         full_blocks=heads * np.where(over > 0, over, split) * (1 if workload.causal else row_tiles),
-        blocks=heads * together / most,
+        blocks=heads * together / most_tiles,
     )
 
 

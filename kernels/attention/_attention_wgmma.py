@@ -63,9 +63,9 @@ def registers_suffice(
     producer_registers: int = wgmma_tile.PRODUCER_REGISTERS,
 ) -> Any:
     """The `needed` values of a thread must fit in registers, and sums of a wgmma in those of the launch."""
-    one = np.maximum(bn, dim(workload)) // 2 + INSTRUCTION_REGISTERS
+    product_registers = np.maximum(bn, dim(workload)) // 2 + INSTRUCTION_REGISTERS
     room = wgmma_tile.consumer_registers(consumers, 1, producer_registers)
-    return (needed <= room) & (one <= launched_registers(consumers, 1))
+    return (needed <= room) & (product_registers <= launched_registers(consumers, 1))
 
 
 def time_of_busiest(blocks: int, consumers: int, device: Device) -> float:

@@ -321,7 +321,7 @@ class _Pass:
         names = ("warps", "rows" if self.side == "keys" else "dq_rows", "step", "part")
         warps, rows, step, part = (table[name].astype(np.float64) for name in names)
         tile, depth, scores = warps * rows, float(padded(workload)), 1 + self.sums_ds
-        met = backward.loop_counts(workload, self.side, table["warps"] * table[names[1]], table["step"])
+        loops = backward.loop_counts(workload, self.side, table["warps"] * table[names[1]], table["step"])
         products = scores + self.sums_p + self.sums_ds + self.adds_dq
         flop = 2 * tile * step * depth * products
         fragments = self._fragments(workload, warps, rows, step, part)
@@ -336,29 +336,32 @@ class _Pass:
             "instructions": flop / 4096 + fragments + tile * step / 32,
         }
         line_bytes = 2.0 * workload.head_dim
-        own = scores * line_bytes
+        row_bytes = scores * line_bytes
         of_block = {
             "smem_traffic_bytes": 2 * scores * tile * depth,
-            "fill_bytes": own * met.rows + 2 * line_bytes * met.lines,
+            "fill_bytes": row_bytes * loops.rows + 2 * line_bytes * loops.lines,
         }
         all_rows = backward.heads_of(workload, self.side) * backward.rows_of(workload, self.side)
-        of_all = {"fill_bytes": own * all_rows + 2 * line_bytes * met.all_lines}
-        of_all["smem_traffic_bytes"] = met.blocks * of_block["smem_traffic_bytes"]
+        of_all = {"fill_bytes": row_bytes * all_rows + 2 * line_bytes * loops.all_lines}
+        of_all["smem_traffic_bytes"] = loops.blocks * of_block["smem_traffic_bytes"]
         figures = (
-            {name: self.made * value for name, value in each.items()} for each in (of_step, of_block, of_all)
+            {name: self.made * value for name, value in figures_of.items()}
+            for figures_of in (of_step, of_block, of_all)
         )
-        return backward.PassWork(met, *figures)
+        return backward.PassWork(loops, *figures)
 
     def _fragments(self, workload: Attention, warps: Any, rows: Any, step: Any, part: Any) -> Any:
         """Return the fragments of 512 bytes that a block reads in an iteration."""
         deep = padded(workload) / 16
-        found = (1 + self.sums_ds) * warps * step / part * deep * (rows + part) / 16
-        found = found + (self.sums_p + self.sums_ds) * warps * step / 16 * deep
+        fragments = (1 + self.sums_ds) * warps * step / part * deep * (rows + part) / 16
+        fragments = fragments + (self.sums_p + self.sums_ds) * warps * step / 16 * deep
         by_query = np.minimum(warps, step / 16)
         by_column = warps / by_query
         columns = deep / by_column  # in units of 16 columns; a warp processes two at a time if it can
-        again = columns / np.where(columns % 2 == 0, 2, 1)
-        return found + self.adds_dq * warps * warps * rows / 16 * (step / by_query / 16 * again + columns)
+        repeats = columns / np.where(columns % 2 == 0, 2, 1)
+        return fragments + self.adds_dq * warps * warps * rows / 16 * (
+            step / by_query / 16 * repeats + columns
+        )
 
 
 class CudaMmaAttentionBackward(CudaVariant[Attention]):
@@ -398,8 +401,8 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
         of_keys = _Pass(side="keys", sums_p=not apart, sums_ds=True, adds_dq=atomic)
         of_queries = _Pass(side="queries", sums_p=False, sums_ds=True, made=~atomic)
         passes = [of_keys, *([_Pass(side="keys", sums_p=True, sums_ds=False)] if apart else []), of_queries]
-        works = [one.work(workload, table) for one in passes]
-        met = works[0].met
+        works = [backward_pass.work(workload, table) for backward_pass in passes]
+        loops = works[0].met
         sums = rows * padded(workload) / 32 * (1 if apart else 2)
         return backward.as_costs(
             tuple(works),
@@ -410,7 +413,7 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
             registers=sums + 16,
             mma_dtype=workload.dtype,
             # A sum of dk or dv takes one product for 16 queries; the next product waits for it.
-            chain_clocks=first_product(device) + met.most * step / 16 * device.mma_latency,
+            chain_clocks=first_product(device) + loops.most * step / 16 * device.mma_latency,
             serial_launches=3 + apart,
         )
 

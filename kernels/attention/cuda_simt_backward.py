@@ -49,8 +49,12 @@ def _sums(workload: Attention, threads: Any, rows: Any) -> Any:
 
 def work_is_shared(threads: Any, rows: Any, step: Any, workload: Attention) -> Any:
     """Each thread must have some rows, which its registers can hold."""
-    each = rows // (threads // ALONG)
-    return (rows * ALONG >= threads) & (each * step // ALONG <= 16) & (_sums(workload, threads, rows) <= 64)
+    rows_per_thread = rows // (threads // ALONG)
+    return (
+        (rows * ALONG >= threads)
+        & (rows_per_thread * step // ALONG <= 16)
+        & (_sums(workload, threads, rows) <= 64)
+    )
 
 
 def tiles_are_useful(rows: Any, step: Any, workload: Attention) -> Any:
@@ -215,7 +219,7 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
     ) -> backward.PassWork:
         """Count the products, and their reads of shared memory."""
         threads, rows, step = (table[name].astype(np.float64) for name in SPACE.names)
-        met = backward.loop_counts(workload, side, table["rows"], table["step"])
+        loops = backward.loop_counts(workload, side, table["rows"], table["step"])
         depth, gradients, across = float(padded(workload, 4)), 2 if side == "keys" else 1, threads / ALONG
         a, b, warps = rows / across, step / ALONG, threads / 32
         # Groups of four that a thread reads: of its rows and columns for each score, of factors and lines for
@@ -230,7 +234,7 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
         # From sm_100 one instruction can compute two multiply-adds.
         packed = 2.0 if device.compute_capability >= (10, 0) else 1.0
         return backward.PassWork(
-            met,
+            loops,
             {
                 "fma": multiplied,
                 "sfu": rows * step,

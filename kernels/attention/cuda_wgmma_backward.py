@@ -249,8 +249,8 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
         bn, consumers = (table[name].astype(np.float64) for name in ("bn", "consumers"))
         divides = (side == "keys") & (table["heads"] == "one")
         parts = np.where(divides, workload.group, 1)
-        met = backward.loop_counts(workload, side, 64 * table["consumers"], table["bn"])
-        met = _divided(met, parts)
+        loops = backward.loop_counts(workload, side, 64 * table["consumers"], table["bn"])
+        loops = _divided(loops, parts)
         dim, narrow, atomic = _wgmma.dim(workload), padded(workload), table["dq"] == "atomic"
         made = (side == "keys") | ~atomic
         adds, sums = ((side == "keys") & atomic), 2 if side == "keys" else 1
@@ -269,12 +269,13 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
             + adds * (bn / 64 * 4 * 64 * consumers / 16 + bn * dim / 128 + scores / 64),
         }
         all_rows = backward.heads_of(workload, side) * backward.rows_of(workload, side)
-        of_block = {"fill_bytes": 2.0 * line_bytes * (met.rows + met.lines)}
-        of_all = {"fill_bytes": 2.0 * line_bytes * (parts * all_rows + met.all_lines)}
+        of_block = {"fill_bytes": 2.0 * line_bytes * (loops.rows + loops.lines)}
+        of_all = {"fill_bytes": 2.0 * line_bytes * (parts * all_rows + loops.all_lines)}
         figures = (
-            {name: made * value for name, value in each.items()} for each in (of_step, of_block, of_all)
+            {name: made * value for name, value in figures_of.items()}
+            for figures_of in (of_step, of_block, of_all)
         )
-        return backward.PassWork(met, *figures)
+        return backward.PassWork(loops, *figures)
 
     def source(self, workload: Attention, config: Config) -> str:
         """Return the kernels for a head_dim, type and configuration; other sizes are arguments."""
@@ -313,8 +314,10 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
 
     def _pass(self, workload: Attention, config: Config, side: backward.Side) -> Launch:
         consumers, bn, atomic = config["consumers"], config["bn"], config["dq"] == "atomic"
-        own, others = (("q", "do"), ("k", "v")) if side == "queries" else (("k", "v"), ("q", "do"))
-        names = [(name, 64 * consumers) for name in own] + [(name, bn) for name in others]
+        row_names, column_names = (
+            (("q", "do"), ("k", "v")) if side == "queries" else (("k", "v"), ("q", "do"))
+        )
+        names = [(name, 64 * consumers) for name in row_names] + [(name, bn) for name in column_names]
         maps = (_wgmma.tensor_map(workload, name, lines) for name, lines in names)
         pitch = self.scratch(workload, config)[0].shape[2]
         firsts = [part.first for part in _sums(workload, config)[1:]] or [0, 0]
@@ -350,23 +353,23 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
 
 def _steps_of_busiest(workload: Attention, device: Device, bn: int, consumers: int, heads: str) -> float:
     """Return the iterations of the busiest SM, where blocks that add to dk and dv take four more."""
-    met = backward.loop_counts(workload, "keys", np.array([64 * consumers]), np.array([bn]))
+    loops = backward.loop_counts(workload, "keys", np.array([64 * consumers]), np.array([bn]))
     parts = workload.group if heads == "one" else 1
-    blocks, longest = float(met.blocks[0]) * parts, float(met.most[0]) / parts
+    blocks, longest = float(loops.blocks[0]) * parts, float(loops.most[0]) / parts
     further = 4.0 * (parts > 1)
     if workload.causal:  # blocks of different lengths fill the SMs
-        return max(longest + further, (float(met.steps[0]) + blocks * further) / device.sm_count)
+        return max(longest + further, (float(loops.steps[0]) + blocks * further) / device.sm_count)
     return float(ceil_div(blocks, device.sm_count)) * (longest + further)
 
 
-def _divided(met: backward.LoopCounts, parts: Any) -> backward.LoopCounts:
+def _divided(loops: backward.LoopCounts, parts: Any) -> backward.LoopCounts:
     """Return the counts if each block is divided into `parts` with the same tile."""
     return dataclasses.replace(
-        met,
-        blocks=met.blocks * parts,
-        full=met.full * parts,
-        most=met.most / parts,
-        lines=met.lines / parts,
+        loops,
+        blocks=loops.blocks * parts,
+        full=loops.full * parts,
+        most=loops.most / parts,
+        lines=loops.lines / parts,
     )
 
 

@@ -102,7 +102,7 @@ class CudaColumnBatchNormStats(CudaVariant[BatchNormStats]):
         """Launch a block for every part of some columns, and a second kernel if there are parts."""
         split, col_threads, row_threads = (config[name] for name in ("split", "col_threads", "row_threads"))
         shape = ", ".join(str(config[name]) for name in ("col_threads", "row_threads", "vector", "unroll"))
-        read, kept, written, factors = _arguments(workload)
+        read, statistics, written, factors = _arguments(workload)
         sizes = (Scalar("int", workload.rows), Scalar("int", workload.cols))
         name, whole = "gradients" if workload.is_backward else "statistics", split == 1
         types = ctype(workload.dtype) + (f", {flag(workload.has_relu)}" if workload.is_backward else "")
@@ -110,7 +110,7 @@ class CudaColumnBatchNormStats(CudaVariant[BatchNormStats]):
             entry=f"{name}{'' if whole else '_of_part'}<{types}, {shape}>",
             grid=(int(column_block.along(workload, col_threads, config["vector"])), split, 1),
             block=(col_threads * row_threads, 1, 1),
-            arguments=(*read, *((*kept, *written, *factors) if whole else ("partial",)), *sizes),
+            arguments=(*read, *((*statistics, *written, *factors) if whole else ("partial",)), *sizes),
         )
         if whole:
             return (first,)
@@ -119,7 +119,7 @@ class CudaColumnBatchNormStats(CudaVariant[BatchNormStats]):
             grid=(ceil_div(workload.cols, COLUMNS_AT_END), 1, 1),
             block=(COLUMNS_AT_END * LINES_AT_END, 1, 1),
             arguments=(
-                *("partial", *kept, *written, *factors),
+                *("partial", *statistics, *written, *factors),
                 *(sizes[1:] if workload.is_backward else sizes),
                 Scalar("int", split),
             ),

@@ -129,11 +129,11 @@ def column_costs(workload: Rows, table: Table, device: Device, work: ColumnWork)
     """
     split, vector, down = table["split"], table["vector"], table["row_threads"]
     tile, part, size = table["col_threads"] * vector, workload.rows // split, itemsize(workload.dtype)
-    elements, met = 1.0 * part * tile, down > 1
+    elements, exchanges = 1.0 * part * tile, down > 1
     # One sector at either end of each row may be shared with another tile.
     row_bytes = np.maximum(0.0, tile * float(size) - 64.0)
-    left_behind = np.where(met, 1.0 * work.numbers * down * tile, 0.0)
-    adds = part // down + np.where(met, down - 1, 0) - 1.0
+    left_behind = np.where(exchanges, 1.0 * work.numbers * down * tile, 0.0)
+    adds = part // down + np.where(exchanges, down - 1, 0) - 1.0
     return Costs(
         # Some parts have one more row.
         blocks=np.minimum(split, workload.rows / part) * workload.cols / tile,
@@ -150,7 +150,7 @@ def column_costs(workload: Rows, table: Table, device: Device, work: ColumnWork)
         # The first load, sequential additions, and the exchange between threads of a column.
         chain_clocks=np.where(row_bytes > 0, device.l2_latency, device.l1_latency)
         + work.is_sum * np.maximum(0.0, adds) * device.fma_latency
-        + met * device.smem_latency,
+        + exchanges * device.smem_latency,
         serial_launches=np.where(split == 1, 1, 2),
     )
 
@@ -164,5 +164,5 @@ def small(workload: Rows, config: Config) -> tuple[int, int]:
     tile = config["col_threads"] * config["vector"]
     cols = workload.cols if workload.cols <= tile else tile + (workload.cols % tile or config["vector"])
     # With many parts there are fewer iterations, but each part keeps some rows.
-    most = max(2 * config["split"] + 1, SMALL // cols)
-    return min(workload.rows, 2 * turn + workload.rows % turn, most), cols
+    max_rows = max(2 * config["split"] + 1, SMALL // cols)
+    return min(workload.rows, 2 * turn + workload.rows % turn, max_rows), cols

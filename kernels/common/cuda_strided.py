@@ -64,33 +64,33 @@ class Load:
         """Type of the held elements."""
         return f"Vec<{ctype(self.operand.dtype)}, {self.elements}>"
 
-    def element(self, held: str) -> str:
+    def element(self, register: str) -> str:
         """Return the text of the f32 value of element i.
 
         Args:
-            held: Text of the held elements.
+            register: Text of the held elements.
         """
-        return f"to_float({held}.at[{'0' if self.elements == 1 else 'i'}])"
+        return f"to_float({register}.at[{'0' if self.elements == 1 else 'i'}])"
 
-    def text(self, held: str, index: Mapping[int, str]) -> str:
+    def text(self, register: str, index: Mapping[int, str]) -> str:
         """Return the statement that loads the elements; those that do not exist are 0.
 
         Args:
-            held: Text of the variable for the held elements.
+            register: Text of the variable for the held elements.
             index: Text of the index along each axis.
         """
         index_map, pointer = self.operand.index, variable(self.name)
-        place = _offset(index_map, index)
+        offset = _offset(index_map, index)
         if self.is_vector or self.elements == 1:
-            found = f"load_vec<{self.elements}>({pointer} + ({place}))"
-            exists = " && ".join(condition(one, index, index_map.shape) for one in index_map.guards)
-            return f"{held} = {f'{exists} ? {found} : {self.held}{{}}' if exists else found};"
+            element = f"load_vec<{self.elements}>({pointer} + ({offset}))"
+            exists = " && ".join(condition(guard, index, index_map.shape) for guard in index_map.guards)
+            return f"{register} = {f'{exists} ? {element} : {self.held}{{}}' if exists else element};"
         inside = {**index, self.axis: f"({index[self.axis]} + i)"}
-        place = _offset(index_map, inside)
-        exists = " && ".join(condition(one, inside, index_map.shape) for one in index_map.guards)
-        element = f"{pointer}[{place}]"
-        found = f"{exists} ? {element} : {ctype(self.operand.dtype)}{{}}" if exists else element
-        return f"\n#pragma unroll\n    for (int i = 0; i < {self.vector}; ++i) {held}.at[i] = {found};"
+        offset = _offset(index_map, inside)
+        exists = " && ".join(condition(guard, inside, index_map.shape) for guard in index_map.guards)
+        element = f"{pointer}[{offset}]"
+        guarded = f"{exists} ? {element} : {ctype(self.operand.dtype)}{{}}" if exists else element
+        return f"\n#pragma unroll\n    for (int i = 0; i < {self.vector}; ++i) {register}.at[i] = {guarded};"
 
 
 def _offset(index_map: IndexMap, index: Mapping[int, str]) -> str:
@@ -135,7 +135,7 @@ def _is_aligned(index: IndexMap, axis: int, vector: int) -> bool:
 
     def others(row: Sequence[int]) -> list[int]:
         extents = enumerate(index.shape)
-        return [row[other] for other, extent in extents if other != axis and extent > 1]
+        return [row[other_axis] for other_axis, extent in extents if other_axis != axis and extent > 1]
 
     limits = [
         (*others(guard.coefficients), guard.start, guard.extent) if guard.coefficients[axis] == 1 else (0,)
@@ -158,8 +158,8 @@ def held_registers(workload: StridedWorkload, vector: Any, unroll: Any) -> Any:
         vector: Elements of a vector.
         unroll: Vectors of each operand.
     """
-    each = (ceil_div(vector * itemsize(operand.dtype), 4) for operand in workload.maps.values())
-    return sum(each) * unroll
+    registers = (ceil_div(vector * itemsize(operand.dtype), 4) for operand in workload.maps.values())
+    return sum(registers) * unroll
 
 
 def widest(workload: StridedWorkload, axis: int, *, stored: bool) -> int:
@@ -206,8 +206,8 @@ def place_of(extents: Sequence[int]) -> str:
 
 def summed(row: Sequence[int], index: Mapping[int, str], start: int, shape: Sequence[int]) -> str:
     """Return the text of a constant plus the sum of indices times coefficients, of 32 bits if possible."""
-    most = abs(start) + sum(abs(step) * extent for step, extent in zip(row, shape, strict=True))
-    wide = most >= LARGEST
+    largest = abs(start) + sum(abs(step) * extent for step, extent in zip(row, shape, strict=True))
+    wide = largest >= LARGEST
     terms = [
         (f"i64({text})" if wide else text) if step == 1 else f"{f'i64({text})' if wide else text} * {step}"
         for axis, text in index.items()

@@ -61,8 +61,8 @@ def least_bk(dtype: DType) -> int:
 
 def usual_bk(line_bytes: int, workload: Any) -> int:
     """Return the longest step of up to `line_bytes` that is less than twice k, or the shortest step."""
-    least, wanted = least_bk(workload.dtype), line_bytes // itemsize(workload.dtype)
-    return max(b for b in (16, 32, 64, 128) if b == least or (least < b <= wanted and b < 2 * workload.k))
+    least, longest = least_bk(workload.dtype), line_bytes // itemsize(workload.dtype)
+    return max(b for b in (16, 32, 64, 128) if b == least or (least < b <= longest and b < 2 * workload.k))
 
 
 def instructions(table: Any, line_bytes: Any, matrices: int = 1) -> tuple[Any, Any]:

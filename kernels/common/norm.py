@@ -33,9 +33,9 @@ def norm_type(workload: Norm) -> str:
 
 def forward_arguments(workload: Norm) -> tuple[Argument, ...]:
     """Return the arguments of forward kernels; x or y replaces a missing tensor and is not accessed."""
-    there = {tensor.name for tensor in (*workload.inputs(), *workload.outputs())}
-    inputs = [name if name in there else "x" for name in ("x", "gamma", "beta", "bias", "residual")]
-    outputs = [name if name in there else "y" for name in ("y", "z", "mean", "rstd")]
+    present = {tensor.name for tensor in (*workload.inputs(), *workload.outputs())}
+    inputs = [name if name in present else "x" for name in ("x", "gamma", "beta", "bias", "residual")]
+    outputs = [name if name in present else "y" for name in ("y", "z", "mean", "rstd")]
     sizes = (Scalar("int", workload.rows), Scalar("int", workload.cols), Scalar("float", workload.eps))
     return (*inputs, *outputs, *sizes)
 

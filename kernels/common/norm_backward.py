@@ -54,11 +54,14 @@ def fits_registers(
     sums: Any, reads: Any, row_threads: Any, rows: Any, vector: Any, workload: Norm, device: Device
 ) -> Any:
     """A thread that reads its elements once, or sums them in registers, must have room for them."""
-    held = _held(workload, row_threads, vector)
-    each = 2 * (reads == 1) + _sums(workload) * (sums == "registers")
+    elements_per_thread = _held(workload, row_threads, vector)
+    registers_per_element = 2 * (reads == 1) + _sums(workload) * (sums == "registers")
     room = np.minimum(255, device.registers_per_sm // (row_threads * rows))
-    others = OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1)
-    return (each == 0) | ((held <= HELD_ELEMENTS) & (held * each + others <= room))
+    other_registers = OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1)
+    return (registers_per_element == 0) | (
+        (elements_per_thread <= HELD_ELEMENTS)
+        & (elements_per_thread * registers_per_element + other_registers <= room)
+    )
 
 
 def fits_shared(sums: Any, row_threads: Any, rows: Any, workload: Norm, device: Device) -> Any:
@@ -130,8 +133,8 @@ def _grid(workload: Norm, config: Config) -> int:
 def _column_grid(workload: Norm, config: Config) -> tuple[int, int]:
     """Return the blocks that own columns: tiles of columns, and parts of the rows."""
     across = int(ceil_div(workload.cols, LANES * config["vector"]))
-    most = int(ceil_div(workload.rows, COLUMN_LINES))
-    return across, max(1, min(most, int(ceil_div(config["blocks"], across))))
+    max_parts = int(ceil_div(workload.rows, COLUMN_LINES))
+    return across, max(1, min(max_parts, int(ceil_div(config["blocks"], across))))
 
 
 def _parts(workload: Norm, config: Config) -> int:
@@ -206,8 +209,8 @@ class CudaBackwardNorm(CudaVariant[N]):
         # sum.
         resident = device.sm_count * max(2, 512 // (row_threads * rows))
         turns = ceil_div(workload.rows, LEAST_TURNS * rows)
-        most = max(BLOCKS[0], min(resident, max(2 * device.sm_count, turns)))
-        usual = [blocks for blocks in reversed(BLOCKS) if blocks <= most]
+        max_blocks = max(BLOCKS[0], min(resident, max(2 * device.sm_count, turns)))
+        usual = [blocks for blocks in reversed(BLOCKS) if blocks <= max_blocks]
         ways = (("registers", 1, 1), ("registers", 2, 1), ("shared", 2, 2), ("shared", 2, 1), ("apart", 2, 1))
         return SPACE.first_valid(
             (
@@ -239,27 +242,31 @@ class CudaBackwardNorm(CudaVariant[N]):
         turns = ceil_div(groups, grid)
         # The last group may be partial; it belongs to the last of the blocks with the most groups.
         full = groups - grid * (turns - 1) - (workload.rows % rows != 0)
-        elements, own = turns * rows * float(workload.cols), _sums(workload)
-        summed, shared, again = sums != "apart", sums == "shared", table["reads"] == 2
-        each = (2.5 if own == 2 else 2.0) + 0.5 * own * summed + (1.0 if own == 2 else 0.5) * again
+        elements, sum_count = turns * rows * float(workload.cols), _sums(workload)
+        summed, shared, reads_twice = sums != "apart", sums == "shared", table["reads"] == 2
+        fma_per_element = (
+            (2.5 if sum_count == 2 else 2.0)
+            + 0.5 * sum_count * summed
+            + (1.0 if sum_count == 2 else 0.5) * reads_twice
+        )
         far = workload.cols * itemsize(workload.dtype) > 64  # otherwise another row may have brought it to L1
-        met = turns * (table["row_threads"] > LANES)
+        exchanges = turns * (table["row_threads"] > LANES)
         # A thread adds the products g n of a row sequentially; rows may overlap.
         adds = ceil_div(workload.cols, table["row_threads"] * table["vector"]) * table["vector"] - 1
         return Costs(
             blocks=workload.rows / (rows * turns),
             full_blocks=full,
             threads=table["row_threads"] * table["rows"],
-            smem_bytes=np.where(shared, 4.0 * own * workload.cols, 0.0),
-            fma=each * elements,
+            smem_bytes=np.where(shared, 4.0 * sum_count * workload.cols, 0.0),
+            fma=fma_per_element * elements,
             # Each sum is read and written: four bytes per lane, without bank conflicts.
-            smem_traffic_bytes=np.where(shared, 8.0 * own * elements, 0.0),
+            smem_traffic_bytes=np.where(shared, 8.0 * sum_count * elements, 0.0),
             # One sector at either end of a row may be shared with another row.
             fill_bytes=2.0 * np.maximum(0.0, elements * itemsize(workload.dtype) - 64.0 * turns),
-            accesses=elements * ((2.0 * table["reads"] + 1.0) / table["vector"] + 2.0 * own * shared),
+            accesses=elements * ((2.0 * table["reads"] + 1.0) / table["vector"] + 2.0 * sum_count * shared),
             # No other block reads a row; its means are exchanged through shared memory.
             chain_clocks=(device.l2_latency if far else device.l1_latency)
-            + met * device.smem_latency
+            + exchanges * device.smem_latency
             + adds * device.fma_latency,
             serial_launches=np.where(summed, 2, 3),
         )

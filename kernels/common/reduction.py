@@ -122,12 +122,12 @@ class CudaReduction(CudaVariant[Reduction]):
         if split == 1:
             return (first,)
         results, threads = self.at_end
-        ends: tuple[Argument, ...] = (Scalar("int", workload.results), Scalar("int", split))
+        sizes_at_end: tuple[Argument, ...] = (Scalar("int", workload.results), Scalar("int", split))
         last = Launch(
             entry=f"end_{self.kernels}<{JOIN[workload.reduce]}, {ctype(workload.out)}>",
             grid=(ceil_div(workload.results, results), 1, 1),
             block=(results * threads, 1, 1),
-            arguments=("partial", "out", factor, *ends),
+            arguments=("partial", "out", factor, *sizes_at_end),
         )
         return (first, last)
 

@@ -81,8 +81,8 @@ def most_held(threads: Any, vector: Any, device: Device) -> Any:
         vector: Elements of an access.
         device: The device, for its registers.
     """
-    others = OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1)
-    return np.minimum(HELD_ELEMENTS, device.registers_per_sm // threads - others)
+    other_registers = OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1)
+    return np.minimum(HELD_ELEMENTS, device.registers_per_sm // threads - other_registers)
 
 
 CACHES = ("registers", "shared", "online")
@@ -168,9 +168,9 @@ def default_config(
         row_threads //= 2
     rows = max(1, 128 // row_threads) if row_threads <= 32 else 1
     elements = kept(workload) * _held(workload, row_threads, vector)
-    held = elements <= most_held(row_threads * rows, vector, device)
+    fits_registers = elements <= most_held(row_threads * rows, vector, device)
     fits = "shared" in caches and _fits(kept(workload) * workload.cols, device)
-    cache = "registers" if held else "shared" if fits else "online"
+    cache = "registers" if fits_registers else "shared" if fits else "online"
     unroll = 2 if cache != "registers" and 2 * row_threads * vector < 2 * workload.cols else 1
     return Config(
         {"cache": cache, "row_threads": row_threads, "rows": rows, "vector": vector, "unroll": unroll}
@@ -280,8 +280,8 @@ def row_costs(workload: Rows, table: Table, device: Device, work: RowWork) -> Co
     shared, online = table["cache"] == "shared", table["cache"] == "online"
     # One sector at either end may be shared with another row.
     fill_bytes = np.maximum(0.0, (elements * itemsize(workload.dtype) - 64.0) * work.row_tensors)
-    again = work.row_tensors if work.read_again is None else work.read_again
-    vectors = work.row_tensors + again * online + work.row_outputs
+    repeated_reads = work.row_tensors if work.read_again is None else work.read_again
+    vectors = work.row_tensors + repeated_reads * online + work.row_outputs
     waiting = np.where(shared, work.kept(workload) * (1.0 + work.reductions) * elements, 0.0)
     scratch_bytes = np.where(table["row_threads"] > 32, table["row_threads"] / 8.0, 0.0)
     return Costs(
@@ -309,7 +309,7 @@ def _chain_clocks(workload: Rows, table: Table, device: Device, sums: int, reduc
     """
     vectors = ceil_div(workload.cols, table["row_threads"] * table["vector"])
     adds = np.where(table["cache"] == "online", min(sums, 1), sums) * (vectors - 1)
-    met = reductions * (table["row_threads"] > 32)  # through shared memory
+    exchanges = reductions * (table["row_threads"] > 32)  # through shared memory
     far = workload.cols * itemsize(workload.dtype) > 64  # otherwise another row may have brought it to L1
     first = device.l2_latency if far else device.l1_latency
-    return first + met * device.smem_latency + adds * device.fma_latency
+    return first + exchanges * device.smem_latency + adds * device.fma_latency

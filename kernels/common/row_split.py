@@ -65,8 +65,8 @@ LEAST_COLS = 2 * 2 * 64
 
 
 def _is_useful(workload: Rows, split: int, threads: int, vector: int, unroll: int) -> bool:
-    each = split * threads * vector * unroll
-    return bool(_lines(workload, vector) >= split and each < 2 * workload.cols)
+    elements_per_turn = split * threads * vector * unroll
+    return bool(_lines(workload, vector) >= split and elements_per_turn < 2 * workload.cols)
 
 
 class CudaRowSplit(CudaVariant[R]):
@@ -161,13 +161,13 @@ def part_costs(
     """
     split, vector = table["split"], table["vector"]
     elements = 1.0 * (_lines(workload, vector) // split * WARP * vector)
-    met = table["threads"] > WARP
+    exchanges = table["threads"] > WARP
     return Costs(
         # Some parts have one more warp access; the last one may have less.
         blocks=np.minimum(workload.rows * split, workload.rows * (workload.cols / elements)),
         full_blocks=workload.rows * (split - 1),
         threads=table["threads"],
-        smem_bytes=np.where(met, table["threads"] / 8.0, 0.0),
+        smem_bytes=np.where(exchanges, table["threads"] / 8.0, 0.0),
         fma=fma * elements,
         sfu=sfu * elements,
         # One sector at either end may be shared with another part.
@@ -176,6 +176,6 @@ def part_costs(
         # The first load, one addition per vector of a thread, and exchanges through shared memory.
         chain_clocks=device.l2_latency
         + device.fma_latency * (ceil_div(elements, table["threads"] * vector) - 1.0)
-        + np.where(met, reductions * device.smem_latency, 0.0),
+        + np.where(exchanges, reductions * device.smem_latency, 0.0),
         serial_launches=2,
     )

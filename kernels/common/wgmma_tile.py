@@ -198,9 +198,9 @@ def sums_stay_in_registers(matrices: int = 1, producer_registers: int = PRODUCER
     def holds(bm: Any, bn: Any, consumers: Any, pingpong: Any, min_blocks: Any) -> Any:
         """A consumer's sums must fit in its registers, and those of one wgmma in the registers at launch."""
         needed = matrices * sums(bm, bn, consumers, pingpong) + OTHER_REGISTERS
-        one = bn // 2 + INSTRUCTION_REGISTERS
+        product_registers = bn // 2 + INSTRUCTION_REGISTERS
         room = consumer_registers(consumers, min_blocks, producer_registers)
-        return (needed <= room) & (one <= launched_registers(consumers, min_blocks))
+        return (needed <= room) & (product_registers <= launched_registers(consumers, min_blocks))
 
     return holds
 

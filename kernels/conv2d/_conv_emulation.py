@@ -71,11 +71,15 @@ def _shrink(workload: Conv2d, tile: Tile, tiles: tuple[int, int], alike: bool) -
         c, k = _least_rows(c, taps, tile.m, tiles_m, alike), least(k, tile.n, tiles_n)
     narrow = replace(workload, c=c * groups, k=k * groups, groups=groups)
     unit, count = (tile.k, tile.steps) if workload.direction == "wgrad" else (tile.m, tiles_m)
-    wanted = least(_pixels(workload), unit, count)
-    for small in _images(narrow, wanted):
+    min_pixels = least(_pixels(workload), unit, count)
+    for small in _images(narrow, min_pixels):
         pixels = _pixels(small)
         ends_alike = not alike or (pixels % unit == 0) == (_pixels(workload) % unit == 0)
-        if pixels >= wanted and ends_alike and alignment(small, tile.walk) == alignment(narrow, tile.walk):
+        if (
+            pixels >= min_pixels
+            and ends_alike
+            and alignment(small, tile.walk) == alignment(narrow, tile.walk)
+        ):
             return small
     return replace(narrow, n=min(narrow.n, 2))
 
@@ -110,8 +114,8 @@ def _images(workload: Conv2d, pixels: int) -> Iterator[Conv2d]:
     )
     for side, more in itertools.product(range(min(64, max(workload.h, workload.w))), range(8)):
         h, w = min(workload.h, least_h + side + more), min(workload.w, least_w + side)
-        one = replace(workload, h=h, w=w, n=1)
-        enough = ceil_div(pixels, _pixels(one))
-        most = workload.n if (h, w) == (workload.h, workload.w) else min(workload.n, 4)
-        for n in sorted({min(most, count) for count in (2, enough, enough + 1)}):
-            yield replace(one, n=n)
+        image_workload = replace(workload, h=h, w=w, n=1)
+        enough = ceil_div(pixels, _pixels(image_workload))
+        max_images = workload.n if (h, w) == (workload.h, workload.w) else min(workload.n, 4)
+        for n in sorted({min(max_images, count) for count in (2, enough, enough + 1)}):
+            yield replace(image_workload, n=n)

@@ -74,11 +74,11 @@ def _forward(along: ConvAxis) -> Axis:
 
 def _backward(along: ConvAxis) -> Axis:
     """Return the pixels of dy that the first tap meets; those of pixel i of each class are i further on."""
-    stride, found = along.stride, []
+    stride, positions_of = along.stride, []
     for residue in range(min(stride, along.image)):
-        met = (residue - along.offset(tap) for tap in range(along.taps))
-        found.append([position // stride for position in met if position % stride == 0])
-    every = [position for positions in found for position in positions]
+        reached = (residue - along.offset(tap) for tap in range(along.taps))
+        positions_of.append([position // stride for position in reached if position % stride == 0])
+    every = [position for positions in positions_of for position in positions]
     first, last = (min(every), max(every)) if every else (0, 0)
     return Axis(
         pixels=ceil_div(along.image, stride),
@@ -86,7 +86,7 @@ def _backward(along: ConvAxis) -> Axis:
         stride=1,
         image=along.output,
         reach=last - first,
-        taps=tuple(map(len, found)),
+        taps=tuple(map(len, positions_of)),
     )
 
 
@@ -101,9 +101,9 @@ def product(workload: Conv2d) -> Product:
         columns = w.r * w.s * ceil_div(w.c // w.groups, PANEL_CHANNELS) * PANEL_CHANNELS
         return Product(classes=(filters,), n=columns, depth=whole.depth, groups=w.groups)
     rows, columns = axes(w)
-    found = Counter(r * s for r, s in itertools.product(rows.taps, columns.taps))
+    tap_counts = Counter(r * s for r, s in itertools.product(rows.taps, columns.taps))
     pixels = w.n * rows.pixels * columns.pixels
-    classes = tuple(ResidueClass(count=count, m=pixels, taps=taps) for taps, count in found.items())
+    classes = tuple(ResidueClass(count=count, m=pixels, taps=taps) for taps, count in tap_counts.items())
     return Product(classes=classes, n=whole.n, depth=whole.depth, groups=w.groups)
 
 

@@ -91,8 +91,8 @@ class Axis:
 
     def span(self, steps: int) -> int:
         """Return the number of source pixels that a tile spans."""
-        places = self.places(steps)
-        return places[-1] - places[0] + 1 if places else 1
+        pixels = self.places(steps)
+        return pixels[-1] - pixels[0] + 1 if pixels else 1
 
     def fewest_inside(self, steps: int) -> int:
         """Return the fewest pixels inside the source that any tile reads."""
@@ -106,16 +106,16 @@ def _places(axis: Axis, steps: int) -> tuple[int, ...]:
     pairs = itertools.product(range(steps * axis.unit), range(axis.taps))
     if not axis.backward:
         return tuple(sorted({i * axis.stride + tap * axis.dilation for i, tap in pairs}))
-    met = (i + axis.remainder - tap * axis.dilation for i, tap in pairs)
-    return tuple(sorted({place // axis.stride for place in met if place % axis.stride == 0}))
+    positions = (i + axis.remainder - tap * axis.dilation for i, tap in pairs)
+    return tuple(sorted({position // axis.stride for position in positions if position % axis.stride == 0}))
 
 
 @functools.lru_cache(maxsize=256)
 def axes(workload: Conv2d) -> tuple[Axis, Axis]:
     """Return rows and columns of a convolution."""
-    backward, found = workload.direction == "dgrad", []
+    backward, result = workload.direction == "dgrad", []
     for along, names in zip(workload.axes, (("h", "p"), ("w", "q")), strict=True):
-        found.append(
+        result.append(
             Axis(
                 name=names[not backward],
                 extent=along.image if backward else along.output,
@@ -127,7 +127,7 @@ def axes(workload: Conv2d) -> tuple[Axis, Axis]:
                 backward=backward,
             )
         )
-    return found[0], found[1]
+    return result[0], result[1]
 
 
 def by_value(figure: Callable[[int], float], column: Any) -> Any:
@@ -187,8 +187,8 @@ def neighbours_lie_together(columns: Any, vec: Any, channels: Any, across: Any, 
 
 def width_is_aligned(vec: Any, workload: Conv2d) -> Any:
     """Accesses must stay within the channels of a pixel; with channels first, they have one element."""
-    most = alignment(workload.c, storage(workload.dtype)) if workload.layout == "nhwc" else 1
-    return (vec <= most) & (4 * vec >= most)
+    widest = alignment(workload.c, storage(workload.dtype)) if workload.layout == "nhwc" else 1
+    return (vec <= widest) & (4 * vec >= widest)
 
 
 def registers(workload: Conv2d, rows: Any, columns: Any, vec: Any) -> Any:
@@ -197,8 +197,11 @@ def registers(workload: Conv2d, rows: Any, columns: Any, vec: Any) -> Any:
     In wgrad the compiler reads lines well ahead, which takes as many registers again.
     """
     tall, wide = axes(workload)
-    tile, ahead = rows * tall.unit * columns * wide.unit, 1 + (workload.direction == "wgrad")
-    return vec * (tile + ahead * (workload.r * workload.s + by_value(wide.span, columns))) + OTHER_REGISTERS
+    tile, values_per_output = rows * tall.unit * columns * wide.unit, 1 + (workload.direction == "wgrad")
+    return (
+        vec * (tile + values_per_output * (workload.r * workload.s + by_value(wide.span, columns)))
+        + OTHER_REGISTERS
+    )
 
 
 @takes_config(*_TILE, "min_blocks")

@@ -107,8 +107,12 @@ class ImplicitGemm(CudaVariant[Conv2d]):
         per_sm = ceil_div(blocks, device.sm_count)
         # 8 warps hide latency.
         busy = min(1.0, per_sm * warps / 8) / (1.0 + overhead)
-        launch, each = self.summing_cost
-        summing = launch + each * split * workload.outputs()[0].size / device.sm_count if split > 1 else 0.0
+        launch, cost_per_output = self.summing_cost
+        summing = (
+            launch + cost_per_output * split * workload.outputs()[0].size / device.sm_count
+            if split > 1
+            else 0.0
+        )
         return float(per_sm * work / busy + summing)
 
     def blocks(self, workload: Conv2d, table: Table) -> tuple[Any, Any]:
@@ -131,8 +135,8 @@ class ImplicitGemm(CudaVariant[Conv2d]):
         headers, activation = helpers(*self.headers), _conv.injected(workload)
         if not workload.has_pre:
             return headers + filled(self.text, **self.without_prologue) + activation
-        ahead = prologue.preamble(workload, self.prologue_header)
-        return headers + activation + ahead + filled(self.text, **self.with_prologue)
+        preamble = prologue.preamble(workload, self.prologue_header)
+        return headers + activation + preamble + filled(self.text, **self.with_prologue)
 
     def scratch(self, workload: Conv2d, config: Config) -> tuple[Tensor, ...]:
         """Return the partial sums, if K is split."""

@@ -66,10 +66,10 @@ def on_products(space: Space) -> Space:
 
     def seeing(constraint: Constraint) -> Constraint:
         @functools.wraps(constraint)
-        def holds(**given: Any) -> Any:
-            if "workload" in given:
-                given["workload"] = gemm_of(given["workload"])
-            return constraint(**given)
+        def holds(**arguments: Any) -> Any:
+            if "workload" in arguments:
+                arguments["workload"] = gemm_of(arguments["workload"])
+            return constraint(**arguments)
 
         return holds
 

@@ -215,8 +215,10 @@ def _usual(workload: Conv2d, device: Device) -> Iterator[Config]:
     shapes = ((4, 2), (2, 2), (4, 1), (2, 1), (1, 1)) if nhwc else ((8, 2), (4, 2), (4, 1), (2, 1), (1, 1))
     # An SM can hold 512 threads of these, or 384 of wgrad; large filters take more registers.
     room = (168 if w.direction == "wgrad" else 128, 255)
-    for most, threads, vec, (rows, columns) in itertools.product(room, (128, 64), (8, 4, 2, 1), shapes):
-        if registers(w, rows, columns, vec) > most:
+    for max_registers, threads, vec, (rows, columns) in itertools.product(
+        room, (128, 64), (8, 4, 2, 1), shapes
+    ):
+        if registers(w, rows, columns, vec) > max_registers:
             continue
         tiles = {
             "channels": ceil_div(w.c, vec),
@@ -225,11 +227,11 @@ def _usual(workload: Conv2d, device: Device) -> Iterator[Config]:
         }
         # Threads run along the contiguous dimension first, then along columns and rows; the rest are idle.
         values: dict[str, Any] = {"rows": rows, "columns": columns, "vec": vec}
-        left = threads
+        threads_left = threads
         for name in ("channels", "across", "down") if nhwc else ("across", "down", "channels"):
-            values[name] = min(left, 64, 1 << (tiles[name] - 1).bit_length())
-            left //= values[name]
-        values |= {"down": values["down"] * left, "staged": 0, "min_blocks": 1}
+            values[name] = min(threads_left, 64, 1 << (tiles[name] - 1).bit_length())
+            threads_left //= values[name]
+        values |= {"down": values["down"] * threads_left, "staged": 0, "min_blocks": 1}
         for split in _splits(w, values, device):
             yield Config({name: {**values, "split": split}[name] for name in SPACE.names})
 
@@ -238,8 +240,8 @@ def _splits(workload: Conv2d, values: Mapping[str, Any], device: Device) -> Iter
     """Yield the numbers of parts that give each SM about four blocks, then others."""
     if workload.direction == "wgrad":
         for blocks in (4, 2, 1):
-            wanted = blocks * device.sm_count // int(block_tiles(workload, values)[0])
-            yield min(1024, 1 << max(0, wanted.bit_length() - 1))
+            target = blocks * device.sm_count // int(block_tiles(workload, values)[0])
+            yield min(1024, 1 << max(0, target.bit_length() - 1))
     yield 1
 
 
@@ -255,8 +257,8 @@ class CudaDepthwise(CudaVariant[Conv2d]):
 
     def limits(self, workload: Conv2d, device: Device) -> str | None:
         """Return why groups, filters, strides or images are too large, or None."""
-        if ahead := prologue.refusal(self.key, workload):
-            return ahead
+        if reason := prologue.refusal(self.key, workload):
+            return reason
         w, (tall, wide) = workload, axes(workload)
         if w.groups != w.c or w.k != w.c:
             return (
@@ -295,14 +297,14 @@ class CudaDepthwise(CudaVariant[Conv2d]):
         all_tiles = all_tiles * ceil_div(wide.extent, columns * wide.unit)
         # Blocks of wgrad have many tiles: only the work of all blocks together is certain.
         blocks = block_tiles(w, config)[0] * config["split"] if wgrad else all_tiles / threads
-        each = all_tiles / blocks
-        products, met, read = rows * columns * vec * w.r * w.s, 1.0, 1.0
+        tiles_per_block = all_tiles / blocks
+        products, reads, read = rows * columns * vec * w.r * w.s, 1.0, 1.0
         for axis, name in ((tall, "rows"), (wide, "columns")):
-            met = met * by_value(axis.reads, table[name])
+            reads = reads * by_value(axis.reads, table[name])
             read = read * by_value(axis.fewest_inside, table[name])
         staged = table["staged"] > 0
         # Taps are read as vectors too.
-        accesses = np.where(staged, met, read) + (0 if wgrad else w.r * w.s)
+        accesses = np.where(staged, reads, read) + (0 if wgrad else w.r * w.s)
         # From sm_100 on, one instruction can do two multiply-adds.
         packed = 2.0 if device.compute_capability >= (10, 0) else 1.0
         return Costs(
@@ -310,10 +312,10 @@ class CudaDepthwise(CudaVariant[Conv2d]):
             full_blocks=0.0 if wgrad else _whole_blocks(w, config),
             threads=threads,
             smem_bytes=smem_bytes(w, table.columns),
-            fma=each * products,
-            smem_traffic_bytes=np.where(staged, each / 32 * met * 128, 0.0),
-            accesses=each * accesses,
-            instructions=each / 32 * (products / packed + accesses),
+            fma=tiles_per_block * products,
+            smem_traffic_bytes=np.where(staged, tiles_per_block / 32 * reads * 128, 0.0),
+            accesses=tiles_per_block * accesses,
+            instructions=tiles_per_block / 32 * (products / packed + accesses),
             chain_clocks=0.0
             if wgrad
             else device.l1_latency + tall.most_taps * wide.most_taps * device.fma_latency,

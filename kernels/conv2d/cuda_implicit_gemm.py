@@ -95,8 +95,8 @@ def _registers(workload: Conv2d, config: Mapping[str, Any]) -> Any:
     vec_a, vec_b = np.minimum(vec, a), np.minimum(vec, b)
     rows, deep_a = _conv.share(bm, bk, vec_a, threads, along_a)
     columns, deep_b = _conv.share(bn, bk, vec_b, threads, along_b)
-    held = rows * deep_a * ceil_div(vec_a * size, 4) + columns * deep_b * ceil_div(vec_b * size, 4)
-    return tm * tn + 2 * (tm + tn) + held + 3 * rows + columns + OTHER_REGISTERS
+    loaded = rows * deep_a * ceil_div(vec_a * size, 4) + columns * deep_b * ceil_div(vec_b * size, 4)
+    return tm * tn + 2 * (tm + tn) + loaded + 3 * rows + columns + OTHER_REGISTERS
 
 
 @takes_config("bm", "bn", "tm", "tn", "bk", "vec", "min_blocks")

@@ -256,8 +256,10 @@ class CudaImplicitGemmMma(ImplicitGemm):
         bm, bn, warps_m, warps_n, step_bytes, deepest = tile
         flat = workload.direction == "wgrad" or (workload.r * workload.s > 1 and whole.depth % 16 != 0)
         extent = max(1, whole.taps) * whole.depth if flat else whole.depth
-        wanted = step_bytes // itemsize(workload.dtype)
-        bk = max(b for b in (16, 32, 64) if b == 16 or (b <= wanted and (extent % b == 0 or extent >= 8 * b)))
+        target_bk = step_bytes // itemsize(workload.dtype)
+        bk = max(
+            b for b in (16, 32, 64) if b == 16 or (b <= target_bk and (extent % b == 0 or extent >= 8 * b))
+        )
         walk = "flat" if flat else "by_tap"
         steps = int(whole.steps(whole.taps, np.array(bk), np.array(walk)))
         values: dict[str, Any] = {"bm": bm, "bn": bn, "warps_m": warps_m, "warps_n": warps_n, "bk": bk}

@@ -210,8 +210,8 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
 
     def limits(self, workload: Conv2d, device: Device) -> str | None:
         """Return why wgmma or TMA cannot do this workload, or None if they can."""
-        if ahead := prologue.refusal(self.key, workload):
-            return ahead
+        if reason := prologue.refusal(self.key, workload):
+            return reason
         w = workload
         if w.dtype not in ("f16", "bf16") or w.layout != "nhwc":
             return f"{self.key} multiplies f16 and bf16 of layout nhwc, not {w.dtype} of layout {w.layout}"
@@ -222,8 +222,8 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
             return (
                 f"{self.key} copies {PANEL_CHANNELS} channels at a time: groups must have a multiple of that"
             )
-        if max(axis.reach for axis in axes(w)) > (most := _conv_pixels.MOST_OFFSET):
-            return f"{self.key} copies by TMA: taps must be within {most} pixels of the first"
+        if max(axis.reach for axis in axes(w)) > (max_offset := _conv_pixels.MOST_OFFSET):
+            return f"{self.key} copies by TMA: taps must be within {max_offset} pixels of the first"
         whole = product(w)
         if max(whole.m, whole.n, whole.depth, *w.padded, *w.inputs()[0].shape) > MOST_EXTENT:
             return f"{self.key} supports dimensions of up to {MOST_EXTENT} elements"

@@ -94,14 +94,14 @@ def _on_tiles(constraint: Constraint) -> Constraint:
         return constraint
 
     @functools.wraps(constraint)
-    def holds(**given: Any) -> Any:
-        m, workload = given.pop("m"), given.pop("workload")
-        found = np.zeros(len(m), dtype=bool)
+    def holds(**columns: Any) -> Any:
+        m, workload = columns.pop("m"), columns.pop("workload")
+        valid = np.zeros(len(m), dtype=bool)
         for size in np.unique(m):
             rows = m == size
-            part = {name: v if name == "device" else v[rows] for name, v in given.items()}
-            found[rows] = constraint(workload=product_of(workload, int(size)), **part)
-        return found
+            part = {name: v if name == "device" else v[rows] for name, v in columns.items()}
+            valid[rows] = constraint(workload=product_of(workload, int(size)), **part)
+        return valid
 
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(name, kind) for name in ("m", *names)]

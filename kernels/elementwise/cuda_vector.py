@@ -217,8 +217,8 @@ def _held(workload: Elementwise, vector: int, unroll: int) -> int:
     """Return the registers that a thread needs for vectors."""
     words = ceil_div(vector * itemsize(workload.dtype), 4) * unroll * len(workload.whole_names)
     words += unroll * len(workload.column_names)
-    held: int = words + vector * (len(workload.vector_names) + 2)
-    return held
+    registers: int = words + vector * (len(workload.vector_names) + 2)
+    return registers
 
 
 VARIANT = CudaVectorElementwise()

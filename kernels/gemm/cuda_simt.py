@@ -166,12 +166,12 @@ class CudaSimtGemm(DividedGemm, SimtGemm[Gemm]):
     def _split(self, workload: Gemm, tile: Mapping[str, int], device: Device) -> int:
         """Return the number of parts of k, each worth a second launch, that gives every SM 8 warps."""
         warps, tiles = simt_gemm.threads(tile) // 32, gemm.blocks(workload, tile["bm"], tile["bn"])
-        found = 1
-        while tiles * found * warps < 8 * device.sm_count and tiles * found < 2 * device.sm_count:
-            if 2 * found not in gemm.SPLITS or workload.k // (2 * found) < 512:
+        split = 1
+        while tiles * split * warps < 8 * device.sm_count and tiles * split < 2 * device.sm_count:
+            if 2 * split not in gemm.SPLITS or workload.k // (2 * split) < 512:
                 break
-            found *= 2
-        return found
+            split *= 2
+        return split
 
     def further_choices(self, config: Config) -> Constants:
         """Return the division of k."""

@@ -63,12 +63,14 @@ def operands_stay_in_registers(config: Mapping[str, Any], workload: Gemm) -> Any
         return True
     bm, bn, bk, consumers, pingpong, min_blocks = (config[name] for name in HELD)
     operands = 2 * 4 * wgmma_tile.rows(bm, consumers, pingpong) // 64 * (bk * itemsize(workload.dtype) // 32)
-    other = wgmma_tile.OTHER_REGISTERS + (NUMBERS[prologue.is_cheap(workload)] if workload.has_pre else 0)
-    needed = wgmma_tile.sums(bm, bn, consumers, pingpong) + operands + other
+    other_registers = wgmma_tile.OTHER_REGISTERS + (
+        NUMBERS[prologue.is_cheap(workload)] if workload.has_pre else 0
+    )
+    needed = wgmma_tile.sums(bm, bn, consumers, pingpong) + operands + other_registers
     launched = wgmma_tile.launched_registers(consumers, min_blocks)
     room = wgmma_tile.consumer_registers(consumers, min_blocks, producer_registers(workload))
-    one = bn // 2 + wgmma_tile.INSTRUCTION_REGISTERS + 4
-    return (needed <= room) & (one <= launched)
+    product_registers = bn // 2 + wgmma_tile.INSTRUCTION_REGISTERS + 4
+    return (needed <= room) & (product_registers <= launched)
 
 
 def turned_steps_are_squares(bk: Any, workload: Gemm) -> Any:
@@ -224,9 +226,9 @@ class CudaWgmmaGemm(WgmmaGemm[Gemm]):
 
     def arguments(self, workload: Gemm, config: Config) -> tuple[Argument, ...]:
         """Return bias, residual, scale and shift of a prologue, c, then sizes."""
-        _, _, bias, residual, *others, group_m = gemm.arguments(workload, config["group_m"])
-        ahead = prologue.operands(workload) if workload.has_pre else ()
-        return (bias, residual, *ahead, *others, Scalar("int", workload.batch), group_m)
+        _, _, bias, residual, *further, group_m = gemm.arguments(workload, config["group_m"])
+        prologue_operands = prologue.operands(workload) if workload.has_pre else ()
+        return (bias, residual, *prologue_operands, *further, Scalar("int", workload.batch), group_m)
 
 
 VARIANT = CudaWgmmaGemm()

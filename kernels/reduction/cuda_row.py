@@ -170,14 +170,14 @@ class CudaRowReduction(CudaReduction):
         split, vector, threads = table["split"], table["vector"], table["row_threads"]
         part = np.where(split == 1, workload.cols, _lines(workload, vector) // split * WARP * vector)
         elements, size = 1.0 * rows * part, itemsize(workload.dtype)
-        whole, met = len(workload.whole_names), threads > WARP
+        whole, exchanges = len(workload.whole_names), threads > WARP
         adds = ceil_div(ceil_div(part, threads * vector), table["unroll"]) - 1.0
         return Costs(
             # Some parts have one more warp access; the last one may have less.
             blocks=workload.rows / rows * np.minimum(split, workload.cols / part),
             full_blocks=workload.rows // rows * np.where(split == 1, 1, split - 1),
             threads=threads * table["rows"],
-            smem_bytes=np.where(met, threads / 8.0, 0.0),
+            smem_bytes=np.where(exchanges, threads / 8.0, 0.0),
             fma=fma_of_element(workload) * elements,
             sfu=sfu_of_element(workload) * elements,
             # One sector at either end may be shared with other rows.
@@ -186,15 +186,15 @@ class CudaRowReduction(CudaReduction):
             # The first load, sequential additions, and the exchange between warps of a row.
             chain_clocks=np.where(part * size > 64, device.l2_latency, device.l1_latency)
             + workload.is_sum * adds * device.fma_latency
-            + met * device.smem_latency,
+            + exchanges * device.smem_latency,
             serial_launches=np.where(split == 1, 1, 2),
         )
 
     def source(self, workload: Reduction, config: Config) -> str:
         """Return the kernels of this expression."""
         stored = (*workload.whole_names, *workload.vector_names)
-        held = {name: f"to_float(held[n][{s}].at[i])" for s, name in enumerate(stored)}
-        held |= {name: f"each_{name}" for name in workload.column_names}
+        element_texts = {name: f"to_float(held[n][{s}].at[i])" for s, name in enumerate(stored)}
+        element_texts |= {name: f"each_{name}" for name in workload.column_names}
         rows = [f"{variable(name)} + row * cols" for name in workload.whole_names]
         text = filled(
             KERNELS + END_ROWS,
@@ -204,7 +204,7 @@ class CudaRowReduction(CudaReduction):
                 for name in workload.column_names
             ),
             STORED=", ".join([*rows, *map(variable, workload.vector_names)]),
-            ARGUMENTS=operands(workload, held),
+            ARGUMENTS=operands(workload, element_texts),
         )
         return source(workload, text)
 
@@ -217,8 +217,8 @@ class CudaRowReduction(CudaReduction):
         rows, line = min(workload.rows, 2 * config["rows"] + 1), WARP * config["vector"]
         turn = config["split"] * config["row_threads"] * config["vector"] * config["unroll"]
         # With many parts there are fewer iterations, but each part keeps some warp accesses.
-        most = max(2 * config["split"] + 1, SMALL // rows // line) * line
-        cols = min(workload.cols, 2 * turn + workload.cols % turn, most)
+        max_cols = max(2 * config["split"] + 1, SMALL // rows // line) * line
+        cols = min(workload.cols, 2 * turn + workload.cols % turn, max_cols)
         return dataclasses.replace(workload, rows=rows, cols=cols)
 
 

@@ -130,10 +130,10 @@ class CudaDirectStridedElementwise(CudaVariant[StridedElementwise]):
                 runs = 1 if operand.index.is_contiguous else elements / inner + 2
                 fill += np.maximum(0.0, elements * itemsize(operand.dtype) - 64.0 * runs)
         for vector in np.unique(table["vector"]):
-            here = table["vector"] == vector
+            with_vector = table["vector"] == vector
             for load in loads_of(workload, len(workload.extents) - 1, int(vector)):
                 if is_loaded_everywhere(load.operand):
-                    accesses[here] += load.accesses
+                    accesses[with_vector] += load.accesses
         return Costs(
             blocks=workload.elements / elements,
             full_blocks=workload.elements // elements,

@@ -86,8 +86,8 @@ __global__ void __launch_bounds__(THREADS) strided_tiled(@PARAMETERS@, Out* __re
 def _second(workload: StridedElementwise) -> int:
     """Return the axis along which transposed operands are contiguous; the last one if there are none."""
     last = len(workload.extents) - 1
-    found = transposed_axis(workload, last)
-    return last if found is None else found
+    axis = transposed_axis(workload, last)
+    return last if axis is None else axis
 
 
 def _is_tiled(workload: StridedElementwise, load: Load) -> bool:
@@ -131,11 +131,11 @@ class CudaTiledStridedElementwise(CudaVariant[StridedElementwise]):
     def tiles(self, workload: StridedElementwise, config: Config) -> tuple[Tiling, ...]:
         """Return the tiles of both axes, and the product of the others."""
         second = _second(workload)
-        others = math.prod(e for axis, e in enumerate(workload.extents[:-1]) if axis != second)
+        other_elements = math.prod(e for axis, e in enumerate(workload.extents[:-1]) if axis != second)
         return (
             Tiling(dimension="last axis", extent=workload.extents[-1], tile=config["last"]),
             Tiling(dimension="second axis", extent=workload.extents[second], tile=config["second"]),
-            Tiling(dimension="other axes", extent=others, tile=1),
+            Tiling(dimension="other axes", extent=other_elements, tile=1),
         )
 
     def costs(self, workload: StridedElementwise, table: Table, device: Device) -> Costs:
@@ -156,10 +156,10 @@ class CudaTiledStridedElementwise(CudaVariant[StridedElementwise]):
                 runs, run = (last, second) if tiled else (second, last)
                 fill += runs * np.maximum(0.0, run * size - 64.0)
         full = [workload.extents[-1] // table["last"], workload.extents[axis] // table["second"]]
-        others = workload.elements // (workload.extents[-1] * workload.extents[axis])
+        other_elements = workload.elements // (workload.extents[-1] * workload.extents[axis])
         return Costs(
             blocks=workload.elements / elements,
-            full_blocks=full[0] * full[1] * others,
+            full_blocks=full[0] * full[1] * other_elements,
             threads=table["threads"],
             smem_bytes=_smem_bytes(workload, table["last"], table["second"]),
             fma=operations * elements,
@@ -176,7 +176,7 @@ class CudaTiledStridedElementwise(CudaVariant[StridedElementwise]):
         last = len(extents) - 1
         loads = loads_of(workload, last, 1)
         tiled = [load for load in loads if _is_tiled(workload, load)]
-        others = [axis for axis in extents if axis not in (last, second)]
+        outer_axes = [axis for axis in extents if axis not in (last, second)]
         index = {axis: f"at_{axis}" for axis in extents}
         of_last, of_second, _ = self.tiles(workload, config)
         values = {
@@ -191,7 +191,7 @@ class CudaTiledStridedElementwise(CudaVariant[StridedElementwise]):
             TILES=[_tile(load) for load in tiled],
             TILES_LAST=[str(of_last.count)],
             TILES_SECOND=[str(of_second.count)],
-            DECODE=decoded("outer", others, extents, {}),
+            DECODE=decoded("outer", outer_axes, extents, {}),
             AT_LAST=[f"at_{last}"],
             AT_SECOND=[f"at_{second}"],
             EXTENT_LAST=[str(extents[last])],
@@ -227,9 +227,9 @@ class CudaTiledStridedElementwise(CudaVariant[StridedElementwise]):
     def emulation_workload(self, workload: StridedElementwise, config: Config) -> StridedElementwise:
         """Return a full and a partial tile of both axes, and two indices of each other one."""
         last, second = len(workload.extents) - 1, _second(workload)
-        others = [axis for axis in range(last) if axis != second]
-        most = capped(workload, others, 2)
-        return shrunk(workload, {**most, last: config["last"] + 3, second: config["second"] + 5})
+        outer_axes = [axis for axis in range(last) if axis != second]
+        outer_extents = capped(workload, outer_axes, 2)
+        return shrunk(workload, {**outer_extents, last: config["last"] + 3, second: config["second"] + 5})
 
 
 def _tile(load: Load) -> str:

@@ -230,18 +230,18 @@ class CudaBlockStridedReduction(CudaVariant[StridedReduction]):
         by_warps, by_memory = threads > WARP, (table["lanes"] == "kept") & (threads > 1)
         accesses, fill = np.zeros(len(table)), np.zeros(len(table))
         for lanes in ("reduced", "kept"):
-            axis, here = _lane(workload, reduced=lanes == "reduced"), table["lanes"] == lanes
+            axis, with_lanes = _lane(workload, reduced=lanes == "reduced"), table["lanes"] == lanes
             # One sector at either end of each run along the lane axis may be shared with another block.
             extent = workload.extents[axis]
             runs = results * (part / extent + 2) if lanes == "reduced" else part * (results / extent + 2)
             for operand in workload.maps.values():
                 if own_elements(operand) and operand.index.strides[axis] == 1:
-                    own = np.maximum(0.0, elements * itemsize(operand.dtype) - 64.0 * runs)
-                    fill += np.where(here, own, 0.0)
-            for width in np.unique(vector[here]):
+                    run_bytes = np.maximum(0.0, elements * itemsize(operand.dtype) - 64.0 * runs)
+                    fill += np.where(with_lanes, run_bytes, 0.0)
+            for width in np.unique(vector[with_lanes]):
                 for load in loads_of(workload, axis, int(width)):
                     if is_loaded_everywhere(load.operand):
-                        accesses[here & (vector == width)] += load.accesses / int(width)
+                        accesses[with_lanes & (vector == width)] += load.accesses / int(width)
         adds = np.maximum(0.0, part // (threads * vector) // table["unroll"] - 1.0)
         smem_bytes = np.where(by_memory, threads * table["results"] * 4.0, 0.0)
         return Costs(
@@ -267,15 +267,15 @@ class CudaBlockStridedReduction(CudaVariant[StridedReduction]):
 
     def source(self, workload: StridedReduction, config: Config) -> str:
         """Return the kernels of this workload."""
-        extents, kept = dict(enumerate(workload.extents)), len(workload.extents) - workload.axes
+        extents, result_axes = dict(enumerate(workload.extents)), len(workload.extents) - workload.axes
         reduced_lanes = config["lanes"] == "reduced"
         lane = _lane(workload, reduced=reduced_lanes)
         loads = loads_of(workload, lane, config["vector"])
         index = {axis: f"at_{axis}" for axis in extents}
         # Adjacent threads have adjacent indices of the lane axis.
         order = [axis for axis in extents if axis != lane] + [lane]
-        of_results = [axis for axis in order if axis < kept]
-        of_terms = [axis for axis in order if axis >= kept]
+        of_results = [axis for axis in order if axis < result_axes]
+        of_terms = [axis for axis in order if axis >= result_axes]
         text = spaced(
             KERNEL,
             PARAMETERS=[parameters(workload)],
@@ -286,7 +286,7 @@ class CudaBlockStridedReduction(CudaVariant[StridedReduction]):
             HELD=[f"{load.held} held_{load.name}[N];" for load in loads],
             LOADS=[load.text(f"held_{load.name}[n]", index) for load in loads],
             ARGUMENTS=[arguments(loads)],
-            PLACE=[place_of(workload.extents[:kept])],
+            PLACE=[place_of(workload.extents[:result_axes])],
         )
         finish = function_of(workload.end, ("x",), "finish")
         return prelude(workload) + finish + helpers("reduction") + text + END_ROWS
@@ -319,11 +319,11 @@ class CudaBlockStridedReduction(CudaVariant[StridedReduction]):
 
     def emulation_workload(self, workload: StridedReduction, config: Config) -> StridedReduction:
         """Return 2 blocks of results and a partial one, and 3 iterations over elements; strides stay."""
-        kept = len(workload.extents) - workload.axes
-        results = capped(workload, range(kept), 2 * config["results"] + 1)
+        result_axes = len(workload.extents) - workload.axes
+        results = capped(workload, range(result_axes), 2 * config["results"] + 1)
         turn = config["split"] * config["threads"] * config["vector"] * config["unroll"]
         terms = max(2 * config["split"] + 1, min(3 * turn, SMALL // math.prod(results.values() or [1])))
-        of_terms = capped(workload, range(kept, len(workload.extents)), terms)
+        of_terms = capped(workload, range(result_axes, len(workload.extents)), terms)
         return shrunk(workload, {**results, **of_terms}, config["vector"])
 
 

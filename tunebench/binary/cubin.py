@@ -151,8 +151,8 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def spills(log: str) -> dict[str, int]:
     """Return the bytes of spill stores plus loads per kernel, from the log of `ptxas -v`."""
-    found = re.findall(r"Function properties for (\S+)\s[^,]*, (\d+) bytes spill stores, (\d+)", log)
-    return {name: int(stores) + int(loads) for name, stores, loads in found}
+    entries = re.findall(r"Function properties for (\S+)\s[^,]*, (\d+) bytes spill stores, (\d+)", log)
+    return {name: int(stores) + int(loads) for name, stores, loads in entries}
 
 
 def resources(cubin: bytes, symbols: tuple[str, ...], spill_bytes: Mapping[str, int] | None) -> Resources:
@@ -195,6 +195,6 @@ def launch_refusal(binary: Binary, launches: tuple[Launch, ...], device: Device)
             return f"a block needs {registers} registers; {device.name} has {device.registers_per_sm}"
         smem_bytes = entry.static_smem_bytes + launch.smem_bytes
         if smem_bytes > device.smem_per_block_bytes:
-            most = device.smem_per_block_bytes
-            return f"a block needs {smem_bytes} bytes of shared memory; {device.name} allows {most}"
+            max_bytes = device.smem_per_block_bytes
+            return f"a block needs {smem_bytes} bytes of shared memory; {device.name} allows {max_bytes}"
     return None

@@ -90,10 +90,10 @@ def unmet_claims(variant: CudaVariant[Any], workload: Workload, config: Config, 
         config: The configuration it was compiled for.
         code: Machine code from `sass`.
     """
-    there = {(name, *modifiers[1:].split(".")) for name, modifiers in _SASS.findall(code)}
+    instructions = {(name, *modifiers[1:].split(".")) for name, modifiers in _SASS.findall(code)}
 
     def is_met(claim: str) -> bool:
         name, *modifiers = claim.split(".")
-        return any(found[0] == name and {*modifiers} <= {*found} for found in there)
+        return any(instruction[0] == name and {*modifiers} <= {*instruction} for instruction in instructions)
 
     return tuple(claim for claim in variant.claims(workload, config) if not is_met(claim))

@@ -109,11 +109,13 @@ def kernel_uses(binary: Binary, launches: tuple[Launch, ...], device: Device) ->
     uses = []
     for symbol, launch in zip(binary.entries, launches, strict=True):
         used = entries[symbol]
-        held = occupancy(
+        launch_occupancy = occupancy(
             device,
             threads=launch.block[0] * launch.block[1] * launch.block[2],
             registers=used.registers,
             smem_bytes=used.static_smem_bytes + launch.smem_bytes,
         )
-        uses.append(KernelUse(entry=launch.entry, symbol=symbol, launch=launch, used=used, occupancy=held))
+        uses.append(
+            KernelUse(entry=launch.entry, symbol=symbol, launch=launch, used=used, occupancy=launch_occupancy)
+        )
     return tuple(uses)

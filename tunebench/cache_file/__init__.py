@@ -156,15 +156,15 @@ def scan(path: Path) -> tuple[TuningLog, tuple[RejectedEntry, ...]]:
     Raises:
         InputError: if the file cannot be read, has another format, or has no parameters.
     """
-    found = read_header(path)
+    header = read_header(path)
     rows: list[RecordedTrial] = []
     faults: list[RejectedEntry] = []
-    for row in found.rows():
+    for row in header.rows():
         if isinstance(row, RejectedEntry):
             faults.append(row)
         else:
             rows.append(row)
-    return dataclasses.replace(found.log, rows=tuple(rows)), tuple(faults)
+    return dataclasses.replace(header.log, rows=tuple(rows)), tuple(faults)
 
 
 def read(path: Path) -> RecordedSpace:

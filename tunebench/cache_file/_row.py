@@ -104,13 +104,13 @@ class RecordedSpace:
         mine, theirs = (product_name(name) if name else "" for name in (self.device, device))
         narrower = theirs in products_named(self.device)  # the file's name may be that of several products
         mine = theirs if narrower else mine
-        for what, own, given in (
+        for name, recorded, requested in (
             ("kernel", self.kernel, kernel),
             ("device", mine, theirs),
             ("problem", self.problem, problem),
         ):
-            if own and given and own != given:
-                raise InputError(f"{what}: the file contains {own}, not {given}; remove the option")
+            if recorded and requested and recorded != requested:
+                raise InputError(f"{name}: the file contains {recorded}, not {requested}; remove the option")
         return dataclasses.replace(
             self,
             kernel=self.kernel or kernel,
@@ -222,10 +222,13 @@ class TuningLog:
         if not any(isinstance(row.result.outcome, Measured) for row in self.rows):
             raise InputError(f"none of {len(self.rows)} configurations has a time")
         space = Space(tuple(Parameter(name, self.values_of(name), "recorded") for name in self.names))
-        places = [{value: place for place, value in enumerate(p.values)} for p in space.parameters]
+        ordinal_of = [{value: ordinal for ordinal, value in enumerate(p.values)} for p in space.parameters]
         ordinals = np.array(
             [
-                [place[row.config[name]] for name, place in zip(self.names, places, strict=True)]
+                [
+                    ordinals_of[row.config[name]]
+                    for name, ordinals_of in zip(self.names, ordinal_of, strict=True)
+                ]
                 for row in self.rows
             ],
             dtype=np.int16,
@@ -244,8 +247,8 @@ class TuningLog:
             times_us=np.array([row.time_us for row in placed]),
             fastest_us=np.array([row.fastest_us for row in placed]),
             failures={
-                place: row.result.outcome
-                for place, row in enumerate(placed)
+                index: row.result.outcome
+                for index, row in enumerate(placed)
                 if not isinstance(row.result.outcome, Measured)
             },
         )
@@ -354,14 +357,14 @@ class RawTrial:
 
     def _seconds(self, value: Any) -> float | None:
         """Return a duration in seconds; None if it is invalid."""
-        known = _is_number(value) and 0 <= value < math.inf
-        return value / (1e6 / self.others_unit_us) if known else None
+        valid = _is_number(value) and 0 <= value < math.inf
+        return value / (1e6 / self.others_unit_us) if valid else None
 
     def _conditions(self) -> dict[str, Any]:
         seconds = {"framework_s": self._seconds(self.framework), "search_s": self._seconds(self.search)}
         stamp = self.timestamp if isinstance(self.timestamp, str) and self.timestamp.isprintable() else None
-        found = {**seconds, "timestamp": stamp[:MAX_TEXT] if stamp else None}
-        return {name: value for name, value in found.items() if value is not None}
+        conditions = {**seconds, "timestamp": stamp[:MAX_TEXT] if stamp else None}
+        return {name: value for name, value in conditions.items() if value is not None}
 
 
 def refused_field(outcome: Outcome) -> dict[str, bool]:

@@ -132,7 +132,7 @@ class _JsonReader:
         self.peek()
         while True:
             try:
-                found, end = _DECODER.raw_decode(self._text, self._place)
+                value, end = _DECODER.raw_decode(self._text, self._place)
             except json.JSONDecodeError as error:
                 # An incomplete value fails at the end of the text, or as an unterminated string.
                 cut_off = error.pos + 16 > len(self._text) or error.msg.startswith("Unterminated")
@@ -141,7 +141,7 @@ class _JsonReader:
                 continue
             if end < len(self._text) or not self._more():  # 12 may be the start of 123
                 self._place = end
-                return found
+                return value
 
     def members(self, *, may_end: bool = False) -> Iterator[str]:
         """Yield the names in an object; the caller reads the value of each.
@@ -188,9 +188,9 @@ class _JsonReader:
             raise self._fault(f"expected {character!r}")
         self._place += 1
 
-    def _fault(self, what: str) -> ValueError:
-        found = self._text[self._place : self._place + 20]
-        return ValueError(f"{what}, got {found!r}" if found else f"{what}, but the file ends")
+    def _fault(self, message: str) -> ValueError:
+        context = self._text[self._place : self._place + 20]
+        return ValueError(f"{message}, got {context!r}" if context else f"{message}, but the file ends")
 
     def _more(self) -> bool:
         """Read at least as much text as is unparsed, so that a long value is not parsed too often."""
@@ -207,9 +207,9 @@ class _JsonReader:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | DuplicateName:
-    found = dict(pairs)
-    if len(found) == len(pairs):
-        return found
+    values = dict(pairs)
+    if len(values) == len(pairs):
+        return values
     counts = Counter(name for name, _ in pairs)
     return DuplicateName(next(name for name, count in counts.items() if count > 1))
 

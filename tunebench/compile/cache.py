@@ -52,11 +52,11 @@ class BinaryCache:
         Raises:
             EnvironmentFault: if another user may write the folder.
         """
-        found = self.get(key)
-        if found is None:
-            found = compile_it()
-            self.put(found)
-        return found
+        binary = self.get(key)
+        if binary is None:
+            binary = compile_it()
+            self.put(binary)
+        return binary
 
     def get(self, key: str) -> Binary | None:
         """Return a stored binary, or None if it is missing or damaged, or if another user may write it."""

@@ -191,6 +191,8 @@ def _call(result: tuple[Any, ...]) -> Any:
 
 def _first_errors(log: str) -> str:
     """Return the first errors of a compilation log, each with the source line it quotes."""
-    found = re.findall(r"^(.*\berror\b *:.*)(?:\n  (.*))?", log, re.MULTILINE)
-    errors = [" ".join(f"{error} `{quoted.strip()}`".removesuffix(" ``").split()) for error, quoted in found]
+    matches = re.findall(r"^(.*\berror\b *:.*)(?:\n  (.*))?", log, re.MULTILINE)
+    errors = [
+        " ".join(f"{error} `{quoted.strip()}`".removesuffix(" ``").split()) for error, quoted in matches
+    ]
     return "; ".join(errors[:_MOST_ERRORS]) or log.strip()[:500] or "no message"

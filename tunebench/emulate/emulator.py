@@ -260,8 +260,8 @@ def _map_line(tensor_map: TensorMap, tensor: int) -> str:
         int(pixels is not None),
     )
     form = (*tensor_map.extents, *tensor_map.strides_bytes, *tensor_map.box)
-    own = (*pixels.lower, *pixels.upper, *pixels.strides) if pixels else ()
-    return f"map {' '.join(map(str, (tensor, *kind, *form, *own)))}"
+    pixel_form = (*pixels.lower, *pixels.upper, *pixels.strides) if pixels else ()
+    return f"map {' '.join(map(str, (tensor, *kind, *form, *pixel_form)))}"
 
 
 def _bytes(array: Array, tensor: Tensor) -> bytes:
@@ -316,8 +316,8 @@ def _name_lines(reason: str, executable: Path) -> str:
     def lines(match: re.Match[str]) -> str:
         # The return address follows the call: the byte before it belongs to the call.
         command = ["addr2line", "-i", "-e", str(executable), hex(int(match[1], 16) - 1)]
-        places = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-        numbers = re.findall(r"(?:\bkernel|<stdin>):(\d+)", places)
+        listing = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        numbers = re.findall(r"(?:\bkernel|<stdin>):(\d+)", listing)
         outer = f" (by way of line {numbers[-1]})" if len(numbers) > 1 else ""
         return f"line {numbers[0]}{outer}" if numbers else match[0]
 

@@ -63,12 +63,12 @@ def find_compiler() -> str | None:
     requested = _environment.cxx()
     if requested is None:
         return shutil.which("g++") or shutil.which("c++")
-    found = shutil.which(requested)
-    if found is None:
+    path = shutil.which(requested)
+    if path is None:
         raise EnvironmentFault(
             f"$CXX is {requested!r}, which is no command on this machine; unset it or install that compiler"
         )
-    return found
+    return path
 
 
 def build_executable(source: str, entries: tuple[str, ...], *, mode: Mode = "plain") -> Path:

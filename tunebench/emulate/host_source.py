@@ -94,10 +94,10 @@ def _rewritten(match: re.Match[str], numbers: Iterator[int]) -> str:
 
 
 def _dynamic(words: str) -> str:
-    found = re.fullmatch(rf"(?:{_ALIGNMENT}\s*)*(.+?)\s*\b(\w+)\s*\[\s*\]", words)
-    if found is None:
+    match = re.fullmatch(rf"(?:{_ALIGNMENT}\s*)*(.+?)\s*\b(\w+)\s*\[\s*\]", words)
+    if match is None:
         raise NotEmulated(f"expected `extern __shared__ T name[]`, got `extern __shared__ {words};`")
-    return f"{found[1]}*& {found[2]} = reinterpret_cast<{found[1]}*&>(emulated::dynamic_shared);"
+    return f"{match[1]}*& {match[2]} = reinterpret_cast<{match[1]}*&>(emulated::dynamic_shared);"
 
 
 def _split(words: str) -> list[str]:
@@ -114,9 +114,9 @@ def _split(words: str) -> list[str]:
 
 def _name(declarator: str) -> str:
     """Return the name that a declarator such as `float tile[2][N + 1]` declares."""
-    found = re.fullmatch(r"(?:.*\W)?([A-Za-z_]\w*)\s*(?:\[.*\])?\s*", declarator)
-    if found is None:
+    match = re.fullmatch(r"(?:.*\W)?([A-Za-z_]\w*)\s*(?:\[.*\])?\s*", declarator)
+    if match is None:
         raise NotEmulated(
             f"expected `__shared__ T name` or `__shared__ T name[N]`, got `__shared__ {declarator}`"
         )
-    return found[1]
+    return match[1]

@@ -254,8 +254,8 @@ class Gateway:
 
     def _dispatch(self, pool: WorkerPool) -> None:
         """Start the jobs that can run now; suspect jobs come first, and run alone."""
-        for worker in pool.workers:
-            worker.reserved = False
+        for pool_worker in pool.workers:
+            pool_worker.reserved = False
         for pending in sorted(pool.waiting, key=lambda pending: -pending.losses):
             if pending.job.same_worker and pool.pinned is not None and pool.pinned not in pool.workers:
                 pool.waiting.remove(pending)

@@ -142,13 +142,15 @@ class Forecaster:
 
     def _best(self, workload: Workload) -> PredictedBest | None:
         try:
-            one = tunable.fastest_variant(workload, self.device, cache=self.cache)
+            fastest = tunable.fastest_variant(workload, self.device, cache=self.cache)
         except InputError:
             return None
-        if one is None:
+        if fastest is None:
             return None
-        row = one.fastest()
-        return PredictedBest(us=one.predicted_us(row), variant=one.variant.key, config=one.table.config(row))
+        row = fastest.fastest()
+        return PredictedBest(
+            us=fastest.predicted_us(row), variant=fastest.variant.key, config=fastest.table.config(row)
+        )
 
     def elementwise_us(self, tensor: Tensor, others: Iterable[Tensor]) -> float:
         """Return the predicted time in microseconds of an elementwise kernel with warm caches.
@@ -179,15 +181,15 @@ def advise(
     now = forecaster.best(workload)
     if now is None:
         return ()
-    found: list[Advice] = []
+    candidates: list[Advice] = []
     if predicted_us is not None:
         text = f"tune: {now.config} is predicted to be faster"
         change = WorkloadChange(text=text, workload=workload)
-        found.append(Advice("configuration", change, before_us=predicted_us, after_us=now.us, best=now))
+        candidates.append(Advice("configuration", change, before_us=predicted_us, after_us=now.us, best=now))
     for subject, changes in _subjects(workload, forecaster):
-        found += _first_of_best(_tried(subject, changes, now, forecaster))
-    found += _worth_their_accuracy(workload, now, forecaster)
-    gaining = (advice for advice in found if advice.gain >= LEAST_GAIN)
+        candidates += _first_of_best(_tried(subject, changes, now, forecaster))
+    candidates += _worth_their_accuracy(workload, now, forecaster)
+    gaining = (advice for advice in candidates if advice.gain >= LEAST_GAIN)
     return tuple(sorted(gaining, key=lambda advice: -advice.gain))
 
 
@@ -206,17 +208,17 @@ def _tried(
 
 def _first_of_best(tried: list[Advice]) -> list[Advice]:
     """Return the smallest change with the largest gain, up to rounding; changes are sorted by size."""
-    most = max((advice.gain for advice in tried), default=0.0)
-    return [advice for advice in tried if advice.gain * LEAST_GAIN >= most][:1]
+    best_gain = max((advice.gain for advice in tried), default=0.0)
+    return [advice for advice in tried if advice.gain * LEAST_GAIN >= best_gain][:1]
 
 
 def _worth_their_accuracy(workload: Workload, now: PredictedBest, forecaster: Forecaster) -> Iterator[Advice]:
     """Yield the best change to each less accurate type that gains more than all more accurate ones."""
-    most = 1.0
+    best_gain = 1.0
     for dtype in sorted(_less_accurate(workload), key=unit_roundoff):
         for advice in _first_of_best(_tried("precision", _lowered(workload, dtype), now, forecaster)):
-            if advice.gain >= LEAST_GAIN * most:
-                most = advice.gain
+            if advice.gain >= LEAST_GAIN * best_gain:
+                best_gain = advice.gain
                 yield advice
 
 
@@ -302,9 +304,9 @@ def _less_accurate(workload: Workload) -> list[DType]:
 def _laid_out(workload: Workload, name: str) -> Iterator[WorkloadChange]:
     """Yield the workload in other layouts."""
     for value in workload.choices(name):
-        other = _changed(workload, **{name: value})
-        if other is not None and other != workload:
-            yield WorkloadChange(text=f"change the layout: {name}={value}", workload=other)
+        changed = _changed(workload, **{name: value})
+        if changed is not None and changed != workload:
+            yield WorkloadChange(text=f"change the layout: {name}={value}", workload=changed)
 
 
 def _fused(workload: Workload, name: str, forecaster: Forecaster) -> Iterator[WorkloadChange]:
@@ -317,20 +319,20 @@ def _fused(workload: Workload, name: str, forecaster: Forecaster) -> Iterator[Wo
         return
     side = workload.may_change().fusions[name]
     tensor = (workload.inputs() if side == "before" else workload.outputs())[0]
-    own = {t.name for t in workload.inputs()}
+    input_names = {t.name for t in workload.inputs()}
     values = [value for value in workload.choices(name) if value != default]
     for value in values:
         fused = _changed(workload, **{name: value})
         if fused is not None:
-            others = [t for t in fused.inputs() if t.name not in own]
+            added = [t for t in fused.inputs() if t.name not in input_names]
             yield WorkloadChange(
                 text=f"fuse the elementwise operation {side} it: {name}={' or '.join(values)}",
                 workload=fused,
-                spared_us=forecaster.elementwise_us(tensor, others),
+                spared_us=forecaster.elementwise_us(tensor, added),
             )
 
 
-def _listed(workload: Workload, other: Workload) -> str:
+def _listed(workload: Workload, changed: Workload) -> str:
     """Return the dimensions in which another workload differs, as text."""
-    pairs = ((name, getattr(other, name)) for name in workload.dimensions())
+    pairs = ((name, getattr(changed, name)) for name in workload.dimensions())
     return ", ".join(f"{name}={value}" for name, value in pairs if value != getattr(workload, name))

@@ -186,13 +186,13 @@ def _measured(choice: ChosenConfig, db: str | Path | None) -> MeasuredTime | Non
     location = locate(db)
     if location.path is not None and not (location.path.exists() and location.path.stat().st_size):
         return None
-    place = (choice.device.key, str(choice.workload), choice.variant.key)
+    space = (choice.device.key, str(choice.workload), choice.variant.key)
     revision = choice.variant.revision(choice.workload, choice.config)
     with open_store(db, read_only=True) as store:
-        for known in store.trial_outcomes(*place, cache="cold"):
-            same = (known.config, known.revision) == (choice.config, revision)
-            if same and isinstance(known.outcome, Measured):
-                outcome = known.outcome
+        for trial in store.trial_outcomes(*space, cache="cold"):
+            same = (trial.config, trial.revision) == (choice.config, revision)
+            if same and isinstance(trial.outcome, Measured):
+                outcome = trial.outcome
                 return MeasuredTime(median_us=outcome.median_us, how="measured here", cache=outcome.cache)
     return None
 

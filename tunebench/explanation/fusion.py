@@ -54,8 +54,8 @@ def fusion_gain(workload: Workload, forecaster: Forecaster) -> FusionGain | None
     workloads = workload.unfused()
     # A part finds the output of the part before it in the cache, up to the size of the cache.
     warm = Forecaster(device=forecaster.device, cache="warm")
-    found = [(warm if index else forecaster).best(part) for index, part in enumerate(workloads)]
-    whole, parts = forecaster.best(workload), tuple(best for best in found if best is not None)
+    predictions = [(warm if index else forecaster).best(part) for index, part in enumerate(workloads)]
+    whole, parts = forecaster.best(workload), tuple(best for best in predictions if best is not None)
     if whole is None or not workloads or len(parts) < len(workloads):
         return None
     return FusionGain(whole=whole, parts=parts, workloads=workloads)

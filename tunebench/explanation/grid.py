@@ -109,7 +109,11 @@ def blocks_and_waves(
 def _main(launches: tuple[Launch, ...], costs: Costs) -> Launch:
     """Return the first launch with the threads and the shared memory of `costs`, or else the first of all."""
     threads, smem_bytes = float(np.max(costs.threads)), float(np.max(costs.smem_bytes))
-    alike = (one for one in launches if math.prod(one.block) == threads and one.smem_bytes >= smem_bytes)
+    alike = (
+        launch
+        for launch in launches
+        if math.prod(launch.block) == threads and launch.smem_bytes >= smem_bytes
+    )
     return next(alike, launches[0])
 
 

@@ -39,8 +39,8 @@ def figure(explanation: Explanation) -> Figure:
     Raises:
         MissingDependency: if Matplotlib is not installed.
     """
-    found = empty_figure()
-    axes = found.add_subplot()
+    drawing = empty_figure()
+    axes = drawing.add_subplot()
     _draw_roofs(axes, explanation)
     _draw_points(axes, explanation)
     axes.set(xscale="log", yscale="log")
@@ -50,7 +50,7 @@ def figure(explanation: Explanation) -> Figure:
     axes.set_title(f"{choice.workload}\n{choice.variant.key} on {choice.device.name}", fontsize="medium")
     axes.grid(visible=True, which="both", alpha=0.2)
     axes.legend(loc="lower right", fontsize="small")
-    return found
+    return drawing
 
 
 def _draw_roofs(axes: Any, explanation: Explanation) -> None:

@@ -132,8 +132,8 @@ def roofline_of_work(*, flops: int, traffic: Traffic, dtype: str, costs: Costs, 
     }
     multiplies = bool(np.any(np.asarray(costs.mma_flop)))
     used = tensor.pop(str(costs.mma_dtype)) if multiplies else fma
-    others = (*tensor.values(), *([fma] if multiplies else []))
-    return Roofline(flops=flops, traffic=traffic, dram_gb_s=device.dram_gb_s, ceilings=(used, *others))
+    unused = (*tensor.values(), *([fma] if multiplies else []))
+    return Roofline(flops=flops, traffic=traffic, dram_gb_s=device.dram_gb_s, ceilings=(used, *unused))
 
 
 def _ceiling(pipe: Pipe, dtype: str, flop_per_clock: float, device: Device) -> Ceiling:

@@ -118,13 +118,15 @@ def _map(argument: Mapping[str, Any], names: list[str]) -> str:
     swizzle = f"{argument['swizzle_bytes']}B" if argument["swizzle_bytes"] else "NONE"
     extents, strides, box = (_list(argument[fact]) for fact in ("extents", "strides_bytes", "box"))
     pixels, rank = argument["pixel_box"], len(argument["extents"])
-    own = f"false, {{}}, {{}}, {_list([1] * rank)}"
+    im2col = f"false, {{}}, {{}}, {_list([1] * rank)}"
     if pixels:
-        own = f"true, {_list(pixels['lower'])}, {_list(pixels['upper'])}, {_list([1, *pixels['strides'], 1])}"
+        im2col = (
+            f"true, {_list(pixels['lower'])}, {_list(pixels['upper'])}, {_list([1, *pixels['strides'], 1])}"
+        )
     return (
         f"{{{names.index(argument['tensor'])}, "
         f"CU_TENSOR_MAP_DATA_TYPE_{TENSOR_MAP_TYPES[argument['dtype']]}, {rank}, "
-        f"{extents}, {strides}, {box}, CU_TENSOR_MAP_SWIZZLE_{swizzle}, {own}}}"
+        f"{extents}, {strides}, {box}, CU_TENSOR_MAP_SWIZZLE_{swizzle}, {im2col}}}"
     )
 
 

@@ -69,10 +69,13 @@ def with_prices(
         UnknownName: if a price names a device that is not compared.
         InputError: if a price is not positive.
     """
-    names = {each.device.name for each in compared}
+    names = {compared_device.device.name for compared_device in compared}
     for name, price in prices.items():
         if name not in names:
             raise UnknownName("device with a price", name, names)
         if not 0 < price < float("inf"):
             raise InputError(f"the price of {name} must be positive, got {significant(price, 6)}")
-    return tuple(dataclasses.replace(each, price_per_hour=prices.get(each.device.name)) for each in compared)
+    return tuple(
+        dataclasses.replace(compared_device, price_per_hour=prices.get(compared_device.device.name))
+        for compared_device in compared
+    )

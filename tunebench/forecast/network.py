@@ -202,15 +202,15 @@ class NetworkPrediction(Tabular):
     @property
     def device_us(self) -> float:
         """Time of all operations on the device, in microseconds."""
-        return sum(each.time_us for each in self.operations)
+        return sum(time.time_us for time in self.operations)
 
     def phase_us(self, phase: Phase) -> float:
         """Return the time of the operations of one phase on the device, in microseconds."""
-        return sum(each.time_us for each in self.operations if each.operation.phase == phase)
+        return sum(time.time_us for time in self.operations if time.operation.phase == phase)
 
     def phase_host_us(self, phase: Phase) -> float:
         """Return the host time to launch the kernels of one phase, in microseconds."""
-        launches = host_launches(each for each in self.operations if each.operation.phase == phase)
+        launches = host_launches(time for time in self.operations if time.operation.phase == phase)
         return self.host_us * launches / host_launches(self.operations)
 
     @property
@@ -221,7 +221,7 @@ class NetworkPrediction(Tabular):
     @property
     def launches(self) -> int:
         """Number of kernel launches."""
-        return sum(each.operation.count for each in self.operations)
+        return sum(time.operation.count for time in self.operations)
 
     @property
     def items(self) -> int:
@@ -236,16 +236,16 @@ class NetworkPrediction(Tabular):
     def _columns(self) -> Mapping[str, Sequence[object]]:
         return columns_of(
             {
-                "operation": str(each.operation.workload),
-                "part": each.operation.part,
-                "phase": each.operation.phase,
-                "count": each.operation.count,
+                "operation": str(time.operation.workload),
+                "part": time.operation.part,
+                "phase": time.operation.phase,
+                "count": time.operation.count,
                 **{
-                    name: getattr(each, name)
+                    name: getattr(time, name)
                     for name in ("each_us", "time_us", "low_us", "high_us", "bound_us")
                 },
             }
-            for each in self.operations
+            for time in self.operations
         )
 
     def _repr_html_(self) -> str:
@@ -258,19 +258,19 @@ class NetworkPrediction(Tabular):
             ("kernel launches", self.launches),
         )
         rows = (
-            (each.part, each.launches, duration(each.time_us), f"{each.share:.1%}", duration(each.bound_us))
-            for each in self.parts()
+            (part.part, part.launches, duration(part.time_us), f"{part.share:.1%}", duration(part.bound_us))
+            for part in self.parts()
         )
         columns = ("part", ">launches", ">time", ">share", ">lower bound")
         return html_table(f"{self.network} on {self.device.name}", facts) + html_grid(*columns, rows=rows)
 
     def parts(self) -> tuple[PartTime, ...]:
         """Return the time of each part of the network, longest first."""
-        return _table([(each.operation.part, each) for each in self.operations])
+        return _table([(time.operation.part, time) for time in self.operations])
 
     def phases(self) -> tuple[PartTime, ...]:
         """Return the time of each phase (forward, backward, optimizer), longest first."""
-        return _table([(each.operation.phase, each) for each in self.operations])
+        return _table([(time.operation.phase, time) for time in self.operations])
 
 
 def predict_network(
@@ -300,11 +300,11 @@ def predict_network(
     times = predict_operations(
         network.operations(run), device, model=model, torch_attention=run.stack != "megatron"
     )
-    busy = sum(each.time_us for each in times)
+    busy = sum(operation_time.time_us for operation_time in times)
     if host_us_per_launch is None:
         host_us_per_launch = host_us(run)
     host = host_us_per_launch * host_launches(times)
-    bound = sum(each.bound_us for each in times)
+    bound = sum(operation_time.bound_us for operation_time in times)
     less, more = interval_widths(times)
     if run.trains and run.stack != "megatron" and run.dtype != "f32":
         more = math.hypot(more, PROGRAM_ERROR * busy)
@@ -332,8 +332,8 @@ def host_launches(times: Iterable[OperationTime]) -> float:
     these loops.
     """
     share = LOOP_LAUNCH_US / MEGATRON_HOST_US
-    listed = (each.operation for each in times)
-    return sum(each.count if each.loop == 1 else _looped(each, share) for each in listed)
+    listed = (time.operation for time in times)
+    return sum(operation.count if operation.loop == 1 else _looped(operation, share) for operation in listed)
 
 
 def _looped(operation: Operation, share: float) -> float:
@@ -374,18 +374,18 @@ def predict_operations(
             that of a short measurement.
         torch_attention: Whether PyTorch's `scaled_dot_product_attention` computes attention.
     """
-    problems = tuple(dict.fromkeys(each.workload for each in operations))
-    found = predict_all(problems, device, model=model, sustained=sustained)
-    alone = dict(zip(problems, found, strict=True))
+    problems = tuple(dict.fromkeys(operation.workload for operation in operations))
+    predictions = predict_all(problems, device, model=model, sustained=sustained)
+    alone = dict(zip(problems, predictions, strict=True))
     # The model was trained with FlashAttention-3 on this generation, which PyTorch does not choose.
     older = torch_attention and device.compute_capability[0] == FLASH_3_GENERATION
     return tuple(
         OperationTime(
-            operation=each,
-            alone=alone[each.workload],
-            each_us=_each_us(each, alone[each.workload], older=older),
+            operation=operation,
+            alone=alone[operation.workload],
+            each_us=_each_us(operation, alone[operation.workload], older=older),
         )
-        for each in operations
+        for operation in operations
     )
 
 
@@ -416,36 +416,38 @@ def interval_widths(
         times: Predicted time of each operation.
         together: Correlation between the errors of two operations.
     """
-    given = list(times)
-    lists = LIST_ERROR * sum(each.time_us for each in given)
-    below = _combined([each.time_us - each.low_us for each in given], together)
-    above = _combined([each.high_us - each.time_us for each in given], together)
+    operation_times = list(times)
+    lists = LIST_ERROR * sum(time.time_us for time in operation_times)
+    below = _combined([time.time_us - time.low_us for time in operation_times], together)
+    above = _combined([time.high_us - time.time_us for time in operation_times], together)
     return math.hypot(below, lists), math.hypot(above, lists)
 
 
 def _combined(widths: Sequence[float], together: float) -> float:
-    return math.sqrt(together * sum(widths) ** 2 + (1 - together) * sum(each**2 for each in widths))
+    return math.sqrt(together * sum(widths) ** 2 + (1 - together) * sum(width**2 for width in widths))
 
 
 def _table(named: Sequence[tuple[str, OperationTime]]) -> tuple[PartTime, ...]:
     """Return one row per name, longest time first."""
-    total = sum(each.time_us for _, each in named) or 1.0
+    total = sum(time.time_us for _, time in named) or 1.0
     groups: dict[str, list[OperationTime]] = {}
-    for name, each in named:
-        groups.setdefault(name, []).append(each)
+    for name, time in named:
+        groups.setdefault(name, []).append(time)
     lines = [_line(name, group, total) for name, group in groups.items()]
     return tuple(sorted(lines, key=lambda line: -line.time_us))
 
 
 def _line(name: str, group: Sequence[OperationTime], total_us: float) -> PartTime:
-    time = sum(each.time_us for each in group)
-    operations = [each.operation for each in group]
+    time = sum(operation_time.time_us for operation_time in group)
+    operations = [operation_time.operation for operation_time in group]
     return PartTime(
         part=name,
-        launches=sum(each.count for each in operations),
+        launches=sum(operation.count for operation in operations),
         time_us=time,
-        bound_us=sum(each.bound_us for each in group),
-        flops=sum(each.count * each.workload.flops() for each in operations),
-        traffic_bytes=sum(each.count * each.workload.traffic().total_bytes for each in operations),
+        bound_us=sum(operation_time.bound_us for operation_time in group),
+        flops=sum(operation.count * operation.workload.flops() for operation in operations),
+        traffic_bytes=sum(
+            operation.count * operation.workload.traffic().total_bytes for operation in operations
+        ),
         share=time / total_us,
     )

@@ -129,13 +129,13 @@ class Predictions(Tabular):
         """Return the first predictions for notebooks."""
         rows = (
             (
-                one.workload,
-                duration(one.time_us),
-                f"{duration(one.low_us)} to {duration(one.high_us)}",
-                one.binding,
-                one.basis,
+                prediction.workload,
+                duration(prediction.time_us),
+                f"{duration(prediction.low_us)} to {duration(prediction.high_us)}",
+                prediction.binding,
+                prediction.basis,
             )
-            for one in map(self.__getitem__, range(min(SHOWN_ROWS, len(self))))
+            for prediction in map(self.__getitem__, range(min(SHOWN_ROWS, len(self))))
         )
         columns = ("workload", ">time", ">90 % interval", "limiting resource", "basis")
         return html_grid(*columns, rows=rows, caption=f"{len(self)} workloads on {self.device.name}")

@@ -113,10 +113,10 @@ def predict_table(
             header = _header(reader, source)
             target.write(_text([[*header, *ADDED]], out))
             target.settle()
-            place = header.index(COLUMN)
+            column = header.index(COLUMN)
             try:
                 for rows in _chunks(_rows(reader, header, source), CHUNK):
-                    target.write(_text(_done(rows, len(header), place, device, result), out))
+                    target.write(_text(_done(rows, len(header), column, device, result), out))
                     target.settle()
                     result.rows += len(rows)
                     watcher(result, min(1.0, raw.tell() / size))
@@ -174,14 +174,14 @@ def _chunks(rows: Iterator[_Row], size: int) -> Iterator[list[_Row]]:
 # -- predicting ----------------------------------------------------------------------------------------
 
 
-def _done(rows: list[_Row], width: int, place: int, device: Device, result: TableResult) -> list[list[str]]:
+def _done(rows: list[_Row], width: int, column: int, device: Device, result: TableResult) -> list[list[str]]:
     """Return the output cells of the rows, and count rejected rows."""
     for row in rows:
-        _read(row, width, place)
-    found = iter(_figures(rows, device))
+        _read(row, width, column)
+    figure_rows = iter(_figures(rows, device))
     cells = []
     for row in rows:
-        figures = next(found) if not row.error else None
+        figures = next(figure_rows) if not row.error else None
         if isinstance(figures, str):
             row.error = figures
         if figures is None or isinstance(figures, str):
@@ -194,13 +194,13 @@ def _done(rows: list[_Row], width: int, place: int, device: Device, result: Tabl
     return cells
 
 
-def _read(row: _Row, width: int, place: int) -> None:
+def _read(row: _Row, width: int, column: int) -> None:
     if len(row.cells) > width:
         fields = f"{len(row.cells)} fields where the header has {width}"
         row.error = f"{fields}: put double quotes around the workload text"
         return
     try:
-        row.workload = parse(row.cells[place])
+        row.workload = parse(row.cells[column])
     except TunebenchError as error:
         row.error = " ".join(str(error).split())
 
@@ -220,8 +220,15 @@ def _figures(rows: Sequence[_Row], device: Device) -> Iterator[list[str] | str]:
                 yield " ".join(str(error).split())
 
 
-def _formatted(found: Predictions) -> list[list[str]]:
-    columns = zip(found.time_us, found.low_us, found.high_us, found.bound_us, found.basis, strict=True)
+def _formatted(predictions: Predictions) -> list[list[str]]:
+    columns = zip(
+        predictions.time_us,
+        predictions.low_us,
+        predictions.high_us,
+        predictions.bound_us,
+        predictions.basis,
+        strict=True,
+    )
     return [
         [f"{time:.6g}", f"{low:.6g}", f"{high:.6g}", f"{bound:.6g}", basis]
         for time, low, high, bound, basis in columns

@@ -98,8 +98,8 @@ def chains(graph: Graph, sink: int) -> Iterator[frozenset[int]]:
     """
     # The number of chains is exponential. The largest ones first, which usually win; then breadth first, the
     # shortest ones.
-    found = itertools.chain(_largest_chains(graph, sink), _chains(graph, sink))
-    yield from itertools.islice(dict.fromkeys(itertools.islice(found, 2 * MAX_CHAINS)), MAX_CHAINS)
+    candidates = itertools.chain(_largest_chains(graph, sink), _chains(graph, sink))
+    yield from itertools.islice(dict.fromkeys(itertools.islice(candidates, 2 * MAX_CHAINS)), MAX_CHAINS)
 
 
 def _largest_chains(graph: Graph, sink: int) -> Iterator[frozenset[int]]:
@@ -149,7 +149,7 @@ def _fusible_predecessors(graph: Graph, members: frozenset[int]) -> set[int]:
 
     A value that statistics kernels read must be in memory, so its node cannot join the chain.
     """
-    found = set()
+    predecessors = set()
     written = {value for index in statistics_nodes(graph, members) for value in graph.nodes[index].reads}
     for index in members:
         for operand in graph.nodes[index].operands.values():
@@ -159,14 +159,14 @@ def _fusible_predecessors(graph: Graph, members: frozenset[int]) -> set[int]:
             if operand.value in written:
                 continue
             if operand.place in ("whole", "strided") and graph.is_internal(operand.value, members):
-                found.add(before)
-    return found
+                predecessors.add(before)
+    return predecessors
 
 
 def matrix_dimensions(graph: Graph, tree: ChainExpression, result: str) -> dict[str, Any] | None:
     """Return the dimensions of an elementwise workload, or None if its operands do not form a matrix."""
     value = graph.values[result]
-    placed: dict[Broadcast, list[str]] = {place: [] for place in get_args(Broadcast)}
+    placed: dict[Broadcast, list[str]] = {broadcast: [] for broadcast in get_args(Broadcast)}
     for name in names(tree.root):
         placed[tree.leaves[name].place].append(name)
     columns = placed["row"]
@@ -242,11 +242,14 @@ def epilogue_of(tree: ChainExpression, sums: str, column: Broadcast) -> ChainEpi
     # residual.
     for rest, added in _sums_of(root):
         if start.name in names(rest) and _place(tree, added) == "whole" and added != start:
-            found = _with_activation(tree, rest, start, column)
-            if found is not None and found.activation != "x" and not found.inner:
+            epilogue = _with_activation(tree, rest, start, column)
+            if epilogue is not None and epilogue.activation != "x" and not epilogue.inner:
                 residual = tree.leaves[added.name].value  # type: ignore[union-attr]
                 return ChainEpilogue(
-                    scale=found.scale, bias=found.bias, residual=residual, activation=found.activation
+                    scale=epilogue.scale,
+                    bias=epilogue.bias,
+                    residual=residual,
+                    activation=epilogue.activation,
                 )
     return _with_activation(tree, root, start, column)
 
@@ -270,33 +273,33 @@ def _with_activation(
 
 def _linear(tree: ChainExpression, part: Node, start: Name, column: Broadcast) -> dict[str, str] | None:
     """Return the values in ``start * scale + bias + inner``, or None if the expression has another form."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     while part != start:
-        step = _strip_operation(tree, part, start, column, found)
+        step = _strip_operation(tree, part, start, column, values)
         if step is None:
             return None
         part = step
-    return found
+    return values
 
 
 def _strip_operation(
-    tree: ChainExpression, part: Node, start: Name, column: Broadcast, found: dict[str, str]
+    tree: ChainExpression, part: Node, start: Name, column: Broadcast, values: dict[str, str]
 ) -> Node | None:
     """Remove the last operation of a linear expression and note its value; the factor comes before sums."""
     if not isinstance(part, Apply) or part.operation not in ("add", "mul"):
         return None
-    for rest, other in (part.arguments, part.arguments[::-1]):
-        place = _place(tree, other)
-        if start.name not in names(rest) or other == start or place is None:
+    for rest, argument in (part.arguments, part.arguments[::-1]):
+        broadcast = _place(tree, argument)
+        if start.name not in names(rest) or argument == start or broadcast is None:
             continue
-        role = {column: "bias", "whole": "inner"}.get(place) if part.operation == "add" else None
-        if part.operation == "mul" and place == column:
+        role = {column: "bias", "whole": "inner"}.get(broadcast) if part.operation == "add" else None
+        if part.operation == "mul" and broadcast == column:
             role = "scale"
         # Operations are removed from the outside in. A scale inside a sum can be an epilogue, a sum inside a
         # scale cannot.
-        if role is None or role in found or (role != "scale" and "scale" in found):
+        if role is None or role in values or (role != "scale" and "scale" in values):
             return None
-        found[role] = tree.leaves[other.name].value  # type: ignore[union-attr]
+        values[role] = tree.leaves[argument.name].value  # type: ignore[union-attr]
         return rest
     return None
 

@@ -32,20 +32,20 @@ class Deadlock:
 def deadlocked(precedence: Precedence, groups: Sequence[int]) -> list[list[int]]:
     """Return the sets of groups (bit masks) that wait for each other, by position; none if all can run."""
     order, waits = precedence.order(groups)
-    left = set(range(len(groups))) - set(order)
-    readers: dict[int, set[int]] = {place: set() for place in left}
-    for place in left:
-        for other in waits[place] & left:
-            readers[other].add(place)
-    found = []
-    while left:
-        first = min(left)
+    blocked = set(range(len(groups))) - set(order)
+    readers: dict[int, set[int]] = {index: set() for index in blocked}
+    for index in blocked:
+        for awaited in waits[index] & blocked:
+            readers[awaited].add(index)
+    components = []
+    while blocked:
+        first = min(blocked)
         # Reached in both directions: a strongly connected component, whose groups all wait for one another.
-        component = _reached(first, waits, left) & _reached(first, readers, left)
-        left -= component
+        component = _reached(first, waits, blocked) & _reached(first, readers, blocked)
+        blocked -= component
         if len(component) > 1:
-            found.append(sorted(component))
-    return found
+            components.append(sorted(component))
+    return components
 
 
 def _reached(first: int, onward: Sequence[set[int]] | Mapping[int, set[int]], among: set[int]) -> set[int]:
@@ -69,8 +69,8 @@ def deadlocks(precedence: Precedence, groups: Sequence[int], holding: Sequence[i
     # A single node cannot cause a deadlock: every cycle needs a group that is left and entered again.
     several = [group for group in groups if group & (group - 1)]
     reach = {group: _reach(precedence, group) for group in several}
-    found = {_shortest_cycle(group, several, reach) for group in several[:MAX_CYCLES]} - {()}
-    return {_deadlock(precedence, cycle, holding) for cycle in sorted(found)}
+    cycles = {_shortest_cycle(group, several, reach) for group in several[:MAX_CYCLES]} - {()}
+    return {_deadlock(precedence, cycle, holding) for cycle in sorted(cycles)}
 
 
 def _reach(precedence: Precedence, group: int) -> int:
@@ -94,10 +94,15 @@ def _shortest_cycle(first: int, groups: Sequence[int], reach: Mapping[int, int])
                 path.reverse()
                 lowest = path.index(min(path))
                 return (*path[lowest:], *path[:lowest])
-            for other in groups:
-                if other != first and other not in came and other != group and reach[group] & other:
-                    came[other] = group
-                    following.append(other)
+            for successor in groups:
+                if (
+                    successor != first
+                    and successor not in came
+                    and successor != group
+                    and reach[group] & successor
+                ):
+                    came[successor] = group
+                    following.append(successor)
         front = following
     return ()
 
@@ -105,9 +110,9 @@ def _shortest_cycle(first: int, groups: Sequence[int], reach: Mapping[int, int])
 def _deadlock(precedence: Precedence, cycle: Sequence[int], holding: Sequence[int]) -> Deadlock:
     """Return the pairs of nodes that cause a cycle of groups."""
     doors = []  # for each group: edges to the next group, (a node of the group, a node of the next)
-    for place, group in enumerate(cycle):
+    for index, group in enumerate(cycle):
         # The last group leads back to the first one.
-        following = cycle[(place + 1) % len(cycle)]
+        following = cycle[(index + 1) % len(cycle)]
         ways = [
             (out, into)
             for out in bits(group)
@@ -122,14 +127,14 @@ def _deadlock(precedence: Precedence, cycle: Sequence[int], holding: Sequence[in
 def _most_common_pairs(doors: Sequence[Sequence[tuple[int, int]]], holding: Sequence[int]) -> list[int]:
     """Choose an edge from each group to the next such that many candidates hold the resulting pairs."""
     chosen = [ways[0] for ways in doors]
-    for place, ways in enumerate(doors):
-        into = chosen[place - 1][1]
-        out = chosen[(place + 1) % len(doors)][0]
+    for index, ways in enumerate(doors):
+        into = chosen[index - 1][1]
+        out = chosen[(index + 1) % len(doors)][0]
 
         def held(way: tuple[int, int], into: int = into, out: int = out) -> int:
-            behind, ahead = holding[into] & holding[way[0]], holding[way[1]] & holding[out]
-            return behind.bit_count() * ahead.bit_count()
+            in_first, in_second = holding[into] & holding[way[0]], holding[way[1]] & holding[out]
+            return in_first.bit_count() * in_second.bit_count()
 
-        chosen[place] = max(ways, key=held)
+        chosen[index] = max(ways, key=held)
     # Of each group: the node that the cycle enters, and the one that it leaves.
-    return [1 << chosen[place - 1][1] | 1 << out for place, (out, _) in enumerate(chosen)]
+    return [1 << chosen[index - 1][1] | 1 << out for index, (out, _) in enumerate(chosen)]

@@ -39,20 +39,20 @@ class Precedence:
             InputError: if a predecessor does not exist, or the graph has a cycle.
         """
         count = len(predecessors)
-        for node, given in enumerate(predecessors):
-            for other in given:
-                if not 0 <= other < count:
-                    raise InputError(f"node {node} has predecessor {other}; nodes are 0 to {count - 1}")
-        before = tuple(sum(1 << other for other in set(given)) for given in predecessors)
-        order = _sorted([set(given) for given in predecessors], range(count))
+        for node, direct in enumerate(predecessors):
+            for predecessor in direct:
+                if not 0 <= predecessor < count:
+                    raise InputError(f"node {node} has predecessor {predecessor}; nodes are 0 to {count - 1}")
+        before = tuple(sum(1 << predecessor for predecessor in set(direct)) for direct in predecessors)
+        order = _sorted([set(direct) for direct in predecessors], range(count))
         if len(order) < count:
             stuck = min(set(range(count)) - set(order))
             raise InputError(f"nodes must form an acyclic graph, but node {stuck} is on a cycle or after one")
         beyond = [0] * count
         # Last nodes first: the successors of a node are complete before they are added to its predecessors.
         for node in reversed(order):
-            for other in bits(before[node]):
-                beyond[other] |= beyond[node] | 1 << node
+            for predecessor in bits(before[node]):
+                beyond[predecessor] |= beyond[node] | 1 << node
         return cls(before, tuple(beyond))
 
     def between(self, group: int) -> int | None:
@@ -63,8 +63,8 @@ class Precedence:
         for node in bits(group):
             # A predecessor outside the group that comes after a node of the group: a path leaves the group
             # and returns.
-            if met := self.before[node] & after & ~group:
-                return next(bits(met))
+            if between := self.before[node] & after & ~group:
+                return next(bits(between))
         return None
 
     def order(self, groups: Sequence[int]) -> tuple[list[int], list[set[int]]]:
@@ -74,31 +74,31 @@ class Precedence:
             Places of groups in `groups`, in running order, and the groups that each one immediately waits
             for. Groups on a cycle, or after one, are not in the order.
         """
-        owner = {node: place for place, group in enumerate(groups) for node in bits(group)}
+        owner = {node: index for index, group in enumerate(groups) for node in bits(group)}
         waits: list[set[int]] = []
-        for place, group in enumerate(groups):
+        for index, group in enumerate(groups):
             needed = 0
             for node in bits(group):
                 needed |= self.before[node]
-            waits.append({owner[node] for node in bits(needed & ~group)} - {place})
+            waits.append({owner[node] for node in bits(needed & ~group)} - {index})
         return _sorted(waits, [group & -group for group in groups]), waits
 
 
 def _sorted(waits: Sequence[Collection[int]], ranks: Sequence[int]) -> list[int]:
     """Return a topological order; of ready elements the one with the lowest rank is first."""
-    left = [len(given) for given in waits]
+    remaining = [len(awaited) for awaited in waits]
     then: list[list[int]] = [[] for _ in waits]
-    for place, given in enumerate(waits):
-        for other in given:
-            then[other].append(place)
-    ready = [(ranks[place], place) for place, count in enumerate(left) if not count]
+    for index, awaited in enumerate(waits):
+        for awaited_index in awaited:
+            then[awaited_index].append(index)
+    ready = [(ranks[index], index) for index, count in enumerate(remaining) if not count]
     heapq.heapify(ready)
     order = []
     while ready:
-        _, place = heapq.heappop(ready)
-        order.append(place)
-        for other in then[place]:
-            left[other] -= 1
-            if not left[other]:
-                heapq.heappush(ready, (ranks[other], other))
+        _, index = heapq.heappop(ready)
+        order.append(index)
+        for waiting in then[index]:
+            remaining[waiting] -= 1
+            if not remaining[waiting]:
+                heapq.heappush(ready, (ranks[waiting], waiting))
     return order

@@ -68,10 +68,10 @@ def _aheads(graph: Graph, index: int) -> Iterator[NodeWithPrologue]:
     if is_other or getattr(workload, "direction", "fprop") != "fprop":
         return
     for members, tree in plain_chains(graph, before):
-        found = _function(graph, tree, workload, read)
-        if found is None:
+        function = _function(graph, tree, workload, read)
+        if function is None:
             continue
-        expression, roles = found
+        expression, roles = function
         if any(name != operand.name for name in roles) and node.copied:
             continue  # the workload describes the layout in memory before the copy
         try:
@@ -98,20 +98,20 @@ def _function(
         form.
     """
     wholes = [name for name in names(tree.root) if tree.leaves[name].place == "whole"]
-    others = [name for name in names(tree.root) if name not in wholes]
-    dtypes = {graph.values[tree.leaves[name].value].dtype for name in (*wholes, *others)}
+    vectors = [name for name in names(tree.root) if name not in wholes]
+    dtypes = {graph.values[tree.leaves[name].value].dtype for name in (*wholes, *vectors)}
     if len(wholes) != 1 or dtypes != {graph.values[result].dtype}:
         return None
-    place, count = _numbers(workload)
-    leaves = [tree.leaves[name] for name in others]
-    if any(leaf.place != place or graph.values[leaf.value].elements != count for leaf in leaves):
+    broadcast, count = _numbers(workload)
+    leaves = [tree.leaves[name] for name in vectors]
+    if any(leaf.place != broadcast or graph.values[leaf.value].elements != count for leaf in leaves):
         return None
-    called = _called(tree.root, others)
+    called = _called(tree.root, vectors)
     if called is None:
         return None
     function = substitute(tree.root, {Name(wholes[0]): Name("x"), **called})
     roles = {workload.inputs()[0].name: tree.leaves[wholes[0]].value}
-    for name in others:
+    for name in vectors:
         roles[PREFIX + called[Name(name)].name] = tree.leaves[name].value
     try:
         return write(function), roles
@@ -167,9 +167,9 @@ def reduction_prologues(graph: Graph, index: int) -> Iterator[NodeWithPrologue]:
     if not graph.nodes[before].expression or not graph.is_internal(read, (index,)):
         return
     for members in chains(graph, before):
-        found = None if statistics_nodes(graph, members) else _reduced(graph, before, members, workload)
-        if found is not None:
-            fused, leaves = found
+        reduced = None if statistics_nodes(graph, members) else _reduced(graph, before, members, workload)
+        if reduced is not None:
+            fused, leaves = reduced
             roles = {**leaves, "out": node.roles["out"]}
             both = dataclasses.replace(node, workloads=(str(fused),), roles=roles)
             yield NodeWithPrologue(both, members | {index})
@@ -191,13 +191,13 @@ def _reduced(
 
 def _reduced_matrix(graph: Graph, tree: ChainExpression, read: str, workload: Any) -> Workload | None:
     """Return the reduction of a chain whose operands form a matrix, or None if they do not."""
-    given = matrix_dimensions(graph, tree, read)
-    if given is None or given.get("vector_dtype", workload.dtype) != workload.dtype:
+    dimensions = matrix_dimensions(graph, tree, read)
+    if dimensions is None or dimensions.get("vector_dtype", workload.dtype) != workload.dtype:
         return None
-    depends_on_shape = given["vectors"] or given["columns"]
-    if depends_on_shape and (given["rows"], given["cols"]) != (workload.rows, workload.cols):
+    depends_on_shape = dimensions["vectors"] or dimensions["columns"]
+    if depends_on_shape and (dimensions["rows"], dimensions["cols"]) != (workload.rows, workload.cols):
         return None
     try:
-        return workload.changed(**{key: given[key] for key in ("expression", "vectors", "columns")})  # type: ignore[no-any-return]
+        return workload.changed(**{key: dimensions[key] for key in ("expression", "vectors", "columns")})  # type: ignore[no-any-return]
     except InputError:
         return None

@@ -42,5 +42,5 @@ def with_relu_gradient(
     dy, y = node.operands["x0"], node.operands["x1"]
     if (dy.place, y.place) != ("whole", "whole"):
         return None
-    found = {**roles, "dy": dy.value, "y": y.value, "dz": roles["dy"]}
-    return before, (str(statistics.changed(act="relu")), *texts[1:]), found
+    fused_roles = {**roles, "dy": dy.value, "y": y.value, "dz": roles["dy"]}
+    return before, (str(statistics.changed(act="relu")), *texts[1:]), fused_roles

@@ -54,25 +54,27 @@ def split_convolution(
     if not values or not is_plain or not graph.is_internal(roles["x"], nodes):
         return None
     name = _convolution(graph, nodes, roles["x"])
-    ends = list(itertools.accumulate(graph.values[value].shape[1] for value in values))
-    filters = [channels_of(roles["w"], *bounds) for bounds in zip((0, *ends), ends, strict=False)]
-    if any(one not in graph.values for one in filters):
+    channel_ends = list(itertools.accumulate(graph.values[value].shape[1] for value in values))
+    filters = [
+        channels_of(roles["w"], *bounds) for bounds in zip((0, *channel_ends), channel_ends, strict=False)
+    ]
+    if any(part_name not in graph.values for part_name in filters):
         return None
-    texts, found = [], {name: value for name, value in roles.items() if name == "scale"}
+    texts, part_roles = [], {name: value for name, value in roles.items() if name == "scale"}
     for part, (value, weights) in enumerate(zip(values, filters, strict=True)):
         last = part == len(values) - 1
         try:
             texts.append(str(_part(workload, part, graph.values[value].shape[1], last=last)))
         except InputError:
             return None
-        found |= {f"{part}.x": value, f"{part}.w": weights}
+        part_roles |= {f"{part}.x": value, f"{part}.w": weights}
         # Sums pass from part to part through values of the group, which no node of the graph reads.
-        found[f"{part}.y"] = roles["y"] if last else sum_of(name, part)
+        part_roles[f"{part}.y"] = roles["y"] if last else sum_of(name, part)
         if part:
-            found |= {f"{part}.residual": sum_of(name, part - 1), f"{part}.bias": zeros_of(name)}
+            part_roles |= {f"{part}.residual": sum_of(name, part - 1), f"{part}.bias": zeros_of(name)}
         elif "bias" in roles:
-            found["0.bias"] = roles["bias"]
-    return joining, tuple(texts), found
+            part_roles["0.bias"] = roles["bias"]
+    return joining, tuple(texts), part_roles
 
 
 def _convolution(graph: Graph, nodes: tuple[int, ...], images: str) -> str:

@@ -45,21 +45,21 @@ class StridedChain:
         types: Any = {value: graph.values[value].dtype for value in self.roles.values()}
         if shape is None or not {types[value] for value, _ in self.leaves.values()} <= set(TYPES):
             return None
-        found = {}
+        operands = {}
         for name, (value, whole) in self.leaves.items():
             index = whole.split(shape)
             gathers = tuple(dataclasses.replace(g, source=self._indices[g.source]) for g in index.gathers)
             index_types = tuple(types[gather.source] for gather in index.gathers)
-            found[name] = StridedOperand(
+            operands[name] = StridedOperand(
                 types[value], dataclasses.replace(index, gathers=gathers), index_types
             )
-        return "x".join(map(str, shape)), operands_text(found)
+        return "x".join(map(str, shape)), operands_text(operands)
 
     @property
     def _indices(self) -> dict[str, str]:
         """Name of each value whose elements are indices."""
         gathers = (gather for _, index in self.leaves.values() for gather in index.gathers)
-        return {value: f"i{place}" for place, value in enumerate(dict.fromkeys(g.source for g in gathers))}
+        return {value: f"i{number}" for number, value in enumerate(dict.fromkeys(g.source for g in gathers))}
 
     @property
     def roles(self) -> dict[str, str]:
@@ -80,8 +80,8 @@ class StridedChain:
         if view.gathers and not isinstance(self.root, Name) and view.elements > whole:
             return None
         leaves = {name: (value, index.after(view)) for name, (value, index) in self.leaves.items()}
-        known = {name: (value, index) for name, (value, index) in leaves.items() if index is not None}
-        return StridedChain(self.root, known) if len(known) == len(leaves) else None
+        mapped = {name: (value, index) for name, (value, index) in leaves.items() if index is not None}
+        return StridedChain(self.root, mapped) if len(mapped) == len(leaves) else None
 
 
 def strided_chain(graph: Graph, sink: int, members: frozenset[int]) -> StridedChain | None:
@@ -114,7 +114,7 @@ def strided_chain(graph: Graph, sink: int, members: frozenset[int]) -> StridedCh
         if before is None:
             return None
         renamed: dict[Node, Node] = {
-            Name(one): name_of(value, there) for one, (value, there) in before.leaves.items()
+            Name(leaf): name_of(value, leaf_index) for leaf, (value, leaf_index) in before.leaves.items()
         }
         inputs[Name(name)] = substitute(before.root, renamed)
     return StridedChain(substitute(parse(node.expression), inputs), leaves)
@@ -143,10 +143,10 @@ def _is_zero_at_zeros(root: Node) -> bool:
 
 def as_strided(graph: Graph, chain: StridedChain, result: str) -> Workload | None:
     """Return the workload of a chain, or None if no strided workload expresses it."""
-    found, dtype = chain.operands(graph), graph.values[result].dtype
-    if found is None or dtype not in TYPES:
+    operands, dtype = chain.operands(graph), graph.values[result].dtype
+    if operands is None or dtype not in TYPES:
         return None
-    return _made(StridedElementwise, chain, found, dtype=dtype)
+    return _made(StridedElementwise, chain, operands, dtype=dtype)
 
 
 def reduction_of_chain(graph: Graph, chain: StridedChain, workload: Any) -> Workload | None:
@@ -166,16 +166,16 @@ def reduction_of_chain(graph: Graph, chain: StridedChain, workload: Any) -> Work
         ((_, operand),) = workload.maps.items()
         view, axes, dtype = operand.index, workload.axes, workload.dtype
     whole = chain.after(view)
-    found = None if whole is None else whole.operands(graph)
-    if whole is None or found is None or not found[0]:  # one element has no axes
+    operands = None if whole is None else whole.operands(graph)
+    if whole is None or operands is None or not operands[0]:  # one element has no axes
         return None
-    shape, terms = tuple(map(int, found[0].split("x"))), math.prod(view.shape[-axes:])
+    shape, terms = tuple(map(int, operands[0].split("x"))), math.prod(view.shape[-axes:])
     # The common shape may split axes further: find how many of the last ones make up the reduced terms.
     inner = next((count for count in range(1, len(shape) + 1) if math.prod(shape[-count:]) == terms), 0)
     if not inner:
         return None
     more = {"reduce": workload.reduce, "then": workload.then, "axes": inner}
-    return _made(StridedReduction, whole, found, dtype=dtype, **more)
+    return _made(StridedReduction, whole, operands, dtype=dtype, **more)
 
 
 def _made(

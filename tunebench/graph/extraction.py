@@ -59,19 +59,19 @@ class InputSpec:
         Raises:
             InputError: if the text is not SHAPE:TYPE[:channels_last].
         """
-        found = _INPUT.fullmatch(text.strip())
-        dtype = (found and found["dtype"]) or "f32"
-        if found is None or dtype not in DTYPES:
+        match = _INPUT.fullmatch(text.strip())
+        dtype = (match and match["dtype"]) or "f32"
+        if match is None or dtype not in DTYPES:
             raise InputError(
                 f"input {text!r} is not SHAPE:TYPE, such as 1x3x224x224:f16 or 8x512:i64, optionally with "
                 f":channels_last at the end; types: {', '.join(DTYPES)}"
             )
-        shape = tuple(map(int, found["shape"].split("x")))
+        shape = tuple(map(int, match["shape"].split("x")))
         if 0 in shape:
             raise InputError(f"input {text!r} is empty; every extent must be 1 or more")
-        if found["last"] and len(shape) != 4:
+        if match["last"] and len(shape) != 4:
             raise InputError(f"input {text!r}: channels_last needs 4 axes, got {len(shape)}")
-        return cls(shape, dtype, bool(found["last"]))
+        return cls(shape, dtype, bool(match["last"]))
 
     def tensor(self) -> Tensor:
         """Return a tensor of zeros with this shape, type and layout."""
@@ -93,21 +93,25 @@ def load_factory(text: str) -> Callable[[], Any]:
         MissingDependency: if torch is not installed.
         InputError: if the file, module or function does not exist, or loading it fails.
     """
-    place, colon, name = text.rpartition(":")
+    module_or_file, colon, name = text.rpartition(":")
     if not colon or not name.isidentifier():
         raise InputError(f"model {text!r} is not FILE.py:FUNCTION or MODULE:FUNCTION")
     _require_torch()
     try:
-        module = _module_in(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        module = (
+            _module_in(Path(module_or_file))
+            if module_or_file.endswith(".py")
+            else importlib.import_module(module_or_file)
+        )
     except InputError:
         raise
     except Exception as error:  # user code may raise anything; the message keeps the reason
         raise InputError(f"model {text!r} cannot be loaded: {type(error).__name__}: {error}") from error
     factory = getattr(module, name, None)
     if not callable(factory):
-        raise InputError(f"{place} has no function {name}")
-    found: Callable[[], Any] = factory
-    return found
+        raise InputError(f"{module_or_file} has no function {name}")
+    typed: Callable[[], Any] = factory
+    return typed
 
 
 def _require_torch() -> None:
@@ -164,8 +168,8 @@ def extract(
 
     is_gpu = device is not None and device.kind == "gpu"
     with attention_as_on_gpu() if is_gpu else contextlib.nullcontext():
-        found = capture(model, [spec.tensor() for spec in inputs], training=training, name=name)
-    return tuple(translation.graph for translation in found)
+        translations = capture(model, [spec.tensor() for spec in inputs], training=training, name=name)
+    return tuple(translation.graph for translation in translations)
 
 
 def make_model(
@@ -201,11 +205,11 @@ def _converted(model: nn.Module, inputs: Sequence[InputSpec], dtype: str | None)
     """Convert a model to the parameter type and memory layout of its inputs."""
     import torch
 
-    wanted = dtype or next((spec.dtype for spec in inputs if spec.dtype in ("f16", "bf16")), None)
-    if wanted is not None:
-        if wanted not in ("f32", "f16", "bf16"):
-            raise InputError(f"parameters must be f32, f16 or bf16, got {wanted}")
-        model = model.to(getattr(torch, DTYPES[wanted]))
+    target = dtype or next((spec.dtype for spec in inputs if spec.dtype in ("f16", "bf16")), None)
+    if target is not None:
+        if target not in ("f32", "f16", "bf16"):
+            raise InputError(f"parameters must be f32, f16 or bf16, got {target}")
+        model = model.to(getattr(torch, DTYPES[target]))
         for module in model.modules():
             if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
                 module.float()  # mixed precision keeps batch normalisation in f32
@@ -229,8 +233,8 @@ _SCALES = {
 def suite_of(plans: Iterable[PartitionPlan]) -> str:
     """Return the workloads of plans as a suite in TOML, each workload once with its count per step."""
     chosen = list(plans)
-    workloads = sum((one.workloads for one in chosen), Counter[str]())
-    names = ", ".join(dict.fromkeys(f"{one.graph.name} ({one.graph.phase})" for one in chosen))
+    workloads = sum((plan.workloads for plan in chosen), Counter[str]())
+    names = ", ".join(dict.fromkeys(f"{plan.graph.name} ({plan.graph.phase})" for plan in chosen))
     lines = [
         f"# {names}: workloads of its groups on {chosen[0].device.name}.",
         "# Written by `tunebench extract`; `count` is the number of launches per step.",

@@ -78,28 +78,32 @@ def groups(graph: Graph) -> tuple[FusedGroup, ...]:
     """Return all legal groups: the single nodes in their order, then groups of several nodes."""
     alone = tuple(_alone(graph, index) for index in range(len(graph.nodes)))
     several: dict[tuple[Any, ...], FusedGroup] = {}
-    ahead = {
+    with_prologue = {
         index: (*prologues(graph, index), *reduction_prologues(graph, index))
         for index in range(len(graph.nodes))
     }
     for index, node in enumerate(graph.nodes):
-        found: Iterator[FusedGroup] = iter(())
+        fused: Iterator[FusedGroup] = iter(())
         if node.expression:
-            found = _ending_in(graph, index, ahead)
+            fused = _ending_in(graph, index, with_prologue)
         elif node.workloads:
-            found = _prologues(graph, index, ahead[index])
-        for group in found:
+            fused = _prologues(graph, index, with_prologue[index])
+        for group in fused:
             # The same group may be found from several sinks or prologues.
             several.setdefault((group.nodes, group.workloads), group)
     # Single nodes stand first and in order: prices and plans index them by node.
-    known = (*alone, *several.values())
+    candidates = (*alone, *several.values())
     wider = (
         widened(graph, group)
         for widened in (_split_convolution_group, _relu_gradient_group)
-        for group in known
+        for group in candidates
         if group.roles
     )
-    return tuple(one for one in (*known, *filter(None, wider)) if not _reads_unwritten(graph, one))
+    return tuple(
+        candidate
+        for candidate in (*candidates, *filter(None, wider))
+        if not _reads_unwritten(graph, candidate)
+    )
 
 
 def _reads_unwritten(graph: Graph, group: FusedGroup) -> bool:
@@ -126,10 +130,10 @@ def _split_convolution_group(graph: Graph, group: FusedGroup) -> FusedGroup | No
     """Return a convolution of concatenated images, with its epilogue, as one convolution per image."""
     if len(group.workloads) != 1 or group.copied:
         return None
-    found = split_convolution(graph, group.nodes, group.workloads[0], group.roles)
-    if found is None:
+    split = split_convolution(graph, group.nodes, group.workloads[0], group.roles)
+    if split is None:
         return None
-    joining, texts, roles = found
+    joining, texts, roles = split
     return FusedGroup(
         nodes=tuple(sorted((joining, *group.nodes))),
         kind="parted",
@@ -141,10 +145,10 @@ def _split_convolution_group(graph: Graph, group: FusedGroup) -> FusedGroup | No
 
 def _relu_gradient_group(graph: Graph, group: FusedGroup) -> FusedGroup | None:
     """Return a batch normalisation's gradient together with relu's gradient before it."""
-    found = with_relu_gradient(graph, group.nodes, group.workloads, group.roles)
-    if found is None or not _is_convex(graph, {found[0], *group.nodes}):
+    fused = with_relu_gradient(graph, group.nodes, group.workloads, group.roles)
+    if fused is None or not _is_convex(graph, {fused[0], *group.nodes}):
         return None
-    before, texts, roles = found
+    before, texts, roles = fused
     return FusedGroup(nodes=tuple(sorted((before, *group.nodes))), kind="chain", workloads=texts, roles=roles)
 
 
@@ -152,7 +156,7 @@ def _relu_gradient_group(graph: Graph, group: FusedGroup) -> FusedGroup | None:
 
 
 def _ending_in(
-    graph: Graph, sink: int, ahead: Mapping[int, Sequence[NodeWithPrologue]]
+    graph: Graph, sink: int, with_prologue: Mapping[int, Sequence[NodeWithPrologue]]
 ) -> Iterator[FusedGroup]:
     for members in chains(graph, sink):
         tree = chain_expression(graph, sink, members)
@@ -169,7 +173,7 @@ def _ending_in(
             if before is None or not graph.is_internal(leaf.value, members):
                 continue
             alone = NodeWithPrologue(graph.nodes[before], frozenset({before}))
-            for product in (alone, *ahead[before]):
+            for product in (alone, *with_prologue[before]):
                 fused = _with_epilogue(graph, product, members, tree, leaf.value, sink)
                 if fused is not None:
                     yield fused
@@ -180,8 +184,8 @@ def _chain(
 ) -> FusedGroup | None:
     """Return the group of an elementwise chain and its statistics, or None if no workload expresses it."""
     result = graph.nodes[sink].writes[0]
-    given = None if tree is None else _elementwise(graph, tree, result)
-    if tree is None or given is None:
+    workload = None if tree is None else _elementwise(graph, tree, result)
+    if tree is None or workload is None:
         return _strided(graph, sink, members)
     before = [graph.nodes[index] for index in statistics_nodes(graph, members)]
     leaves = {name: leaf.value for name, leaf in tree.leaves.items()}
@@ -190,7 +194,7 @@ def _chain(
     return FusedGroup(
         nodes=tuple(sorted(members)),
         kind="chain",
-        workloads=(*(text for node in before for text in node.workloads), str(given)),
+        workloads=(*(text for node in before for text in node.workloads), str(workload)),
         roles={**roles, "out": result},
     )
 
@@ -213,9 +217,9 @@ def _strided(graph: Graph, sink: int, members: frozenset[int]) -> FusedGroup | N
 
 
 def _elementwise(graph: Graph, tree: ChainExpression, result: str) -> Workload | None:
-    given = matrix_dimensions(graph, tree, result)
+    dimensions = matrix_dimensions(graph, tree, result)
     try:
-        return None if given is None else Elementwise.from_dimensions(given)
+        return None if dimensions is None else Elementwise.from_dimensions(dimensions)
     except InputError:
         return None
 
@@ -240,8 +244,8 @@ def _with_epilogue(
     if fuse is None or getattr(workload, "direction", "fprop") != "fprop":
         return None
     # Numbers per column of a product: channels, which are innermost except in nchw.
-    place: Broadcast = "channel" if getattr(workload, "layout", "") == "nchw" else "vector"
-    after = epilogue_of(tree, sums, place)
+    broadcast: Broadcast = "channel" if getattr(workload, "layout", "") == "nchw" else "vector"
+    after = epilogue_of(tree, sums, broadcast)
     fused = None if after is None else fuse(workload, after)
     if after is None or fused is None:
         return None
@@ -364,9 +368,9 @@ def _gating(root: Node) -> tuple[str, str, str] | None:
 # -- prologues -------------------------------------------------------------------------------------------
 
 
-def _prologues(graph: Graph, index: int, ahead: Sequence[NodeWithPrologue]) -> Iterator[FusedGroup]:
+def _prologues(graph: Graph, index: int, with_prologue: Sequence[NodeWithPrologue]) -> Iterator[FusedGroup]:
     """Yield products, reductions and normalisations, each with nodes before it."""
-    for both in ahead:
+    for both in with_prologue:
         node = both.node
         yield FusedGroup(
             nodes=tuple(sorted(both.nodes)),

@@ -162,11 +162,11 @@ class Graph:
     def readers(self) -> Mapping[str, tuple[int, ...]]:
         """Indices of the nodes that read each value."""
         # Inputs and outputs without readers need an entry too.
-        found: dict[str, list[int]] = {name: [] for name in self.values}
+        indices_of: dict[str, list[int]] = {name: [] for name in self.values}
         for index, node in enumerate(self.nodes):
             for name in node.reads:
-                found[name].append(index)
-        return {name: tuple(indices) for name, indices in found.items()}
+                indices_of[name].append(index)
+        return {name: tuple(indices) for name, indices in indices_of.items()}
 
     @functools.cached_property
     def predecessors(self) -> tuple[frozenset[int], ...]:
@@ -227,11 +227,11 @@ class Graph:
         """
         if given["format"] != FORMAT:
             raise ValueError(f"format {given['format']} is not {FORMAT}; extract the model again")
-        values = [Value(**{**one, "shape": tuple(one["shape"])}) for one in given["values"]]
+        values = [Value(**{**value, "shape": tuple(value["shape"])}) for value in given["values"]]
         graph = cls(
             name=given["name"],
             phase=given["phase"],
-            nodes=tuple(_node(one) for one in given["nodes"]),
+            nodes=tuple(_node(node) for node in given["nodes"]),
             values={value.name: value for value in values},
             outputs=frozenset(given["outputs"]),
         )
@@ -257,22 +257,22 @@ class Graph:
                 raise ValueError(f"{node.name} reads a value that is written after it")
 
 
-def _node(given: Mapping[str, Any]) -> Node:
+def _node(data: Mapping[str, Any]) -> Node:
     operands = {
-        name: NodeOperand(**{**one, "index": _index_map(one.get("index"))})
-        for name, one in given["operands"].items()
+        name: NodeOperand(**{**operand, "index": _index_map(operand.get("index"))})
+        for name, operand in data["operands"].items()
     }
-    listed = {name: tuple(given[name]) for name in ("reads", "writes", "workloads", "joins")}
-    return Node(**{**given, **listed, "operands": operands})
+    listed = {name: tuple(data[name]) for name in ("reads", "writes", "workloads", "joins")}
+    return Node(**{**data, **listed, "operands": operands})
 
 
-def _index_map(given: Mapping[str, Any] | None) -> IndexMap | None:
-    if given is None:
+def _index_map(data: Mapping[str, Any] | None) -> IndexMap | None:
+    if data is None:
         return None
 
     def listed(kind: type[Any], key: str) -> tuple[Any, ...]:
-        limits = given.get(key, ())
-        return tuple(kind(**{**one, "coefficients": tuple(one["coefficients"])}) for one in limits)
+        limits = data.get(key, ())
+        return tuple(kind(**{**limit, "coefficients": tuple(limit["coefficients"])}) for limit in limits)
 
     rest = listed(Guard, "guards"), listed(Gather, "gathers")
-    return IndexMap(tuple(given["shape"]), tuple(given["strides"]), given["start"], *rest)
+    return IndexMap(tuple(data["shape"]), tuple(data["strides"]), data["start"], *rest)

@@ -119,12 +119,14 @@ def cheapest_partition(
             best, lower_us = chosen, _cost_us(chosen)
         elif not is_solved:
             break
-        for places in stuck:
-            for deadlock in deadlocks(precedence, [chosen[place].nodes for place in places], cover.holding):
+        for component in stuck:
+            for deadlock in deadlocks(
+                precedence, [chosen[index].nodes for index in component], cover.holding
+            ):
                 cover.forbid(deadlock)
     order, _ = precedence.order([group.nodes for group in best])
     return Partition(
-        chosen=tuple(best[place].index for place in order),
+        chosen=tuple(best[index].index for index in order),
         cost_us=_cost_us(best),
         lower_us=min(lower_us, _cost_us(best)),
         cuts=cover.cuts,
@@ -145,7 +147,12 @@ def _check(precedence: Precedence, candidates: Sequence[PartitionCandidate]) -> 
                 f"{named} is not convex: a path between its nodes passes through node {between}; "
                 "remove the candidate"
             )
-    single = {node: each.cost_us for each in candidates if len(each.nodes) == 1 for node in each.nodes}
+    single = {
+        node: candidate.cost_us
+        for candidate in candidates
+        if len(candidate.nodes) == 1
+        for node in candidate.nodes
+    }
     for node in range(count):
         if node not in single:
             raise InputError(f"every node must have a candidate of its own; node {node} has none")
@@ -202,9 +209,11 @@ def _without_deadlocks(
     """Split groups into single nodes until all can run: an eighth of each deadlock at a time."""
     while stuck := deadlocked(precedence, [group.nodes for group in chosen]):
         split: set[_Group] = set()
-        for places in stuck:
-            several = [chosen[place] for place in places if chosen[place].nodes & (chosen[place].nodes - 1)]
             # Groups that save the least are split first.
+        for component in stuck:
+            several = [
+                chosen[index] for index in component if chosen[index].nodes & (chosen[index].nodes - 1)
+            ]
             several.sort(
                 key=lambda group: _cost_us(alone[node] for node in bits(group.nodes)) - group.cost_us
             )
@@ -228,9 +237,9 @@ class _ExactCover:
 
         self._groups, self._nodes, self.cuts = groups, nodes, 0
         self.holding = [0] * nodes
-        for place, group in enumerate(groups):
+        for index, group in enumerate(groups):
             for node in bits(group.nodes):
-                self.holding[node] |= 1 << place
+                self.holding[node] |= 1 << index
         self._scale = _LARGEST_COST / (max((group.cost_us for group in groups), default=0) or 1)
         for option in ("mip_rel_gap", "mip_abs_gap"):
             highs.setOptionValue(option, 0.0)
@@ -247,15 +256,15 @@ class _ExactCover:
         costs = np.array(
             [group.cost_us * self._scale + _PER_GROUP * (1 + group.index / latest) for group in groups]
         )
-        places = np.arange(len(groups), dtype=np.int32)
+        columns = np.arange(len(groups), dtype=np.int32)
         highs.addVars(len(groups), np.zeros(len(groups)), np.ones(len(groups)))
-        highs.changeColsCost(len(groups), places, costs)
-        highs.changeColsIntegrality(len(groups), places, np.full(len(groups), highspy.HighsVarType.kInteger))
-        rows = [list(bits(held)) for held in self.holding]
+        highs.changeColsCost(len(groups), columns, costs)
+        highs.changeColsIntegrality(len(groups), columns, np.full(len(groups), highspy.HighsVarType.kInteger))
+        rows = [list(bits(mask)) for mask in self.holding]
         starts = np.cumsum([0, *map(len, rows)], dtype=np.int32)
-        members = np.array([place for row in rows for place in row], dtype=np.int32)
-        one = np.ones(nodes)
-        highs.addRows(nodes, one, one, len(members), starts[:-1], members, np.ones(len(members)))
+        members = np.array([index for row in rows for index in row], dtype=np.int32)
+        ones = np.ones(nodes)
+        highs.addRows(nodes, ones, ones, len(members), starts[:-1], members, np.ones(len(members)))
         self._optimal, self._feasible = highspy.HighsModelStatus.kOptimal, highspy.kSolutionStatusFeasible
 
     def forbid(self, deadlock: Deadlock) -> None:
@@ -266,12 +275,12 @@ class _ExactCover:
         pairs: dict[int, float] = {}
         for pair in deadlock.pairs:
             first, *rest = bits(pair)
-            for place in bits(self.holding[first] & self.holding[rest[0] if rest else first]):
+            for index in bits(self.holding[first] & self.holding[rest[0] if rest else first]):
                 # A single group with all these nodes is no deadlock, and stays allowed.
-                if self._groups[place].nodes & every != every:
-                    pairs[place] = pairs.get(place, 0.0) + 1.0
-        most = len(deadlock.pairs) - 1
-        self._highs.addRow(-math.inf, most, len(pairs), list(pairs), list(pairs.values()))
+                if self._groups[index].nodes & every != every:
+                    pairs[index] = pairs.get(index, 0.0) + 1.0
+        max_pairs = len(deadlock.pairs) - 1
+        self._highs.addRow(-math.inf, max_pairs, len(pairs), list(pairs), list(pairs.values()))
         self.cuts += 1
 
     def solve(self, limit_s: float) -> tuple[list[_Group], float, bool]:

@@ -38,12 +38,12 @@ class PricedGroup:
     @property
     def saved_us(self) -> float:
         """Microseconds saved by the group; negative if it is slower than its nodes alone."""
-        return sum(one.us for one in self.alone) - self.price.us
+        return sum(price.us for price in self.alone) - self.price.us
 
     @property
     def saved_bytes(self) -> int:
         """Bytes of memory traffic saved by the group."""
-        return sum(one.nbytes for one in self.alone) - self.price.nbytes
+        return sum(price.nbytes for price in self.alone) - self.price.nbytes
 
 
 @renamed_fields({"problems": "workloads", "library_us": "torch_us", "library": "torch_prices"})
@@ -88,12 +88,12 @@ class PartitionPlan:
     @property
     def alone_us(self) -> float:
         """Time in microseconds if each node runs alone, by the faster of tuned kernels and torch."""
-        return sum(one.us for offer in self.chosen for one in offer.alone)
+        return sum(price.us for offer in self.chosen for price in offer.alone)
 
     @property
     def torch_us(self) -> float:
         """Time in microseconds if torch runs every node."""
-        return sum(one.us for one in self.torch_prices)
+        return sum(price.us for price in self.torch_prices)
 
     @property
     def saved_bytes(self) -> int:

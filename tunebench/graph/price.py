@@ -131,19 +131,19 @@ class Prices:
 
     def tuned(self, group: FusedGroup) -> Price | None:
         """Return the price of a group by tuned kernels; None if there are none."""
-        found = [self._tuned(text) for text in group.workloads] if group.roles else []
-        known = [one for one in found if one is not None]
-        if not known or len(known) < len(found):
+        prices = [self._tuned(text) for text in group.workloads] if group.roles else []
+        tuned = [price for price in prices if price is not None]
+        if not tuned or len(tuned) < len(prices):
             return None
         copies_us = self.copy_us(2 * group.copied) if group.copied else 0.0
         return Price(
-            us=sum(one.us for one in known) + copies_us,
+            us=sum(price.us for price in tuned) + copies_us,
             by="tunebench",
-            how="measured" if all(one.how == "measured" for one in known) else "predicted",
-            kernels=len(known) + bool(group.copied),
+            how="measured" if all(price.how == "measured" for price in tuned) else "predicted",
+            kernels=len(tuned) + bool(group.copied),
             # A copy to another layout reads and writes its bytes.
             nbytes=sum(parse(text).traffic().total_bytes for text in group.workloads) + 2 * group.copied,
-            variant=known[0].variant if len(known) == 1 else "",
+            variant=tuned[0].variant if len(tuned) == 1 else "",
         )
 
     def torch(self, index: int) -> Price:
@@ -156,20 +156,20 @@ class Prices:
         texts = (*node.workloads, *copies)
         if texts:
             times = [self._torch_us(text) for text in texts]
-            how = "measured" if all(known for _, known in times) else "predicted"
+            origin = "measured" if all(measured for _, measured in times) else "predicted"
             us, kernels = sum(us for us, _ in times), len(times)
         else:
-            us, how, kernels = self.copy_us(moved), "predicted", 1
-        return Price(us=us, by="torch", how=how, kernels=kernels, nbytes=moved)  # type: ignore[arg-type]
+            us, origin, kernels = self.copy_us(moved), "predicted", 1
+        return Price(us=us, by="torch", how=origin, kernels=kernels, nbytes=moved)  # type: ignore[arg-type]
 
     # -- parts ---------------------------------------------------------------------------------------------
 
     def _predict_tuned(self, text: str) -> Price | None:
         workload = parse(text)
-        known = self._timed(text)
+        answer = self._timed(text)
         moved = workload.traffic().total_bytes
-        if known is not None:
-            variant, us, how = known.variant, known.expected_us, "measured"
+        if answer is not None:
+            variant, us, origin = answer.variant, answer.expected_us, "measured"
         elif self._measured_only:
             return None
         else:
@@ -177,8 +177,8 @@ class Prices:
             if best is None:
                 return None
             us = best.us * (PROLOGUE_OVERHEAD if getattr(workload, "has_pre", False) else 1.0)
-            variant, how = best.variant, "predicted"
-        return Price(us=us, by="tunebench", how=how, kernels=1, nbytes=moved, variant=variant)  # type: ignore[arg-type]
+            variant, origin = best.variant, "predicted"
+        return Price(us=us, by="tunebench", how=origin, kernels=1, nbytes=moved, variant=variant)  # type: ignore[arg-type]
 
     def _torch_us_of(self, text: str) -> tuple[float, bool]:
         """Return the time of a workload by torch in microseconds, and whether it was measured."""
@@ -193,18 +193,18 @@ class Prices:
         return (best.us if best else self.copy_us(workload.traffic().total_bytes)), False
 
     def _measured_torch_us(self, text: str) -> float | None:
-        known = self._timed(text)
-        if known is None or TORCH not in known.baselines:
+        answer = self._timed(text)
+        if answer is None or TORCH not in answer.baselines:
             return None
-        return known.expected_us * known.baselines[TORCH].ratio
+        return answer.expected_us * answer.baselines[TORCH].ratio
 
     def _timed_of(self, text: str) -> Answer | None:
         """Return the measured answer of exactly this workload on this device, or None."""
         try:
-            known = recorded(text, device=self.device)
+            answer = recorded(text, device=self.device)
         except (DatabaseError, LookupMiss):
             return None
-        return known if known is not None and known.how in HERE else None
+        return answer if answer is not None and answer.how in HERE else None
 
     def copy_us(self, nbytes: int) -> float:
         """Return the time in microseconds of moving bytes, half of them read and half written."""
@@ -218,7 +218,9 @@ class Prices:
         written = sum(values[name].nbytes for name in node.writes)
         if node.target in GATHER_OPERATORS and not node.operands:
             return 2 * written
-        maps = [(one.value, one.index) for one in node.operands.values() if one.index is not None]
+        maps = [
+            (operand.value, operand.index) for operand in node.operands.values() if operand.index is not None
+        ]
         maps += [(gather.source, index.indices(gather)) for _, index in maps for gather in index.gathers]
         read = sum(index.touched() * values[name].item_bytes for name, index in maps)
         strided = {name for name, _ in maps}

@@ -115,25 +115,25 @@ def tune_afresh(
     Raises:
         InputError: the baseline has no record of the device.
     """
-    wanted = _workloads_on(baseline, device, workloads)
+    texts = _workloads_on(baseline, device, workloads)
     with tempfile.TemporaryDirectory(prefix="tunebench-") as folder:
-        place = Path(folder, "fresh.db")
-        with open_store(place) as store:
-            _copy_as_earlier(baseline, store, device, wanted)
-        listed = [parse(text) for text in wanted]
-        reports = list(tune_all(listed, device=device, db=place, plan=plan, watcher=watcher))
-        with open_store(place, read_only=True) as store:
+        path = Path(folder, "fresh.db")
+        with open_store(path) as store:
+            _copy_as_earlier(baseline, store, device, texts)
+        listed = [parse(text) for text in texts]
+        reports = list(tune_all(listed, device=device, db=path, plan=plan, watcher=watcher))
+        with open_store(path, read_only=True) as store:
             yield store, reports
 
 
 def _workloads_on(baseline: Reader, device: Device, workloads: Collection[str]) -> list[str]:
-    found = {space.workload for space in baseline.spaces() if space.device == device.key}
-    if not found:
+    recorded = {space.workload for space in baseline.spaces() if space.device == device.key}
+    if not recorded:
         keys = ", ".join(sorted({space.device for space in baseline.spaces()})) or "none"
         raise InputError(
             f"the baseline has no record of this device, {device.key}; it has records of: {keys}"
         )
-    return sorted(text for text in found if not workloads or text in workloads)
+    return sorted(text for text in recorded if not workloads or text in workloads)
 
 
 def _copy_as_earlier(baseline: Reader, store: Store, device: Device, workloads: Collection[str]) -> None:

@@ -145,11 +145,11 @@ def _gaps(
     names = searched_variants(history.figures.searched, history.records)
     cache: CacheState = "warm" if getattr(best.result.outcome, "cache", None) == "warm" else "cold"
     try:
-        found, _ = find_variants(workload, device, names, cache=cache, compilable=False)
+        tunables, _ = find_variants(workload, device, names, cache=cache, compilable=False)
     except InputError:  # such as a variant that no longer supports the workload
         return ()
     if not device.assumed:
-        return optimality_gaps(history.records, bounded_spaces(workload, found, cache), best, cache)
+        return optimality_gaps(history.records, bounded_spaces(workload, tunables, cache), best, cache)
     bound_us = history.figures.bound_us
     return () if bound_us is None else bound_ratios(history.records, bound_us, best, cache)
 
@@ -163,12 +163,14 @@ def _of_recording(history: SearchHistory, device: Device) -> BestKernel:
     for record in history.records:
         for name, value in record.key.config.items():
             values.setdefault(name, {})[value] = None
-    known = find_recorded_kernel(kernel, {name: tuple(found) for name, found in values.items()}, problem)
-    if isinstance(known, str):
-        return BestKernel(missing=f"the recording has no source; {known}")
+    kernel_model = find_recorded_kernel(
+        kernel, {name: tuple(choices) for name, choices in values.items()}, problem
+    )
+    if isinstance(kernel_model, str):
+        return BestKernel(missing=f"the recording has no source; {kernel_model}")
     columns = {name: np.array([record.key.config[name] for record in history.records]) for name in values}
-    found = recorded_roofline(known, columns, device)
-    return BestKernel(roofline=found, missing="the recording has neither source nor resources")
+    roofline = recorded_roofline(kernel_model, columns, device)
+    return BestKernel(roofline=roofline, missing="the recording has neither source nor resources")
 
 
 def recorded_roofline(

@@ -32,8 +32,10 @@ def baselines_section(history: SearchHistory) -> str:
     if best is None or not history.baselines:
         return ""
     best_us, outcome = record_us(best), best.result.outcome
-    ends = outcome.ci_us if isinstance(outcome, Measured) else (None, None)
-    bars = [Bar(label="best", value=best_us, note=duration(best_us), style="bar", low=ends[0], high=ends[1])]
+    bounds = outcome.ci_us if isinstance(outcome, Measured) else (None, None)
+    bars = [
+        Bar(label="best", value=best_us, note=duration(best_us), style="bar", low=bounds[0], high=bounds[1])
+    ]
     rows = []
     for name, versus in history.baselines.items():
         us, (low_us, high_us) = versus.time_us, versus.ci_us or (None, None)
@@ -79,20 +81,20 @@ def roofline_section(history: SearchHistory, kernel: BestKernel) -> str:
 def configuration_section(best: Record, kernel: BestKernel) -> str:
     """Return the best configuration with its resources and its source."""
     rows = [(f"<code>{safe(name)}</code>", safe(str(value))) for name, value in best.key.config.items()]
-    found = (
+    section = (
         f"<h3>Best configuration</h3><p><code>{safe(best.key.variant)}</code> "
         f"{config_cell(best.key.config)}</p>"
         f'<div class="pair">{data_table(("parameter", "value"), rows)}'
         f"{data_table(('resource', 'use'), _resources(best, kernel))}</div>"
     )
     if kernel.changed:
-        found += "<p>The source has changed since this was measured; the current source is shown.</p>"
+        section += "<p>The source has changed since this was measured; the current source is shown.</p>"
     if kernel.source:
         lines = kernel.source.count("\n")
-        found += folded(f"Source of the kernel, {lines} lines", f"<pre>{safe(kernel.source)}</pre>")
+        section += folded(f"Source of the kernel, {lines} lines", f"<pre>{safe(kernel.source)}</pre>")
     elif kernel.missing:
-        found += f"<p>Source and resources: {safe(kernel.missing)}.</p>"
-    return found
+        section += f"<p>Source and resources: {safe(kernel.missing)}.</p>"
+    return section
 
 
 def _resources(best: Record, kernel: BestKernel) -> Iterator[tuple[str, str]]:
@@ -109,12 +111,15 @@ def _resources(best: Record, kernel: BestKernel) -> Iterator[tuple[str, str]]:
         yield "machine code, bytes", str(used.code_bytes)
     if block is not None:
         yield "threads per block", str(block.threads)
-        held = block.occupancy
-        if held is not None:
-            share = held.warps / held.most_warps
-            limits = safe(", ".join(held.limited_by))
-            yield "occupancy", f"{held.warps} of {held.most_warps} warps ({share:.0%}), limited by {limits}"
-            yield "blocks per SM", str(held.blocks)
+        occupancy = block.occupancy
+        if occupancy is not None:
+            share = occupancy.warps / occupancy.most_warps
+            limits = safe(", ".join(occupancy.limited_by))
+            yield (
+                "occupancy",
+                f"{occupancy.warps} of {occupancy.most_warps} warps ({share:.0%}), limited by {limits}",
+            )
+            yield "blocks per SM", str(occupancy.blocks)
     if waves is not None:
         yield (
             "waves",

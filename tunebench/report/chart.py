@@ -65,19 +65,19 @@ def gap_chart(gaps: Sequence[float | None], *, name: str) -> str:
         gaps: Gap after each trial; None before the first time, or without a bound.
         name: Accessible name of the chart.
     """
-    known = [(trial, gap) for trial, gap in enumerate(gaps, start=1) if gap is not None]
-    if not known:
+    points = [(trial, gap) for trial, gap in enumerate(gaps, start=1) if gap is not None]
+    if not points:
         return ""
     box = Box(height=200)
     x = trial_axis(box, len(gaps))
-    y = Axis(low=0.98, high=max(gap for _, gap in known) * 1.1, start=box.y_end, end=box.top)
-    steps = f"M{x(known[0][0]):.1f} {y(known[0][1]):.1f}"
-    for (_, before), (trial, gap) in itertools.pairwise(known):
+    y = Axis(low=0.98, high=max(gap for _, gap in points) * 1.1, start=box.y_end, end=box.top)
+    steps = f"M{x(points[0][0]):.1f} {y(points[0][1]):.1f}"
+    for (_, before), (trial, gap) in itertools.pairwise(points):
         if gap != before:
             steps += f"H{x(trial):.1f}V{y(gap):.1f}"
     steps += f"H{box.x_end}"
-    start = f"V{y(1.0):.1f}H{x(known[0][0]):.1f}Z"
-    last = known[-1][1]
+    start = f"V{y(1.0):.1f}H{x(points[0][0]):.1f}Z"
+    last = points[-1][1]
     return svg(
         box,
         name,
@@ -113,8 +113,8 @@ def interval_chart(bars: Sequence[Bar], *, name: str, line: Bar | None = None) -
         line: A vertical line at a value; None for none.
     """
     box = Box(height=BAR_ROW * len(bars) + 8 + (16 if line is not None else 0))
-    most = max((max(bar.value, bar.high or 0.0) for bar in bars), default=0.0) or 1.0
-    x = Axis(low=0.0, high=most, start=BAR_LEFT, end=box.width - BAR_RIGHT, log=False)
+    maximum = max((max(bar.value, bar.high or 0.0) for bar in bars), default=0.0) or 1.0
+    x = Axis(low=0.0, high=maximum, start=BAR_LEFT, end=box.width - BAR_RIGHT, log=False)
     parts = []
     for row, bar in enumerate(bars):
         top = 4 + row * BAR_ROW
@@ -129,12 +129,12 @@ def interval_chart(bars: Sequence[Bar], *, name: str, line: Bar | None = None) -
         ]
         if bar.low is not None and bar.high is not None:
             low, high, y = x(bar.low), x(bar.high), top + 12
-            ends = f"M{low:.1f} {y - 4}v8m0 -4H{high:.1f}m0 -4v8"
-            parts.append(f'<path class="whisker" d="{ends}"/>')
+            whisker = f"M{low:.1f} {y - 4}v8m0 -4H{high:.1f}m0 -4v8"
+            parts.append(f'<path class="whisker" d="{whisker}"/>')
     if line is not None:
-        place = x(min(line.value, most))
-        parts.append(f'<path class="{line.style}" d="M{place:.1f} 2V{box.height - 14}"/>')
-        parts.append(text(place, box.height - 2, line.note))
+        line_x = x(min(line.value, maximum))
+        parts.append(f'<path class="{line.style}" d="M{line_x:.1f} 2V{box.height - 14}"/>')
+        parts.append(text(line_x, box.height - 2, line.note))
     return svg(box, name, *parts)
 
 
@@ -145,10 +145,10 @@ def ratio_chart(ratios: Mapping[str, tuple[float, str]], *, name: str) -> str:
         ratios: Ratio above 0 and class of the bar, by label.
         name: Accessible name of the chart.
     """
-    left = 330
-    box = Box(height=BAR_ROW * len(ratios) + 30, left=left)
+    plot_left = 330
+    box = Box(height=BAR_ROW * len(ratios) + 30, left=plot_left)
     far = max([1.1, *(max(ratio, 1 / ratio) for ratio, _ in ratios.values())])
-    x = Axis(low=1 / far, high=far, start=left, end=box.width - 60)
+    x = Axis(low=1 / far, high=far, start=plot_left, end=box.width - 60)
     parts = [
         f'<path class="grid" d="M{x(tick):.1f} 2V{box.height - 24}"/>'
         + text(x(tick), box.height - 8, f"{significant(tick)}x")
@@ -160,7 +160,7 @@ def ratio_chart(ratios: Mapping[str, tuple[float, str]], *, name: str) -> str:
         shape = f'class="fill-{style}" x="{start:.1f}" y="{top + 3}" height="18" rx="3"'
         shown = label if len(label) < 46 else f"{label[:44]}…"
         parts += [
-            text(left - 34, top + 16, shown, "end"),
+            text(plot_left - 34, top + 16, shown, "end"),
             titled("rect", f'{shape} width="{max(1.0, end - start):.1f}"', f"{label}: {ratio:.3f}x"),
             text(end + 6, top + 16, f"{ratio:.2f}x", "start"),
         ]
@@ -182,9 +182,9 @@ def slice_chart(groups: Mapping[str, Sequence[float]], *, name: str, title: str)
     step = (box.x_end - box.left) / len(groups)
     every = max(1, math.ceil(len(groups) * 34 / (box.x_end - box.left)))
     parts = [box.horizontal_grid(y, scale), box.frame(x=title, y=unit)]
-    for place, (label, group) in enumerate(groups.items()):
-        middle, spread = box.left + (place + 0.5) * step, min(step * 0.3, 14)
-        if place % every == 0:
+    for index, (label, group) in enumerate(groups.items()):
+        middle, spread = box.left + (index + 0.5) * step, min(step * 0.3, 14)
+        if index % every == 0:
             parts.append(text(middle, box.y_end + 18, label[:8] + "…" * (len(label) > 8)))
         for count, us in enumerate(group):
             aside = spread * (((count * 0.618) % 1) * 2 - 1)  # evenly spread, in no visible order
@@ -206,9 +206,9 @@ def stacked_bar(parts: Mapping[str, float], *, name: str, unit: str) -> str:
     """
     box, whole, at = Box(height=34, left=0, right=0), math.fsum(parts.values()), 0.0
     drawn = []
-    for place, (label, value) in enumerate(parts.items()):
+    for index, (label, value) in enumerate(parts.items()):
         length = value / whole * box.width
-        shape = f'class="part{place}" x="{at:.1f}" y="2" width="{length:.1f}" height="30"'
+        shape = f'class="part{index}" x="{at:.1f}" y="2" width="{length:.1f}" height="30"'
         drawn.append(titled("rect", shape, f"{label}: {significant(value, 3)}{unit}"))
         if length > 74:
             drawn.append(

@@ -135,12 +135,12 @@ def compare_databases(
     """
     of_first, of_second = (devices, devices) if pair is None else ((pair[0],), (pair[1],))
     first, second = _answers(before, workloads, of_first), _answers(after, workloads, of_second)
-    found = {row["device"] for row in first}, {row["device"] for row in second}
-    shared = pair is None and (bool(devices) or bool(found[0] & found[1]))
-    if not shared and any(len(keys) > 1 for keys in found):
+    keys_of = {row["device"] for row in first}, {row["device"] for row in second}
+    shared = pair is None and (bool(devices) or bool(keys_of[0] & keys_of[1]))
+    if not shared and any(len(keys) > 1 for keys in keys_of):
         raise InputError(
             f"expected databases with a common device, or with one device each; {before.location} has "
-            f"{', '.join(sorted(found[0]))} and {after.location} has {', '.join(sorted(found[1]))}"
+            f"{', '.join(sorted(keys_of[0]))} and {after.location} has {', '.join(sorted(keys_of[1]))}"
         )
     if installed:
         second = _installed(after, second)
@@ -165,8 +165,8 @@ def best_answers(
         workloads: Canonical texts of the only workloads; empty for all.
         devices: Keys of the only devices; empty for all.
     """
-    found = _fastest(_installed(reader, _answers(reader, workloads, devices)), shared=True)
-    return [row for _, row in sorted(found.items(), key=lambda item: str(item[0]))]
+    answers = _fastest(_installed(reader, _answers(reader, workloads, devices)), shared=True)
+    return [row for _, row in sorted(answers.items(), key=lambda item: str(item[0]))]
 
 
 def _name(reader: Reader, device: str | None) -> str:
@@ -203,12 +203,12 @@ def _installed(reader: Reader, rows: list[Mapping[str, Any]]) -> list[Mapping[st
 
 
 def _fastest(rows: list[Mapping[str, Any]], *, shared: bool) -> dict[AnswerKey, Mapping[str, Any]]:
-    found: dict[AnswerKey, Mapping[str, Any]] = {}
+    fastest: dict[AnswerKey, Mapping[str, Any]] = {}
     for row in rows:
         key = (row["workload"], row["kind"], row["cache"], row["device"] if shared else "")
-        if key not in found or answer_order(row) < answer_order(found[key]):
-            found[key] = row
-    return found
+        if key not in fastest or answer_order(row) < answer_order(fastest[key]):
+            fastest[key] = row
+    return fastest
 
 
 def _compared(old: Mapping[str, Any], new: Mapping[str, Any], tolerance: float) -> ComparedTime:

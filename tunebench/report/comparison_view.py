@@ -68,8 +68,8 @@ def _row(time: ComparedTime, with_device: bool) -> tuple[str, ...]:
 
 
 def _chart(times: tuple[ComparedTime, ...]) -> str:
-    most = sorted(times, key=lambda time: -abs(math.log(time.speedup)))[:MOST_BARS]
-    shown = sorted(most, key=lambda time: time.speedup)
+    largest = sorted(times, key=lambda time: -abs(math.log(time.speedup)))[:MOST_BARS]
+    shown = sorted(largest, key=lambda time: time.speedup)
     repeated = Counter(time.workload for time in shown)
     labels = {
         f"{time.workload}{f' on {time.after_device}' if repeated[time.workload] > 1 else ''}": time

@@ -176,12 +176,12 @@ class SearchHistory(Tabular):
     @property
     def failures(self) -> list[tuple[str, str, int]]:
         """Outcome class, reason and number of each failure, most frequent first."""
-        found: Counter[tuple[str, str]] = Counter()
+        counts: Counter[tuple[str, str]] = Counter()
         for record in self.records:
             reason = getattr(record.result.outcome, "reason", None)
             if reason is not None:
-                found[record.result.outcome.kind, first_error(reason)] += 1
-        return [(kind, reason, count) for (kind, reason), count in found.most_common()]
+                counts[record.result.outcome.kind, first_error(reason)] += 1
+        return [(kind, reason, count) for (kind, reason), count in counts.most_common()]
 
     @property
     def effects(self) -> list[ParameterEffect]:
@@ -206,7 +206,7 @@ def best_records(records: Iterable[Record]) -> list[Record]:
             before = chosen.get(record.key)
             if before is None or _weight(record) >= _weight(before):
                 chosen[record.key] = record
-    return sorted(chosen.values(), key=lambda found: (found.result.outcome.kind, record_us(found)))
+    return sorted(chosen.values(), key=lambda record: (record.result.outcome.kind, record_us(record)))
 
 
 def search_histories(
@@ -225,10 +225,10 @@ def search_histories(
         if (not workloads or space.workload in workloads) and (not devices or space.device in devices)
     }
     described = reader.descriptors()
-    found = []
+    histories = []
     for workload, key in pairs:
         versions = reader.versions(workload, key)
-        found.append(
+        histories.append(
             SearchHistory(
                 workload=workload,
                 device=key,
@@ -239,7 +239,7 @@ def search_histories(
                 answers=tuple(answer.id for answer in reader.best(workload, key, limit=MOST_ANSWERS)),
             )
         )
-    return found
+    return histories
 
 
 def search_history(
@@ -259,10 +259,10 @@ def search_history(
     text = str(parse(workload)) if isinstance(workload, str) else str(workload)
     key = (device if isinstance(device, Device) else known_devices.find(device)).key
     with open_store(db, read_only=True) as store:
-        found = search_histories(store, workloads=[text], devices=[key])
-        if not found:
+        histories = search_histories(store, workloads=[text], devices=[key])
+        if not histories:
             raise InputError(f"{store.location} has no record of {text} on {key}: tune it first")
-    return found[0]
+    return histories[0]
 
 
 def _device(descriptor: Mapping[str, Any] | None) -> Device | None:
@@ -297,8 +297,8 @@ def _weight(record: Record) -> tuple[bool, int]:
 
 def record_us(record: Record) -> float:
     """Return the time of a record in microseconds; infinite without one."""
-    found = time_us(record.result.outcome)
-    return math.inf if found is None else found
+    us = time_us(record.result.outcome)
+    return math.inf if us is None else us
 
 
 def _effects(variant: str, records: Sequence[Record]) -> list[ParameterEffect]:
@@ -306,7 +306,7 @@ def _effects(variant: str, records: Sequence[Record]) -> list[ParameterEffect]:
     logs = [math.log(record_us(record)) for record in records]
     center = fmean(logs)
     total = math.fsum((log - center) ** 2 for log in logs)
-    found = []
+    effects = []
     for name in records[0].key.config:
         groups: dict[Any, list[float]] = {}
         for record, log in zip(records, logs, strict=True):
@@ -315,7 +315,7 @@ def _effects(variant: str, records: Sequence[Record]) -> list[ParameterEffect]:
             continue
         between = math.fsum(len(group) * (fmean(group) - center) ** 2 for group in groups.values())
         ordered = sorted(groups, key=_numbers_first)
-        found.append(
+        effects.append(
             ParameterEffect(
                 variant=variant,
                 name=name,
@@ -324,7 +324,7 @@ def _effects(variant: str, records: Sequence[Record]) -> list[ParameterEffect]:
                 times_us={str(value): tuple(map(math.exp, groups[value])) for value in ordered},
             )
         )
-    return sorted(found, key=lambda effect: -effect.importance)
+    return sorted(effects, key=lambda effect: -effect.importance)
 
 
 def _numbers_first(value: Any) -> tuple[bool, float, str]:

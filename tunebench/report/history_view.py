@@ -63,7 +63,7 @@ def history_page(
     if len(histories) == 1 and suite is None:
         return page("Tuning report", source + _section(0, histories[0]))
     parts = [source, *_suite(histories, suite), _overview(histories, suite)]
-    parts += [_section(place, history) for place, history in enumerate(histories)]
+    parts += [_section(index, history) for index, history in enumerate(histories)]
     return page("Tuning report" if suite is None else f"Tuning report of {suite.name}", "\n".join(parts))
 
 
@@ -75,11 +75,13 @@ def _suite(histories: Sequence[SearchHistory], suite: SuiteCounts | None) -> Ite
     if suite is None:
         return
     for device in dict.fromkeys(history.device for history in histories):
-        there = {history.workload: history for history in histories if history.device == device}
+        by_workload = {history.workload: history for history in histories if history.device == device}
         timed = {
-            name: time_us(h.best.result.outcome) or 0.0 for name, h in there.items() if h.best is not None
+            name: time_us(h.best.result.outcome) or 0.0
+            for name, h in by_workload.items()
+            if h.best is not None
         }
-        before_us = {name: us * (there[name].speedup or 1.0) for name, us in timed.items()}
+        before_us = {name: us * (by_workload[name].speedup or 1.0) for name, us in timed.items()}
         after = sum(suite.counts[name] * us for name, us in timed.items())
         before = sum(suite.counts[name] * us for name, us in before_us.items())
         facts = {
@@ -101,11 +103,11 @@ def _overview(histories: Sequence[SearchHistory], suite: SuiteCounts | None) -> 
     if suite is not None:
         columns[2:2] = [">calls", ">all calls"]
     rows = []
-    for place, history in enumerate(histories):
+    for index, history in enumerate(histories):
         fastest = history.figures.fastest_baseline
         best_us = time_us(history.best.result.outcome) if history.best is not None else None
         row = [
-            f'<a href="#history{place}">{breakable(history.workload)}</a>',
+            f'<a href="#history{index}">{breakable(history.workload)}</a>',
             breakable(history.device),
             count_cell(len(history.records)),
             time_cell(best_us),
@@ -118,17 +120,19 @@ def _overview(histories: Sequence[SearchHistory], suite: SuiteCounts | None) -> 
             count = suite.counts[history.workload]
             row[2:2] = [str(count), time_cell(None if best_us is None else count * best_us)]
         rows.append(row)
-    kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
-    return data_table([columns[place] for place in kept], ([row[place] for place in kept] for row in rows))
+    filled = [column for column in range(len(columns)) if any(row[column] for row in rows)]
+    return data_table(
+        [columns[column] for column in filled], ([row[column] for column in filled] for row in rows)
+    )
 
 
 # -- one search history --------------------------------------------------------------------------------------
 
 
-def _section(place: int, history: SearchHistory) -> str:
+def _section(index: int, history: SearchHistory) -> str:
     kernel = history.kernel or BestKernel()
     parts = [
-        f'<section id="history{place}"><h2>{safe(history.workload)}</h2><p>{safe(history.device)}</p>',
+        f'<section id="history{index}"><h2>{safe(history.workload)}</h2><p>{safe(history.device)}</p>',
         _tiles(history, kernel),
     ]
     if history.best is not None:
@@ -200,11 +204,11 @@ def _configurations(history: SearchHistory) -> str:
 
 def _outcomes(history: SearchHistory) -> str:
     counts = {kind.replace("_", " "): count for kind, count in sorted(history.outcomes.items())}
-    found = f"<h3>Outcomes</h3>{figure(bar_chart(counts, name='Trials of each outcome', unit=''))}"
+    section = f"<h3>Outcomes</h3>{figure(bar_chart(counts, name='Trials of each outcome', unit=''))}"
     if history.failures:
         rows = ((str(n), safe(kind.replace("_", " ")), safe(reason)) for kind, reason, n in history.failures)
-        found += "<h3>Failures</h3>" + data_table((">times", "failure", "reason"), rows)
-    return found
+        section += "<h3>Failures</h3>" + data_table((">times", "failure", "reason"), rows)
+    return section
 
 
 def _effort(history: SearchHistory) -> str:
@@ -214,7 +218,7 @@ def _effort(history: SearchHistory) -> str:
     if not any(shares.values()):
         return ""
     marks = [
-        (f"part{place}", f"{name}: {significant(s, 3)} s") for place, (name, s) in enumerate(shares.items())
+        (f"part{index}", f"{name}: {significant(s, 3)} s") for index, (name, s) in enumerate(shares.items())
     ]
     wall_s = sum(run.wall_s for run in history.runs)
     several = f"{len(history.runs)} finished runs" if len(history.runs) > 1 else "The finished run"
@@ -247,7 +251,7 @@ def _environment(history: SearchHistory) -> str:
         rows += [("condition of the best", name, value) for name, value in conditions.items()]
         rows.append(("record of the best", "recorded at", f"{best.recorded_at:%Y-%m-%d %H:%M} UTC"))
         rows.append(("record of the best", "revision of the source", best.key.revision))
-    cells = ((what, safe(name.replace("_", " ")), safe(_plain(value))) for what, name, value in rows)
+    cells = ((group, safe(name.replace("_", " ")), safe(_plain(value))) for group, name, value in rows)
     return f"<h3>Environment</h3>{data_table(('of', 'name', 'value'), cells)}" if rows else ""
 
 
@@ -255,7 +259,7 @@ def _plain(value: object) -> str:
     if isinstance(value, float):
         return significant(value, 6)
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {_plain(each)}" for name, each in value.items())
+        return ", ".join(f"{name}: {_plain(entry)}" for name, entry in value.items())
     if isinstance(value, Iterable) and not isinstance(value, str):
         return ", ".join(map(_plain, value))
     return first_error(str(value)) if "\n" in str(value) else str(value)

@@ -200,7 +200,7 @@ def _choices(study: Study) -> dict[str, Sequence[Any]]:
     if first is None:
         return {}
     distributions: dict[str, Any] = first.distributions
-    return {name: each.choices for name, each in distributions.items()}
+    return {name: distribution.choices for name, distribution in distributions.items()}
 
 
 def _space_values(variant: str) -> dict[str, tuple[Any, ...]]:
@@ -208,7 +208,7 @@ def _space_values(variant: str) -> dict[str, tuple[Any, ...]]:
     from tunebench import kernels
 
     try:
-        return {each.name: each.values for each in kernels.variant(variant).space.parameters}
+        return {parameter.name: parameter.values for parameter in kernels.variant(variant).space.parameters}
     except InputError:
         return {}
 
@@ -223,7 +223,7 @@ def _trials(records: Sequence[Record], values: Mapping[str, Sequence[Any]]) -> l
         name: _distribution([*values.get(name, ()), *(record.key.config[name] for record in records)])
         for name in records[0].key.config
     }
-    found = []
+    trials = []
     for record in records:
         outcome = record.result.outcome
         attributes = {
@@ -246,8 +246,8 @@ def _trials(records: Sequence[Record], values: Mapping[str, Sequence[Any]]) -> l
         trial.datetime_start = trial.datetime_complete - timedelta(
             seconds=effort.compile_s + effort.verify_s + effort.measure_s
         )
-        found.append(trial)
-    return found
+        trials.append(trial)
+    return trials
 
 
 def _distribution(values: Iterable[Any]) -> BaseDistribution:

@@ -110,10 +110,10 @@ def tiles(facts: Mapping[str, str]) -> str:
     Args:
         facts: Values by name, as plain text.
     """
-    found = "".join(
+    figures = "".join(
         f"<div><dt>{safe(name)}</dt><dd>{safe(value)}</dd></div>" for name, value in facts.items()
     )
-    return f'<dl class="tiles">{found}</dl>'
+    return f'<dl class="tiles">{figures}</dl>'
 
 
 def figure(svg: str) -> str:
@@ -127,8 +127,8 @@ def legend(marks: Iterable[tuple[str, str]]) -> str:
     Args:
         marks: Class of each mark and its meaning as plain text.
     """
-    found = "".join(f'<li><span class="key {style}"></span>{safe(name)}</li>' for style, name in marks)
-    return f'<ul class="legend">{found}</ul>'
+    entries = "".join(f'<li><span class="key {style}"></span>{safe(name)}</li>' for style, name in marks)
+    return f'<ul class="legend">{entries}</ul>'
 
 
 def folded(title: str, content: str, *, opened: bool = False) -> str:

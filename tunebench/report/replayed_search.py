@@ -92,6 +92,6 @@ def _roofline(space: Space, device: Device) -> Roofline | None:
             device=device,
         )
     values = {parameter.name: parameter.values for parameter in recording.table.space.parameters}
-    known = find_recorded_kernel(recording.kernel, values, recording.problem)
-    assert isinstance(known, RecordedKernel)
-    return recorded_roofline(known, recording.table.columns, device)
+    kernel = find_recorded_kernel(recording.kernel, values, recording.problem)
+    assert isinstance(kernel, RecordedKernel)
+    return recorded_roofline(kernel, recording.table.columns, device)

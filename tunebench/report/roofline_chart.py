@@ -39,17 +39,17 @@ def roofline_chart(roof: Roofline, rates: Mapping[str, tuple[float, str]], *, na
     slope = f"M{x(start):.1f} {y(start * roof.dram_gb_s):.1f}L{x(top):.1f} {y(highest):.1f}"
     parts.append(titled("path", f'class="memory" d="{slope}"', f"memory: {significant(roof.dram_gb_s)} GB/s"))
     parts += [_ceiling(box, x, y, ceiling) for ceiling in roof.ceilings]
-    place = x(roof.intensity)
-    parts.append(f'<path class="grid" d="M{place:.1f} {box.top}V{box.y_end}"/>')
+    intensity_x = x(roof.intensity)
+    parts.append(f'<path class="grid" d="M{intensity_x:.1f} {box.top}V{box.y_end}"/>')
     attainable = f"attainable: {rate_text(roof.attainable_gflop_s)}"
-    dot = f'class="attainable" cx="{place:.1f}" cy="{y(roof.attainable_gflop_s):.1f}" r="5"'
+    dot = f'class="attainable" cx="{intensity_x:.1f}" cy="{y(roof.attainable_gflop_s):.1f}" r="5"'
     parts.append(titled("circle", dot, attainable))
     lowest_label = 0.0
     for label, (rate, style) in sorted(rates.items(), key=lambda item: -item[1][0]):
-        at = f'class="{style}" cx="{place:.1f}" cy="{y(rate):.1f}" r="5"'
+        at = f'class="{style}" cx="{intensity_x:.1f}" cy="{y(rate):.1f}" r="5"'
         parts.append(titled("circle", at, f"{label}: {rate_text(rate)}"))
         lowest_label = max(y(rate) + 4, lowest_label + LABEL_ROW)
-        parts.append(text(place + 10, lowest_label, label, "start"))
+        parts.append(text(intensity_x + 10, lowest_label, label, "start"))
     return svg(box, name, *parts)
 
 

@@ -272,10 +272,10 @@ def _panel(
     )
     head = f'<svg viewBox="0 0 {box.width:.0f} {box.height:.0f}" role="img" aria-label="{html.escape(name)}"'
     axes = f'data-x="{x.low} {x.high}" data-y="{y.low!r} {y.high!r} {scale} {"log" if y.log else "linear"}"'
-    left, top = box.left - PAD, box.top - PAD
+    x_min, top = box.left - PAD, box.top - PAD
     size = f"{box.x_end - box.left + 2 * PAD} {box.y_end - box.top + 2 * PAD}"
     width, height = size.split()
-    area = f'x="{left}" y="{top}" width="{width}" height="{height}" viewBox="{left} {top} {size}"'
+    area = f'x="{x_min}" y="{top}" width="{width}" height="{height}" viewBox="{x_min} {top} {size}"'
     return "".join(
         (
             f'{head} class="panel" {axes}>',
@@ -295,8 +295,8 @@ def _line(line: TimeLine, y: Axis) -> str:
 def _curve(curve: Curve, x: Axis, y: Axis) -> str:
     if not curve.steps:
         return ""
-    (first, first_us), *others = ((trial, _clamped(us, y)) for trial, us in curve.steps)
-    path = f"M{x(first):.1f} {first_us:.1f}" + "".join(f"H{x(trial):.1f}V{us:.1f}" for trial, us in others)
+    (first, first_us), *later = ((trial, _clamped(us, y)) for trial, us in curve.steps)
+    path = f"M{x(first):.1f} {first_us:.1f}" + "".join(f"H{x(trial):.1f}V{us:.1f}" for trial, us in later)
     title = f"{curve.label}: {duration(curve.steps[-1][1])}"
     return titled("path", f'class="{curve.style}" d="{path}H{PANEL.x_end}"', title)
 

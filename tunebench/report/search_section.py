@@ -74,11 +74,11 @@ def _mark(history: SearchHistory) -> str:
 
 def _thinned(points: list[Point]) -> list[Point]:
     step, best_us, drawn = -(-len(points) // MOST_POINTS), float("inf"), []
-    for place, point in enumerate(points):
+    for index, point in enumerate(points):
         new_best = point.style != "aborted" and point.us < best_us
         if new_best:
             best_us = point.us
-        if new_best or point.mark or place % step == 0:
+        if new_best or point.mark or index % step == 0:
             drawn.append(point)
     return drawn
 
@@ -119,10 +119,10 @@ def effects_section(effects: Sequence[ParameterEffect]) -> str:
         for effect in effects
     }
     shares = {name: 100 * effect.importance for name, effect in named.items()}
-    most = sorted(named.items(), key=lambda item: -item[1].importance)[:MOST_SLICES]
+    most_important = sorted(named.items(), key=lambda item: -item[1].importance)[:MOST_SLICES]
     slices = "".join(
         f"<figure>{slice_chart(_sampled(effect.times_us), name=f'Times by {name}', title=name)}</figure>"
-        for name, effect in most
+        for name, effect in most_important
     )
     rows = (
         (
@@ -148,9 +148,9 @@ def effects_section(effects: Sequence[ParameterEffect]) -> str:
 
 def _sampled(groups: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """Return at most so many times of each group, evenly spaced in their order, the extremes included."""
-    found = {}
+    sampled = {}
     for label, times in groups.items():
         ordered = sorted(times)
         count = min(len(ordered), MOST_SLICE_POINTS)
-        found[label] = [ordered[round(n * (len(ordered) - 1) / max(1, count - 1))] for n in range(count)]
-    return found
+        sampled[label] = [ordered[round(n * (len(ordered) - 1) / max(1, count - 1))] for n in range(count)]
+    return sampled

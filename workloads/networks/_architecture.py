@@ -248,33 +248,33 @@ class Architecture:
                 f"{config.get('decoder_sparse_step', 1)} and mlp_only_layers="
                 f"{config.get('mlp_only_layers') or []}: such models are not supported"
             )
-        found = dict(_DEFAULTS[family])
+        sizes = dict(_DEFAULTS[family])
         keys = {**_COMMON, **_KEYS[family]}
         for name, spellings in keys.items():
-            given = next((config[key] for key in spellings if config.get(key) is not None), None)
-            if given is not None:
-                found[name] = given
+            value = next((config[key] for key in spellings if config.get(key) is not None), None)
+            if value is not None:
+                sizes[name] = value
         for name in ("layers", "hidden", "heads", "vocabulary"):
-            if name not in found:
+            if name not in sizes:
                 raise InputError(f"a configuration of {family} must have {' or '.join(keys[name])}")
-        return cls(family=family, **_completed(family, found))
+        return cls(family=family, **_completed(family, sizes))
 
 
-def _completed(family: str, found: dict[str, Any]) -> dict[str, Any]:
+def _completed(family: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """Add sizes that follow from other sizes."""
-    hidden, heads = found["hidden"], found["heads"]
-    if "head_dim" not in found:
+    hidden, heads = sizes["hidden"], sizes["heads"]
+    if "head_dim" not in sizes:
         if hidden % heads:
             raise InputError(f"{family}: {heads} heads must divide a hidden width of {hidden}")
-        found["head_dim"] = hidden // heads
-    activation = found["activation"]
+        sizes["head_dim"] = hidden // heads
+    activation = sizes["activation"]
     if activation not in _ACTIVATIONS:
         raise UnknownName("activation", str(activation), _ACTIVATIONS)
-    found["activation"] = _ACTIVATIONS[activation]
-    found.setdefault("ffn", 4 * hidden)
-    found.setdefault("positions", 0)
-    found.setdefault("heads_k", heads)
-    found.setdefault("embedding", hidden)
+    sizes["activation"] = _ACTIVATIONS[activation]
+    sizes.setdefault("ffn", 4 * hidden)
+    sizes.setdefault("positions", 0)
+    sizes.setdefault("heads_k", heads)
+    sizes.setdefault("embedding", hidden)
     if family == "switch_transformers":
-        found.setdefault("decoder_layers", found["layers"])
-    return found
+        sizes.setdefault("decoder_layers", sizes["layers"])
+    return sizes

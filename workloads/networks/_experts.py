@@ -30,8 +30,8 @@ class Mixture(Llama):
 
     def matrices(self) -> tuple[Matrix, ...]:
         """Return the linear layers that all tokens see, without the router."""
-        of = self.architecture
-        shared = self._gated_matrices(of.shared_ffn) if of.shared_ffn else ()
+        architecture = self.architecture
+        shared = self._gated_matrices(architecture.shared_ffn) if architecture.shared_ffn else ()
         return (*self._attention_matrices(), *shared)
 
     # -- parameters -----------------------------------------------------------------------------
@@ -39,21 +39,28 @@ class Mixture(Llama):
     def expert_parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
         """Return the parameters of all experts of these layers (see `Network.expert_parameters`)."""
         first, last = layers or (0, self.layers)
-        each = sum(matrix.parameters(tensor) for matrix in self._gated_matrices(self.architecture.ffn))
-        return (last - first) * self.architecture.experts * each
+        per_expert = sum(matrix.parameters(tensor) for matrix in self._gated_matrices(self.architecture.ffn))
+        return (last - first) * self.architecture.experts * per_expert
 
     def _layer_parameters(self, index: int, tensor: int = 1) -> int:
-        of = self.architecture
-        heads = 2 * of.head_dim if of.normalised_heads else 0
-        gate = of.hidden if of.shared_ffn else 0
-        router = of.experts * of.hidden
-        others = super()._layer_parameters(index, tensor) + heads + gate + router
-        return others + self.expert_parameters(tensor, (index, index + 1))
+        architecture = self.architecture
+        heads = 2 * architecture.head_dim if architecture.normalised_heads else 0
+        gate = architecture.hidden if architecture.shared_ffn else 0
+        router = architecture.experts * architecture.hidden
+        outside_experts = super()._layer_parameters(index, tensor) + heads + gate + router
+        return outside_experts + self.expert_parameters(tensor, (index, index + 1))
 
     def _layer_tensors(self, index: int, run: NetworkRun) -> int:
-        of = self.architecture
-        tensors = super()._layer_tensors(index, run) + 1 + 2 * of.normalised_heads + bool(of.shared_ffn)
-        return tensors + (2 if run.stack == "megatron" else 3 * of.experts)  # one for a grouped product
+        architecture = self.architecture
+        tensors = (
+            super()._layer_tensors(index, run)
+            + 1
+            + 2 * architecture.normalised_heads
+            + bool(architecture.shared_ffn)
+        )
+        return tensors + (
+            2 if run.stack == "megatron" else 3 * architecture.experts
+        )  # one for a grouped product
 
     def _divided_products(self, index: int, run: NetworkRun) -> int:
         """Return the number of sums of a layer: Megatron-LM sums the results of experts on their way back."""
@@ -79,17 +86,19 @@ class Mixture(Llama):
 
     def _experts(self, tape: Tape) -> None:
         """Add the router, then each expert: gather its tokens, apply its layers, add the results."""
-        of, shape = self.architecture, self._shape(tape.run)
-        tape.linear("router", shape[0], of.experts, of.hidden, bias=False)
+        architecture, shape = self.architecture, self._shape(tape.run)
+        tape.linear("router", shape[0], architecture.experts, architecture.hidden, bias=False)
         for _ in range(ROUTING_KERNELS):
-            tape.pointwise("router", (shape[0], of.experts), "x", ("x",))
+            tape.pointwise("router", (shape[0], architecture.experts), "x", ("x",))
         tape.elementwise("experts", shape, "x")  # zeros
-        tokens = max(1, round(shape[0] * of.experts_per_token / of.experts))
-        taken = (tokens, of.hidden)
-        for _ in range(of.experts):
-            tape.elementwise("router", (shape[0], of.experts_per_token), "x", alone=True)  # which tokens
+        tokens = max(1, round(shape[0] * architecture.experts_per_token / architecture.experts))
+        taken = (tokens, architecture.hidden)
+        for _ in range(architecture.experts):
+            tape.elementwise(
+                "router", (shape[0], architecture.experts_per_token), "x", alone=True
+            )  # which tokens
             tape.copy("experts", taken)
-            self._gated(tape, tokens, self._gated_matrices(of.ffn))
+            self._gated(tape, tokens, self._gated_matrices(architecture.ffn))
             tape.elementwise("experts", taken, "x+y", "backward")  # gradients of the input of two products
             tape.pointwise("experts", taken, "x*row", ("dy*row", "dy*x"))
             tape.pointwise("experts", taken, "x+y", ("x",))
@@ -99,24 +108,27 @@ class Mixture(Llama):
 
     def _shared(self, tape: Tape) -> None:
         """Add the expert that sees all tokens, if there is one, with its gate."""
-        of, shape = self.architecture, self._shape(tape.run)
-        if not of.shared_ffn:
+        architecture, shape = self.architecture, self._shape(tape.run)
+        if not architecture.shared_ffn:
             return
-        self._gated(tape, shape[0], self._gated_matrices(of.shared_ffn))
+        self._gated(tape, shape[0], self._gated_matrices(architecture.shared_ffn))
         tape.elementwise("mlp up", shape, "x+y", "backward")
-        tape.linear("router", shape[0], 1, of.hidden, bias=False)
+        tape.linear("router", shape[0], 1, architecture.hidden, bias=False)
         tape.pointwise("experts", shape, "x*row", ("dy*row", "dy*x"))
         tape.residual("experts", shape)
 
     def _check(self, run: NetworkRun) -> None:
         super()._check(run)
-        of = self.architecture
-        if of.shared_ffn % run.tensor:
+        architecture = self.architecture
+        if architecture.shared_ffn % run.tensor:
             raise InputError(
-                f"{self.name}: tensor={run.tensor} must divide the {of.shared_ffn} of its shared expert"
+                f"{self.name}: tensor={run.tensor} must divide the {architecture.shared_ffn} of its shared "
+                "expert"
             )
-        if of.experts % run.expert:
-            raise InputError(f"{self.name}: expert={run.expert} must divide its {of.experts} experts")
+        if architecture.experts % run.expert:
+            raise InputError(
+                f"{self.name}: expert={run.expert} must divide its {architecture.experts} experts"
+            )
         if run.trains and run.stack == "megatron" and run.tensor > 1 and not run.sequence_parallel:
             raise InputError(
                 f"{self.name}: tensor parallelism of a model with experts needs sequence parallelism in "

@@ -40,21 +40,22 @@ class _Decoder(Transformer):
         return (run.batch * run.seq, self.architecture.ffn // run.tensor)
 
     def _heads(self, run: NetworkRun, before: tuple[str, ...], backward: tuple[str, ...]) -> Heads:
-        of = self.architecture
+        architecture = self.architecture
         return Heads(
             batch=run.batch,
-            heads=of.heads // run.tensor,
-            heads_k=of.heads_k // run.tensor,
+            heads=architecture.heads // run.tensor,
+            heads_k=architecture.heads_k // run.tensor,
             seq_q=run.seq,
             seq_k=run.seq,
-            head_dim=of.head_dim,
-            causal=of.family != "bert",
+            head_dim=architecture.head_dim,
+            causal=architecture.family != "bert",
             before=before,
             backward=backward,
-            reordered=of.family == "opt",
-            wide=of.gated or of.family == "opt",
-            matched=of.family == "bert",  # torch.compile's patterns match its division, sum and softmax
-            dropout=of.attention_dropout,
+            reordered=architecture.family == "opt",
+            wide=architecture.gated or architecture.family == "opt",
+            matched=architecture.family
+            == "bert",  # torch.compile's patterns match its division, sum and softmax
+            dropout=architecture.attention_dropout,
         )
 
     def _attend(self, tape: Tape, output: Matrix, before: tuple[str, ...], backward: tuple[str, ...]) -> None:
@@ -76,13 +77,13 @@ class _Decoder(Transformer):
 
     def _output_layer(self, tape: Tape) -> None:
         """Add the product with the vocabulary's matrix, and the loss."""
-        run, of = tape.run, self.architecture
-        vocabulary = share(of.vocabulary, run.tensor)
+        run, architecture = tape.run, self.architecture
+        vocabulary = share(architecture.vocabulary, run.tensor)
         tokens = run.batch * run.seq
-        tape.linear("head", tokens, vocabulary, of.embedding, bias=of.family == "bert")
+        tape.linear("head", tokens, vocabulary, architecture.embedding, bias=architecture.family == "bert")
         tape.loss("loss", tokens, vocabulary)
-        if of.tied and run.trains:  # gradients of both uses of the tied matrix are added
-            tape.elementwise("head", (vocabulary, of.embedding), "x+y", "backward")
+        if architecture.tied and run.trains:  # gradients of both uses of the tied matrix are added
+            tape.elementwise("head", (vocabulary, architecture.embedding), "x+y", "backward")
 
 
 class Gpt2(_Decoder):
@@ -107,10 +108,10 @@ class Gpt2(_Decoder):
         return 2 * self.architecture.hidden
 
     def _embedding(self, tape: Tape) -> None:
-        of, shape = self.architecture, self._shape(tape.run)
-        tape.lookup("embedding", *shape, share(of.vocabulary, tape.run.tensor))
+        architecture, shape = self.architecture, self._shape(tape.run)
+        tape.lookup("embedding", *shape, share(architecture.vocabulary, tape.run.tensor))
         tape.pointwise("embedding", shape, "x+row")  # positions are the same for all sequences
-        tape.dropout("embedding", shape, of.dropout)
+        tape.dropout("embedding", shape, architecture.dropout)
 
     def _add_layer(self, tape: Tape, index: int) -> None:
         run, tokens = tape.run, tape.run.batch * tape.run.seq
@@ -136,8 +137,12 @@ class Opt(_Decoder):
 
     def before(self) -> int:
         """Return the embeddings of tokens and positions, including two reserved positions."""
-        of = self.architecture
-        return of.vocabulary * of.embedding + (of.positions + 2) * of.hidden + self._projection()
+        architecture = self.architecture
+        return (
+            architecture.vocabulary * architecture.embedding
+            + (architecture.positions + 2) * architecture.hidden
+            + self._projection()
+        )
 
     def behind(self) -> int:
         """Return the last normalisation."""
@@ -145,23 +150,29 @@ class Opt(_Decoder):
 
     def _projection(self) -> int:
         """Return the size of the matrix from embedding width to hidden width; 0 if they are equal."""
-        of = self.architecture
-        return 0 if of.embedding == of.hidden else of.embedding * of.hidden
+        architecture = self.architecture
+        return (
+            0
+            if architecture.embedding == architecture.hidden
+            else architecture.embedding * architecture.hidden
+        )
 
     def _embedding(self, tape: Tape) -> None:
-        of, shape = self.architecture, self._shape(tape.run)
-        tape.lookup("embedding", shape[0], of.embedding, share(of.vocabulary, tape.run.tensor))
+        architecture, shape = self.architecture, self._shape(tape.run)
+        tape.lookup(
+            "embedding", shape[0], architecture.embedding, share(architecture.vocabulary, tape.run.tensor)
+        )
         if self._projection():
-            tape.linear("embedding", shape[0], of.hidden, of.embedding, bias=False)
-        tape.lookup("embedding", *shape, of.positions)
+            tape.linear("embedding", shape[0], architecture.hidden, architecture.embedding, bias=False)
+        tape.lookup("embedding", *shape, architecture.positions)
         tape.residual("embedding", shape)
 
     def _add_layer(self, tape: Tape, index: int) -> None:
         run, tokens = tape.run, tape.run.batch * tape.run.seq
         *qkv, output, up, down = self.matrices()
         self._norm(tape)
-        for each in qkv:
-            each.on(tape, tokens)
+        for matrix in qkv:
+            matrix.on(tape, tokens)
         if not run.compiled:
             tape.pointwise("attention qkv", (tokens, qkv[0].n // run.tensor), "x*0.125", ("x*0.125",))
         # The mask is a tensor that each head reads again: for long sequences it fits in no cache.
@@ -169,10 +180,10 @@ class Opt(_Decoder):
         self._feed_forward(tape, up, down)
 
     def _head(self, tape: Tape) -> None:
-        of, run = self.architecture, tape.run
+        architecture, run = self.architecture, tape.run
         self._norm(tape)
         if self._projection():
-            tape.linear("head", run.batch * run.seq, of.embedding, of.hidden, bias=False)
+            tape.linear("head", run.batch * run.seq, architecture.embedding, architecture.hidden, bias=False)
         self._output_layer(tape)
 
 
@@ -185,8 +196,10 @@ class Bert(_Decoder):
 
     def before(self) -> int:
         """Return the embeddings of words, positions and token types, and their normalisation."""
-        of = self.architecture
-        return (of.vocabulary + of.positions + of.token_types + 2) * of.hidden
+        architecture = self.architecture
+        return (
+            architecture.vocabulary + architecture.positions + architecture.token_types + 2
+        ) * architecture.hidden
 
     def behind(self) -> int:
         """Return the pooler and the pretraining heads."""
@@ -195,18 +208,18 @@ class Bert(_Decoder):
         return h * h + h + transform + self.architecture.vocabulary + 2 * h + 2
 
     def _embedding(self, tape: Tape) -> None:
-        of, shape = self.architecture, self._shape(tape.run)
-        tape.lookup("embedding", *shape, share(of.vocabulary, tape.run.tensor))
-        tape.lookup("embedding", *shape, of.token_types)
+        architecture, shape = self.architecture, self._shape(tape.run)
+        tape.lookup("embedding", *shape, share(architecture.vocabulary, tape.run.tensor))
+        tape.lookup("embedding", *shape, architecture.token_types)
         tape.residual("embedding", shape)
         tape.pointwise("embedding", shape, "x+row")
         tape.layernorm("norm", shape, eps=self.architecture.eps)
-        tape.dropout("embedding", shape, of.dropout)
+        tape.dropout("embedding", shape, architecture.dropout)
 
     def _add_layer(self, tape: Tape, index: int) -> None:
         *qkv, output, up, down = self.matrices()
-        for each in qkv:
-            each.on(tape, tape.run.batch * tape.run.seq)
+        for matrix in qkv:
+            matrix.on(tape, tape.run.batch * tape.run.seq)
         self._attend(tape, output, ("x*0.125", "x+row"), ("x*0.125",))
         self._feed_forward(tape, up, down)
         self._norm(tape)
@@ -234,20 +247,28 @@ class Llama(_Decoder):
         return (*self._attention_matrices(), *self._gated_matrices(self.architecture.ffn))
 
     def _attention_matrices(self) -> tuple[Matrix, ...]:
-        of = self.architecture
+        architecture = self.architecture
         return (
             *(
-                Matrix(part="attention qkv", k=of.hidden, n=width, divided="n", bias=of.biased_qkv)
-                for width in (of.inner, of.inner_k, of.inner_k)
+                Matrix(
+                    part="attention qkv",
+                    k=architecture.hidden,
+                    n=width,
+                    divided="n",
+                    bias=architecture.biased_qkv,
+                )
+                for width in (architecture.inner, architecture.inner_k, architecture.inner_k)
             ),
-            Matrix(part="attention output", k=of.inner, n=of.hidden, divided="k", bias=False),
+            Matrix(
+                part="attention output", k=architecture.inner, n=architecture.hidden, divided="k", bias=False
+            ),
         )
 
     def _gated_matrices(self, width: int) -> tuple[Matrix, Matrix, Matrix]:
         """Return the three linear layers of a feed-forward layer of this inner width."""
-        of = self.architecture
-        up = Matrix(part="mlp up", k=of.hidden, n=width, divided="n", bias=False)
-        return (up, up, Matrix(part="mlp down", k=width, n=of.hidden, divided="k", bias=False))
+        architecture = self.architecture
+        up = Matrix(part="mlp up", k=architecture.hidden, n=width, divided="n", bias=False)
+        return (up, up, Matrix(part="mlp down", k=width, n=architecture.hidden, divided="k", bias=False))
 
     def vectors(self) -> tuple[int, int]:
         """Return weights of the two normalisations."""
@@ -283,16 +304,18 @@ class Llama(_Decoder):
         self._added(tape)
 
     def _attention(self, tape: Tape) -> None:
-        run, of, tokens = tape.run, self.architecture, tape.run.batch * tape.run.seq
+        run, architecture, tokens = tape.run, self.architecture, tape.run.batch * tape.run.seq
         *qkv, output = self._attention_matrices()
         self._norm(tape)
-        for each in qkv:
-            each.on(tape, tokens)
-        if of.normalised_heads:
-            for heads in (of.heads, of.heads_k):
-                tape.rmsnorm("norm", (tokens * heads // run.tensor, of.head_dim), eps=of.eps)
-        self._rotated(tape, of.inner // run.tensor)
-        self._rotated(tape, of.inner_k // run.tensor)
+        for matrix in qkv:
+            matrix.on(tape, tokens)
+        if architecture.normalised_heads:
+            for heads in (architecture.heads, architecture.heads_k):
+                tape.rmsnorm(
+                    "norm", (tokens * heads // run.tensor, architecture.head_dim), eps=architecture.eps
+                )
+        self._rotated(tape, architecture.inner // run.tensor)
+        self._rotated(tape, architecture.inner_k // run.tensor)
         self._attend(tape, output, ("x*0.125", "x+row"), ("x*0.125",))
 
     def _gated(self, tape: Tape, tokens: int, matrices: tuple[Matrix, Matrix, Matrix]) -> None:

@@ -60,9 +60,9 @@ def tokens_outside(run: NetworkRun) -> int:
     return -(-tokens // run.tensor) if run.sequence_parallel else tokens
 
 
-def routed_rows(run: NetworkRun, of: Architecture) -> int:
+def routed_rows(run: NetworkRun, architecture: Architecture) -> int:
     """Return the rows that the busiest device sends to experts, and receives for them."""
-    return round(tokens_outside(run) * of.experts_per_token * run.expert_load)
+    return round(tokens_outside(run) * architecture.experts_per_token * run.expert_load)
 
 
 def add_megatron_layer(
@@ -85,104 +85,108 @@ def add_megatron_layer(
     else:
         _add_feed_forward(layer, architecture, gated=gated, rms=rms, biased=biased)
     tape.extend(layer.operations)
-    again = {
+    recomputed_parts = {
         "none": [],
         "selective": core.operations,
         "experts": experts.operations,
         "full": layer.operations,
     }
-    tape.extend(recomputed(again[tape.run.recompute]))
+    tape.extend(recomputed(recomputed_parts[tape.run.recompute]))
 
 
 def recomputed(operations: list[Operation]) -> list[Operation]:
     """Return the forward kernels as part of the backward pass."""
     return [
-        replace(each, phase="backward", part="recomputation")
-        for each in operations
-        if each.phase == "forward"
+        replace(operation, phase="backward", part="recomputation")
+        for operation in operations
+        if operation.phase == "forward"
     ]
 
 
-def _add_attention(layer: Tape, core: Tape, of: Architecture, *, rms: bool, biased: bool) -> None:
+def _add_attention(layer: Tape, core: Tape, architecture: Architecture, *, rms: bool, biased: bool) -> None:
     run, tokens = layer.run, layer.run.batch * layer.run.seq
-    inner, keys = of.inner // run.tensor, of.inner_k // run.tensor
-    _norm(layer, of, rms)
-    bias = biased or of.biased_qkv
-    layer.inner_linear("attention qkv", tokens, inner + 2 * keys, of.hidden, bias=bias)
-    if of.normalised_heads:
+    inner, keys = architecture.inner // run.tensor, architecture.inner_k // run.tensor
+    _norm(layer, architecture, rms)
+    bias = biased or architecture.biased_qkv
+    layer.inner_linear("attention qkv", tokens, inner + 2 * keys, architecture.hidden, bias=bias)
+    if architecture.normalised_heads:
         for width in (inner, keys):
-            layer.fused_rmsnorm("norm", (tokens * width // of.head_dim, of.head_dim), eps=of.eps)
+            layer.fused_rmsnorm(
+                "norm", (tokens * width // architecture.head_dim, architecture.head_dim), eps=architecture.eps
+            )
     if rms:  # rotary positions
         layer.pointwise("attention rotation", (tokens, inner + keys), "x*row", ("x*row",))
     layer.copy("attention copies", (tokens, inner + 2 * keys), "backward")  # concatenate three gradients
-    _add_core(core, of)
+    _add_core(core, architecture)
     layer.extend(core.operations)
-    layer.inner_linear("attention output", tokens, of.hidden, inner, bias=False)
-    _residual(layer, of, biased)
+    layer.inner_linear("attention output", tokens, architecture.hidden, inner, bias=False)
+    _residual(layer, architecture, biased)
 
 
-def _add_core(core: Tape, of: Architecture) -> None:
+def _add_core(core: Tape, architecture: Architecture) -> None:
     """Add scores, softmax and values, or one kernel of flash attention."""
     run = core.run
-    heads, heads_k = of.heads // run.tensor, of.heads_k // run.tensor
+    heads, heads_k = architecture.heads // run.tensor, architecture.heads_k // run.tensor
     if run.flash:
-        _add_flash(core, of, heads, heads_k)
+        _add_flash(core, architecture, heads, heads_k)
         return
     pairs = (run.batch * heads * run.seq, run.seq)
-    core.product("attention scores", run.batch * heads, run.seq, run.seq, of.head_dim, "nt")
+    core.product("attention scores", run.batch * heads, run.seq, run.seq, architecture.head_dim, "nt")
     if _softmax_is_fused(run, heads):
         core.softmax("attention softmax", pairs, "scale")
     else:
         _softmax_in_parts(core, pairs)
-    _dropout(core, "attention softmax", pairs, of.attention_dropout)
-    core.product("attention values", run.batch * heads, run.seq, of.head_dim, run.seq, "nn")
-    core.copy("attention copies", (run.batch * run.seq, heads * of.head_dim))  # heads behind tokens
-    core.copy("attention copies", (run.batch * run.seq, heads * of.head_dim), "backward")
+    _dropout(core, "attention softmax", pairs, architecture.attention_dropout)
+    core.product("attention values", run.batch * heads, run.seq, architecture.head_dim, run.seq, "nn")
+    core.copy("attention copies", (run.batch * run.seq, heads * architecture.head_dim))  # heads behind tokens
+    core.copy("attention copies", (run.batch * run.seq, heads * architecture.head_dim), "backward")
 
 
-def _add_flash(core: Tape, of: Architecture, heads: int, heads_k: int) -> None:
+def _add_flash(core: Tape, architecture: Architecture, heads: int, heads_k: int) -> None:
     """Add flash attention: with context parallelism, a kernel for the keys of each device of the ring.
 
     A device has two parts of a sequence, one from each end, so that all devices have equal work: half of the
     pairs of its tokens, and half of those with each other device's.
     """
     run = core.run
-    given = {
+    dimensions = {
         "batch": run.batch,
         "heads": heads,
         "heads_k": heads_k,
-        "head_dim": of.head_dim,
+        "head_dim": architecture.head_dim,
         "dtype": run.dtype,
     }
 
     def add(seq_q: int, seq_k: int, times: int, *, causal: bool = False) -> None:
         kernel = Tape(run)
-        work = {**given, "seq_q": seq_q, "seq_k": seq_k, "causal": causal}
+        work = {**dimensions, "seq_q": seq_q, "seq_k": seq_k, "causal": causal}
         kernel.attention("attention", Attention.from_dimensions(work))
         core.extend(kernel.operations, times)
 
-    others = run.context - 1
-    if others and run.context_gather:  # on average, a token sees half of the gathered keys
+    ring_steps = run.context - 1
+    if ring_steps and run.context_gather:  # on average, a token sees half of the gathered keys
         add(run.seq, run.seq * run.context // 2, 1)
         return
     add(run.seq, run.seq, 1, causal=True)
-    if not others:
+    if not ring_steps:
         return
-    add(run.seq, run.seq // 2, (others + 1) // 2)  # keys of devices before, in the sequence
-    if others > 1:
-        add(run.seq // 2, run.seq, others // 2)  # keys of devices behind
+    add(run.seq, run.seq // 2, (ring_steps + 1) // 2)  # keys of devices before, in the sequence
+    if ring_steps > 1:
+        add(run.seq // 2, run.seq, ring_steps // 2)  # keys of devices behind
     merged = Tape(run)
-    elements = run.batch * run.seq * heads * of.head_dim
+    elements = run.batch * run.seq * heads * architecture.head_dim
     merged.moved("attention merge", 3 * elements * itemsize(run.dtype))  # partial sums by their maxima
-    core.extend(merged.operations, others)
+    core.extend(merged.operations, ring_steps)
 
 
-def context_exchanges(run: NetworkRun, of: Architecture, layers: int) -> tuple[ContextExchange, ...]:
+def context_exchanges(
+    run: NetworkRun, architecture: Architecture, layers: int
+) -> tuple[ContextExchange, ...]:
     """Return the sends of keys and values round the ring, and of their gradients in the backward pass.
 
     Args:
         run: How the network runs.
-        of: Sizes of the network.
+        architecture: Sizes of the network.
         layers: Layers of the stage.
 
     Source: Liu et al., "Ring attention with blockwise transformers for near-infinite context", 2023; NVIDIA
@@ -190,17 +194,19 @@ def context_exchanges(run: NetworkRun, of: Architecture, layers: int) -> tuple[C
     """
     if run.context == 1:
         return ()
-    keys = 2 * run.batch * run.seq * of.inner_k // run.tensor * itemsize(run.dtype)
+    keys = 2 * run.batch * run.seq * architecture.inner_k // run.tensor * itemsize(run.dtype)
     if run.context_gather:
         return _gathered_contexts(run, keys * run.context, layers)
     count = layers * (run.context - 1)
-    found = [ContextExchange(nbytes=keys, count=count)]
+    exchanges = [ContextExchange(nbytes=keys, count=count)]
     if run.trains:
-        found.append(ContextExchange(nbytes=2 * keys, count=count, phase="backward", behind="backward"))
-        again = layers if run.recompute_layers is None else min(layers, run.recompute_layers)
-        if run.recompute in ("selective", "full") and again:
-            found.append(ContextExchange(nbytes=keys, count=again * (run.context - 1), phase="backward"))
-    return tuple(found)
+        exchanges.append(ContextExchange(nbytes=2 * keys, count=count, phase="backward", behind="backward"))
+        recomputed_layers = layers if run.recompute_layers is None else min(layers, run.recompute_layers)
+        if run.recompute in ("selective", "full") and recomputed_layers:
+            exchanges.append(
+                ContextExchange(nbytes=keys, count=recomputed_layers * (run.context - 1), phase="backward")
+            )
+    return tuple(exchanges)
 
 
 def _gathered_contexts(run: NetworkRun, nbytes: int, layers: int) -> tuple[ContextExchange, ...]:
@@ -211,9 +217,11 @@ def _gathered_contexts(run: NetworkRun, nbytes: int, layers: int) -> tuple[Conte
     gathered = ContextExchange(nbytes=nbytes, count=layers, collective="all-gather")
     if not run.trains:
         return (gathered,)
-    again = layers if run.recompute_layers is None else min(layers, run.recompute_layers)
+    recomputed_layers = layers if run.recompute_layers is None else min(layers, run.recompute_layers)
     back = replace(gathered, phase="backward")  # keys and values are not kept whole
-    repeated = (replace(back, count=again),) if run.recompute != "none" and again else ()
+    repeated = (
+        (replace(back, count=recomputed_layers),) if run.recompute != "none" and recomputed_layers else ()
+    )
     return (gathered, back, replace(back, collective="reduce-scatter"), *repeated)
 
 
@@ -238,19 +246,21 @@ def _softmax_in_parts(core: Tape, pairs: tuple[int, int]) -> None:
     core.cast(part, pairs, up=False, phase="backward")
 
 
-def _add_feed_forward(layer: Tape, of: Architecture, *, gated: bool, rms: bool, biased: bool) -> None:
+def _add_feed_forward(
+    layer: Tape, architecture: Architecture, *, gated: bool, rms: bool, biased: bool
+) -> None:
     run, tokens = layer.run, layer.run.batch * layer.run.seq
-    width = of.ffn // run.tensor
-    _norm(layer, of, rms)
+    width = architecture.ffn // run.tensor
+    _norm(layer, architecture, rms)
     if gated:
-        _add_gated(layer, tokens, width, of.hidden)
+        _add_gated(layer, tokens, width, architecture.hidden)
     else:
-        layer.inner_linear("mlp up", tokens, width, of.hidden, bias=False)
+        layer.inner_linear("mlp up", tokens, width, architecture.hidden, bias=False)
         layer.pointwise("mlp activation", (tokens, width), "gelu(x+row)", ("dy*gelu(x+row)",))
         if biased:
             layer.summed("mlp activation", tokens * width, "backward")  # gradient of the bias
-        layer.inner_linear("mlp down", tokens, of.hidden, width, bias=False)
-    _residual(layer, of, biased)
+        layer.inner_linear("mlp down", tokens, architecture.hidden, width, bias=False)
+    _residual(layer, architecture, biased)
 
 
 def add_converted_weights(tape: Tape, parameters: int) -> None:
@@ -272,43 +282,48 @@ def _add_gated(tape: Tape, tokens: int, width: int, hidden: int) -> None:
     tape.inner_linear("mlp down", tokens, hidden, width, bias=False)
 
 
-def _add_experts(layer: Tape, experts: Tape, of: Architecture) -> None:
+def _add_experts(layer: Tape, experts: Tape, architecture: Architecture) -> None:
     """Add the normalisation, the router, the experts and the residual sum.
 
     Args:
         layer: Tape of the layer.
         experts: Tape that receives what follows the normalisation, up to the residual sum.
-        of: Sizes of the network.
+        architecture: Sizes of the network.
     """
     run, tokens = layer.run, tokens_outside(layer.run)
-    _norm(layer, of, rms=True)
-    if of.shared_ffn:
-        _add_gated(experts, run.batch * run.seq, of.shared_ffn // run.tensor, of.hidden)
-        experts.linear("router", tokens, 1, of.hidden, bias=False)
-        experts.pointwise("experts", (tokens, of.hidden), "x*row", ("dy*row", "dy*x"))
-    _add_routing(experts, of, tokens)
-    rows, held = routed_rows(run, of) * run.devices_per_expert, of.experts // run.expert
-    width = of.ffn // run.devices_per_expert
-    sorts = held > 1 and run.expert * run.devices_per_expert > 1
+    _norm(layer, architecture, rms=True)
+    if architecture.shared_ffn:
+        _add_gated(experts, run.batch * run.seq, architecture.shared_ffn // run.tensor, architecture.hidden)
+        experts.linear("router", tokens, 1, architecture.hidden, bias=False)
+        experts.pointwise("experts", (tokens, architecture.hidden), "x*row", ("dy*row", "dy*x"))
+    _add_routing(experts, architecture, tokens)
+    rows, local_experts = (
+        routed_rows(run, architecture) * run.devices_per_expert,
+        architecture.experts // run.expert,
+    )
+    width = architecture.ffn // run.devices_per_expert
+    sorts = local_experts > 1 and run.expert * run.devices_per_expert > 1
     if sorts:
-        experts.pointwise("expert exchange", (rows, of.hidden), "x", ("x",))  # by expert
+        experts.pointwise("expert exchange", (rows, architecture.hidden), "x", ("x",))  # by expert
     if run.fp8 != "none":
-        _add_padding(experts, rows, of.hidden)
-    experts.inner_linear("experts", rows, 2 * width, of.hidden, bias=False, groups=held)
+        _add_padding(experts, rows, architecture.hidden)
+    experts.inner_linear("experts", rows, 2 * width, architecture.hidden, bias=False, groups=local_experts)
     experts.pointwise("experts", (rows, width), "silu(x)*y", ("dy*silu(x)", "dy*silu(x)*y"))
-    experts.inner_linear("experts", rows, of.hidden, width, bias=False, groups=held)
+    experts.inner_linear("experts", rows, architecture.hidden, width, bias=False, groups=local_experts)
     if run.fp8 != "none":
-        _add_padding(experts, rows, of.hidden)
+        _add_padding(experts, rows, architecture.hidden)
     if sorts:
-        experts.pointwise("expert exchange", (rows, of.hidden), "x", ("x",))
-    moved = (tokens + routed_rows(run, of)) * of.hidden * itemsize(run.dtype)
+        experts.pointwise("expert exchange", (rows, architecture.hidden), "x", ("x",))
+    moved = (tokens + routed_rows(run, architecture)) * architecture.hidden * itemsize(run.dtype)
     for phase in ("forward", "backward"):
         experts.moved("expert exchange", moved, phase)  # sums of the rows of each token
-    if of.shared_ffn:
-        experts.elementwise("experts", (tokens, of.hidden), "x+y")
+    if architecture.shared_ffn:
+        experts.elementwise("experts", (tokens, architecture.hidden), "x+y")
     layer.extend(experts.operations)
-    layer.elementwise("experts", (tokens, of.hidden), "x+y", "backward")  # gradients of router and experts
-    _residual(layer, of, biased=False)
+    layer.elementwise(
+        "experts", (tokens, architecture.hidden), "x+y", "backward"
+    )  # gradients of router and experts
+    _residual(layer, architecture, biased=False)
 
 
 def _add_padding(tape: Tape, rows: int, hidden: int) -> None:
@@ -319,36 +334,36 @@ def _add_padding(tape: Tape, rows: int, hidden: int) -> None:
     tape.pointwise("experts", (rows, hidden), "x", ("x",))
 
 
-def _add_routing(tape: Tape, of: Architecture, tokens: int) -> None:
+def _add_routing(tape: Tape, architecture: Architecture, tokens: int) -> None:
     """Add the router, and the kernel that makes a row for each expert of a token.
 
     That kernel waits for the host, which reads how many tokens each expert has.
     """
-    tape.linear("router", tokens, of.experts, of.hidden, bias=False)
-    scores = (tokens, of.experts)
+    tape.linear("router", tokens, architecture.experts, architecture.hidden, bias=False)
+    scores = (tokens, architecture.experts)
     for phase, count in ROUTER_KERNELS.items():
         once = Tape(tape.run)
         once.elementwise("router", scores, "x", phase)  # type: ignore[arg-type]
         tape.extend(once.operations, count)
-    rows = routed_rows(tape.run, of)
-    nbytes = (tokens + rows) * of.hidden * itemsize(tape.run.dtype)
+    rows = routed_rows(tape.run, architecture)
+    nbytes = (tokens + rows) * architecture.hidden * itemsize(tape.run.dtype)
     width = max(1, round(nbytes / (2 * tokens * itemsize(tape.run.dtype))))
     tape.elementwise("expert exchange", (tokens, width), "x", alone=True)
     tape.elementwise("expert exchange", (tokens, width), "x", "backward")
 
 
-def _norm(tape: Tape, of: Architecture, rms: bool) -> None:
+def _norm(tape: Tape, architecture: Architecture, rms: bool) -> None:
     """Add a normalisation, always in one kernel."""
-    shape = (tokens_outside(tape.run), of.hidden)
-    (tape.fused_rmsnorm if rms else tape.layernorm)("norm", shape, eps=of.eps)
+    shape = (tokens_outside(tape.run), architecture.hidden)
+    (tape.fused_rmsnorm if rms else tape.layernorm)("norm", shape, eps=architecture.eps)
     tape.elementwise("norm", shape, "x+y", "backward")  # gradients of the two branches
 
 
-def _residual(tape: Tape, of: Architecture, biased: bool) -> None:
+def _residual(tape: Tape, architecture: Architecture, biased: bool) -> None:
     """Add bias, dropout and residual sum in one kernel, which also stores the mask of dropout."""
     rows, size = tokens_outside(tape.run), itemsize(tape.run.dtype)
-    elements = rows * of.hidden
-    mask = elements if of.dropout and tape.run.trains else 0
+    elements = rows * architecture.hidden
+    mask = elements if architecture.dropout and tape.run.trains else 0
     tape.moved("residual", 3 * elements * size + mask)
     if mask:
         tape.moved("residual", 2 * elements * size + mask, "backward")
@@ -364,7 +379,9 @@ def _dropout(tape: Tape, part: str, shape: tuple[int, int], probability: float) 
         tape.moved(part, nbytes, "backward")
 
 
-def expert_collectives(run: NetworkRun, of: Architecture, layers: int) -> tuple[TensorCollective, ...]:
+def expert_collectives(
+    run: NetworkRun, architecture: Architecture, layers: int
+) -> tuple[TensorCollective, ...]:
     """Return the collectives that bring tokens to their experts and back, in each pass.
 
     The backward pass sends gradients the other way round: a gather becomes a reduce-scatter, and the reverse.
@@ -372,14 +389,14 @@ def expert_collectives(run: NetworkRun, of: Architecture, layers: int) -> tuple[
 
     Args:
         run: How the network runs.
-        of: Sizes of the network.
+        architecture: Sizes of the network.
         layers: Layers of the stage.
     """
     shared = run.devices_per_expert
     if run.stack != "megatron" or run.expert * shared == 1:
         return ()
-    rows, size = routed_rows(run, of), itemsize(run.dtype)
-    counts = COUNT_BYTES * of.experts * run.expert
+    rows, size = routed_rows(run, architecture), itemsize(run.dtype)
+    counts = COUNT_BYTES * architecture.experts * run.expert
     listed: list[TensorCollective] = []
 
     def add(collective: Any, nbytes: int, group: Any, phase: Phase, count: int) -> None:
@@ -396,25 +413,25 @@ def expert_collectives(run: NetworkRun, of: Architecture, layers: int) -> tuple[
 
     def add_exchange(phase: Phase, times: int, *, counted: bool) -> None:
         if run.expert > 1 and times:
-            add("all-to-all", rows * of.hidden * size, "expert", phase, 2 * times)
+            add("all-to-all", rows * architecture.hidden * size, "expert", phase, 2 * times)
             add("all-to-all", rows * SCORE_BYTES, "expert", phase, times)
             if counted:
                 add("all-gather", counts, "expert", phase, times)
         if shared > 1 and times:
             for collective in ("all-gather", "reduce-scatter"):
-                add(collective, shared * rows * of.hidden * size, "expert tensor", phase, times)
+                add(collective, shared * rows * architecture.hidden * size, "expert tensor", phase, times)
 
     add_exchange("forward", layers, counted=True)
     if run.trains:
         add_exchange("backward", layers, counted=False)
         if run.recompute in ("experts", "full"):
-            again = layers if run.recompute_layers is None else min(layers, run.recompute_layers)
-            add_exchange("backward", again, counted=True)
+            recomputed_layers = layers if run.recompute_layers is None else min(layers, run.recompute_layers)
+            add_exchange("backward", recomputed_layers, counted=True)
     return tuple(listed)
 
 
 def megatron_collectives(
-    run: NetworkRun, nbytes: int, layers: int, products: int, ends: tuple[bool, bool]
+    run: NetworkRun, nbytes: int, layers: int, products: int, end_layers: tuple[bool, bool]
 ) -> tuple[TensorCollective, ...]:
     """Return the collectives of tensor parallelism of a stage.
 
@@ -428,9 +445,9 @@ def megatron_collectives(
         layers: Layers of the stage.
         products: Number of divided products whose results are summed in a forward pass: those of attention,
             and of feed-forward layers or shared experts.
-        ends: Whether the stage has the embedding, and whether it has the head.
+        end_layers: Whether the stage has the embedding, and whether it has the head.
     """
-    has_embedding, has_head = ends
+    has_embedding, has_head = end_layers
     divided = {"attention qkv": layers, "mlp up": products - layers}
     forward = _forward_collectives(run, nbytes, divided)
     if has_embedding:
@@ -467,21 +484,21 @@ def _forward_collectives(run: NetworkRun, nbytes: int, divided: Mapping[str, int
     """Return the collectives of a forward pass, given the number of divided products by part."""
     if not run.sequence_parallel:
         return _unbound(run, nbytes, sum(divided.values())) if any(divided.values()) else []
-    found = []
+    collectives = []
     for gathered, summed in _AFTER.items():
         if not divided[gathered]:
             continue
-        each = TensorCollective(nbytes=nbytes, count=divided[gathered], part="layers")
-        found += [
+        collective = TensorCollective(nbytes=nbytes, count=divided[gathered], part="layers")
+        collectives += [
             replace(
-                each,
+                collective,
                 nbytes=_gathered_bytes(run, nbytes),
                 collective="all-gather",
                 beside=(gathered, "forward"),
             ),
-            replace(each, collective="reduce-scatter", beside=(summed, "forward")),
+            replace(collective, collective="reduce-scatter", beside=(summed, "forward")),
         ]
-    return found
+    return collectives
 
 
 def _recomputed_collectives(
@@ -489,24 +506,24 @@ def _recomputed_collectives(
 ) -> list[TensorCollective]:
     """Return the collectives that the backward pass repeats; those of a shared expert with all experts."""
     parts = {"full": tuple(divided), "experts": ("mlp up",)}.get(run.recompute, ())
-    most = max(divided.values()) if run.recompute_layers is None else run.recompute_layers
-    counts = {part: min(count, most) if part in parts else 0 for part, count in divided.items()}
-    again = _forward_collectives(run, nbytes, counts)
-    return [replace(each, phase="backward", part="recomputation") for each in again]
+    max_layers = max(divided.values()) if run.recompute_layers is None else run.recompute_layers
+    counts = {part: min(count, max_layers) if part in parts else 0 for part, count in divided.items()}
+    repeated = _forward_collectives(run, nbytes, counts)
+    return [replace(collective, phase="backward", part="recomputation") for collective in repeated]
 
 
 def _backward_collectives(run: NetworkRun, nbytes: int, part: str, count: int) -> list[TensorCollective]:
-    found = TensorCollective(
+    reduction = TensorCollective(
         nbytes=nbytes, count=count, part=part, phase="backward", behind=(part, "weights")
     )
     if not run.sequence_parallel:
-        return [found]
+        return [reduction]
     after = _AFTER.get(part)
     gathered = replace(
-        found, nbytes=_gathered_bytes(run, nbytes) if after else nbytes, collective="all-gather"
+        reduction, nbytes=_gathered_bytes(run, nbytes) if after else nbytes, collective="all-gather"
     )
     return [
-        replace(found, collective="reduce-scatter"),
+        replace(reduction, collective="reduce-scatter"),
         replace(gathered, behind=(part, "input")),
         # the gradient of the output, for both products
         replace(gathered, behind=None, beside=(after, "input") if after else None),

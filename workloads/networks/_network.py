@@ -337,10 +337,10 @@ class Network(ABC):
             layers: Layers of the device as a half-open range; None for all.
         """
         routed = self.expert_parameters(run.tensor, layers)
-        others = self.parameters(run.tensor, layers) - routed
+        unrouted = self.parameters(run.tensor, layers) - routed
         if run.devices_per_expert != run.tensor:
             routed = self.expert_parameters(run.devices_per_expert, layers)
-        return others, routed // run.expert
+        return unrouted, routed // run.expert
 
     @abstractmethod
     def boundary_elements(self, run: NetworkRun) -> int:
@@ -372,9 +372,11 @@ class Network(ABC):
 
 def merged(operations: Iterable[Operation]) -> tuple[Operation, ...]:
     """Return the operations with equal ones merged by adding their counts."""
-    found: dict[tuple[Workload, str, Phase, bool, int], Operation] = {}
-    for each in operations:
-        key = (each.workload, each.part, each.phase, each.alone, each.loop)
-        known = found.get(key)
-        found[key] = each if known is None else replace(known, count=known.count + each.count)
-    return tuple(found.values())
+    merged_by_key: dict[tuple[Workload, str, Phase, bool, int], Operation] = {}
+    for operation in operations:
+        key = (operation.workload, operation.part, operation.phase, operation.alone, operation.loop)
+        previous = merged_by_key.get(key)
+        merged_by_key[key] = (
+            operation if previous is None else replace(previous, count=previous.count + operation.count)
+        )
+    return tuple(merged_by_key.values())

@@ -112,7 +112,9 @@ class ResNet(Network):
     def parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
         """Return the number of parameters (see `Network.parameters`); tensor parallelism is not supported."""
         first, last = layers or (0, self.layers)
-        total = sum(each.parameters for block in self.blocks()[first:last] for each in block.all)
+        total = sum(
+            convolution.parameters for block in self.blocks()[first:last] for convolution in block.all
+        )
         if first == 0:
             total += self._first().parameters
         if last == self.layers:
@@ -138,7 +140,10 @@ class ResNet(Network):
         pooled = self.stem * (self.size // 4) ** 2
         elements += pooled  # input of the first block
         for block in self.blocks():
-            elements += sum(each.k * each.out**2 * (2 if each.relu else 1) for each in block.all)
+            elements += sum(
+                convolution.k * convolution.out**2 * (2 if convolution.relu else 1)
+                for convolution in block.all
+            )
             last = block.convolutions[-1]
             elements += last.k * last.out**2  # output of the block
         return elements + self.widths[-1] + self.classes, pooled
@@ -149,17 +154,17 @@ class ResNet(Network):
             raise InputError(f"{self.name} is a network for images: leave seq and tensor out")
         first, last = self.stage(run)
         tape = Tape(run)
-        held = [each for block in self.blocks()[first:last] for each in block.all]
+        convolutions = [convolution for block in self.blocks()[first:last] for convolution in block.all]
         if first == 0:
             self._add_stem(tape)
-            held.append(self._first())
+            convolutions.append(self._first())
         for block in self.blocks()[first:last]:
             self._add_block(tape, block)
         if last == self.layers:
             self._add_head(tape)
         parameters = self.parameters(layers=(first, last))
         tape.sharded(parameters)
-        tape.accumulated(parameters, 3 * len(held))
+        tape.accumulated(parameters, 3 * len(convolutions))
         tape.updated(-(-parameters // run.shards))
         return merged(tape.operations)
 
@@ -174,8 +179,8 @@ class ResNet(Network):
 
     def _add_block(self, tape: Tape, block: ResidualBlock) -> None:
         stage = f"stage {self.widths.index(block.convolutions[-1].k) + 1}"
-        for each in block.all:
-            _add_convolution(tape, stage, each)
+        for convolution in block.all:
+            _add_convolution(tape, stage, convolution)
         last = block.convolutions[-1]
         shape = (tape.run.batch * last.k, last.out**2)
         expression = "relu(x+y)" if tape.run.compiled else "x+y"

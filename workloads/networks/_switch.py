@@ -43,8 +43,8 @@ class Switch(Transformer):
 
     def expert_tokens(self, run: NetworkRun) -> int:
         """Return the number of tokens per expert."""
-        of = self.architecture
-        return run.batch * min(of.capacity, share(run.seq, of.experts))
+        architecture = self.architecture
+        return run.batch * min(architecture.capacity, share(run.seq, architecture.experts))
 
     # -- parameters -----------------------------------------------------------------------------
 
@@ -64,22 +64,22 @@ class Switch(Transformer):
 
     def is_sparse(self, index: int) -> bool:
         """Return whether a layer, counted from the encoder's first, has experts."""
-        of = self.architecture
-        decodes = index >= of.layers
-        layers = of.decoder_layers if decodes else of.layers
-        sparse = of.sparse_decoders if decodes else of.sparse_encoders
-        if not sparse or not of.experts:
+        architecture = self.architecture
+        decodes = index >= architecture.layers
+        layers = architecture.decoder_layers if decodes else architecture.layers
+        sparse = architecture.sparse_decoders if decodes else architecture.sparse_encoders
+        if not sparse or not architecture.experts:
             return False
         step = layers // sparse
-        return step <= 1 or (index - of.layers * decodes) % step == 1
+        return step <= 1 or (index - architecture.layers * decodes) % step == 1
 
     def _layer_parameters(self, index: int, tensor: int = 1) -> int:
-        of = self.architecture
-        attentions = 1 + (index >= of.layers)
-        dense = sum(each.parameters(tensor) for each in self._dense())
-        attention = sum(each.parameters(tensor) for each in self.matrices())
-        routed = of.experts * (dense + of.hidden) if self.is_sparse(index) else dense
-        return attentions * (attention + of.hidden) + of.hidden + routed
+        architecture = self.architecture
+        attentions = 1 + (index >= architecture.layers)
+        dense = sum(matrix.parameters(tensor) for matrix in self._dense())
+        attention = sum(matrix.parameters(tensor) for matrix in self.matrices())
+        routed = architecture.experts * (dense + architecture.hidden) if self.is_sparse(index) else dense
+        return attentions * (attention + architecture.hidden) + architecture.hidden + routed
 
     def _divided_products(self, index: int, run: NetworkRun) -> int:
         return 2 + (index >= self.architecture.layers)  # a decoder layer has two attentions
@@ -140,17 +140,17 @@ class Switch(Transformer):
 
     def _attention(self, tape: Tape, biased: Literal["looked up", "in order"]) -> None:
         """Add self-attention or attention to the encoder's output; both have the same sequence length."""
-        run, of, tokens = tape.run, self.architecture, tape.run.batch * tape.run.seq
+        run, architecture, tokens = tape.run, self.architecture, tape.run.batch * tape.run.seq
         *qkv, output = self.matrices()
         self._norm(tape)
-        for each in qkv:
-            each.on(tape, tokens)
-        heads = of.heads // run.tensor
+        for matrix in qkv:
+            matrix.on(tape, tokens)
+        heads = architecture.heads // run.tensor
         Heads(
             batch=run.batch,
             heads=heads,
             heads_k=heads,
-            head_dim=of.head_dim,
+            head_dim=architecture.head_dim,
             seq_q=run.seq,
             seq_k=run.seq,
             causal=False,
@@ -158,7 +158,7 @@ class Switch(Transformer):
             wide=True,
             before=(),
             backward=("x+y",),
-            dropout=of.attention_dropout,
+            dropout=architecture.attention_dropout,
         ).on(tape)
         for _ in range(2):
             tape.elementwise("attention qkv", self._shape(run), "x+y", "backward")
@@ -183,16 +183,16 @@ class Switch(Transformer):
 
     def _experts(self, tape: Tape) -> None:
         """Add the router, then each expert: gather its tokens, apply its layers, scatter the results."""
-        run, of, shape = tape.run, self.architecture, self._shape(tape.run)
-        tape.linear("router", shape[0], of.experts, of.hidden, bias=False)
-        tape.softmax("router", (shape[0], of.experts))
+        run, architecture, shape = tape.run, self.architecture, self._shape(tape.run)
+        tape.linear("router", shape[0], architecture.experts, architecture.hidden, bias=False)
+        tape.softmax("router", (shape[0], architecture.experts))
         for _ in range(ROUTING_KERNELS):
-            tape.elementwise("router", (shape[0], of.experts), "x")
+            tape.elementwise("router", (shape[0], architecture.experts), "x")
         tape.copy("router", shape)
-        taken = (self.expert_tokens(run), of.hidden)
-        for _ in range(of.experts):
+        taken = (self.expert_tokens(run), architecture.hidden)
+        for _ in range(architecture.experts):
             for _ in range(EXPERT_KERNELS):
-                tape.elementwise("router", (shape[0], of.experts), "x", alone=True)
+                tape.elementwise("router", (shape[0], architecture.experts), "x", alone=True)
             tape.elementwise("router", taken, "x", alone=True)
             tape.elementwise("router", taken, "x", "backward")
             self._expert(tape, taken[0])
@@ -201,11 +201,11 @@ class Switch(Transformer):
         tape.pointwise("router", shape, "x*row", ("dy*row", "dy*x"))
 
     def _head(self, tape: Tape) -> None:
-        run, of = tape.run, self.architecture
+        run, architecture = tape.run, self.architecture
         for _ in range(2):  # output of the encoder and of the decoder
             self._norm(tape)
-        if of.tied:
+        if architecture.tied:
             tape.pointwise("head", self._shape(run), "x*0.03", ("x*0.03",))
-        vocabulary = share(of.vocabulary, run.tensor)
-        tape.linear("head", run.batch * run.seq, vocabulary, of.hidden, bias=False)
+        vocabulary = share(architecture.vocabulary, run.tensor)
+        tape.linear("head", run.batch * run.seq, vocabulary, architecture.hidden, bias=False)
         tape.loss("loss", run.batch * run.seq, vocabulary)

@@ -74,7 +74,7 @@ class Tape:
         if times == 1:
             self.operations += operations
         elif times:
-            self.operations += [replace(each, count=each.count * times) for each in operations]
+            self.operations += [replace(operation, count=operation.count * times) for operation in operations]
 
     # -- elementwise ----------------------------------------------------------------------------
 
@@ -92,8 +92,8 @@ class Tape:
             backward: Expressions of the gradient's kernels.
         """
         self.elementwise(part, shape, expression)
-        for each in backward:
-            self.elementwise(part, shape, each, "backward")
+        for gradient in backward:
+            self.elementwise(part, shape, gradient, "backward")
 
     def elementwise(
         self,
@@ -343,13 +343,13 @@ class Tape:
         Source: NVIDIA/TransformerEngine, `common/gemm/cublaslt_gemm.cu` (`multi_stream_cublas_gemm`),
         `pytorch/csrc/extensions/cast.cpp` (`multi_tensor_quantize_impl`), `pytorch/csrc/quantizer.cpp`.
         """
-        each, once = max(1, round(m / groups)), Tape(self.run)
+        tokens, once = max(1, round(m / groups)), Tape(self.run)
         if self.run.fp8 == "current":
             for width, phase in ((k, "forward"), (n, "backward")):
-                once.summed(part, each * width, phase)  # type: ignore[arg-type]
+                once.summed(part, tokens * width, phase)  # type: ignore[arg-type]
                 for _ in range(SCALE_KERNELS):
                     once.moved(part, 0, phase)  # type: ignore[arg-type]
-        once.linear(part, each, n, k, bias=False, dtype="e4m3")
+        once.linear(part, tokens, n, k, bias=False, dtype="e4m3")
         self.extend(
             replace(operation, count=groups * operation.count, loop=groups) for operation in once.operations
         )
@@ -370,8 +370,8 @@ class Tape:
         sizes = {"groups": groups, "m": m, "dtype": self.run.dtype}
         self.add(part, _made(GroupedGemm, **sizes, n=n, k=k, trans="nt"))
         self.add(part, _made(GroupedGemm, **sizes, n=k, k=n, trans="nn"), "backward")
-        each = max(1, round(m / groups))
-        weights = _made(Gemm, batch=groups, m=n, n=k, k=each, dtype=sizes["dtype"], trans="tn")
+        tokens = max(1, round(m / groups))
+        weights = _made(Gemm, batch=groups, m=n, n=k, k=tokens, dtype=sizes["dtype"], trans="tn")
         self.add(part, weights, "backward")
 
     def product(self, part: str, batch: int, m: int, n: int, k: int, trans: Literal["nn", "nt"]) -> None:

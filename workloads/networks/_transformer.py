@@ -247,14 +247,14 @@ class Transformer(Network):
         return 0
 
     def _layer_parameters(self, index: int, tensor: int = 1) -> int:
-        return sum(each.parameters(tensor) for each in self.matrices()) + self.vectors()[0]
+        return sum(matrix.parameters(tensor) for matrix in self.matrices()) + self.vectors()[0]
 
     def _divided_products(self, index: int, run: NetworkRun) -> int:
         """Return the number of all-reduces of a layer in one forward pass."""
         return 2
 
     def _layer_tensors(self, index: int, run: NetworkRun) -> int:
-        return sum(each.tensors() for each in self.matrices()) + self.vectors()[1]
+        return sum(matrix.tensors() for matrix in self.matrices()) + self.vectors()[1]
 
     # -- shared by all families -----------------------------------------------------------------
 
@@ -278,25 +278,28 @@ class Transformer(Network):
         """Return the operations of one device in one run (see `Network.operations`)."""
         self._check(run)
         first, last = self.stage(run)
-        again = last - first if run.recompute_layers is None else run.recompute_layers
+        recomputed_count = last - first if run.recompute_layers is None else run.recompute_layers
         tape = Tape(run)
         if first == 0:
             self._embedding(tape)
-        kept = replace(run, recompute="none", recompute_layers=None)
-        counts = Counter((self.kind_of_layer(each), each - first < again) for each in range(first, last))
+        without_recomputation = replace(run, recompute="none", recompute_layers=None)
+        counts = Counter(
+            (self.kind_of_layer(layer_index), layer_index - first < recomputed_count)
+            for layer_index in range(first, last)
+        )
         for (kind, runs_again), times in counts.items():
-            layer = Tape(run if runs_again else kept)
+            layer = Tape(run if runs_again else without_recomputation)
             self._add_layer(layer, kind)
             tape.extend(layer.operations, times)
             if runs_again and run.recompute == "full" and run.stack != "megatron":
                 tape.extend(recomputed(layer.operations), times)
         if last == self.layers:
             self._head(tape)
-        others, routed = self.held_parameters(run, (first, last))
+        unrouted, routed = self.held_parameters(run, (first, last))
         tensors = sum(self._layer_tensors(index, run) for index in range(first, last))
-        tape.sharded(others + routed)
-        tape.accumulated(others + routed, tensors)
-        tape.updated(share(others, run.shards) + share(routed, run.expert_shards))
+        tape.sharded(unrouted + routed)
+        tape.accumulated(unrouted + routed, tensors)
+        tape.updated(share(unrouted, run.shards) + share(routed, run.expert_shards))
         add_converted_weights(tape, self.matrix_parameters(run.tensor, (first, last)) + routed)
         return merged(tape.operations)
 
@@ -319,8 +322,8 @@ class Transformer(Network):
     def matrix_parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
         """Return the number of parameters in the matrices of the layers (see `Network.matrix_parameters`)."""
         first, last = layers or (0, self.layers)
-        each = sum(replace(matrix, bias=False).parameters(tensor) for matrix in self.matrices())
-        return each * (last - first)
+        per_layer = sum(replace(matrix, bias=False).parameters(tensor) for matrix in self.matrices())
+        return per_layer * (last - first)
 
     def boundary_elements(self, run: NetworkRun) -> int:
         """Return the number of elements in the hidden states of all tokens.
@@ -341,16 +344,18 @@ class Transformer(Network):
         nbytes = run.batch * run.seq * self.architecture.hidden * itemsize(run.dtype)
         products = sum(self._divided_products(index, run) for index in range(first, last))
         if run.stack == "megatron":
-            ends = first == 0, last == self.layers
-            return megatron_collectives(run, nbytes, last - first, products, ends)
-        found = [TensorCollective(nbytes=nbytes, count=products, part="layers")]
+            end_layers = first == 0, last == self.layers
+            return megatron_collectives(run, nbytes, last - first, products, end_layers)
+        collectives = [TensorCollective(nbytes=nbytes, count=products, part="layers")]
         if first == 0:
-            found.append(TensorCollective(nbytes=nbytes, count=1, part="embedding"))
+            collectives.append(TensorCollective(nbytes=nbytes, count=1, part="embedding"))
         if run.trains:
-            found.append(TensorCollective(nbytes=nbytes, count=products, part="layers", phase="backward"))
+            collectives.append(
+                TensorCollective(nbytes=nbytes, count=products, part="layers", phase="backward")
+            )
         if run.trains and last == self.layers:
-            found.append(TensorCollective(nbytes=nbytes, count=1, part="head", phase="backward"))
-        return tuple(found)
+            collectives.append(TensorCollective(nbytes=nbytes, count=1, part="head", phase="backward"))
+        return tuple(collectives)
 
     def exchanges(self, run: NetworkRun) -> tuple[ContextExchange, ...]:
         """Return the sends of context parallelism of each layer (see `Network.exchanges`)."""
@@ -362,23 +367,29 @@ class Transformer(Network):
 
     def _check(self, run: NetworkRun) -> None:
         """Refuse a run that the network does not support."""
-        of = self.architecture
+        architecture = self.architecture
         if run.fp8 != "none" and run.dtype == "f32":
             raise InputError(f"fp8={run.fp8} needs dtype=bf16 or f16, for everything else, got {run.dtype}")
         if run.seq < 1:
             raise InputError(f"{self.name} needs seq, the tokens of a sequence")
-        if of.positions and run.seq * run.context > of.positions:
+        if architecture.positions and run.seq * run.context > architecture.positions:
             seq = run.seq * run.context
-            raise InputError(f"{self.name} has {of.positions} positions; seq={seq} must not exceed them")
-        if not of.experts_per_token and (run.expert > 1 or run.recompute == "experts"):
+            raise InputError(
+                f"{self.name} has {architecture.positions} positions; seq={seq} must not exceed them"
+            )
+        if not architecture.experts_per_token and (run.expert > 1 or run.recompute == "experts"):
             raise InputError(
                 f"{self.name} has no experts to divide or to compute again: expected expert=1 and another "
                 f"recomputation, got expert={run.expert} and recompute={run.recompute}"
             )
-        if of.heads % run.tensor or of.heads_k % run.tensor or of.ffn % run.tensor:
+        if (
+            architecture.heads % run.tensor
+            or architecture.heads_k % run.tensor
+            or architecture.ffn % run.tensor
+        ):
             raise InputError(
-                f"{self.name}: tensor={run.tensor} must divide {of.heads} heads, {of.heads_k} of keys, and "
-                f"an inner width of {of.ffn}"
+                f"{self.name}: tensor={run.tensor} must divide {architecture.heads} heads, "
+                f"{architecture.heads_k} of keys, and an inner width of {architecture.ffn}"
             )
 
 

@@ -293,8 +293,8 @@ def span(node: Node, ranges: Mapping[str, Range], least: float = LEAST) -> Range
     if isinstance(node, Number):
         return (node.value, node.value)
     arguments = [span(argument, ranges, least) for argument in node.arguments]
-    known = [one for one in arguments if one is not None]
-    return _image(node, known, least) if len(known) == len(arguments) else None
+    argument_ranges = [argument_range for argument_range in arguments if argument_range is not None]
+    return _image(node, argument_ranges, least) if len(argument_ranges) == len(arguments) else None
 
 
 def _image(node: Apply, arguments: list[Range], least: float) -> Range | None:

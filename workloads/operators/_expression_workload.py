@@ -174,10 +174,10 @@ class ExpressionWorkload(DrawnExpression):
                     f"{self.operator}: {name}: no {', '.join(sorted(unknown))} in {self.expression}; "
                     f"it has {', '.join(used) or 'no names'}"
                 )
-        for (one, ones), (other, others) in itertools.combinations(lists.items(), 2):
-            if both := set(ones) & set(others):
+        for (first, first_names), (second, second_names) in itertools.combinations(lists.items(), 2):
+            if both := set(first_names) & set(second_names):
                 raise InputError(
-                    f"{self.operator}: {', '.join(sorted(both))} cannot be in {one} and in {other}"
+                    f"{self.operator}: {', '.join(sorted(both))} cannot be in {first} and in {second}"
                 )
         if self.result in used:
             raise InputError(f"{self.operator}: {self.result} is the result; give the input another name")
@@ -223,8 +223,8 @@ class ExpressionWorkload(DrawnExpression):
     @property
     def whole_names(self) -> tuple[str, ...]:
         """Inputs of shape (rows, cols)."""
-        others = set(itertools.chain(*self._lists.values()))
-        return tuple(name for name in names(self.tree) if name not in others)
+        listed = set(itertools.chain(*self._lists.values()))
+        return tuple(name for name in names(self.tree) if name not in listed)
 
     def inputs(self) -> tuple[Tensor, ...]:
         """Return the inputs, in the order of first use."""
@@ -242,11 +242,11 @@ class ExpressionWorkload(DrawnExpression):
         """Yield the expression for some rows at a time: the rows, the values, and the error bounds of f32."""
         whole, columns = set(self.whole_names), set(self.column_names)
         for part in row_blocks(self.rows, self.cols, ELEMENTS_AT_ONCE):
-            given = {}
+            operands = {}
             for name, array in inputs.items():
                 of_part = array[part] if name in whole or name in columns else array
-                given[name] = of_part[:, None] if name in columns else of_part
-            value, error = evaluate(self.tree, given)
+                operands[name] = of_part[:, None] if name in columns else of_part
+            value, error = evaluate(self.tree, operands)
             yield part, value, np.broadcast_to(error, value.shape)
 
     def apart(self) -> tuple[tuple[Node, Node], ...]:
@@ -256,12 +256,14 @@ class ExpressionWorkload(DrawnExpression):
         or a column is no separate kernel: it stays in the operations that use it.
         """
         whole, prefix = set(self.whole_names), self.step_prefix
-        known: dict[Node, Node] = {}
+        named: dict[Node, Node] = {}
         parts: list[tuple[Node, Node]] = []
         for step in steps(self.tree):
             if whole & set(names(step)):
-                alone = Apply(step.operation, tuple(substitute(each, known) for each in step.arguments))
-                known[step] = Name(f"{prefix}{len(parts)}")
+                alone = Apply(
+                    step.operation, tuple(substitute(argument, named) for argument in step.arguments)
+                )
+                named[step] = Name(f"{prefix}{len(parts)}")
                 parts.append((alone, step))
         return tuple(parts)
 
@@ -288,13 +290,13 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split("+")))
 
 
-def substitute(node: Node, known: Mapping[Node, Node]) -> Node:
+def substitute(node: Node, replacements: Mapping[Node, Node]) -> Node:
     """Return an expression with subexpressions replaced.
 
     Args:
         node: The expression.
-        known: Replacements by subexpression.
+        replacements: Replacements by subexpression.
     """
-    if node in known or not isinstance(node, Apply):
-        return known.get(node, node)
-    return Apply(node.operation, tuple(substitute(argument, known) for argument in node.arguments))
+    if node in replacements or not isinstance(node, Apply):
+        return replacements.get(node, node)
+    return Apply(node.operation, tuple(substitute(argument, replacements) for argument in node.arguments))

@@ -100,8 +100,8 @@ class FusedProduct(Workload):
             allowed = dataclasses.replace(allowed, fusions={})
         if _prologue.is_finite_at_zero(self.pre):
             return allowed
-        kept = {name: value for name, value in allowed.padding.items() if name != self.summed}
-        return dataclasses.replace(allowed, padding=kept)
+        padding = {name: value for name, value in allowed.padding.items() if name != self.summed}
+        return dataclasses.replace(allowed, padding=padding)
 
     def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
         """Draw scale and shift of `pre` near 1 and 0, so that sums have the same size as without `pre`."""

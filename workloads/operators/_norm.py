@@ -171,12 +171,12 @@ class Norm(MatrixWorkload):
     def _references(self, **outputs: tuple[Array64, Array64]) -> dict[str, Reference]:
         """Return the references of the outputs of this workload, from values and magnitudes by name."""
         eps_acc = self.tolerance().eps_acc
-        found = {}
+        references = {}
         for tensor in self.outputs():
             value, magnitude = outputs[tensor.name]
             rounding = excess_rounding(value, tensor.dtype)  # eps_out covers rounding to f32
-            found[tensor.name] = Reference(value=value, scale=magnitude + rounding / eps_acc)
-        return found
+            references[tensor.name] = Reference(value=value, scale=magnitude + rounding / eps_acc)
+        return references
 
     def _over_rows(self, terms: Array64, magnitudes: Array64) -> tuple[Array64, Array64]:
         """Return sums over rows, and magnitudes scaled for the ratio of rows to columns."""

@@ -144,8 +144,8 @@ def applied(
     value, error = np.empty((2, *x.shape))
     whole = {name: np.broadcast_to(number, x.shape) for name, number in numbers.items()}
     for part in row_blocks(len(x), x[:1].size, ELEMENTS_AT_ONCE):
-        given = {"x": x[part], **{name: number[part] for name, number in whole.items()}}
-        exact, off = evaluate(tree, given)
+        operands = {"x": x[part], **{name: number[part] for name, number in whole.items()}}
+        exact, off = evaluate(tree, operands)
         if storage(dtype) == "f32":
             value[part], error[part] = exact, off
             continue
@@ -173,7 +173,7 @@ def chain(
         InputError: If the text of the workload is too long.
     """
     called = {Name("x"): Name(x.name), **{Name(v): Name(PREFIX + v) for v in vectors(expression)}}
-    given: dict[str, Any] = {"rows": shape[0], "cols": shape[1], "dtype": x.dtype}
-    given["expression"] = write(substitute(parse(expression), called))  # type: ignore[arg-type]
-    given[lies] = "+".join(PREFIX + name for name in vectors(expression))
-    return Elementwise.from_dimensions(given)
+    dimensions: dict[str, Any] = {"rows": shape[0], "cols": shape[1], "dtype": x.dtype}
+    dimensions["expression"] = write(substitute(parse(expression), called))  # type: ignore[arg-type]
+    dimensions[lies] = "+".join(PREFIX + name for name in vectors(expression))
+    return Elementwise.from_dimensions(dimensions)

@@ -54,14 +54,14 @@ class ReducedExpression(DrawnExpression):
 
     def check(self) -> None:
         """Check that `then` has one name, and rename it to x."""
-        given = names(parse(self.then))
-        if len(given) != 1:
+        result_names = names(parse(self.then))
+        if len(result_names) != 1:
             raise InputError(
                 f"{self.operator}: then={self.then} must have one name, that of the result, such as "
-                f"rsqrt(x+0.00001); it has {', '.join(given) or 'none'}"
+                f"rsqrt(x+0.00001); it has {', '.join(result_names) or 'none'}"
             )
-        if given != ("x",):
-            renamed = substitute(parse(self.then), {Name(given[0]): Name("x")})
+        if result_names != ("x",):
+            renamed = substitute(parse(self.then), {Name(result_names[0]): Name("x")})
             object.__setattr__(self, "then", write(renamed))
         super().check()
 
@@ -97,16 +97,16 @@ class ReducedExpression(DrawnExpression):
                 concatenated along the first axis.
         """
         join = getattr(np, _JOIN[self.reduce])
-        found: list[Array64] = []
+        reduced: list[Array64] = []
         for value, error in parts:
-            here = [join.reduce(each, axis=axes) for each in self._figures(value, error)]
-            if not found:
-                found = here
+            partial = [join.reduce(figure, axis=axes) for figure in self._figures(value, error)]
+            if not reduced:
+                reduced = partial
             elif joined:
-                found = [join(*pair) for pair in zip(found, here, strict=True)]
+                reduced = [join(*pair) for pair in zip(reduced, partial, strict=True)]
             else:
-                found = [np.concatenate(pair) for pair in zip(found, here, strict=True)]
-        value, error = self._with_errors(*found)
+                reduced = [np.concatenate(pair) for pair in zip(reduced, partial, strict=True)]
+        value, error = self._with_errors(*reduced)
         value, error = evaluate(self.end, {"x": value}, {"x": error})
         return value, np.broadcast_to(error, value.shape)
 

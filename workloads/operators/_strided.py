@@ -66,10 +66,10 @@ class StridedOperand:
         index = self.index
         parts = [name, self.dtype, _joined(index.strides)]
         parts += [f"at{index.start}"] if index.start else []
-        parts += [f"if{_joined((*one.coefficients, one.start, one.extent))}" for one in index.guards]
-        for one, dtype in zip(index.gathers, self.index_types, strict=True):
-            numbers = _joined((*one.coefficients, one.start, one.step, one.extent))
-            parts += [f"{'wrap' if one.wraps else 'by'}{one.source}", dtype, numbers]
+        parts += [f"if{_joined((*guard.coefficients, guard.start, guard.extent))}" for guard in index.guards]
+        for gather, dtype in zip(index.gathers, self.index_types, strict=True):
+            numbers = _joined((*gather.coefficients, gather.start, gather.step, gather.extent))
+            parts += [f"{'wrap' if gather.wraps else 'by'}{gather.source}", dtype, numbers]
         return ".".join(parts)
 
 
@@ -137,11 +137,11 @@ class StridedWorkload(DrawnExpression):
                 f"{self.operator}: shape={quoted(self.shape)} must be extents of 1 or more joined by x, such "
                 f"as 8x512x768, of at most {MAX_SIZE} elements"
             )
-        found: dict[str, StridedOperand] = {}
+        operands: dict[str, StridedOperand] = {}
         for text in self.operands.split("+"):
             part = _OPERAND.fullmatch(text)
             operand = None if part is None else self._operand(part)
-            if part is None or operand is None or part["name"] in found:
+            if part is None or operand is None or part["name"] in operands:
                 raise InputError(
                     f"{self.operator}: operand {quoted(text)} must be NAME.TYPE.STRIDES with a stride for "
                     f"each of the {len(self.extents)} axes of {self.shape}, such as x.f16."
@@ -155,15 +155,15 @@ class StridedWorkload(DrawnExpression):
                         f"{self.operator}: operand {quoted(text)} reads offsets {index.offsets()}; they must "
                         f"be from 0 to {MAX_SIZE - 1}"
                     )
-            found[part["name"]] = operand
+            operands[part["name"]] = operand
         used = names(self.tree)
-        self._check_indices(found)
-        if set(used) != set(found) or self.result in used:
+        self._check_indices(operands)
+        if set(used) != set(operands) or self.result in used:
             raise InputError(
                 f"{self.operator}: operands must be the names of {self.expression}: {', '.join(used)}; got "
-                f"{', '.join(found)}. No operand may be named {self.result}"
+                f"{', '.join(operands)}. No operand may be named {self.result}"
             )
-        return {name: found[name] for name in used}
+        return {name: operands[name] for name in used}
 
     def _check_indices(self, operands: Mapping[str, StridedOperand]) -> None:
         """Check that the tensors of indices have names of their own, each with one type."""
@@ -186,19 +186,19 @@ class StridedWorkload(DrawnExpression):
         dtype: DType = part["dtype"]  # type: ignore[assignment]  # the pattern has matched a type
         gathers: list[Gather] = []
         index_types: list[DType] = []
-        for found in _GATHER.finditer(part["gathers"]):
-            *row, start, step, extent = _numbers(found["numbers"])
+        for match in _GATHER.finditer(part["gathers"]):
+            *row, start, step, extent = _numbers(match["numbers"])
             if len(row) != len(extents) or extent < 1:
                 return None
-            gathers.append(Gather(found["name"], tuple(row), start, step, extent, found["how"] == "wrap"))
-            index_types.append(found["dtype"])  # type: ignore[arg-type]  # one of INDEX_TYPES
+            gathers.append(Gather(match["name"], tuple(row), start, step, extent, match["how"] == "wrap"))
+            index_types.append(match["dtype"])  # type: ignore[arg-type]  # one of INDEX_TYPES
         index = IndexMap(extents, strides, int(part["start"] or 0), limits, tuple(gathers))
         return StridedOperand(dtype, index, tuple(index_types))
 
     def _result_map(self) -> IndexMap:
         """Return the map of the result's memory over the index space."""
-        kept = self.extents[: len(self.extents) - self._reduced_axes()]
-        return IndexMap(self.extents, (*row_major(kept), *(0,) * self._reduced_axes()))
+        result_extents = self.extents[: len(self.extents) - self._reduced_axes()]
+        return IndexMap(self.extents, (*row_major(result_extents), *(0,) * self._reduced_axes()))
 
     def _reduced_axes(self) -> int:
         """Return the number of innermost axes that are reduced."""
@@ -233,12 +233,12 @@ class StridedWorkload(DrawnExpression):
     @functools.cached_property
     def gathered(self) -> Mapping[str, tuple[DType, tuple[tuple[IndexMap, Gather], ...]]]:
         """Type and readers of each tensor of indices by name: the map of an operand, and its gather."""
-        found: dict[str, tuple[DType, tuple[tuple[IndexMap, Gather], ...]]] = {}
+        readers_of: dict[str, tuple[DType, tuple[tuple[IndexMap, Gather], ...]]] = {}
         for operand in self.maps.values():
             for gather, dtype in zip(operand.index.gathers, operand.index_types, strict=True):
-                _, known = found.get(gather.source, (dtype, ()))
-                found[gather.source] = dtype, (*known, (operand.index, gather))
-        return found
+                _, readers = readers_of.get(gather.source, (dtype, ()))
+                readers_of[gather.source] = dtype, (*readers, (operand.index, gather))
+        return readers_of
 
     def inputs(self) -> tuple[Tensor, ...]:
         """Return the flat memory of each operand in the order of first use, and then of the indices."""
@@ -282,16 +282,16 @@ class StridedWorkload(DrawnExpression):
         """Yield the expression for parts of the first axis: their indices, the values, the errors of f32."""
         first, *rest = self.extents
         for part in row_blocks(first, math.prod(rest), ELEMENTS_AT_ONCE):
-            given = {name: self._elements(name, inputs, part) for name in self.maps}
-            value, error = evaluate(self.tree, given)
+            operands = {name: self._elements(name, inputs, part) for name in self.maps}
+            value, error = evaluate(self.tree, operands)
             shape = (part.stop - part.start, *rest)
             yield part, np.broadcast_to(value, shape), np.broadcast_to(error, shape)
 
     def _elements(self, name: str, inputs: Mapping[str, Array64], part: slice) -> Array64:
         """Return the elements of an operand for some indices of the first axis."""
         index, memory = self.maps[name].index, inputs[name]
-        places, exists = places_of(index, range(part.start, part.stop), inputs)
-        return np.where(exists, memory[places], 0.0) if index.guards else memory[places]
+        offsets, exists = places_of(index, range(part.start, part.stop), inputs)
+        return np.where(exists, memory[offsets], 0.0) if index.guards else memory[offsets]
 
     def _ranges(self, drawn: Range) -> dict[str, Range]:
         """Return the range of each operand if values are drawn from a range."""
@@ -312,20 +312,20 @@ def places_of(
         IndexError: if an index in memory is not valid.
     """
     ranges = [first, *map(range, index.shape[1:])]
-    places = _sum_over(ranges, index.strides, index.start)
-    exists = np.ones(places.shape, dtype=bool)
+    offsets = _sum_over(ranges, index.strides, index.start)
+    exists = np.ones(offsets.shape, dtype=bool)
     for guard in index.guards:
         limited = _sum_over(ranges, guard.coefficients, guard.start)
         exists &= (limited >= 0) & (limited < guard.extent)
     for gather in index.gathers:
         at = np.where(exists, _sum_over(ranges, gather.coefficients, gather.start), 0)
-        found = np.where(exists, (indices or {})[gather.source][at], 0).astype(np.int64)
+        indexed = np.where(exists, (indices or {})[gather.source][at], 0).astype(np.int64)
         if gather.wraps:
-            found = np.where(found < 0, found + gather.extent, found)
-        if ((found < 0) | (found >= gather.extent)).any():
+            indexed = np.where(indexed < 0, indexed + gather.extent, indexed)
+        if ((indexed < 0) | (indexed >= gather.extent)).any():
             raise IndexError(f"{gather.source} has an index out of range for {gather.extent} elements")
-        places = places + found * gather.step
-    return np.where(exists, places, 0), exists
+        offsets = offsets + indexed * gather.step
+    return np.where(exists, offsets, 0), exists
 
 
 def _range(operand: StridedOperand, drawn: Range) -> Range:
@@ -343,5 +343,5 @@ def _sum_over(ranges: list[range], factors: tuple[int, ...], start: int) -> Arra
         shape = [1] * len(ranges)
         shape[axis] = len(indices)
         total = total + steps.reshape(shape)
-    found: Array64 = np.broadcast_to(total, tuple(map(len, ranges)))
-    return found
+    sums: Array64 = np.broadcast_to(total, tuple(map(len, ranges)))
+    return sums

@@ -232,14 +232,14 @@ class Attention(Workload):
         b, h = divmod(index, self.heads_k)
         keys = (slice(b, b + 1), slice(h, h + 1))
         queries = (slice(b, b + 1), slice(h * self.group, (h + 1) * self.group))
-        places: dict[str, tuple[slice, ...]] = {
+        slices: dict[str, tuple[slice, ...]] = {
             tensor.name: keys if tensor.name in OF_KEYS else queries
             for tensor in (*self.inputs(), *self.outputs())
         }
         if self.has_bias:
             of_bias = zip("bh", queries, strict=True)
-            places["bias"] = tuple(part if axis in self.bias else slice(0, 1) for axis, part in of_bias)
-        return Part(workload=self.changed(batch=1, heads=self.group, heads_k=1), places=places)
+            slices["bias"] = tuple(part if axis in self.bias else slice(0, 1) for axis, part in of_bias)
+        return Part(workload=self.changed(batch=1, heads=self.group, heads_k=1), places=slices)
 
     def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
         """Draw tensors so that scores are about standard normal, some hidden, and p are probabilities."""
@@ -286,10 +286,10 @@ class Attention(Workload):
         return Reference(value=value, scale=(error + excess_rounding(value, tensor.dtype)) / eps_acc)
 
     def _scores(
-        self, inputs: Mapping[str, Array64], place: tuple[int, int, slice]
+        self, inputs: Mapping[str, Array64], block: tuple[int, int, slice]
     ) -> tuple[Array64, Array64, Array64]:
         """Return the scores of some queries (minus infinity where masked), their errors, and the mask."""
-        b, h, rows = place
+        b, h, rows = block
         q, k = inputs["q"][b, h, rows], inputs["k"][b, h // self.group]
         scores = self.scale * (q @ k.T)
         # Roundings: a sum of head_dim products in f32, the scale, and the argument of exp.
@@ -313,13 +313,13 @@ class Attention(Workload):
     def _forward(
         self,
         inputs: Mapping[str, Array64],
-        place: tuple[int, int, slice],
+        block: tuple[int, int, slice],
         value: dict[str, Array64],
         error: dict[str, Array64],
     ) -> None:
-        b, h, rows = place
+        b, h, rows = block
         v = inputs["v"][b, h // self.group]
-        scores, off, _ = self._scores(inputs, place)
+        scores, off, _ = self._scores(inputs, block)
         top = np.maximum(scores.max(axis=1, keepdims=True), HIDDEN_ROW_LSE)
         e = np.exp(scores - top)
         total = e.sum(axis=1, keepdims=True)
@@ -339,15 +339,15 @@ class Attention(Workload):
     def _backward(
         self,
         inputs: Mapping[str, Array64],
-        place: tuple[int, int, slice],
+        block: tuple[int, int, slice],
         value: dict[str, Array64],
         error: dict[str, Array64],
     ) -> None:
-        b, h, rows = place
+        b, h, rows = block
         shared = h // self.group
         q, do, o, lse = (inputs[name][b, h, rows] for name in ("q", "do", "o", "lse"))
         k, v = inputs["k"][b, shared], inputs["v"][b, shared]
-        scores, off, seen = self._scores(inputs, place)
+        scores, off, seen = self._scores(inputs, block)
         p = np.where(scores > 0.5 * LOWEST_BIAS, np.exp(scores - lse[:, None]), 0.0)
         dp, d = do @ v.T, (do * o).sum(axis=1, keepdims=True)
         ds = p * (dp - d)

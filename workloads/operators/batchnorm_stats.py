@@ -149,8 +149,8 @@ class BatchNormStats(MatrixWorkload):
     def draw_by_rule(self, tensor: Tensor, rng: np.random.Generator) -> Array | None:
         """Draw rstd and variances from 0.5 to 2, which are positive, and y without negative elements."""
         if tensor.name == "y":
-            left = np.maximum(rng.standard_normal(tensor.shape, dtype="float32"), np.float32(0))
-            return left.astype(numpy_dtype(tensor.dtype))
+            clipped = np.maximum(rng.standard_normal(tensor.shape, dtype="float32"), np.float32(0))
+            return clipped.astype(numpy_dtype(tensor.dtype))
         if tensor.name not in ("rstd", "running_var"):
             return None
         return rng.uniform(0.5, 2.0, tensor.shape).astype(np.float32)

@@ -258,12 +258,12 @@ class Conv2d(FusedProduct):
             raise IndexError(f"index {index} is out of range: {self} has {self.part_count()} parts")
         if self.part_count() == 1:
             return Part(workload=self, places={})
-        one = slice(index, index + 1)
+        part_slice = slice(index, index + 1)
         if self.direction != "wgrad":
-            image = dict.fromkeys(("x", "y", "residual", "dx", "dy"), (one,))
+            image = dict.fromkeys(("x", "y", "residual", "dx", "dy"), (part_slice,))
             return Part(workload=self.changed(n=1), places=image)
-        channel = (slice(None), one) if self.layout == "nchw" else (*[slice(None)] * 3, one)
-        return Part(workload=self.changed(k=1), places={"dy": channel, "dw": (one,)})
+        channel = (slice(None), part_slice) if self.layout == "nchw" else (*[slice(None)] * 3, part_slice)
+        return Part(workload=self.changed(k=1), places={"dy": channel, "dw": (part_slice,)})
 
     def traffic(self) -> Traffic:
         """Count only input elements that enter a product inside the image: a strided 1x1 skips most of x."""
@@ -343,9 +343,9 @@ class Conv2d(FusedProduct):
         """Yield each tap with a view of its pixels: (groups, n, p, q, channels of a group)."""
         for i in range(self.r):
             for j in range(self.s):
-                top, left = i * self.dilation, j * self.dilation
+                top, start_column = i * self.dilation, j * self.dilation
                 rows = slice(top, top + (self.p - 1) * self.stride + 1, self.stride)
-                cols = slice(left, left + (self.q - 1) * self.stride + 1, self.stride)
+                cols = slice(start_column, start_column + (self.q - 1) * self.stride + 1, self.stride)
                 yield i, j, padded[:, :, rows, cols]
 
     def _grouped(self, images: Array64) -> Array64:

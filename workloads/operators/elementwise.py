@@ -103,8 +103,8 @@ def neighbour(
         else:
             expression += f"*{name}" if name == "scale" else f"+{name}"
     lists = {
-        key: "+".join(name for name in given.split("+") if name in applied)
-        for key, given in (("vectors", vectors), ("scalars", scalars))
+        key: "+".join(name for name in listed.split("+") if name in applied)
+        for key, listed in (("vectors", vectors), ("scalars", scalars))
     }
     rows, cols = shape
     return Elementwise.from_dimensions(

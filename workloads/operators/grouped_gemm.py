@@ -139,8 +139,8 @@ class GroupedGemm(Workload):
         value, scale = np.empty((2, rows.stop - rows.start, cols.stop - cols.start))
         for group, part in self.parts(inputs["offsets"], rows):
             a, b = inputs["a"][part], self._matrix(inputs, group)[:, cols]
-            here = slice(part.start - rows.start, part.stop - rows.start)
-            value[here], scale[here] = a @ b, np.abs(a) @ np.abs(b)
+            part_rows = slice(part.start - rows.start, part.stop - rows.start)
+            value[part_rows], scale[part_rows] = a @ b, np.abs(a) @ np.abs(b)
         return Reference(value=value, scale=scale + underflow(self.out) / self.tolerance().eps_acc)
 
     def reference_sums(
@@ -176,8 +176,8 @@ class GroupedGemm(Workload):
             rows: Rows to keep; default all.
         """
         rows = slice(0, self.m) if rows is None else rows
-        ends = np.clip(offsets.astype(np.int64), rows.start, rows.stop).tolist()
-        parts = [(group, slice(*ends[group : group + 2])) for group in range(self.groups)]
+        boundaries = np.clip(offsets.astype(np.int64), rows.start, rows.stop).tolist()
+        parts = [(group, slice(*boundaries[group : group + 2])) for group in range(self.groups)]
         return [(group, part) for group, part in parts if part.start < part.stop]
 
     def _matrix(self, inputs: Mapping[str, Array64], group: int) -> Array64:

@@ -74,8 +74,8 @@ class Reduction(ReducedExpression, ExpressionWorkload):
 
     def flops(self) -> int:
         """Count the expression and one reduction per element, and `then` per result."""
-        each = self.rows * self.cols * (flops(self.tree) + 1)
-        return each + self.results * (flops(self.end) + (self.reduce == "mean"))
+        expression_flops = self.rows * self.cols * (flops(self.tree) + 1)
+        return expression_flops + self.results * (flops(self.end) + (self.reduce == "mean"))
 
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
         """Evaluate some rows at a time and reduce them, with a running error analysis as scale."""

@@ -67,8 +67,8 @@ class StridedReduction(ReducedExpression, StridedWorkload):
 
     def flops(self) -> int:
         """Count the expression and one reduction per element, and `then` per result."""
-        each = self.elements * (flops(self.tree) + 1)
-        return each + self.results * (flops(self.end) + (self.reduce == "mean"))
+        expression_flops = self.elements * (flops(self.tree) + 1)
+        return expression_flops + self.results * (flops(self.end) + (self.reduce == "mean"))
 
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
         """Evaluate some of the first axis at a time and reduce it, with a running error analysis as scale."""

@@ -79,9 +79,9 @@ class LibraryKernel:
 
 def library_kernels(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
     """Yield the kernels that a framework launches for a workload on a device, in order."""
-    known = _OPERATORS.get(workload.operator)
-    if known is not None:
-        yield from known(workload, device)
+    kernels_of = _OPERATORS.get(workload.operator)
+    if kernels_of is not None:
+        yield from kernels_of(workload, device)
         return
     traffic = workload.traffic()
     shape = max((tensor.shape for tensor in workload.outputs()), key=len, default=())
@@ -103,9 +103,9 @@ def _instead(dtype: str, rates: tuple[str, ...]) -> tuple[Arithmetic, str]:
     if dtype == "f32" or dtype in rates:
         return dtype, ""  # type: ignore[return-value]
     fallback: dict[str, tuple[Arithmetic, ...]] = {"e4m3": ("bf16", "f16"), "i8": ("f32",)}
-    for other in fallback.get(dtype, ()):
-        if other in rates:
-            return other, f"{dtype} multiplied in {other}: the device has no tensor cores for {dtype}"
+    for candidate in fallback.get(dtype, ()):
+        if candidate in rates:
+            return candidate, f"{dtype} multiplied in {candidate}: the device has no tensor cores for {dtype}"
     return "f32", f"{dtype} multiplied in f32: the device has no tensor cores for {dtype}"
 
 

@@ -147,8 +147,8 @@ class Expert:
 
     def excess(self, roofline: RooflineModel) -> Array:
         """Return the predicted logarithm of time over roofline time of each kernel."""
-        found: Array = self.forest(roofline.features) + self.even * roofline.even
-        return found
+        excess: Array = self.forest(roofline.features) + self.even * roofline.even
+        return excess
 
     def covers(self, roofline: RooflineModel, us: Array) -> NDArray[np.bool_]:
         """Return whether each kernel of a predicted time is inside the measured range."""
@@ -186,22 +186,22 @@ class Blend:
         )
 
 
-def _weights(here: Array, places: Array, skill: Skill) -> Array:
+def _weights(target: Array, experts: Array, skill: Skill) -> Array:
     """Return the weight of each expert for a device; they add up to 1.
 
     Args:
-        here: (4,) coordinates of the device.
-        places: (E, 4) coordinates of the experts.
+        target: (4,) coordinates of the device.
+        experts: (E, 4) coordinates of the experts.
         skill: Kind of kernel.
     """
     # A measured device needs no neighbours: its own experts share the whole weight.
-    same = np.sum((here - places) ** 2, axis=1) < SAME_PLACE
+    same = np.sum((target - experts) ** 2, axis=1) < SAME_PLACE
     if same.any():
-        own: Array = same / same.sum()
-        return own
+        shares: Array = same / same.sum()
+        return shares
     counted = [0, 3] if skill in BY_GENERATION else [0, 1, 2, 3]
-    squared = np.sum((here - places)[:, counted] ** 2, axis=1)
-    between = np.sum((places[:, None] - places[None]) ** 2, axis=2)
+    squared = np.sum((target - experts)[:, counted] ** 2, axis=1)
+    between = np.sum((experts[:, None] - experts[None]) ** 2, axis=2)
     weights: Array = (squared + DISTANCE_OFFSET) ** -DISTANCE_POWER / np.sum(between < SAME_CHIP, axis=1)
     weights[weights < MIN_WEIGHT * weights.sum()] = 0.0
     weights /= weights.sum()
@@ -241,15 +241,17 @@ class ForecastModel:
         Raises:
             UnknownName: if the model has no expert for the kind.
         """
-        here = np.array(coordinates(device, arithmetic))
+        target = np.array(coordinates(device, arithmetic))
         experts = self.experts.get(skill, ())
         if not experts:
             raise UnknownName(
-                "kind of kernel in the model", skill, [name for name, known in self.experts.items() if known]
+                "kind of kernel in the model",
+                skill,
+                [name for name, skill_experts in self.experts.items() if skill_experts],
             )
-        places = np.array([expert.coordinates for expert in experts])
-        squared = np.sum((here - places) ** 2, axis=1)
-        weights = _weights(here, places, skill)
+        points = np.array([expert.coordinates for expert in experts])
+        squared = np.sum((target - points) ** 2, axis=1)
+        weights = _weights(target, points, skill)
         excess = np.zeros(len(roofline.features))
         for expert, weight in zip(experts, weights, strict=True):
             if weight:
@@ -277,8 +279,8 @@ class ForecastModel:
     def weights(self, skill: Skill, device: Device, arithmetic: Arithmetic) -> dict[str, float]:
         """Return the weight of each measured device in predictions of one kind for a device."""
         experts = self.experts.get(skill, ())
-        places = np.array([expert.coordinates for expert in experts]).reshape(len(experts), -1)
-        weights = _weights(np.array(coordinates(device, arithmetic)), places, skill) if experts else ()
+        points = np.array([expert.coordinates for expert in experts]).reshape(len(experts), -1)
+        weights = _weights(np.array(coordinates(device, arithmetic)), points, skill) if experts else ()
         return {expert.device: float(weight) for expert, weight in zip(experts, weights, strict=True)}
 
     def without(self, device: str) -> ForecastModel:
@@ -342,7 +344,7 @@ class ForecastModel:
         experts: dict[Skill, list[Expert]] = {}
         start = dict.fromkeys(arrays, 0)
         for entry in about["experts"]:
-            own = {
+            forest_arrays = {
                 name: arrays[name][start[name] : start[name] + size] for name, size in entry["sizes"].items()
             }
             for name, size in entry["sizes"].items():
@@ -350,17 +352,17 @@ class ForecastModel:
             expert = Expert(
                 device=entry["device"],
                 coordinates=tuple(entry["coordinates"]),
-                forest=Forest.from_arrays(own),
+                forest=Forest.from_arrays(forest_arrays),
                 near=Spread(*entry["near"]),
                 even=entry["even"],
                 least_us=entry["least_us"],
-                least=own["least"],
-                most=own["most"],
+                least=forest_arrays["least"],
+                most=forest_arrays["most"],
             )
             experts.setdefault(entry["skill"], []).append(expert)
         return cls(
             {skill: tuple(of_skill) for skill, of_skill in experts.items()},
-            {skill: Spread(*ends) for skill, ends in about["far"].items()},
+            {skill: Spread(*quantiles) for skill, quantiles in about["far"].items()},
         )
 
 

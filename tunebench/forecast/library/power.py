@@ -113,7 +113,9 @@ def slowdown_from_blend(
     peak = peak_flop_per_us(device, arithmetic)
     for name, weight in weights.items():
         if name in MEASURED_AT_LIMIT and weight:
-            other = devices.described()[name]
-            there = slowdown(other, arithmetic, flop_per_us / peak * peak_flop_per_us(other, arithmetic))
-            longer = longer / there**weight
+            measured = devices.described()[name]
+            measured_slowdown = slowdown(
+                measured, arithmetic, flop_per_us / peak * peak_flop_per_us(measured, arithmetic)
+            )
+            longer = longer / measured_slowdown**weight
     return longer

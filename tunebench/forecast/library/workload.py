@@ -83,12 +83,12 @@ def predict_all(
         figures = np.array([launch.kernel.figures for launch in group], dtype=np.float64)
         roofline = roofline_times(family, arithmetic, figures, device)
         proxy = np.array([bool(launch.kernel.proxy) for launch in group])
-        of, skill = model or bundled_model(), skill_of(family, arithmetic)
-        blend = of.blend(skill, roofline, device, arithmetic, proxy=proxy)
+        forecast, skill = model or bundled_model(), skill_of(family, arithmetic)
+        blend = forecast.blend(skill, roofline, device, arithmetic, proxy=proxy)
         if sustained and family in _PRODUCTS:
             # Operations over predicted time: the rate that decides whether the power limit is reached.
             rates = roofline.compute_us * flop_per_us(device, arithmetic) / blend.us
-            weights = of.weights(skill, device, arithmetic)
+            weights = forecast.weights(skill, device, arithmetic)
             blend = blend.longer(slowdown_from_blend(device, arithmetic, rates, weights))
         sums.add(group, roofline, blend)
     floors = _floors_us(problems, device)
@@ -228,8 +228,8 @@ class _Totals:
         largest = np.where(floored, bound, parts).argmax(axis=0)
         rates = device.mma_flop_per_clock
         pipes = (
-            tensor or "f32" in rates or bool(held and workload.dtype in rates)
-            for tensor, held, workload in zip(self.tensor, floored, workloads, strict=True)
+            tensor or "f32" in rates or bool(floor_binds and workload.dtype in rates)
+            for tensor, floor_binds, workload in zip(self.tensor, floored, workloads, strict=True)
         )
         return tuple(
             ("tensor pipe" if tensor else "fma pipe", "dram", "launch")[index]

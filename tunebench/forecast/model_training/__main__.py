@@ -22,13 +22,13 @@ def main() -> int:
         rows = data.read_public(arguments.data) if arguments.data else []
         for path in arguments.measured:
             rows += data.read_file(path)
-        kept = _kept(rows)
-        if not kept:
+        experts = _kept(rows)
+        if not experts:
             raise InputError("no measurements to train on; give --data or --measured")
-        fit.assemble_model(kept).save(arguments.out)
+        fit.assemble_model(experts).save(arguments.out)
         _say(f"{arguments.out}: {arguments.out.stat().st_size / 1024:.0f} KiB")
         if arguments.errors:
-            _evaluate(kept, arguments.errors)
+            _evaluate(experts, arguments.errors)
     except TunebenchError as error:
         _say(f"error: {error}")
         return 1
@@ -58,31 +58,31 @@ def _arguments() -> argparse.Namespace:
 
 
 def _kept(measured: list[data.KernelMeasurement]) -> dict[Skill, list[fit.TrainedExpert]]:
-    kept: dict[Skill, list[fit.TrainedExpert]] = {}
+    experts: dict[Skill, list[fit.TrainedExpert]] = {}
     for table in data.group_by_device(measured):
         rows = int(table.visible.sum())
         if rows < fit.FEWEST:
             _say(f"{table.skill} on {table.device.name}: skipped, {rows} rows are too few")
             continue
-        one = fit.train_expert(table)
-        kept.setdefault(table.skill, []).append(one)
-        near = one.expert.near
+        trained = fit.train_expert(table)
+        experts.setdefault(table.skill, []).append(trained)
+        near = trained.expert.near
         _say(f"{table.skill} on {table.device.name}: {rows} rows, {near.low:+.3f} to {near.high:+.3f}")
-    return kept
+    return experts
 
 
-def _evaluate(kept: dict[Skill, list[fit.TrainedExpert]], path: Path) -> None:
-    found = []
-    for error in evaluation.evaluate_holdouts(kept):
-        found.append(error)
-        others = ", ".join(f"{name} {percent:.1f}" for name, percent in error.others_percent.items())
+def _evaluate(experts: dict[Skill, list[fit.TrainedExpert]], path: Path) -> None:
+    errors = []
+    for error in evaluation.evaluate_holdouts(experts):
+        errors.append(error)
+        alternatives = ", ".join(f"{name} {percent:.1f}" for name, percent in error.others_percent.items())
         _say(
             f"without {error.device}: {error.group}: {error.percent:.1f} % ({error.bias_percent:+.1f}), "
-            f"{error.within_percent:.0f} % in the interval; {others}"
+            f"{error.within_percent:.0f} % in the interval; {alternatives}"
         )
-    _say(f"coverage of the 90 % interval: {evaluation.coverage(found):.1f} %")
+    _say(f"coverage of the 90 % interval: {evaluation.coverage(errors):.1f} %")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([dataclasses.asdict(error) for error in found], indent=1) + "\n")
+    path.write_text(json.dumps([dataclasses.asdict(error) for error in errors], indent=1) + "\n")
 
 
 def _say(line: str) -> None:

@@ -68,28 +68,28 @@ class HoldoutError:
     others_percent: Mapping[str, float]
 
 
-def evaluate_holdouts(kept: Mapping[Skill, list[TrainedExpert]]) -> Iterator[HoldoutError]:
+def evaluate_holdouts(experts: Mapping[Skill, list[TrainedExpert]]) -> Iterator[HoldoutError]:
     """Leave each chip out in turn and yield the errors on its devices; skip kinds measured on one chip."""
-    for skill, of_skill in kept.items():
-        for one in of_skill:
-            own = fit.chip(one.table.device)
-            rest = [other for other in of_skill if fit.chip(other.table.device) != own]
+    for skill, of_skill in experts.items():
+        for trained in of_skill:
+            chip = fit.chip(trained.table.device)
+            rest = [candidate for candidate in of_skill if fit.chip(candidate.table.device) != chip]
             if rest:
-                yield from _errors(skill, one, rest)
+                yield from _errors(skill, trained, rest)
 
 
-def _errors(skill: Skill, one: TrainedExpert, rest: list[TrainedExpert]) -> Iterator[HoldoutError]:
+def _errors(skill: Skill, trained: TrainedExpert, rest: list[TrainedExpert]) -> Iterator[HoldoutError]:
     # The interval must not use the device left out: it comes from the other devices, each left out in turn.
     asked = fit.assemble_model({skill: rest})
-    table = one.table
-    blend = asked.blend(skill, one.roofline, table.device, table.arithmetic)
-    least = np.maximum(one.roofline.compute_us, one.roofline.memory_us)
+    table = trained.table
+    blend = asked.blend(skill, trained.roofline, table.device, table.arithmetic)
+    least = np.maximum(trained.roofline.compute_us, trained.roofline.memory_us)
     predicted = np.maximum(blend.us, least)
     within = (blend.low_us <= table.kernel_us) & (table.kernel_us <= blend.high_us)
-    floor_us, lead_us = _host_of_others(table, [other.table for other in rest])
+    floor_us, lead_us = _host_of_others(table, [expert.table for expert in rest])
     missed = np.maximum(floor_us, lead_us + predicted) / table.us - 1
-    others = {
-        name: np.maximum(floor_us, lead_us + us) / table.us - 1 for name, us in _others(one, rest).items()
+    alternatives = {
+        name: np.maximum(floor_us, lead_us + us) / table.us - 1 for name, us in _others(trained, rest).items()
     }
     for group in np.unique(table.group):
         rows = table.group == group
@@ -105,20 +105,24 @@ def _errors(skill: Skill, one: TrainedExpert, rest: list[TrainedExpert]) -> Iter
             bias_percent=100 * float(np.median(missed[rows])),
             within_percent=100 * float(np.mean(within[visible])),
             below_bound=int(np.sum(blend.us[rows] < least[rows])),
-            others_percent={name: _percent(of[rows]) for name, of in others.items()},
+            others_percent={name: _percent(ratios[rows]) for name, ratios in alternatives.items()},
         )
 
 
-def _host_of_others(table: MeasuredKernels, others: Sequence[MeasuredKernels]) -> tuple[Array, Array]:
+def _host_of_others(table: MeasuredKernels, tables: Sequence[MeasuredKernels]) -> tuple[Array, Array]:
     """Return floor and lead of each row: the median over other devices of their medians in its group."""
     floor_us, lead_us = np.zeros_like(table.us), np.zeros_like(table.us)
     for group in np.unique(table.group[table.lead_us > 0]):
-        same = [(other, other.group == group) for other in others if group in other.group]
-        known = same or [(other, other.lead_us > 0) for other in others if other.lead_us.any()]
-        if known:
+        same = [(source, source.group == group) for source in tables if group in source.group]
+        usable = same or [(source, source.lead_us > 0) for source in tables if source.lead_us.any()]
+        if usable:
             rows = table.group == group
-            floor_us[rows] = np.median([np.median(other.floor_us[of]) for other, of in known])
-            lead_us[rows] = np.median([np.median(other.lead_us[of]) for other, of in known])
+            floor_us[rows] = np.median(
+                [np.median(source.floor_us[source_rows]) for source, source_rows in usable]
+            )
+            lead_us[rows] = np.median(
+                [np.median(source.lead_us[source_rows]) for source, source_rows in usable]
+            )
     return floor_us, lead_us
 
 
@@ -126,47 +130,49 @@ def _percent(missed: Array) -> float:
     return 100 * float(np.mean(np.abs(missed)))
 
 
-def _others(one: TrainedExpert, rest: list[TrainedExpert]) -> dict[str, Array]:
-    roofline = _roofline(one)
+def _others(trained: TrainedExpert, rest: list[TrainedExpert]) -> dict[str, Array]:
+    roofline = _roofline(trained)
     reached = [(_roofline(o) / o.table.kernel_us)[o.table.visible] for o in rest]
     usual = float(np.median(np.concatenate(reached)))
     return {
         "roofline": roofline,
         "roofline / median utilisation": roofline / usual,
-        "trees without roofline features": _without_roofline(one, rest),
+        "trees without roofline features": _without_roofline(trained, rest),
     }
 
 
-def _roofline(of: TrainedExpert) -> Array:
+def _roofline(trained: TrainedExpert) -> Array:
     """Return the roofline time of the datasheet, which ignores limits by power and by issue slots."""
-    table = of.table
+    table = trained.table
     unlimited = dataclasses.replace(table.device, tdp_w=None, issue_per_clock=1e9)
     roofline = roofline_times(table.family, table.arithmetic, table.figures, unlimited)
     longest: Array = np.maximum(roofline.compute_us, roofline.memory_us)
     return longest
 
 
-def _without_roofline(one: TrainedExpert, rest: list[TrainedExpert]) -> Array:
+def _without_roofline(trained: TrainedExpert, rest: list[TrainedExpert]) -> Array:
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     rng = np.random.default_rng(0)
     features, targets = [], []
-    for other in rest:
-        rows = rng.permutation(np.flatnonzero(other.table.visible))[: ROWS_WITHOUT_FEATURES // len(rest)]
-        features.append(_plain(other)[rows])
-        targets.append(np.log(other.table.kernel_us[rows]))
+    for expert in rest:
+        rows = rng.permutation(np.flatnonzero(expert.table.visible))[: ROWS_WITHOUT_FEATURES // len(rest)]
+        features.append(_plain(expert)[rows])
+        targets.append(np.log(expert.table.kernel_us[rows]))
     trees = HistGradientBoostingRegressor(loss="absolute_error", max_iter=200, random_state=0)
-    found: Array = np.exp(trees.fit(np.concatenate(features), np.concatenate(targets)).predict(_plain(one)))
-    return found
+    predicted_us: Array = np.exp(
+        trees.fit(np.concatenate(features), np.concatenate(targets)).predict(_plain(trained))
+    )
+    return predicted_us
 
 
-def _plain(of: TrainedExpert) -> Array:
+def _plain(trained: TrainedExpert) -> Array:
     """Return plain sizes with the figures of the datasheet."""
-    device = of.table.device
-    rate = device.mma_flop_per_clock.get(of.table.arithmetic) or 2.0 * device.fma_per_clock
+    device = trained.table.device
+    rate = device.mma_flop_per_clock.get(trained.table.arithmetic) or 2.0 * device.fma_per_clock
     numbers = (device.sm_count, device.max_clock_mhz, device.dram_gb_s, device.l2_bytes, rate)
     return np.concatenate(
-        [of.table.figures, np.broadcast_to(numbers, (len(of.table.us), len(numbers)))], axis=1
+        [trained.table.figures, np.broadcast_to(numbers, (len(trained.table.us), len(numbers)))], axis=1
     )
 
 

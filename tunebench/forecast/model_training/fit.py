@@ -95,8 +95,8 @@ def train_expert(table: MeasuredKernels) -> TrainedExpert:
     rng = np.random.default_rng(zlib.crc32(f"{table.device.name} {table.skill}".encode()))
     roofline = table_roofline(table)
     target = np.log(table.kernel_us / roofline.us)
-    known = np.flatnonzero(np.isfinite(target))
-    seen, unseen = (known[rows] for rows in _divided(table.group[known], rng))
+    finite = np.flatnonzero(np.isfinite(target))
+    seen, unseen = (finite[rows] for rows in _divided(table.group[finite], rng))
     tested = unseen[table.visible[unseen]]
     weights = _alike(table.group[seen])
     trees, leaves = TREES.get(table.skill, USUAL)
@@ -107,8 +107,8 @@ def train_expert(table: MeasuredKernels) -> TrainedExpert:
         coordinates=coordinates(table.device, table.arithmetic),
         forest=forest,
         near=near,
-        least=roofline.features[known].min(axis=0),
-        most=roofline.features[known].max(axis=0),
+        least=roofline.features[finite].min(axis=0),
+        most=roofline.features[finite].max(axis=0),
         least_us=float(table.kernel_us[table.visible].min()),
     )
     return TrainedExpert(expert=made, table=table, roofline=roofline, even=_of_even_sizes(table, roofline))
@@ -170,7 +170,7 @@ def _forest(fitted: Any) -> Forest:
     nodes = [stage[0].nodes for stage in fitted._predictors]
     roots = np.cumsum([0, *(len(tree) for tree in nodes[:-1])]).astype(np.int32)
     every = np.concatenate(nodes)
-    place = np.concatenate([np.arange(len(tree)) for tree in nodes])
+    position = np.concatenate([np.arange(len(tree)) for tree in nodes])
     leaf = every["is_leaf"].astype(bool)
     # Rounding thresholds towards minus infinity keeps every f32 feature on its side.
     threshold = every["num_threshold"].astype(np.float32)
@@ -181,8 +181,8 @@ def _forest(fitted: Any) -> Forest:
         roots=roots,
         feature=np.where(leaf, -1, every["feature_idx"]).astype(np.int8),
         threshold=np.where(leaf, every["value"], threshold).astype(np.float32),
-        left=np.where(leaf, 0, every["left"].astype(np.int64) - place).astype(np.int16),
-        right=np.where(leaf, 0, every["right"].astype(np.int64) - place).astype(np.int16),
+        left=np.where(leaf, 0, every["left"].astype(np.int64) - position).astype(np.int16),
+        right=np.where(leaf, 0, every["right"].astype(np.int64) - position).astype(np.int16),
         depth=int(every["depth"].max()),
     )
 
@@ -215,10 +215,10 @@ def _of_few(devices: int) -> float:
     return min(MOST_OF_FEW, float(stats.t.ppf(COVERED[1], devices - 1) / usual * math.sqrt(1 + 1 / devices)))
 
 
-def errors(kept: TrainedExpert, asked: ForecastModel) -> Array:
+def errors(trained: TrainedExpert, asked: ForecastModel) -> Array:
     """Return the logarithm of the kernel's over the predicted time for each visible row of a table."""
-    table = kept.table
-    blend = asked.blend(table.skill, kept.roofline, table.device, table.arithmetic)
+    table = trained.table
+    blend = asked.blend(table.skill, trained.roofline, table.device, table.arithmetic)
     missed: Array = np.log(table.kernel_us / blend.us)[table.visible]
     return missed
 
@@ -229,39 +229,43 @@ def _evened(of_skill: list[TrainedExpert]) -> list[TrainedExpert]:
     The correction is the median; of an even number the smaller of the two middle ones, to rather correct too
     little.
     """
-    shown = sorted((one.even for one in of_skill if one.even is not None), key=abs)
+    shown = sorted((trained.even for trained in of_skill if trained.even is not None), key=abs)
     if not shown:
         return of_skill
     # Sorted by magnitude: of two middle ones this is the smaller correction.
     shift = shown[(len(shown) - 1) // 2]
     return [
-        dataclasses.replace(one, expert=dataclasses.replace(one.expert, even=shift))
-        if one.roofline.even.mean() < RARE
-        else one
-        for one in of_skill
+        dataclasses.replace(trained, expert=dataclasses.replace(trained.expert, even=shift))
+        if trained.roofline.even.mean() < RARE
+        else trained
+        for trained in of_skill
     ]
 
 
-def assemble_model(kept: dict[Skill, list[TrainedExpert]]) -> ForecastModel:
+def assemble_model(trained: dict[Skill, list[TrainedExpert]]) -> ForecastModel:
     """Return the model of all experts, with the errors of each device when it is left out.
 
     Args:
-        kept: Trained experts by kind of kernel.
+        trained: Trained experts by kind of kernel.
     """
-    kept = {skill: _evened(of_skill) for skill, of_skill in kept.items()}
-    experts = {skill: tuple(one.expert for one in of_skill) for skill, of_skill in kept.items()}
-    unknown = dict.fromkeys(kept, Spread(0.0, 0.0))
+    trained = {skill: _evened(of_skill) for skill, of_skill in trained.items()}
+    experts = {skill: tuple(expert.expert for expert in of_skill) for skill, of_skill in trained.items()}
+    unknown = dict.fromkeys(trained, Spread(0.0, 0.0))
     far = {}
-    for skill, of_skill in kept.items():
+    for skill, of_skill in trained.items():
         # Boards with one chip are left out together, or the error would be that of a measured device.
-        chips = [chip(one.table.device) for one in of_skill]
+        chips = [chip(expert.table.device) for expert in of_skill]
         if len(set(chips)) > 1:
             rests = [
-                tuple(o.expert for o, other in zip(of_skill, chips, strict=True) if other != own)
-                for own in chips
+                tuple(
+                    o.expert
+                    for o, expert_chip in zip(of_skill, chips, strict=True)
+                    if expert_chip != chip_left_out
+                )
+                for chip_left_out in chips
             ]
             asked = [ForecastModel({skill: rest}, unknown) for rest in rests]
-            seen = spread(errors(one, rest) for one, rest in zip(of_skill, asked, strict=True))
+            seen = spread(errors(expert, rest) for expert, rest in zip(of_skill, asked, strict=True))
             wider = _of_few(len(set(chips)))
             far[skill] = Spread(wider * seen.low, wider * seen.high)
         else:

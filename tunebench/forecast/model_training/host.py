@@ -187,7 +187,7 @@ def fit_law(
                 x_scale=start,
             )
         )
-    return _law(min(fits, key=lambda found: float(found.cost)).x, floor, lead)
+    return _law(min(fits, key=lambda solution: float(solution.cost)).x, floor, lead)
 
 
 def _law(values: Array, floor: bool, lead: bool) -> FittedLaw:
@@ -210,10 +210,10 @@ def separate(tables: Sequence[OperatorTable]) -> list[SeparatedTimes]:
     neither is a matrix product; the same operator on other devices. Its floor is then 0.
     """
     fitted = [_fitted(table) for table in tables]
-    hosts = [own.host if own else None for own in fitted]
+    hosts = [separated.host if separated else None for separated in fitted]
     return [
-        own or SeparatedTimes(host := _elsewhere(table, tables, hosts), _visible_us(table.us, host))
-        for own, table in zip(fitted, tables, strict=True)
+        separated or SeparatedTimes(host := _elsewhere(table, tables, hosts), _visible_us(table.us, host))
+        for separated, table in zip(fitted, tables, strict=True)
     ]
 
 
@@ -260,12 +260,16 @@ def _visible_us(us: Array, host: HostTime) -> Array:
 def _elsewhere(
     table: OperatorTable, tables: Sequence[OperatorTable], hosts: Sequence[HostTime | None]
 ) -> HostTime:
-    known = [(other, host.lead_us) for other, host in zip(tables, hosts, strict=True) if host]
-    here = [(other, us) for other, us in known if other.device == table.device]
+    leads_of = [(source, host.lead_us) for source, host in zip(tables, hosts, strict=True) if host]
+    same_device = [(source, us) for source, us in leads_of if source.device == table.device]
     for leads in (
-        [us for other, us in here if other.operator == table.operator],
-        [us for other, us in here if table.family != "product" != other.family and other.part == table.part],
-        [us for other, us in known if other.operator == table.operator],
+        [us for source, us in same_device if source.operator == table.operator],
+        [
+            us
+            for source, us in same_device
+            if table.family != "product" != source.family and source.part == table.part
+        ],
+        [us for source, us in leads_of if source.operator == table.operator],
     ):
         if leads:
             return HostTime(0.0, _limited(float(np.median(leads)), table))
@@ -275,5 +279,5 @@ def _elsewhere(
 def _limited(lead_us: float, table: OperatorTable) -> float:
     """Return a lead that leaves the shortest kernels at least their time at peak rates."""
     shortest = table.us <= np.quantile(table.us, SHORTEST)
-    most = float(np.min(table.us[shortest] - table.peak_us[shortest]))
-    return max(0.0, min(lead_us, most))
+    max_lead_us = float(np.min(table.us[shortest] - table.peak_us[shortest]))
+    return max(0.0, min(lead_us, max_lead_us))

@@ -239,11 +239,11 @@ class Catalogue:
     def wait(self, limit_s: float = 60.0) -> Snapshot:
         """Return the state once everything was read, or after `limit_s`."""
         end = time.monotonic() + limit_s
-        while (found := self.snapshot()).unread or self._state is None:
+        while (snapshot := self.snapshot()).unread or self._state is None:
             if time.monotonic() > end:
                 break
             time.sleep(0.01)
-        return found
+        return snapshot
 
     # -- the thread ----------------------------------------------------------------------------------
 
@@ -256,8 +256,8 @@ class Catalogue:
             except TunebenchError as error:
                 self._snapshot = replace(self._snapshot, error=str(error))
             except DAMAGE as error:
-                said = damage_of(error, self._browser.location.option)
-                self._snapshot = replace(self._snapshot, error=said)
+                message = damage_of(error, self._browser.location.option)
+                self._snapshot = replace(self._snapshot, error=message)
             self._first.set()
             took = time.monotonic() - began
             self._closing.wait(max(REFRESH_S, 0.0 if first else _REST * took))
@@ -273,13 +273,15 @@ class Catalogue:
         self._devices = {device.id: device for device in self._browser.devices()}
         stale = tuple(self._browser.stale_groups())
         changed = self._browser.changed_workloads(self._state or state, self._runs)
-        there = dict(self._browser.workloads())
+        device_ids = dict(self._browser.workloads())
         changed |= {group.workload for group in set(stale) ^ set(self._stale)}
         changed |= {workload for (_, workload), entry in self._entries.items() if entry.claimed}
-        known = {workload for _, workload in self._entries}
-        self._pending |= {w: there[w] for w in sorted(there) if w in changed or w not in known}
+        read_before = {workload for _, workload in self._entries}
+        self._pending |= {
+            w: device_ids[w] for w in sorted(device_ids) if w in changed or w not in read_before
+        }
         self._stale = stale
-        for pair in [pair for pair in self._entries if pair[0] not in there.get(pair[1], ())]:
+        for pair in [pair for pair in self._entries if pair[0] not in device_ids.get(pair[1], ())]:
             del self._entries[pair]
         self._publish()
         self._read_pending()

@@ -44,8 +44,8 @@ def scatter_chart(points: Sequence[ScatterPoint], *, x_title: str, y_title: str,
         parts.append(text(x(tick), box.y_end + 18, significant(tick * scale)))
     parts.append(f'<path class="equal" d="M{box.left} {box.y_end}L{box.x_end} {box.top}"/>')
     for point in points:
-        place = f'class="{point.style}" cx="{x(point.x_us):.1f}" cy="{y(point.y_us):.1f}" r="4"'
-        parts.append(linked(titled("circle", place, point.title), point.href))
+        attributes = f'class="{point.style}" cx="{x(point.x_us):.1f}" cy="{y(point.y_us):.1f}" r="4"'
+        parts.append(linked(titled("circle", attributes, point.title), point.href))
     return svg(box, name, *parts)
 
 
@@ -79,8 +79,8 @@ def sample_chart(
     if median_us is not None:
         parts.append(f'<path class="best" d="M{box.left} {y(median_us):.1f}H{box.x_end}"/>')
     for at, us in enumerate(samples_us, start=1):
-        place = f'class="measured" cx="{x(at):.1f}" cy="{y(us):.1f}" r="3"'
-        parts.append(titled("circle", place, f"sample {at}: {duration(us)}"))
+        attributes = f'class="measured" cx="{x(at):.1f}" cy="{y(us):.1f}" r="3"'
+        parts.append(titled("circle", attributes, f"sample {at}: {duration(us)}"))
     return svg(box, name, *parts)
 
 
@@ -100,6 +100,6 @@ def spark_line(times_us: Sequence[float | None], *, name: str) -> str:
     box = Box(width=160, height=36, left=0, right=0, top=3, bottom=3)
     x = Axis(low=0, high=max(1, len(times_us) - 1), start=0, end=box.width, log=False)
     y = log_axis([us for _, us in best], box.y_end, box.top)
-    (first, first_us), *others = best
-    steps = f"M{x(first):.1f} {y(first_us):.1f}" + "".join(f"H{x(at):.1f}V{y(us):.1f}" for at, us in others)
+    (first, first_us), *later = best
+    steps = f"M{x(first):.1f} {y(first_us):.1f}" + "".join(f"H{x(at):.1f}V{y(us):.1f}" for at, us in later)
     return svg(box, name, f'<path class="best" d="{steps}H{box.width}"/>')

@@ -64,11 +64,11 @@ def small_drawing(points: Sequence[HistoryPoint], workload: str) -> str:
     return spark_line(times, name=f"Best time so far of {printable(workload)}")
 
 
-def prediction_drawing(found: Sequence[ComparedPrediction]) -> str:
+def prediction_drawing(predictions: Sequence[ComparedPrediction]) -> str:
     """Return the chart of predicted against measured times; of many, evenly spaced ones."""
-    drawn = found[:: max(1, -(-len(found) // DRAWN))]
+    drawn = predictions[:: max(1, -(-len(predictions) // DRAWN))]
     return scatter_chart(
-        [_scatter_point(each) for each in drawn],
+        [_scatter_point(prediction) for prediction in drawn],
         x_title="measured",
         y_title="predicted",
         name="Predicted against measured times",
@@ -133,18 +133,18 @@ def _served(points: Sequence[HistoryPoint], best: Answer | None) -> int:
     return max(numbers, default=0)
 
 
-def _scatter_point(each: ComparedPrediction) -> ScatterPoint:
-    entry = each.line.entry
+def _scatter_point(compared: ComparedPrediction) -> ScatterPoint:
+    entry = compared.line.entry
     title = (
-        f"{entry.workload} on {each.line.device.product}: predicted {duration(each.predicted_us)}, "
-        f"measured {duration(each.measured_us)} ({each.measured})"
+        f"{entry.workload} on {compared.line.device.product}: predicted {duration(compared.predicted_us)}, "
+        f"measured {duration(compared.measured_us)} ({compared.measured})"
     )
     return ScatterPoint(
-        x_us=each.measured_us,
-        y_us=each.predicted_us,
-        style="measured" if each.method == "library" else "finalist",
+        x_us=compared.measured_us,
+        y_us=compared.predicted_us,
+        style="measured" if compared.method == "library" else "finalist",
         title=printable(title),
-        href=workload_href(each.line),
+        href=workload_href(compared.line),
     )
 
 

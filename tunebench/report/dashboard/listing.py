@@ -101,12 +101,12 @@ class Query:
         if self.order:
             values |= {"sort": self.order, "order": "desc" if self.descending else ""}
         values |= changes
-        given = {name: value for name, value in values.items() if value}
-        return f"{self.path}?{urlencode(given)}" if given else self.path
+        parameters = {name: value for name, value in values.items() if value}
+        return f"{self.path}?{urlencode(parameters)}" if parameters else self.path
 
-    def to(self, span: Span, place: Sequence[Any]) -> str:
+    def to(self, span: Span, cursor: Sequence[Any]) -> str:
         """Return the URL of the page after or before a row."""
-        return self.link(**{span: json.dumps(list(place), separators=(",", ":"), ensure_ascii=False)})
+        return self.link(**{span: json.dumps(list(cursor), separators=(",", ":"), ensure_ascii=False)})
 
     def headers(self, columns: Sequence[Column[Any]], default: str) -> list[Header]:
         """Return the headers of columns; a second click on one reverses the order.
@@ -116,26 +116,26 @@ class Query:
             default: Name of the column of the order without `sort` in the URL.
         """
         current = self.order or default
-        found = []
+        headers = []
         for column in columns:
             is_current = column.name == current and bool(column.name)
             reverse = "desc" if is_current and not self.descending else ""
             direction = ("descending" if self.descending else "ascending") if is_current else ""
             href = self.link(sort=column.name, order=reverse) if column.name else ""
-            found.append(Header(column=column, href=href, sorted=direction))
-        return found
+            headers.append(Header(column=column, href=href, sorted=direction))
+        return headers
 
 
 def _decoded(text: str) -> list[Any]:
     try:
-        found = json.loads(text)
+        cursor = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list) or not all(isinstance(value, str | int | float) for value in found):
+        cursor = None
+    if not isinstance(cursor, list) or not all(isinstance(value, str | int | float) for value in cursor):
         raise InputError(
             "the place in the list must be a JSON list of texts and numbers; open the first page again"
         )
-    return found
+    return cursor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,15 +159,15 @@ class Page(Generic[T]):
     first: str
 
 
-def choose(name: str, value: str, known: Sequence[str]) -> str:
+def choose(name: str, value: str, choices: Sequence[str]) -> str:
     """Return a value of a query, or the first of the known ones if it is empty.
 
     Raises:
         InputError: if it is not one of the known ones.
     """
-    if value and value not in known:
-        raise InputError(f"{name} must be one of {', '.join(known)}; got {value[:LONGEST_TEXT]!r}")
-    return value or known[0]
+    if value and value not in choices:
+        raise InputError(f"{name} must be one of {', '.join(choices)}; got {value[:LONGEST_TEXT]!r}")
+    return value or choices[0]
 
 
 def page_of(
@@ -195,8 +195,8 @@ def page_of(
         # Missing values are last in both orders.
         return [int((value is None) != descending), "" if value is None else value, tie(row)]
 
-    def sort_key(found: list[Any]) -> tuple[int, bool, Any, Any]:
-        return found[0], isinstance(found[1], str), found[1], found[2]
+    def sort_key(cursor: list[Any]) -> tuple[int, bool, Any, Any]:
+        return cursor[0], isinstance(cursor[1], str), cursor[1], cursor[2]
 
     ordered = sorted(rows, key=lambda row: sort_key(place(row)), reverse=descending)
     start, stop = 0, PAGE_ROWS
@@ -225,9 +225,9 @@ def _span(
     try:
         at = sort_key(neighbour)
         passed = sum((key >= at if descending else key <= at) for key in keys)
-        ahead = sum((key > at if descending else key < at) for key in keys)
+        before = sum((key > at if descending else key < at) for key in keys)
     except (IndexError, TypeError):
         raise InputError("the place in the list is of another order; open the first page again") from None
     if span == "after":
         return passed, passed + PAGE_ROWS
-    return max(0, ahead - PAGE_ROWS), ahead
+    return max(0, before - PAGE_ROWS), before

@@ -51,15 +51,15 @@ def described(record: Record) -> dict[str, Any]:
 
 def _flat(comparison: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ratios of a comparison as texts, by name."""
-    found: dict[str, Any] = {}
+    texts: dict[str, Any] = {}
     for name, value in comparison.items():
         if isinstance(value, Mapping) and "ratio" not in value:
-            found |= {f"{name}: {inner}": text for inner, text in _flat(value).items()}
+            texts |= {f"{name}: {inner}": text for inner, text in _flat(value).items()}
         elif isinstance(value, Mapping):
-            found[name] = ", ".join(
+            texts[name] = ", ".join(
                 f"{part} {significant(number) if isinstance(number, float) else number}"
                 for part, number in value.items()
             )
         else:
-            found[name] = value
-    return found
+            texts[name] = value
+    return texts

@@ -93,42 +93,47 @@ class Pages:
         self.overview({})
 
     def _render(self, template: str, title: str, *, live_ms: int = SLOW_MS, **values: Any) -> str:
-        found: Snapshot = values.setdefault("snapshot", self._catalogue.snapshot())
-        live_ms = LIVE_MS if found.unread else live_ms
+        snapshot: Snapshot = values.setdefault("snapshot", self._catalogue.snapshot())
+        live_ms = LIVE_MS if snapshot.unread else live_ms
         return render(template, title=title, database=self.database, db=self.db, live_ms=live_ms, **values)
 
     # -- lists from the catalogue ---------------------------------------------------------------------
 
     def overview(self, values: Mapping[str, str]) -> str:
         """Render the coverage of devices and operators, and the newest searches."""
-        found = self._catalogue.snapshot()
+        snapshot = self._catalogue.snapshot()
         running = [search for search in self._unfinished() if search.state == "running"]
         recent = self._searches(self._browser.runs(limit=RECENT))
-        imported = [line for line in found.lines if line.how == "unverified"]
+        imported = [line for line in snapshot.lines if line.how == "unverified"]
         return self._render(
             "overview.html",
             "Overview",
             live_ms=LIVE_MS if running else SLOW_MS,
-            snapshot=found,
-            trials=sum(line.entry.trials for line in found.lines),
-            measurements=sum(line.entry.measurements for line in found.lines),
-            stale=sum(group.trials for group in found.stale),
+            snapshot=snapshot,
+            trials=sum(line.entry.trials for line in snapshot.lines),
+            measurements=sum(line.entry.measurements for line in snapshot.lines),
+            stale=sum(group.trials for group in snapshot.stale),
             running=len(running),
             recent=recent,
             imported=imported[:RECENT],
             more_imported=len(imported) if len(imported) > RECENT else 0,
-            coverage=coverage_of(found),
+            coverage=coverage_of(snapshot),
         )
 
     def workloads(self, values: Mapping[str, str]) -> str:
         """Render the list of workloads."""
         query = Query("/workloads", values, ("device", "operator", "text", "how", "source"))
-        found = self._catalogue.snapshot()
+        snapshot = self._catalogue.snapshot()
         page = page_of(
-            query, list(_filtered(found.lines, query)), WORKLOADS, default="workload", tie=line_tie
+            query, list(_filtered(snapshot.lines, query)), WORKLOADS, default="workload", tie=line_tie
         )
         return self._render(
-            "workloads.html", "Workloads", snapshot=found, query=query, page=page, **_choices(found.lines)
+            "workloads.html",
+            "Workloads",
+            snapshot=snapshot,
+            query=query,
+            page=page,
+            **_choices(snapshot.lines),
         )
 
     def stale(self, values: Mapping[str, str]) -> str:
@@ -136,39 +141,39 @@ class Pages:
         if not values.get("sort"):
             values = {**values, "sort": "trials", "order": "desc"}
         query = Query("/stale", values, ("device", "operator", "text"))
-        found = self._catalogue.snapshot()
-        lines = {(line.device.id, line.entry.workload): line for line in found.lines}
+        snapshot = self._catalogue.snapshot()
+        lines = {(line.device.id, line.entry.workload): line for line in snapshot.lines}
         spaces = [
             StaleSpace(line=line, variant=group.variant, trials=group.trials)
-            for group in found.stale
+            for group in snapshot.stale
             if (line := lines.get((group.device_id, group.workload))) is not None
         ]
-        kept = {line_tie(line) for line in _filtered(found.lines, query)}
-        rows = [space for space in spaces if line_tie(space.line) in kept]
+        selected = {line_tie(line) for line in _filtered(snapshot.lines, query)}
+        rows = [space for space in spaces if line_tie(space.line) in selected]
         page = page_of(
             query, rows, STALE, default="trials", tie=lambda row: f"{line_tie(row.line)}\n{row.variant}"
         )
-        served = sum(line.best is not None and line.best.stale for line in found.lines)
+        served = sum(line.best is not None and line.best.stale for line in snapshot.lines)
         return self._render(
             "stale.html",
             "Stale results",
-            snapshot=found,
+            snapshot=snapshot,
             query=query,
             page=page,
             served=served,
-            trials=sum(group.trials for group in found.stale),
-            **_choices(found.lines),
+            trials=sum(group.trials for group in snapshot.stale),
+            **_choices(snapshot.lines),
         )
 
     def predictions(self, values: Mapping[str, str]) -> str:
         """Render predicted times next to measured ones."""
         query = Query("/predictions", values, ("device", "operator", "text", "method"))
-        found = self._catalogue.snapshot()
+        snapshot = self._catalogue.snapshot()
         method = choose("method", query.get("method"), ("", *METHODS))
         rows = [
-            each
-            for each in compared_predictions(list(_filtered(found.lines, query)))
-            if method in ("", each.method)
+            prediction
+            for prediction in compared_predictions(list(_filtered(snapshot.lines, query)))
+            if method in ("", prediction.method)
         ]
         page = page_of(
             query,
@@ -180,22 +185,22 @@ class Pages:
         return self._render(
             "predictions.html",
             "Predicted against measured",
-            snapshot=found,
+            snapshot=snapshot,
             query=query,
             page=page,
             methods=METHODS,
             agreements=agreement(rows),
             drawn=min(len(rows), DRAWN),
             chart=prediction_drawing(rows),
-            **_choices(found.lines),
+            **_choices(snapshot.lines),
         )
 
     def plans(self, values: Mapping[str, str]) -> str:
         """Render the plans of a folder."""
         query = Query("/plans", values, ("text",))
-        found = read_plans(self._plans) if self._plans is not None else []
-        wanted = query.get("text").lower()
-        rows = [plan for plan in found if wanted in f"{plan.name} {dict(plan.job)}".lower()]
+        plans = read_plans(self._plans) if self._plans is not None else []
+        words = query.get("text").lower()
+        rows = [plan for plan in plans if words in f"{plan.name} {dict(plan.job)}".lower()]
         page = page_of(query, rows, PLANS, default="plan", tie=lambda plan: plan.name)
         return self._render("plans.html", "Plans", query=query, page=page, folder=self._plans)
 
@@ -206,7 +211,7 @@ class Pages:
         names = ("device", "workload", "variant", "kind", "source", "config")
         query = Query("/workload", values, names)
         device, workload = self._device(query.get("device")), query.get("workload")
-        found = self._catalogue.snapshot()
+        snapshot = self._catalogue.snapshot()
         line = self._known_line(device, workload)
         points = self._browser.points(device.id, workload)
         runs = self._searches(self._browser.runs(pair=(device.id, workload), limit=RECENT))
@@ -214,7 +219,7 @@ class Pages:
             "workload.html",
             workload,
             live_ms=LIVE_MS if any(run.state == "running" for run in runs) else SLOW_MS,
-            snapshot=found,
+            snapshot=snapshot,
             line=line,
             query=query,
             page=self._trials(device.id, query),
@@ -247,29 +252,29 @@ class Pages:
             source=choose("source", query.get("source"), ("", "current", "stale")),
             config=query.get("config"),
         )
-        place = query.place
-        if place is not None and (len(place[1]) != 2 or not isinstance(place[1][1], int)):
+        cursor = query.place
+        if cursor is not None and (len(cursor[1]) != 2 or not isinstance(cursor[1][1], int)):
             raise InputError("the place in the list is of another list; open the first page again")
         numeric = order in ("time", "bound", "recorded")
-        if place is not None and isinstance(place[1][0], str) == numeric:
+        if cursor is not None and isinstance(cursor[1][0], str) == numeric:
             raise InputError("the place in the list is of another order; open the first page again")
-        found = self._browser.trials(
+        trials = self._browser.trials(
             device_id,
             query.get("workload"),
             select=select,
             order=order,
             descending=query.descending,
-            place=None if place is None else (place[0], (place[1][0], place[1][1])),
+            place=None if cursor is None else (cursor[0], (cursor[1][0], cursor[1][1])),
             limit=PAGE_ROWS,
         )
-        rows = found.rows
+        rows = trials.rows
         return Page(
             rows=rows,
             total=None,
             headers=query.headers(TRIALS, "time"),
-            previous=query.to("before", rows[0].cursor) if rows and found.before else "",
-            next=query.to("after", rows[-1].cursor) if rows and found.after else "",
-            first=query.link() if place is not None and (found.before or not rows) else "",
+            previous=query.to("before", rows[0].cursor) if rows and trials.before else "",
+            next=query.to("after", rows[-1].cursor) if rows and trials.after else "",
+            first=query.link() if cursor is not None and (trials.before or not rows) else "",
         )
 
     def trial(self, number: int) -> str:
@@ -281,18 +286,18 @@ class Pages:
         Raises:
             LookupMiss: if there is no such trial.
         """
-        found = self._browser.trial(number)
-        if found is None:
+        trial = self._browser.trial(number)
+        if trial is None:
             raise LookupMiss(f"no trial {number} in {self._browser.location}")
         devices = {device.id: device for device in self._browser.devices()}
-        if found.device_id not in devices:
+        if trial.device_id not in devices:
             raise LookupMiss(f"the device of trial {number} is not in {self._browser.location}")
         records = self._browser.trial_records(number)[::-1]
         return self._render(
             "trial.html",
             f"Trial {number}",
-            trial=found,
-            device=devices[found.device_id],
+            trial=trial,
+            device=devices[trial.device_id],
             records=[described(record) for record in records],
         )
 
@@ -348,17 +353,17 @@ class Pages:
         run = self._browser.run(run_id)
         if run is None:
             raise LookupMiss(f"no search {run_id!r} in {self._browser.location}")
-        (found,) = self._searches([run])
+        (search,) = self._searches([run])
         points = self._browser.run_points(run_id)
         return self._render(
             "search.html",
             run.workload,
-            live_ms=LIVE_MS if found.state == "running" else SLOW_MS,
-            search=found,
-            meaning=STATES[found.state],
+            live_ms=LIVE_MS if search.state == "running" else SLOW_MS,
+            search=search,
+            meaning=STATES[search.state],
             newest=points[: -RUNS - 1 : -1],
             failures=self._browser.failures(run_id) if run.progress.failed else [],
-            chart=run_drawing(points, found.bound_us, self._answer(run)),
+            chart=run_drawing(points, search.bound_us, self._answer(run)),
         )
 
     def _answer(self, run: RunEntry) -> Answer | None:
@@ -456,7 +461,7 @@ class Pages:
 
 def _filtered(lines: Iterable[Line], query: Query) -> Iterator[Line]:
     """Yield the lines that a query selects."""
-    how = choose("how", query.get("how"), ("", "measured", "predicted", "unverified", "failed", "none"))
+    origin = choose("how", query.get("how"), ("", "measured", "predicted", "unverified", "failed", "none"))
     source = choose("source", query.get("source"), ("", "current", "stale"))
     device, operator, text = query.get("device"), query.get("operator"), query.get("text").lower()
     for line in lines:
@@ -465,7 +470,7 @@ def _filtered(lines: Iterable[Line], query: Query) -> Iterator[Line]:
             (not device or selects(device, line.device.key))
             and operator in ("", line.operator)
             and text in line.entry.workload.lower()
-            and (not how or how == (line.how or "none"))
+            and (not origin or origin == (line.how or "none"))
             and (not source or (best is not None and best.stale == (source == "stale")))
         ):
             yield line

@@ -67,7 +67,7 @@ def read_plans(folder: Path) -> list[PlanEntry]:
     Args:
         folder: The folder.
     """
-    found = []
+    plans = []
     for path in sorted(folder.rglob("*.toml"))[:MOST_FILES]:
         name = str(path.relative_to(folder))
         try:
@@ -75,8 +75,8 @@ def read_plans(folder: Path) -> list[PlanEntry]:
         except (OSError, ValueError, RecursionError) as error:
             entry = PlanEntry(name=name, problem=f"cannot be read: {error}")
         if entry is not None:
-            found.append(entry)
-    return found
+            plans.append(entry)
+    return plans
 
 
 def _read(path: Path, name: str) -> PlanEntry | None:

@@ -80,17 +80,21 @@ def compared_predictions(lines: Sequence[Line]) -> list[ComparedPrediction]:
     return [*_of_libraries(lines), *_of_searches(lines)]
 
 
-def agreement(found: Iterable[ComparedPrediction]) -> list[Agreement]:
+def agreement(predictions: Iterable[ComparedPrediction]) -> list[Agreement]:
     """Return the errors of each method that has predictions."""
     groups: dict[str, list[ComparedPrediction]] = {}
-    for each in found:
-        groups.setdefault(each.method, []).append(each)
+    for prediction in predictions:
+        groups.setdefault(prediction.method, []).append(prediction)
     return [_agreement(method, groups[method]) for method in METHODS if method in groups]
 
 
 def _agreement(method: str, group: Sequence[ComparedPrediction]) -> Agreement:
-    errors = sorted(each.error for each in group)
-    intervals = [(each.measured_us, each.interval_us) for each in group if each.interval_us is not None]
+    errors = sorted(prediction.error for prediction in group)
+    intervals = [
+        (prediction.measured_us, prediction.interval_us)
+        for prediction in group
+        if prediction.interval_us is not None
+    ]
     inside = [low <= measured_us <= high for measured_us, (low, high) in intervals]
     return Agreement(
         method=method,
@@ -155,10 +159,10 @@ def _predicted(device: DeviceEntry, workload: str) -> _Times | None:
     from tunebench.workloads import parse
 
     try:
-        found = predict(parse(workload), Device(**device.descriptor))
+        prediction = predict(parse(workload), Device(**device.descriptor))
     except (TunebenchError, TypeError, ValueError):  # of another version, or a recorded space
         return None
-    return (found.time_us, found.low_us, found.high_us)
+    return (prediction.time_us, prediction.low_us, prediction.high_us)
 
 
 def _of_searches(lines: Sequence[Line]) -> Iterable[ComparedPrediction]:

@@ -36,16 +36,16 @@ def render(template: str, **values: Any) -> str:
 
 def prepare_templates() -> None:
     """Compile all templates, so that the first page is as fast as later ones."""
-    found = _environment()
-    for name in found.list_templates(extensions=("html",)):
-        found.get_template(name)
+    environment = _environment()
+    for name in environment.list_templates(extensions=("html",)):
+        environment.get_template(name)
 
 
 @functools.cache
 def _environment() -> jinja2.Environment:
     import jinja2
 
-    found = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.PackageLoader("tunebench.report.dashboard"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -53,7 +53,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {
+    environment.filters |= {
         "us": _us,
         "unit": _unit,
         "first_error": first_error,
@@ -65,8 +65,8 @@ def _environment() -> jinja2.Environment:
         "ago": _ago,
         "href": _href,
     }
-    found.globals["version"] = __version__
-    return found
+    environment.globals["version"] = __version__
+    return environment
 
 
 def _finalize(value: Any) -> Any:
@@ -128,5 +128,5 @@ def _ago(moment: datetime | None) -> Markup:
 
 def _href(path: str, **values: Any) -> str:
     """Return a URL with a query; names without a value are left out."""
-    given = {name: value for name, value in values.items() if value not in ("", None)}
-    return f"{path}?{urlencode(given)}" if given else path
+    parameters = {name: value for name, value in values.items() if value not in ("", None)}
+    return f"{path}?{urlencode(parameters)}" if parameters else path

@@ -99,13 +99,13 @@ def search_of(run: RunEntry, device: DeviceEntry | None, now: datetime, reason: 
     end = run.finished_at or (now if state == "running" else newest)
     elapsed_s = max(0.0, (end - run.started_at).total_seconds())
     rate = run.progress.measurements / elapsed_s if elapsed_s and run.progress.measurements else None
-    left = max(0, (run.budget_trials or 0) - run.progress.searched)
+    remaining = max(0, (run.budget_trials or 0) - run.progress.searched)
     return Search(
         run=run,
         device=device,
         state=state,
         elapsed_s=elapsed_s,
         per_minute=None if rate is None else 60 * rate,
-        remaining_s=left / rate if state == "running" and rate and run.budget_trials else None,
+        remaining_s=remaining / rate if state == "running" and rate and run.budget_trials else None,
         reason=reason,
     )
