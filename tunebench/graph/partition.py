@@ -209,11 +209,11 @@ def _without_deadlocks(
     """Split groups into single nodes until all can run: an eighth of each deadlock at a time."""
     while stuck := deadlocked(precedence, [group.nodes for group in chosen]):
         split: set[_Group] = set()
-            # Groups that save the least are split first.
         for component in stuck:
             several = [
                 chosen[index] for index in component if chosen[index].nodes & (chosen[index].nodes - 1)
             ]
+            # Groups that save the least are split first.
             several.sort(
                 key=lambda group: _cost_us(alone[node] for node in bits(group.nodes)) - group.cost_us
             )

@@ -86,9 +86,9 @@ def _order(matrix: Any) -> str:
     return "t" if matrix.stride(-1) != 1 and matrix.stride(-2) == 1 else "n"
 
 
-def _product(a: Any, b: Any, *others: Any, epilogue: str = "none") -> tuple[str, ...]:
+def _product(a: Any, b: Any, *further: Any, epilogue: str = "none") -> tuple[str, ...]:
     sizes = {"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1], "batch": a.shape[0] if a.dim() == 3 else 1}
-    dtype = _dtype(a, b, *others, tf32=torch.backends.cuda.matmul.allow_tf32)
+    dtype = _dtype(a, b, *further, tf32=torch.backends.cuda.matmul.allow_tf32)
     return _one("gemm", **sizes, dtype=dtype, trans=_order(a) + _order(b), epilogue=epilogue)
 
 
@@ -203,8 +203,8 @@ def _convolution_backward(args: Arguments) -> tuple[str, ...]:
     ways = ("fprop", "wgrad") if args["transposed"] else ("dgrad", "wgrad")
     return tuple(
         _convolution_of(args["input"], args["weight"], args, direction=direction)
-        for direction, wanted in zip(ways, args["output_mask"], strict=False)
-        if wanted
+        for direction, is_needed in zip(ways, args["output_mask"], strict=False)
+        if is_needed
     )
 
 

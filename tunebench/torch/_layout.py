@@ -96,8 +96,10 @@ def reduced_axis(tensor: Any, axes: Any) -> Literal["cols", "rows"] | None:
 def reduced_strides(tensor: Any, axes: Any, result: Any) -> tuple[int, ...]:
     """Return the strides of a reduction's result that keeps the order of the operand's axes in memory."""
     chosen = _reduced_axes(tensor, axes)
-    kept = [axis for axis in range(tensor.dim()) if result.dim() == tensor.dim() or axis not in chosen]
-    order = sorted(range(len(kept)), key=lambda place: tensor.stride(kept[place]), reverse=True)
+    remaining = [axis for axis in range(tensor.dim()) if result.dim() == tensor.dim() or axis not in chosen]
+    order = sorted(
+        range(len(remaining)), key=lambda position: tensor.stride(remaining[position]), reverse=True
+    )
     return strides_in_order(result.shape, order)
 
 
@@ -135,10 +137,13 @@ def reduction_map(tensor: Any, axes: Any, result: Any) -> tuple[IndexMap, int]:
         result: The result, which may keep the reduced axes with one element.
     """
     chosen = _reduced_axes(tensor, axes)
-    kept = [axis for axis in range(tensor.dim()) if axis not in chosen]
-    places = kept if result.dim() == tensor.dim() else range(len(kept))
+    remaining = [axis for axis in range(tensor.dim()) if axis not in chosen]
+    result_axes = remaining if result.dim() == tensor.dim() else range(len(remaining))
     outer = [
-        axis for _, axis in sorted(zip(places, kept, strict=True), key=lambda one: -result.stride(one[0]))
+        axis
+        for _, axis in sorted(
+            zip(result_axes, remaining, strict=True), key=lambda pair: -result.stride(pair[0])
+        )
     ]
     inner = sorted(chosen, key=tensor.stride, reverse=True)
     order = [*outer, *inner]
@@ -161,10 +166,10 @@ def kernel_strides(workload: Workload, name: str, tensor: Any) -> tuple[int, ...
         return tuple(tensor.stride())
     if workload.operator == "attention" and name == "bias":
         axes = _BIAS_AXES[-tensor.dim() :]
-        kept = [axis in workload.bias for axis in axes]  # type: ignore[attr-defined]
-        extents = [extent if keep else 1 for extent, keep in zip(tensor.shape, kept, strict=True)]
+        has_axis = [axis in workload.bias for axis in axes]  # type: ignore[attr-defined]
+        extents = [extent if keep else 1 for extent, keep in zip(tensor.shape, has_axis, strict=True)]
         dense = strides_in_order(extents, range(len(extents)))
-        return tuple(stride if keep else 0 for stride, keep in zip(dense, kept, strict=True))
+        return tuple(stride if keep else 0 for stride, keep in zip(dense, has_axis, strict=True))
     order = list(range(tensor.dim()))
     if getattr(workload, "layout", "") == "nhwc" and tensor.dim() > 2:
         order = [0, *order[2:], 1]

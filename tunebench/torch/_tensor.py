@@ -137,9 +137,9 @@ def compute_type(tensor: torch.Tensor, *, convolution: bool = False) -> DType:
 
 def unsupported_reason(tensors: Sequence[torch.Tensor | None]) -> str | None:
     """Return why no kernel reads these tensors together, or None if one may."""
-    there = [tensor for tensor in tensors if tensor is not None]
-    first = there[0]
-    for tensor in there:
+    present = [tensor for tensor in tensors if tensor is not None]
+    first = present[0]
+    for tensor in present:
         if not isinstance(tensor, torch.Tensor):
             return f"expected a tensor, got {type(tensor).__name__}"
         if tensor.layout != torch.strided:

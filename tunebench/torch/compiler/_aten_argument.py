@@ -60,9 +60,9 @@ def arguments_of(workload: Workload, *, transposed: bool) -> Mapping[str, tuple[
     return _ARGUMENTS["transposed" if transposed and workload.operator == "conv2d" else workload.operator]
 
 
-def is_used(node: fx.Node, place: int) -> bool:
+def is_used(node: fx.Node, index: int) -> bool:
     """Return whether one of a call's several results is used."""
-    return any(user.target is operator.getitem and user.args[1] == place for user in node.users)
+    return any(user.target is operator.getitem and user.args[1] == index for user in node.users)
 
 
 _VIEWS = frozenset({"aten::_unsafe_view", "aten::_reshape_alias", "aten::detach"})
@@ -76,24 +76,24 @@ def is_view(node: fx.Node) -> bool:
 
 
 def results_of(
-    node: fx.Node, texts: Iterable[str], known: Container[str]
+    node: fx.Node, texts: Iterable[str], translated: Container[str]
 ) -> dict[str, tuple[str, torch.Tensor]]:
     """Return the used results of a call that are results of workloads: name of the value, and traced tensor.
 
     Args:
         node: The call.
         texts: Canonical texts of the workloads.
-        known: Names of results that have a value already.
+        translated: Names of results that have a value already.
     """
     results: dict[str, tuple[str, torch.Tensor]] = {}
     for workload in map(parse, texts):
-        for place, spec in enumerate(workload.outputs()):
-            if spec.name in known or (place and isinstance(node.meta["val"], torch.Tensor)):
+        for index, spec in enumerate(workload.outputs()):
+            if spec.name in translated or (index and isinstance(node.meta["val"], torch.Tensor)):
                 continue
             if isinstance(node.meta["val"], torch.Tensor):
                 results[spec.name] = (node.name, node.meta["val"])
-            elif is_used(node, place := _PLACES[workload.operator][spec.name]):
-                results[spec.name] = (f"{node.name}.{place}", node.meta["val"][place])
+            elif is_used(node, index := _PLACES[workload.operator][spec.name]):
+                results[spec.name] = (f"{node.name}.{index}", node.meta["val"][index])
     return results
 
 
@@ -128,8 +128,8 @@ def number_of(value: Any) -> float | None:
 def _stored(number: float, dtype: torch.dtype) -> float:
     """Return a number as a tensor of some type holds it."""
     with _disable_current_modes():
-        held: float = torch.tensor(number, dtype=dtype).item()
-    return +held  # 0 or 1 for bool
+        value: float = torch.tensor(number, dtype=dtype).item()
+    return +value  # 0 or 1 for bool
 
 
 def traced(node: Any) -> Any:

@@ -24,8 +24,8 @@ ROOT_2_PI_INVERSE = 0.3989422804014327
 def _binary(symbol: str) -> Callable[[Arguments], str | None]:
     def read(args: Arguments) -> str | None:
         alpha = args.get("alpha", 1)
-        other = args["other"] if alpha == 1 else f"({alpha!r}*{args['other']})"
-        return f"({args['self']}{symbol}{other})" if args.get("rounding_mode") is None else None
+        operand = args["other"] if alpha == 1 else f"({alpha!r}*{args['other']})"
+        return f"({args['self']}{symbol}{operand})" if args.get("rounding_mode") is None else None
 
     return read
 

@@ -63,7 +63,7 @@ def in_memory_order(index: IndexMap, result: Tensor) -> IndexMap:
             group.append(rest.pop(0))
         groups.append(group)
     order = sorted(range(result.dim()), key=lambda axis: -result.stride(axis))
-    axes = [axis for place in order for axis in groups[place]]
+    axes = [axis for group_index in order for axis in groups[group_index]]
 
     return index.with_rows([index.shape[axis] for axis in axes], lambda row: [row[axis] for axis in axes])
 
@@ -73,7 +73,7 @@ def in_memory_order(index: IndexMap, result: Tensor) -> IndexMap:
 
 def _only_within(index: IndexMap, axis: int, first: int, count: int) -> IndexMap:
     """Return a map whose operand is 0 outside of a range of the indices along an axis."""
-    coefficients = tuple(int(other == axis) for other in range(len(index.shape)))
+    coefficients = tuple(int(i == axis) for i in range(len(index.shape)))
     guards = (*index.guards, Guard(coefficients, -first, count))
     return dataclasses.replace(index, guards=guards)
 
@@ -85,24 +85,24 @@ def _from(node: fx.Node, result: Tensor, axis: int, first: int) -> Part:
     return node, _only_within(index, axis, first, int(traced(node).shape[axis]))
 
 
-def _at(node: fx.Node, result: Tensor, axis: int, place: int) -> Part:
+def _at(node: fx.Node, result: Tensor, axis: int, position: int) -> Part:
     """Return a tensor that lacks an axis of the result as the part at one index along this axis."""
     strides = list(map(int, traced(node).stride()))
     strides.insert(axis, 0)
     index = IndexMap(tuple(map(int, result.shape)), tuple(strides))
-    return node, _only_within(index, axis, place, 1)
+    return node, _only_within(index, axis, position, 1)
 
 
 def _every(node: fx.Node, result: Tensor, axis: int, first: int, step: int) -> Part:
     """Return a tensor as the part of the result at every `step`-th index of an axis; the axis is split."""
     strides, shape = list(map(int, traced(node).stride())), list(map(int, result.shape))
-    before, place = divmod(first, step)
+    before, residue = divmod(first, step)
     shape[axis : axis + 1] = [shape[axis] // step, step]
     start = -before * strides[axis]
     strides.insert(axis + 1, 0)
     index = IndexMap(tuple(shape), tuple(strides), start)
     within = _only_within(index, axis, before, int(traced(node).shape[axis]))
-    return node, _only_within(within, axis + 1, place, 1)
+    return node, _only_within(within, axis + 1, residue, 1)
 
 
 def _outside(node: fx.Node, result: Tensor, axis: int, first: int, end: int) -> list[Part]:
@@ -126,7 +126,7 @@ def _cat(args: Arguments, result: Tensor) -> list[Part] | None:
 
 def _stack(args: Arguments, result: Tensor) -> list[Part] | None:
     axis = _axis(args, result)
-    return [_at(part, result, axis, place) for place, part in enumerate(args["tensors"])]
+    return [_at(part, result, axis, position) for position, part in enumerate(args["tensors"])]
 
 
 def _pad(args: Arguments, result: Tensor) -> list[Part] | None:
@@ -171,10 +171,10 @@ def _slice_scatter(args: Arguments, result: Tensor) -> list[Part] | None:
 
 def _select_scatter(args: Arguments, result: Tensor) -> list[Part] | None:
     axis = _axis(args, result)
-    place = args["index"] % int(result.shape[axis])
+    position = args["index"] % int(result.shape[axis])
     return [
-        _at(args["src"], result, axis, place),
-        *_outside(args["self"], result, axis, place, place + 1),
+        _at(args["src"], result, axis, position),
+        *_outside(args["self"], result, axis, position, position + 1),
     ]
 
 
@@ -196,8 +196,8 @@ def _roll(args: Arguments, result: Tensor) -> list[Part] | None:
         begin = shift % extent
         ranges = ((0, begin, extent - begin), (begin, extent, -begin))
         maps = [
-            _only_within(_shifted(one, axis, moved), axis, low, high - low)
-            for one in maps
+            _only_within(_shifted(part_map, axis, moved), axis, low, high - low)
+            for part_map in maps
             for low, high, moved in ranges
             if low < high
         ]
@@ -286,23 +286,23 @@ def _gather(args: Arguments, result: Tensor) -> list[Part] | None:
 def _index(args: Arguments, result: Tensor) -> list[Part] | None:
     """Return a tensor whose axes with tensors of indices are replaced by the axes of these, broadcast."""
     node, indices = args["self"], args["indices"]
-    taken = [axis for axis, one in enumerate(indices) if one is not None]
+    taken = [axis for axis, axis_indices in enumerate(indices) if axis_indices is not None]
     tensor, dims = traced(node), max(traced(indices[axis]).dim() for axis in taken)
     strides, is_adjacent = list(map(int, tensor.stride())), taken[-1] - taken[0] == len(taken) - 1
     first = taken[0] if is_adjacent else 0
-    kept = [stride for axis, stride in enumerate(strides) if axis not in taken]
+    strides_kept = [stride for axis, stride in enumerate(strides) if axis not in taken]
     gathers = (
         gather_of(
             indices[axis],
             result,
-            len(kept) - first,
+            len(strides_kept) - first,
             step=strides[axis],
             extent=int(tensor.shape[axis]),
             wraps=True,
         )
         for axis in taken
     )
-    return _gathered(node, result, (*kept[:first], *(0,) * dims, *kept[first:]), *gathers)
+    return _gathered(node, result, (*strides_kept[:first], *(0,) * dims, *strides_kept[first:]), *gathers)
 
 
 _READERS: Mapping[str, Callable[[Arguments, Tensor], list[Part] | None]] = {

@@ -42,9 +42,9 @@ def fuse_attention(graph: fx.Graph) -> int:
     """
     count = 0
     for softmax in [node for node in graph.nodes if node.target in _SOFTMAX]:
-        found = _match(softmax)
-        if found is not None:
-            count += _replace(found)
+        pattern = _match(softmax)
+        if pattern is not None:
+            count += _replace(pattern)
     return count
 
 
@@ -82,8 +82,8 @@ def _match(softmax: fx.Node) -> _Pattern | None:
     product = _only_product(softmax)
     if product is None:
         return None
-    found = _Pattern(product, v=product.args[1])
-    return found if _read_scores(scores, found) else None
+    pattern = _Pattern(product, v=product.args[1])
+    return pattern if _read_scores(scores, pattern) else None
 
 
 def _only_product(softmax: fx.Node) -> fx.Node | None:
@@ -99,44 +99,46 @@ def _only_product(softmax: fx.Node) -> fx.Node | None:
     return None
 
 
-def _read_scores(node: Any, found: _Pattern) -> bool:
+def _read_scores(node: Any, pattern: _Pattern) -> bool:
     """Read scores back to the product of q and k, and return whether they are those of attention."""
     while isinstance(node, fx.Node) and len(node.users) == 1:
         node = _unviewed(node)
         factor = _factor(node)
         if node.target is aten.bmm.default:
-            found.q, found.k = node.args
+            pattern.q, pattern.k = node.args
             return True
         if node.target is aten.baddbmm.default:
-            return _read_baddbmm(node, found)
+            return _read_baddbmm(node, pattern)
         if _keeps_matrices(node):
             node = node.args[0]
         elif factor is not None:
-            found.scale *= factor
+            pattern.scale *= factor
             node = node.args[0]
-        elif found.scale != 1:  # a factor of the sum
+        elif pattern.scale != 1:  # a factor of the sum
             return False
         elif (filled := _filled(node)) is not None:
             node, *fill = filled
-            if fill[1] != -math.inf and (found.biases or any(fill[1] != one for _, one, *_ in found.fills)):
+            if fill[1] != -math.inf and (
+                pattern.biases or any(fill[1] != number for _, number, *_ in pattern.fills)
+            ):
                 return False  # where a row hides all its keys, their weights depend on these numbers
-            found.fills.append((*fill, tuple(_val(node).shape[:-2])))
+            pattern.fills.append((*fill, tuple(_val(node).shape[:-2])))
         elif (summands := _summands(node)) is not None:
             node, bias = summands
-            found.biases.append((bias, tuple(_val(node).shape[:-2])))
+            pattern.biases.append((bias, tuple(_val(node).shape[:-2])))
         else:
             return False
     return False
 
 
-def _read_baddbmm(node: fx.Node, found: _Pattern) -> bool:
-    bias, found.q, found.k = node.args
+def _read_baddbmm(node: fx.Node, pattern: _Pattern) -> bool:
+    bias, pattern.q, pattern.k = node.args
     beta, alpha = node.kwargs.get("beta", 1), node.kwargs.get("alpha", 1)
     if beta != 0:
-        if beta != 1 or found.scale != 1:
+        if beta != 1 or pattern.scale != 1:
             return False
-        found.biases.append((bias, tuple(_val(node).shape[:-2])))
-    found.scale *= float(alpha)
+        pattern.biases.append((bias, tuple(_val(node).shape[:-2])))
+    pattern.scale *= float(alpha)
     return True
 
 
@@ -159,9 +161,9 @@ def _unviewed(node: fx.Node) -> fx.Node:
     source, expected = node, _val(node)
     while source.target in _VIEWS | _PERMUTATIONS and len(source.users) == 1:
         source = source.args[0]
-        found = _val(source)
-        same = found.shape[-2:] == expected.shape[-2:] and found.numel() == expected.numel()
-        if same and found.is_contiguous() and expected.is_contiguous() and len(source.users) == 1:
+        tensor = _val(source)
+        same = tensor.shape[-2:] == expected.shape[-2:] and tensor.numel() == expected.numel()
+        if same and tensor.is_contiguous() and expected.is_contiguous() and len(source.users) == 1:
             return source
     return node
 
@@ -211,12 +213,14 @@ def _filled(node: fx.Node) -> tuple[fx.Node, fx.Node, float, bool] | None:
         scores, mask, number = node.args
         filled = (scores, mask, number, True)
     elif node.target is aten.where.self:
-        mask, kept, other = node.args
-        kept_number, other_number = _number(kept), _number(other)
+        mask, unmasked, alternative = node.args
+        kept_number, other_number = _number(unmasked), _number(alternative)
         if (kept_number is None) == (other_number is None):
             return None
         filled = (
-            (kept, mask, other_number, False) if kept_number is None else (other, mask, kept_number, True)
+            (unmasked, mask, other_number, False)
+            if kept_number is None
+            else (alternative, mask, kept_number, True)
         )
     else:
         return None
@@ -232,38 +236,40 @@ def _number(node: Any) -> float | None:
     if isinstance(node, fx.Node) and node.target is aten.full.default and node.args[0] == []:
         return float(node.args[1])
     if isinstance(node, fx.Node) and node.target is aten.lift_fresh_copy.default and not _val(node).dim():
-        held = node.args[0]
-        constant: Any = getattr(node.graph.owning_module, str(held.target), None)
+        attribute = node.args[0]
+        constant: Any = getattr(node.graph.owning_module, str(attribute.target), None)
         with unset_fake_temporarily():
-            return float(constant) if held.op == "get_attr" and type(constant) is Tensor else None
+            return float(constant) if attribute.op == "get_attr" and type(constant) is Tensor else None
     return None
 
 
 # -- replacement ---------------------------------------------------------------------------------------------
 
 
-def _replace(found: _Pattern) -> bool:
+def _replace(pattern: _Pattern) -> bool:
     """Replace the nodes of a pattern, and return whether scaled_dot_product_attention takes its operands."""
-    result, dtype = found.result, _val(found.q).dtype
-    operands = (found.q, found.k, found.v, *(bias for bias, _ in found.biases))
-    if dtype not in DTYPES or any(_val(one).dtype != dtype for one in operands) or found.scale <= 0:
+    result, dtype = pattern.result, _val(pattern.q).dtype
+    operands = (pattern.q, pattern.k, pattern.v, *(bias for bias, _ in pattern.biases))
+    if dtype not in DTYPES or any(_val(operand).dtype != dtype for operand in operands) or pattern.scale <= 0:
         return False
-    if dtype == torch.float16 and any(number != -math.inf for _, number, *_ in found.fills):
+    if dtype == torch.float16 and any(number != -math.inf for _, number, *_ in pattern.fills):
         return False  # no finite half hides a key whatever its score is
-    usual = _leading(found.q)
-    summands = [*found.biases, *((mask, of) for mask, _, _, of in found.fills)]
-    lead: Sequence[int] = max([(_val(found.q).shape[0],), usual, *(of for _, of in summands)], key=len)
-    shapes = [_split(_val(one), of, lead) for one, of in summands]
-    place = _place(lead, shapes, usual)
-    if place is None:
+    usual = _leading(pattern.q)
+    summands = [*pattern.biases, *((mask, leading) for mask, _, _, leading in pattern.fills)]
+    lead: Sequence[int] = max(
+        [(_val(pattern.q).shape[0],), usual, *(leading for _, leading in summands)], key=len
+    )
+    shapes = [_split(_val(summand), leading, lead) for summand, leading in summands]
+    batch_axes = _place(lead, shapes, usual)
+    if batch_axes is None:
         return False
-    grouped = (math.prod(lead[:place]), math.prod(lead[place:]))
+    grouped = (math.prod(lead[:batch_axes]), math.prod(lead[batch_axes:]))
     with result.graph.inserting_before(result):
-        bias = _bias(found, shapes, place)
-        q, q_factor = _operand(found.q, grouped)
-        k, k_factor = _transposed(found.k, grouped)
-        v, _ = _operand(found.v, grouped, factors=False)
-        scale = found.scale * q_factor * k_factor
+        bias = _bias(pattern, shapes, batch_axes)
+        q, q_factor = _operand(pattern.q, grouped)
+        k, k_factor = _transposed(pattern.k, grouped)
+        v, _ = _operand(pattern.v, grouped, factors=False)
+        scale = pattern.scale * q_factor * k_factor
         fused = aten.scaled_dot_product_attention.default
         attended = _call(result, fused, q, k, v, bias, scale=scale)
     _use(attended, result)
@@ -349,28 +355,33 @@ def _place(lead: Sequence[int], shapes: Sequence[tuple[int, ...] | None], usual:
     if any(shape is None for shape in shapes):
         return None
     whole = [max((shape[axis] for shape in shapes if shape), default=1) for axis in range(len(lead))]
-    places = range(len(lead) + 1)
-    for place in sorted(places, key=lambda place: math.prod(lead[:place]) != usual[0] or len(usual) != 2):
-        groups = (whole[:place], lead[:place]), (whole[place:], lead[place:])
-        if all(tuple(extents) == tuple(of) or math.prod(extents) == 1 for extents, of in groups):
-            return place
+    splits = range(len(lead) + 1)
+    for batch_axes in sorted(
+        splits, key=lambda batch_axes: math.prod(lead[:batch_axes]) != usual[0] or len(usual) != 2
+    ):
+        groups = (whole[:batch_axes], lead[:batch_axes]), (whole[batch_axes:], lead[batch_axes:])
+        if all(
+            tuple(extents) == tuple(lead_extents) or math.prod(extents) == 1
+            for extents, lead_extents in groups
+        ):
+            return batch_axes
     return None
 
 
-def _bias(found: _Pattern, shapes: Sequence[tuple[int, ...] | None], place: int) -> fx.Node | None:
+def _bias(pattern: _Pattern, shapes: Sequence[tuple[int, ...] | None], batch_axes: int) -> fx.Node | None:
     """Return the sum of all biases, (batch or 1, heads or 1, queries or 1, keys); None if there are none.
 
-    The first `place` leading axes are the batch.
+    The first `batch_axes` leading axes are the batch.
     """
-    like = found.result
+    like = pattern.result
     of_type = {"dtype": _val(like).dtype, "device": _val(like).device}
     added: list[fx.Node] = []
     fills: list[fx.Node] = []
-    for (bias, _), shape in zip(found.biases, shapes, strict=False):
+    for (bias, _), shape in zip(pattern.biases, shapes, strict=False):
         added.append(_viewed(bias, list(shape or ())))
-    for (mask, number, hides, _), shape in zip(found.fills, shapes[len(found.biases) :], strict=True):
+    for (mask, number, hides, _), shape in zip(pattern.fills, shapes[len(pattern.biases) :], strict=True):
         numbers = (number if number == -math.inf else HIDDEN, 0.0)
-        low, zero = (_call(like, aten.scalar_tensor.default, one, **of_type) for one in numbers)
+        low, zero = (_call(like, aten.scalar_tensor.default, number, **of_type) for number in numbers)
         filled = _call(like, aten.where.self, mask, *((low, zero) if hides else (zero, low)))
         fills.append(_viewed(filled, list(shape or ())))
     if fills:
@@ -379,7 +390,7 @@ def _bias(found: _Pattern, shapes: Sequence[tuple[int, ...] | None], place: int)
         return None
     total = functools.reduce(functools.partial(_call, like, aten.add.Tensor), added)
     *lead, queries, keys = _val(total).shape
-    return _viewed(total, [math.prod(lead[:place]), math.prod(lead[place:]), queries, keys])
+    return _viewed(total, [math.prod(lead[:batch_axes]), math.prod(lead[batch_axes:]), queries, keys])
 
 
 def _viewed(node: fx.Node, shape: list[int]) -> fx.Node:
@@ -401,16 +412,16 @@ def _operand(node: fx.Node, grouped: tuple[int, int], *, factors: bool = True) -
         grouped: Batch and heads.
         factors: Whether factors may be removed.
     """
-    found, factor, source = None, 1.0, node
+    grouped_source, factor, source = None, 1.0, node
     while True:
         if tuple(_val(source).shape[:-2]) == grouped:
-            found = (source, factor)
+            grouped_source = (source, factor)
         number = _factor(source) if factors else None
         if number is None and (not _keeps_matrices(source) or source.target is aten._to_copy.default):
             break
         factor *= 1.0 if number is None else number
         source = source.args[0]
-    return found or (_viewed(node, [*grouped, *_val(node).shape[-2:]]), 1.0)
+    return grouped_source or (_viewed(node, [*grouped, *_val(node).shape[-2:]]), 1.0)
 
 
 def _transposed(node: fx.Node, grouped: tuple[int, int]) -> tuple[fx.Node, float]:

@@ -28,44 +28,48 @@ OTHER_LAYOUT = "images whose channels are not innermost in memory"
 
 
 def batch_norm_fields(
-    node: fx.Node, given: Mapping[str, Any], value_of: ValueOf, add_value: AddValue
+    node: fx.Node, arguments: Mapping[str, Any], value_of: ValueOf, add_value: AddValue
 ) -> dict[str, Any]:
     """Return the fields of `graph.Node` for a batch normalisation in training.
 
     Args:
         node: The call; its results are the images, the mean and factor of each channel, and running
             statistics.
-        given: Its arguments by name.
+        arguments: Its arguments by name.
         value_of: Returns the value of an FX node.
         add_value: Adds the values of results.
     """
-    weights = [given[name] for name in ("weight", "bias", "running_mean", "running_var")]
-    x, results = given["input"], node.meta["val"]
+    weights = [arguments[name] for name in ("weight", "bias", "running_mean", "running_var")]
+    x, results = arguments["input"], node.meta["val"]
     reason = _refusal((x,), weights, results[0])
-    if not given["training"]:
+    if not arguments["training"]:
         reason = "statistics that change from step to step"
-    if reason or not SMALLEST <= given["eps"] <= LARGEST or not 0 < given["momentum"] <= 1:
+    if reason or not SMALLEST <= arguments["eps"] <= LARGEST or not 0 < arguments["momentum"] <= 1:
         return {
             "reason": reason
-            or f"eps={significant(given['eps'], 6)}, momentum={significant(given['momentum'], 6)}"
+            or f"eps={significant(arguments['eps'], 6)}, momentum={significant(arguments['momentum'], 6)}"
         }
     try:
-        statistics = workload("batchnorm_stats", **_sizes(x), eps=given["eps"], momentum=given["momentum"])
+        statistics = workload(
+            "batchnorm_stats", **_sizes(x), eps=arguments["eps"], momentum=arguments["momentum"]
+        )
     except InputError as error:
         return {"reason": str(error)}
-    found = [add_value(f"{node.name}.{index}", results[index].float()) for index in range(1, 5)]
+    statistic_values = [add_value(f"{node.name}.{index}", results[index].float()) for index in range(1, 5)]
     roles = {"x": value_of(x), "running_mean": value_of(weights[2]), "running_var": value_of(weights[3])}
-    roles |= dict(zip(("mean", "rstd", "new_mean", "new_var"), found, strict=True))
+    roles |= dict(zip(("mean", "rstd", "new_mean", "new_var"), statistic_values, strict=True))
     return {
         "workloads": (str(statistics),),
         "roles": roles,
         "expression": "(x0-x1)*x2*x3+x4",
-        "operands": _operands((value_of(x),), (*found[:2], value_of(weights[0]), value_of(weights[1]))),
+        "operands": _operands(
+            (value_of(x),), (*statistic_values[:2], value_of(weights[0]), value_of(weights[1]))
+        ),
     }
 
 
 def batch_norm_gradient_fields(
-    node: fx.Node, given: Mapping[str, Any], value_of: ValueOf, add_value: AddValue
+    node: fx.Node, arguments: Mapping[str, Any], value_of: ValueOf, add_value: AddValue
 ) -> dict[str, Any]:
     """Return the fields of `graph.Node` for the gradients of a batch normalisation.
 
@@ -73,15 +77,15 @@ def batch_norm_gradient_fields(
 
     Args:
         node: The call.
-        given: Its arguments by name.
+        arguments: Its arguments by name.
         value_of: Returns the value of an FX node.
         add_value: Adds the values of results.
     """
-    dy, x = given["grad_out"], given["input"]
-    vectors = [given[name] for name in ("weight", "save_invstd", "save_mean")]
+    dy, x = arguments["grad_out"], arguments["input"]
+    vectors = [arguments[name] for name in ("weight", "save_invstd", "save_mean")]
     results = node.meta["val"]
     reason = _refusal((dy, x), vectors[:1], results[0])
-    if not given["train"] or not all(given["output_mask"]):
+    if not arguments["train"] or not all(arguments["output_mask"]):
         reason = "gradients by running statistics, or only some of the gradients"
     if reason:
         return {"reason": reason}
@@ -90,7 +94,7 @@ def batch_norm_gradient_fields(
         sums = workload("batchnorm_stats", **sizes, direction="backward")
     except InputError as error:
         return {"reason": str(error)}
-    found = [add_value(f"{node.name}.{index}", results[index]) for index in (1, 2)]
+    sum_values = [add_value(f"{node.name}.{index}", results[index]) for index in (1, 2)]
     weight, rstd, mean = map(value_of, vectors)
     return {
         "workloads": (str(sums),),
@@ -99,19 +103,19 @@ def batch_norm_gradient_fields(
             "x": value_of(x),
             "mean": mean,
             "rstd": rstd,
-            **dict(zip(("dgamma", "dbeta"), found, strict=True)),
+            **dict(zip(("dgamma", "dbeta"), sum_values, strict=True)),
         },
         "expression": f"x2*x3*(x0-(x6+(x1-x4)*x3*x5)*{1.0 / sizes['rows']!r})",
-        "operands": _operands((value_of(dy), value_of(x)), (weight, rstd, mean, *found)),
+        "operands": _operands((value_of(dy), value_of(x)), (weight, rstd, mean, *sum_values)),
     }
 
 
 def _refusal(images: tuple[Any, ...], vectors: list[Any], result: Tensor) -> str:
     """Return why kernels cannot compute a batch normalisation; empty if they can."""
-    if not all(isinstance(one, fx.Node) for one in (*images, *vectors)):
+    if not all(isinstance(node, fx.Node) for node in (*images, *vectors)):
         return "without weights or running statistics"
-    tensors = [one.meta["val"] for one in images]
-    if any(one.meta["val"].dtype != torch.float32 for one in vectors):
+    tensors = [node.meta["val"] for node in images]
+    if any(node.meta["val"].dtype != torch.float32 for node in vectors):
         return OTHER_TYPES
     if result.dtype not in DTYPES or any(tensor.dtype != result.dtype for tensor in tensors):
         return OTHER_TYPES

@@ -47,21 +47,23 @@ class CompiledGraph:
         self._by_torch: Compiled | None = None
         self._is_full = False
         self._lock = threading.RLock()
-        self._is_on_cpu = any(isinstance(one, torch.Tensor) and one.device.type == "cpu" for one in inputs)
+        self._is_on_cpu = any(
+            isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in inputs
+        )
         if self._places:
             self._by_torch = by_inductor(module, inputs)
         else:
             self._known[preference(),] = self._compiled(inputs)
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Any:
         if forked() and self._is_on_cpu:  # kernels use threads, which a forked process lacks
-            return self._module(*given)
-        key = (preference(), *(signature(given[place]) for place in self._places))
-        known = self._known.get(key)
-        if known is None:
+            return self._module(*arguments)
+        key = (preference(), *(signature(arguments[index]) for index in self._places))
+        compiled = self._known.get(key)
+        if compiled is None:
             with self._lock:
-                known = self._known.get(key) or self._new(key, given)
-        return known(*given)
+                compiled = self._known.get(key) or self._new(key, arguments)
+        return compiled(*arguments)
 
     def _new(self, key: tuple[Any, ...], inputs: Sequence[Any]) -> Compiled:
         """Compile the graph for new sizes, or return the graph by torch if there are too many."""
@@ -91,8 +93,8 @@ def _dynamic_places(module: fx.GraphModule) -> tuple[int, ...]:
     inputs = module.graph.find_nodes(op="placeholder")
     values = [node.meta.get("example_value", node.meta.get("val")) for node in inputs]
     return tuple(
-        place
-        for place, value in enumerate(values)
+        index
+        for index, value in enumerate(values)
         if isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and not is_static(value))
     )
 

@@ -35,17 +35,17 @@ def fold_constants(module: fx.GraphModule) -> None:
     graph = module.graph
     for node in list(graph.nodes):
         _fill_by_number(graph, node)
-    known: dict[fx.Node, Any] = {}
+    constants: dict[fx.Node, Any] = {}
     with _disable_current_modes(), torch.no_grad():
         for node in graph.nodes:
-            value = _computed(module, node, known)
+            value = _computed(module, node, constants)
             if value is not None:
-                known[node] = value
-        returned = _returned(graph, known)
-        for node, value in list(known.items()):
-            if node not in returned and _is_needed(node, value, known):
+                constants[node] = value
+        returned = _returned(graph, constants)
+        for node, value in list(constants.items()):
+            if node not in returned and _is_needed(node, value, constants):
                 _replace(module, node, value)
-    for node in reversed(known):
+    for node in reversed(constants):
         if not node.users and not node._erased:
             graph.erase_node(node)
     mode = detect_fake_mode([traced(node) for node in graph.find_nodes(op="placeholder")])
@@ -102,19 +102,21 @@ def _take_place(new: fx.Node, node: fx.Node) -> None:
 # -- values ------------------------------------------------------------------------------------------------
 
 
-def _computed(module: fx.GraphModule, node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
+def _computed(module: fx.GraphModule, node: fx.Node, constants: Mapping[fx.Node, Any]) -> Any:
     """Return the result of a node that depends on constants only and is small; None otherwise."""
     if node.op == "get_attr":  # of tensors only literals are constant; AOTAutograd names them
         is_literal = str(node.target).startswith("_tensor_constant")
         return getattr(module, str(node.target)) if is_literal else None
-    if node.op != "call_function" or not all(one in known for one in node.all_input_nodes):
+    if node.op != "call_function" or not all(read in constants for read in node.all_input_nodes):
         return None
     if node.target is not operator.getitem and not _is_repeatable(node.target):
         return None
     shown = tree_leaves(traced(node))
-    if not shown or not all(isinstance(one, Tensor) and one.numel() <= LARGEST_FOLDED for one in shown):
+    if not shown or not all(
+        isinstance(result, Tensor) and result.numel() <= LARGEST_FOLDED for result in shown
+    ):
         return None
-    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda one: known[one])
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda read: constants[read])
     return node.target(*args, **kwargs)
 
 
@@ -130,24 +132,24 @@ def _shares_memory(node: fx.Node) -> bool:
     return node.target is operator.getitem or is_view(node)
 
 
-def _returned(graph: fx.Graph, known: Mapping[fx.Node, Any]) -> set[fx.Node]:
+def _returned(graph: fx.Graph, constants: Mapping[fx.Node, Any]) -> set[fx.Node]:
     """Return the constants that the graph returns, or returns a view of."""
     (output,) = graph.find_nodes(op="output")
-    queue, found = [one for one in output.all_input_nodes if one in known], set[fx.Node]()
+    queue, returned = [read for read in output.all_input_nodes if read in constants], set[fx.Node]()
     while queue:
         node = queue.pop()
-        found.add(node)
-        queue += [one for one in node.all_input_nodes if _shares_memory(node)]
-    return found
+        returned.add(node)
+        queue += [read for read in node.all_input_nodes if _shares_memory(node)]
+    return returned
 
 
-def _is_needed(node: fx.Node, value: Any, known: Mapping[fx.Node, Any]) -> bool:
+def _is_needed(node: fx.Node, value: Any, constants: Mapping[fx.Node, Any]) -> bool:
     """Return whether an operation, or a view, reads a constant that is not a literal or filled already."""
     if node.op == "get_attr" or _shares_memory(node) or node.target in _NUMBERS:
         return False
     if not isinstance(value, Tensor) or value.stride() != traced(node).stride():
         return False
-    return any(user not in known or _shares_memory(user) for user in node.users)
+    return any(user not in constants or _shares_memory(user) for user in node.users)
 
 
 _NUMBERS = frozenset({aten.full.default, aten.scalar_tensor.default})

@@ -64,23 +64,23 @@ class FusedCall:
         self.by: Literal["tunebench", "torch"] = "tunebench"
         self.reason = ""
 
-    def __call__(self, *given: Tensor) -> Any:
+    def __call__(self, *tensors: Tensor) -> Any:
         """Run the group by tuned kernels on the tensors that its nodes read."""
         results: list[Any] = [None] * self._count
-        known = list(given)
+        values = list(tensors)
         for kernel in self._kernels:
-            read = [read(known) for read in kernel.inputs]
+            read = [read(values) for read in kernel.inputs]
             written = run_kernel(read, str(kernel.dispatcher.workload), kernel.layouts)
             for output, tensor in zip(kernel.outputs, written, strict=True):
                 if output.is_intermediate:
-                    known.append(tensor)
+                    values.append(tensor)
                 if output.place is not None:
                     results[output.place] = output.expected(tensor)
         return results[0] if self._count == 1 else tuple(results)
 
-    def by_torch(self, *given: Tensor) -> Any:
+    def by_torch(self, *tensors: Tensor) -> Any:
         """Run the group by torch, operation by operation."""
-        return self.region.module(*given)
+        return self.region.module(*tensors)
 
     def leave_to_torch(self, reason: str) -> None:
         """Note that torch runs the group in the compiled model."""
@@ -102,7 +102,7 @@ class FusedCall:
         if preferred == "faster" and len(self._kernels) > 1:
             preferred = "tunebench"
         made = [kernel.dispatcher.bound_choice(preferred) for kernel in self._kernels]
-        return next((one.choice.reason for one in made if one.kernel is None), "")
+        return next((choice.choice.reason for choice in made if choice.kernel is None), "")
 
     def store_wrong_kernels(self) -> None:
         """Store in the database which kernels of the group compute wrong results by themselves."""

@@ -95,7 +95,7 @@ class GraphRewriter:
         """Yield the nodes that must be written before a node."""
         call = self._owner.get(node)
         before = node.all_input_nodes if call is None else call.region.inputs
-        return (self._nodes[one.name] for one in before)
+        return (self._nodes[read.name] for read in before)
 
     def _live(self) -> set[fx.Node]:
         """Return the nodes whose results, or effects, are needed."""
@@ -134,11 +134,11 @@ class GraphRewriter:
             call, tuple(self._written[self._nodes[n.name]] for n in region.inputs)
         )
         written.meta = _inherited(self._nodes[region.outputs[0].name].meta)
-        outputs = [self._nodes[one.name] for one in region.outputs]
-        for place, output in enumerate(outputs):
+        outputs = [self._nodes[output.name] for output in region.outputs]
+        for index, output in enumerate(outputs):
             self._written[output] = written
             if len(outputs) > 1:
-                self._written[output] = self._graph.call_function(operator.getitem, (written, place))
+                self._written[output] = self._graph.call_function(operator.getitem, (written, index))
                 self._written[output].meta = written.meta
 
 

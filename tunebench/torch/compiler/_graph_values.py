@@ -116,14 +116,16 @@ class GraphValues:
         self.relaid[value] = written
         return int(tensor.numel() * tensor.element_size())
 
-    def roles(self, workload: Workload, given: dict[str, Any]) -> dict[str, str]:
+    def roles(self, workload: Workload, arguments: dict[str, Any]) -> dict[str, str]:
         """Return the value of each input of a workload; inputs that need a copy get a separate value."""
-        names = arguments_of(workload, transposed=bool(given.get("transposed")))
+        names = arguments_of(workload, transposed=bool(arguments.get("transposed")))
         roles = {}
         for tensor in workload.inputs():
-            found = [given[name] for name in names[tensor.name] if isinstance(given.get(name), fx.Node)]
-            if found:
-                roles[tensor.name] = self._role(workload, tensor.name, found[0])
+            operands = [
+                arguments[name] for name in names[tensor.name] if isinstance(arguments.get(name), fx.Node)
+            ]
+            if operands:
+                roles[tensor.name] = self._role(workload, tensor.name, operands[0])
         return roles
 
     def _role(self, workload: Workload, name: str, node: fx.Node) -> str:
@@ -191,11 +193,11 @@ class GraphValues:
             index: Place of each element from the tensor's first one, in the order of the result's memory.
             indices: Tensors that may be sources of gathers.
         """
-        found = self._in_memory(node)
-        if found is None:
+        memory = self._in_memory(node)
+        if memory is None:
             return "a view of another type"
-        owner, start = found
-        sources = {one.name: one for one in indices}
+        owner, start = memory
+        sources = {source.name: source for source in indices}
         gathers = []
         for gather in index.gathers:
             by = sources[gather.source]

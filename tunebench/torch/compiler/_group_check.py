@@ -36,11 +36,11 @@ def difference(call: FusedCall) -> str:
     )
 
 
-def _results(call: FusedCall, given: Sequence[Tensor]) -> tuple[list[Tensor], ...]:
+def _results(call: FusedCall, tensors: Sequence[Tensor]) -> tuple[list[Tensor], ...]:
     """Return the results of the kernels, of torch, and of torch in float64 where it has the operators."""
-    ours, by_torch = _listed(call(*given)), _listed(call.by_torch(*given))
+    ours, by_torch = _listed(call(*tensors)), _listed(call.by_torch(*tensors))
     try:
-        return ours, by_torch, _listed(call.by_torch(*map(_as_double, given)))
+        return ours, by_torch, _listed(call.by_torch(*map(_as_double, tensors)))
     except RuntimeError:
         return ours, by_torch, by_torch
 

@@ -57,7 +57,7 @@ def compile_by_inductor(
         config: Options of inductor.
     """
     patches = dict(config or {})
-    devices = {one.device.type for one in inputs if isinstance(one, torch.Tensor)}
+    devices = {value.device.type for value in inputs if isinstance(value, torch.Tensor)}
     missing = next(filter(None, map(missing_compiler, sorted(devices))), "")
     copied, inner = _copied(module), _by_operators if missing else _inner_compile
     if rewrite is not None:
@@ -97,12 +97,12 @@ def _inner_compile(*args: Any, **kwargs: Any) -> Any:
     return compile_fx_inner(*args, **{**kwargs, "get_decomp_fn": select_decomp_table})
 
 
-def _by_operators(graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Callable[[list[Any]], Any]:
+def _by_operators(graph: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[[list[Any]], Any]:
     """Return a callable that runs a graph operation by operation."""
 
-    def run(given: list[Any]) -> Any:
-        arguments = tuple(given)
-        given.clear()  # frees inputs that are no longer needed while the graph runs
+    def run(boxed: list[Any]) -> Any:
+        arguments = tuple(boxed)
+        boxed.clear()  # frees inputs that are no longer needed while the graph runs
         return graph(*arguments)
 
     run._boxed_call = True  # type: ignore[attr-defined]
@@ -115,10 +115,10 @@ def _copied(module: fx.GraphModule) -> fx.GraphModule:
     copied.meta = dict(module.meta)
     for name, value in vars(module).items():
         vars(copied).setdefault(name, value)
-    inputs = (one.graph.find_nodes(op="placeholder") for one in (module, copied))
-    for node, again in zip(*inputs, strict=True):
+    inputs = (graph_module.graph.find_nodes(op="placeholder") for graph_module in (module, copied))
+    for node, twin in zip(*inputs, strict=True):
         if hasattr(node, "_dynamo_source"):
-            again._dynamo_source = node._dynamo_source
+            twin._dynamo_source = node._dynamo_source
     return copied
 
 
@@ -144,8 +144,8 @@ class _RewritingPass(CustomGraphPass):  # type: ignore[misc]
         module = graph.owning_module
         assert module is not None
         inputs = graph.find_nodes(op="placeholder")
-        held = (getattr(module, str(node.target), None) for node in graph.find_nodes(op="get_attr"))
-        if any(isinstance(one, fx.GraphModule) for one in held):
+        attributes = (getattr(module, str(node.target), None) for node in graph.find_nodes(op="get_attr"))
+        if any(isinstance(attribute, fx.GraphModule) for attribute in attributes):
             raise InputError("a graph with control flow")
         if not all("desc" in node.meta for node in inputs):
             return  # the body of a higher-order operator
@@ -177,7 +177,11 @@ def parts_of(module: fx.GraphModule) -> dict[Phase, fx.GraphModule]:
     if is_inference(module):
         return {"inference": _without_mutation(copied)}
     descriptions = _descriptions(output)
-    count = next(place for place, one in enumerate(descriptions) if one is None or one.is_grad())
+    count = next(
+        index
+        for index, description in enumerate(descriptions)
+        if description is None or description.is_grad()
+    )
     output.meta["desc"] = descriptions
     forward, backward = default_partition(copied, (), num_fwd_outputs=count)
     return {"forward": _without_mutation(forward), "backward": _without_mutation(backward)}
@@ -185,7 +189,7 @@ def parts_of(module: fx.GraphModule) -> dict[Phase, fx.GraphModule]:
 
 def _descriptions(output: fx.Node) -> list[Any]:
     """Return AOTAutograd's description of each result of a graph; None for a result that is None."""
-    return tree_leaves(output.meta["desc"], is_leaf=lambda one: one is None)  # type: ignore[no-any-return]
+    return tree_leaves(output.meta["desc"], is_leaf=lambda leaf: leaf is None)  # type: ignore[no-any-return]
 
 
 def _without_mutation(module: fx.GraphModule) -> fx.GraphModule:
@@ -203,8 +207,12 @@ def mutated_inputs(module: fx.GraphModule) -> frozenset[int]:
         node.args[0].meta["desc"] for node in module.graph.find_nodes(op="call_function", target=_COPY)
     }
     (output,) = module.graph.find_nodes(op="output")
-    changed |= {one.mutated_input for one in _descriptions(output) if hasattr(one, "mutated_input")}
-    return frozenset(one.idx for one in changed if hasattr(one, "idx"))
+    changed |= {
+        description.mutated_input
+        for description in _descriptions(output)
+        if hasattr(description, "mutated_input")
+    }
+    return frozenset(changed_input.idx for changed_input in changed if hasattr(changed_input, "idx"))
 
 
 _COPY = torch.ops.aten.copy_.default
@@ -233,15 +241,15 @@ def _decompose(
         )
     new = fx.Graph()
     new._codegen = target.graph._codegen
-    known = {}
-    for node, again in zip(inputs, traced.graph.find_nodes(op="placeholder"), strict=True):
-        known[again] = new.node_copy(node)
+    copies = {}
+    for node, twin in zip(inputs, traced.graph.find_nodes(op="placeholder"), strict=True):
+        copies[twin] = new.node_copy(node)
     (before,) = target.graph.find_nodes(op="output")
     for node in traced.graph.find_nodes(op="get_attr"):
         name = f"_tunebench_{node.target}"
         setattr(target, name, getattr(traced, str(node.target)))
         node.target = name
-    result = new.graph_copy(traced.graph, known)
+    result = new.graph_copy(traced.graph, copies)
     new.output(result).meta = before.meta
     target.graph = new
     require_layouts(new)

@@ -82,8 +82,10 @@ def store_wrong_result(kernel: BoundKernel, device: Device, reason: str) -> None
         key = TrialKey(
             device=device.key, workload=str(workload), variant=variant.key, revision=revision, config=config
         )
-        found = NewMeasurement(key=key, result=Result(outcome=WrongResult(reason=reason)), purpose="audit")
+        measurement = NewMeasurement(
+            key=key, result=Result(outcome=WrongResult(reason=reason)), purpose="audit"
+        )
         with open_store() as store:
-            store.add([MeasurementBatch(start=start, measurements=(found,))])
+            store.add([MeasurementBatch(start=start, measurements=(measurement,))])
     except TunebenchError as error:  # the model runs without the kernel in any case
         _log.warning("the wrong result of %s for %s is not stored: %s", variant.key, workload, error)

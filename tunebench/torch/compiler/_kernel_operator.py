@@ -100,14 +100,14 @@ class _KernelCall:
         self._made: BoundChoice | None = None
         self._refused: BoundKernel | None = None
 
-    def __call__(self, given: Sequence[Tensor]) -> list[Tensor]:
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         made = self._dispatcher.bound_choice("tunebench")
         if made is not self._made:
-            made = self._changed(made, given[0].device)
+            made = self._changed(made, tensors[0].device)
         if is_watched():
             self._dispatcher.notify(made)
-        read = [spec.read(tensor) for spec, tensor in zip(self._inputs, given, strict=True)]
-        written = [spec.empty(given[0].device) for spec in self._outputs]
+        read = [spec.read(tensor) for spec, tensor in zip(self._inputs, tensors, strict=True)]
+        written = [spec.empty(tensors[0].device) for spec in self._outputs]
         assert made.kernel is not None
         launch(made.kernel, [*read, *written])
         return written
@@ -192,7 +192,9 @@ def require_layouts(graph: fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=torch.ops.tunebench.kernel.default):
         inputs, workload, layouts = node.args
         read: list[Any] = []
-        for value, spec in zip((one.meta["val"] for one in inputs), _layouts(layouts)[0], strict=True):
+        for value, spec in zip(
+            (read_node.meta["val"] for read_node in inputs), _layouts(layouts)[0], strict=True
+        ):
             with value.fake_mode:
                 read.append(
                     torch.empty_strided(spec.shape, spec.strides, dtype=value.dtype, device=value.device)

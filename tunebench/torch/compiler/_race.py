@@ -64,52 +64,56 @@ class Raced:
         self._winner: Callable[..., Any] | None = None
         self._lock = threading.Lock()
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Any:
         """Run the graph."""
         if self._winner is None:
-            if _is_captured(given):
-                return self._ways["tunebench"](*given)
+            if _is_captured(arguments):
+                return self._ways["tunebench"](*arguments)
             with self._lock:
                 if self._winner is None:
-                    self._winner = self._won(given)
-        return self._winner(*given)
+                    self._winner = self._won(arguments)
+        return self._winner(*arguments)
 
-    def _won(self, given: Sequence[Any]) -> Callable[..., Any]:
+    def _won(self, arguments: Sequence[Any]) -> Callable[..., Any]:
         """Return the faster implementation."""
-        tensors = [one for one in given if isinstance(one, Tensor)]
-        device = next((one.device for one in tensors if one.is_cuda), torch.device("cpu"))
+        tensors = [tensor for tensor in arguments if isinstance(tensor, Tensor)]
+        device = next((tensor.device for tensor in tensors if tensor.is_cuda), torch.device("cpu"))
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            calls = {way: self._step(run, given) for way, run in self._ways.items()}
+            calls = {way: self._step(run, arguments) for way, run in self._ways.items()}
             times = time_in_turn(calls, device, (FEWEST_ROUNDS, MOST_ROUNDS), LONGEST_S)
         race = Race(
-            us={way: statistics.median(found) for way, found in times.items()},
+            us={way: statistics.median(samples_us) for way, samples_us in times.items()},
             ratio=statistics.median(b / a for a, b in zip(times["tunebench"], times["torch"], strict=True)),
         )
         self._report(race)
         winner, self._ways = self._ways[race.winner], {}
         return winner
 
-    def _step(self, run: Callable[..., Any], given: Sequence[Any]) -> Callable[[], None]:
+    def _step(self, run: Callable[..., Any], arguments: Sequence[Any]) -> Callable[[], None]:
         """Return a step on copies of changed inputs: forward, and backward if inputs need gradients."""
         copies = [
-            one.detach().clone().requires_grad_(one.requires_grad) if place in self._mutated else one
-            for place, one in enumerate(given)
+            argument.detach().clone().requires_grad_(argument.requires_grad)
+            if index in self._mutated
+            else argument
+            for index, argument in enumerate(arguments)
         ]
-        needed = [one for one in copies if isinstance(one, Tensor) and one.requires_grad]
+        needed = [copy for copy in copies if isinstance(copy, Tensor) and copy.requires_grad]
 
         def step() -> None:
             results = tree_leaves(run(*copies))
             if not torch.is_grad_enabled() or not needed:
                 return
-            roots = [one for one in results if isinstance(one, Tensor) and one.requires_grad]
+            roots = [result for result in results if isinstance(result, Tensor) and result.requires_grad]
             if roots:
-                torch.autograd.grad(roots, needed, [torch.ones_like(one) for one in roots], allow_unused=True)
+                torch.autograd.grad(
+                    roots, needed, [torch.ones_like(root) for root in roots], allow_unused=True
+                )
 
         return step
 
 
-def _is_captured(given: Sequence[Any]) -> bool:
-    is_cuda = any(isinstance(one, Tensor) and one.is_cuda for one in given)
+def _is_captured(arguments: Sequence[Any]) -> bool:
+    is_cuda = any(isinstance(argument, Tensor) and argument.is_cuda for argument in arguments)
     return is_cuda and torch.cuda.is_current_stream_capturing()
 
 
@@ -133,8 +137,8 @@ def time_in_turn(
         for _ in range(warm_up):
             call()
     times: dict[Any, list[float]] = {name: [] for name in calls}
-    began, done, (fewest, most) = time.monotonic(), 0, rounds
-    while done < fewest or (done < most and time.monotonic() - began <= longest_s):
+    began, done, (fewest, max_rounds) = time.monotonic(), 0, rounds
+    while done < fewest or (done < max_rounds and time.monotonic() - began <= longest_s):
         for name, call in calls.items():
             times[name].append(timed(device, call))
         done += 1

@@ -37,9 +37,11 @@ class GroupRegion:
         self._inside: dict[fx.Node, bool] = dict.fromkeys(calls, True)
         sources = translation.sources
         written = [value for index in group.nodes for value in translation.graph.nodes[index].writes]
-        wanted = [v for v in written if v in sources and not translation.graph.is_internal(v, group.nodes)]
-        self.outputs = tuple(sources[value] for value in wanted)
-        self.values = dict(zip(wanted, self.outputs, strict=True))
+        output_values = [
+            v for v in written if v in sources and not translation.graph.is_internal(v, group.nodes)
+        ]
+        self.outputs = tuple(sources[value] for value in output_values)
+        self.values = dict(zip(output_values, self.outputs, strict=True))
         self.inputs = self._outside()
         self._between: dict[str, tuple[int, KernelTensor]] = {}
         """Places, after the inputs, and layouts of values that one kernel passes to the next."""
@@ -53,35 +55,35 @@ class GroupRegion:
         return self._inside[node]
 
     def _outside(self) -> tuple[fx.Node, ...]:
-        found: dict[fx.Node, None] = {}
+        inputs: dict[fx.Node, None] = {}
         queue = [*self.outputs, *self.calls]
         seen = set(queue)
         while queue:
             node = queue.pop()
             for before in node.all_input_nodes:
                 if not self._is_inside(before):
-                    found[before] = None
+                    inputs[before] = None
                 elif before not in seen:
                     seen.add(before)
                     queue.append(before)
         sources = self._translation.sources
         for value in self._group.roles.values():
             if value in self._translation.derived:
-                found.update(dict.fromkeys(self._translation.derived[value].parts))
+                inputs.update(dict.fromkeys(self._translation.derived[value].parts))
             elif value in sources and not self._is_inside(sources[value]):
-                found[sources[value]] = None
-        return tuple(found)
+                inputs[sources[value]] = None
+        return tuple(inputs)
 
     def _by_torch(self) -> fx.GraphModule:
         graph = fx.Graph()
-        known = {node: graph.placeholder(node.name) for node in self.inputs}
+        copies = {node: graph.placeholder(node.name) for node in self.inputs}
 
         def copied(node: fx.Node) -> fx.Node:
-            if node not in known:
+            if node not in copies:
                 for before in node.all_input_nodes:
                     copied(before)
-                known[node] = graph.node_copy(node, lambda one: known[one])
-            return known[node]
+                copies[node] = graph.node_copy(node, lambda read: copies[read])
+            return copies[node]
 
         results = tuple(copied(node) for node in self.outputs)
         graph.output(results[0] if len(results) == 1 else results)
@@ -99,8 +101,8 @@ class GroupRegion:
             traced = derived.compute(*(part.meta["val"].detach() for part in derived.parts))
             return _derived(tuple(map(self.inputs.index, derived.parts)), derived), KernelTensor.of(traced)
         if value in self._between:
-            place, written = self._between[value]
-            return operator.itemgetter(place), written
+            position, written = self._between[value]
+            return operator.itemgetter(position), written
         node = self._translation.sources[value]
         traced = node.meta["val"]
         strides = self._translation.copied.get(value, tuple(traced.stride()))
@@ -113,32 +115,32 @@ class GroupRegion:
         node, dtype = self.values.get(value), stored_type(spec.dtype)
         if node is None:
             written = KernelTensor(spec.shape, strides_in_order(spec.shape, range(len(spec.shape))), dtype)
-            expected, place = written, None
+            expected, position = written, None
         else:
             traced = node.meta["val"]
-            expected, place = KernelTensor.of(traced), self.outputs.index(node)
+            expected, position = KernelTensor.of(traced), self.outputs.index(node)
             strides = self._translation.relaid.get(value, expected.strides)
             written = KernelTensor(expected.shape, strides, dtype)
         if is_intermediate := list(self._group.roles.values()).count(value) > 1:  # the next kernel reads it
             self._between[value] = len(self.inputs) + len(self._between), written
-        return KernelOutput(place, written, expected, is_intermediate)
+        return KernelOutput(position, written, expected, is_intermediate)
 
 
 KernelInput = Callable[[Sequence[Tensor]], Tensor]
 """Returns a tensor that a kernel reads, from the group's inputs and the results that kernels pass on."""
 
 
-def _at(place: int, strides: Sequence[int]) -> KernelInput:
+def _at(position: int, strides: Sequence[int]) -> KernelInput:
     """Read an input of the group; axes of stride 0 are reduced to one element."""
     if all(strides):
-        return operator.itemgetter(place)
+        return operator.itemgetter(position)
     read_once = tuple(slice(None) if stride else slice(1) for stride in strides)
-    return lambda tensors: tensors[place][read_once]
+    return lambda tensors: tensors[position][read_once]
 
 
-def _derived(places: tuple[int, ...], derived: DerivedTensor) -> KernelInput:
+def _derived(positions: tuple[int, ...], derived: DerivedTensor) -> KernelInput:
     """Compute a derived tensor."""
-    return lambda tensors: derived.compute(*(tensors[place].detach() for place in places))
+    return lambda tensors: derived.compute(*(tensors[position].detach() for position in positions))
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ class _Translator:
         """Translate a graph; a translator runs once."""
         outputs: set[str] = set()
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
-        constants = {node for place, node in enumerate(inputs) if place in self._constants}
+        constants = {node for index, node in enumerate(inputs) if index in self._constants}
         for node in graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 if isinstance(traced(node), Tensor):
@@ -109,9 +109,9 @@ class _Translator:
                     self._held.add(node, node.name, traced(node), constant=constant)
             elif node.op == "output":
                 outputs = {
-                    self._held.memory_of(self._held.value_of[one])
-                    for one in node.all_input_nodes
-                    if one in self._held.value_of
+                    self._held.memory_of(self._held.value_of[returned])
+                    for returned in node.all_input_nodes
+                    if returned in self._held.value_of
                 }
             elif node.target is operator.getitem:
                 self._held.add_item(node)
@@ -138,7 +138,7 @@ class _Translator:
 
     def _call(self, node: fx.Node) -> None:
         if is_view(node):
-            (base,) = [one for one in node.all_input_nodes if one in self._held.value_of][:1] or [None]
+            (base,) = [read for read in node.all_input_nodes if read in self._held.value_of][:1] or [None]
             if isinstance(traced(node), Tensor):
                 self._held.add_view(node, None if base is None else self._held.value_of[base])
             return
@@ -156,36 +156,36 @@ class _Translator:
 
     def _reads(self, node: fx.Node, fields: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the values that own the memory that a call reads; numbers in its expression are not read."""
-        kept = {operand.value for operand in fields.get("operands", {}).values()}
-        known = [one for one in node.all_input_nodes if one in self._held.value_of]
-        memory = [(one, self._held.memory_of(self._held.value_of[one])) for one in known]
+        operand_values = {operand.value for operand in fields.get("operands", {}).values()}
+        read_nodes = [read for read in node.all_input_nodes if read in self._held.value_of]
+        memory = [(read, self._held.memory_of(self._held.value_of[read])) for read in read_nodes]
         is_number = [
-            "expression" in fields and owner not in kept and number_of(one) is not None
-            for one, owner in memory
+            "expression" in fields and owner not in operand_values and number_of(read) is not None
+            for read, owner in memory
         ]
-        found = (owner for (_, owner), number in zip(memory, is_number, strict=True) if not number)
-        return tuple(dict.fromkeys(found))
+        owners = (owner for (_, owner), number in zip(memory, is_number, strict=True) if not number)
+        return tuple(dict.fromkeys(owners))
 
     def _leave_numbers(self, outputs: Container[str]) -> None:
         """Remove nodes that write one number which all readers have in expressions; torch runs others."""
         read = {value for node in self._nodes for value in node.reads}
-        kept = []
+        nodes = []
         for node in self._nodes:
             is_number = bool(node.expression) and not node.operands and not node.workloads
             if is_number and not any(value in read or value in outputs for value in node.writes):
                 del self._calls[node.name]
             elif is_number:
                 reason = "fills a tensor with one number"
-                kept.append(dataclasses.replace(node, expression="", reason=reason))
+                nodes.append(dataclasses.replace(node, expression="", reason=reason))
             else:
-                kept.append(node)
-        self._nodes = kept
+                nodes.append(node)
+        self._nodes = nodes
 
     def _written(self, node: fx.Node) -> tuple[str, ...]:
-        found = traced(node)
-        if isinstance(found, Tensor):
-            return (self._held.add(node, node.name, found),)
-        parts = found if isinstance(found, (list, tuple)) else ()
+        result = traced(node)
+        if isinstance(result, Tensor):
+            return (self._held.add(node, node.name, result),)
+        parts = result if isinstance(result, (list, tuple)) else ()
         names = {
             f"{node.name}.{index}": part
             for index, part in enumerate(parts)
@@ -201,82 +201,91 @@ class _Translator:
         if node.op != "call_function" or not hasattr(node.target, "_schema"):
             return {"reason": "not an ATen operator"}
         if any(
-            isinstance(traced(one), Tensor) and one not in self._held.value_of for one in node.all_input_nodes
+            isinstance(traced(read), Tensor) and read not in self._held.value_of
+            for read in node.all_input_nodes
         ):
             return {"reason": "views of an unknown value"}
         func, name = node.target, node.target._schema.name
-        given = bound_arguments(func, node.args, node.kwargs)
+        arguments = bound_arguments(func, node.args, node.kwargs)
         if name == "aten::_native_batch_norm_legit_no_training":
-            return self._batch_norm_fields(given)
+            return self._batch_norm_fields(arguments)
         if name in _BY_BATCH:
             add_value = functools.partial(self._held.add, None)
-            return _BY_BATCH[name](node, given, self._held.as_f32, add_value)
+            return _BY_BATCH[name](node, arguments, self._held.as_f32, add_value)
         if name == "aten::cat":
-            joined = {"joins": self._concatenated(node, given)}
-            return (self._moved_fields(name, node, given) or {}) | joined
+            joined = {"joins": self._concatenated(node, arguments)}
+            return (self._moved_fields(name, node, arguments) or {}) | joined
         if moves_elements(name):
-            return self._moved_fields(name, node, given)
+            return self._moved_fields(name, node, arguments)
         if is_known(func):
-            return self._workload_fields(node, given)
+            return self._workload_fields(node, arguments)
         if name in _REDUCTIONS:
-            return self._reduction_fields(_REDUCTIONS[name], node, given)
+            return self._reduction_fields(_REDUCTIONS[name], node, arguments)
         if not is_pointwise(name):
             return {"reason": "no operator of tunebench"}
-        return self._elementwise_fields(name, node, given)
+        return self._elementwise_fields(name, node, arguments)
 
-    def _reduction_fields(self, how: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
+    def _reduction_fields(self, reduce: str, node: fx.Node, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a reduction: of rows or columns in memory, or else over any axes."""
-        x, result = traced(given["self"]), traced(node)
+        x, result = traced(arguments["self"]), traced(node)
         if x.dtype not in STORED or not x.numel() or not _is_written(result):
             return NOT_WRITTEN
-        axis = reduced_axis(x, given.get("dim")) if is_dense(x) and x.dtype in DTYPES else None
+        axis = reduced_axis(x, arguments.get("dim")) if is_dense(x) and x.dtype in DTYPES else None
         if axis is None or result.dtype != x.dtype:
-            return self._strided_reduction_fields(how, node, given)
-        kept = result.numel()
-        rows, cols = (kept, x.numel() // kept) if axis == "cols" else (x.numel() // kept, kept)
+            return self._strided_reduction_fields(reduce, node, arguments)
+        result_count = result.numel()
+        rows, cols = (
+            (result_count, x.numel() // result_count)
+            if axis == "cols"
+            else (x.numel() // result_count, result_count)
+        )
         sizes = {"rows": rows, "cols": cols, "dtype": DTYPES[x.dtype]}
         try:
-            found = make_workload("reduction", **sizes, expression="x0", reduce=how, axis=axis)
+            reduction = make_workload("reduction", **sizes, expression="x0", reduce=reduce, axis=axis)
         except InputError as error:
             return {"reason": str(error)}
-        roles = {"x0": self._held.value_of[given["self"]]}
-        written = reduced_strides(x, given.get("dim"), result)
+        roles = {"x0": self._held.value_of[arguments["self"]]}
+        written = reduced_strides(x, arguments.get("dim"), result)
         relaid = self._held.add_relaid(node.name, result, written)
-        return {"workloads": (str(found),), "roles": roles, "relaid": relaid}
+        return {"workloads": (str(reduction),), "roles": roles, "relaid": relaid}
 
-    def _strided_reduction_fields(self, how: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
+    def _strided_reduction_fields(
+        self, reduce: str, node: fx.Node, arguments: dict[str, Any]
+    ) -> dict[str, Any]:
         """Return the fields of a reduction over any axes of a tensor in any layout."""
-        x, result = given["self"], traced(node)
-        index, axes = reduction_map(traced(x), given.get("dim"), result)
+        x, result = arguments["self"], traced(node)
+        index, axes = reduction_map(traced(x), arguments.get("dim"), result)
         operand = self._held.strided_operand(x, index)
         if isinstance(operand, str) or operand.index is None:
             return {"reason": operand}
         try:
-            found = make_workload(
+            reduction = make_workload(
                 "strided_reduction",
                 shape="x".join(map(str, index.shape)),
                 dtype=STORED[result.dtype],
                 expression="x0",
                 operands=StridedOperand(STORED[traced(x).dtype], operand.index).text("x0"),
-                reduce=how,
+                reduce=reduce,
                 axes=axes,
             )
         except InputError as error:
             return {"reason": str(error)}
-        return {"workloads": (str(found),), "roles": {"x0": operand.value}}
+        return {"workloads": (str(reduction),), "roles": {"x0": operand.value}}
 
-    def _workload_fields(self, node: fx.Node, given: dict[str, Any]) -> dict[str, Any]:
+    def _workload_fields(self, node: fx.Node, arguments: dict[str, Any]) -> dict[str, Any]:
         tensors = {
-            key: traced(value) if isinstance(value, fx.Node) else value for key, value in given.items()
+            key: traced(value) if isinstance(value, fx.Node) else value for key, value in arguments.items()
         }
-        found = workloads_of(node.target, (), tensors)
-        if isinstance(found, str) or not found:
-            return {"reason": found or ""}
-        texts = tuple(_with_statistics(text, node) for text in found)
-        if node.target._schema.name == "aten::convolution_backward" and given["output_mask"][2]:
-            texts += _sums_of_channels(traced(given["grad_output"]))
+        translated = workloads_of(node.target, (), tensors)
+        if isinstance(translated, str) or not translated:
+            return {"reason": translated or ""}
+        texts = tuple(_with_statistics(text, node) for text in translated)
+        if node.target._schema.name == "aten::convolution_backward" and arguments["output_mask"][2]:
+            texts += _sums_of_channels(traced(arguments["grad_output"]))
         workloads = [parse(text) for text in texts]
-        roles = {name: value for one in workloads for name, value in self._held.roles(one, given).items()}
+        roles = {
+            name: value for parsed in workloads for name, value in self._held.roles(parsed, arguments).items()
+        }
         copied = sum(
             self._held.values[value].nbytes for value in roles.values() if value in self._held.copied
         )
@@ -285,20 +294,26 @@ class _Translator:
             for workload in workloads
             for name, (value, tensor) in results_of(node, (str(workload),), roles).items()
         )
-        if given.get("transposed") and isinstance(given.get("bias"), fx.Node):
+        if arguments.get("transposed") and isinstance(arguments.get("bias"), fx.Node):
             if relaid:
                 return {"reason": "a result in another memory layout"}
-            return self._with_bias(node, texts, roles, given["bias"], copied)
+            return self._with_bias(node, texts, roles, arguments["bias"], copied)
         if roles.get("x") in self._concatenations and not copied + relaid:
             self._split(node, workloads[0], roles)
         return {"workloads": texts, "roles": roles, "copied": copied, "relaid": relaid}
 
-    def _concatenated(self, node: fx.Node, given: dict[str, Any]) -> tuple[str, ...]:
+    def _concatenated(self, node: fx.Node, arguments: dict[str, Any]) -> tuple[str, ...]:
         """Return the images that are concatenated along channels, if channels are innermost; else nothing."""
-        parts, result = given["tensors"], traced(node)
+        parts, result = arguments["tensors"], traced(node)
         tensors = [traced(part) for part in parts]
-        last = all(one.dim() == 4 and channel_broadcast(one) == "vector" for one in (*tensors, result))
-        if not last or given["dim"] not in (1, -3) or any(one.dtype != result.dtype for one in tensors):
+        last = all(
+            tensor.dim() == 4 and channel_broadcast(tensor) == "vector" for tensor in (*tensors, result)
+        )
+        if (
+            not last
+            or arguments["dim"] not in (1, -3)
+            or any(tensor.dtype != result.dtype for tensor in tensors)
+        ):
             return ()
         self._concatenations[node.name] = tuple(self._held.value_of[part] for part in parts)
         return self._concatenations[node.name]
@@ -338,13 +353,15 @@ class _Translator:
             "copied": copied,
         }
 
-    def _elementwise_fields(self, name: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any] | None:
+    def _elementwise_fields(
+        self, name: str, node: fx.Node, arguments: dict[str, Any]
+    ) -> dict[str, Any] | None:
         result = traced(node)
         if not _is_written(result):
             return NOT_WRITTEN
         operands: dict[str, NodeOperand] = {}
         texts: dict[str, Any] = {}
-        for key, value in given.items():
+        for key, value in arguments.items():
             number = number_of(value)
             if number is not None and not math.isfinite(number):
                 return {"reason": f"{key} of {number}"}
@@ -356,8 +373,8 @@ class _Translator:
                 operand = self._held.operand(value, result)
                 if isinstance(operand, str):
                     return {"reason": operand}
-                known = {one: name for name, one in operands.items()}
-                texts[key] = known.get(operand, f"x{len(operands)}")
+                names_of = {earlier: name for name, earlier in operands.items()}
+                texts[key] = names_of.get(operand, f"x{len(operands)}")
                 operands[texts[key]] = operand
             else:
                 texts[key] = value
@@ -366,34 +383,36 @@ class _Translator:
             expression = f"ne({expression},0)"
         return _expression_fields(expression, operands)
 
-    def _moved_fields(self, name: str, node: fx.Node, given: dict[str, Any]) -> dict[str, Any] | None:
+    def _moved_fields(self, name: str, node: fx.Node, arguments: dict[str, Any]) -> dict[str, Any] | None:
         """Return the fields of a call that moves elements: a sum of operands that are 0 elsewhere."""
         result = traced(node)
         if not _is_written(result):
             return NOT_WRITTEN
-        parts = moved_elements(name, given, result)
+        parts = moved_elements(name, arguments, result)
         if not parts or any(traced(part).dtype not in STORED for part, _ in parts):
             return {"reason": "elements that no index map describes, or of another type"}
         operands = {
-            f"x{place}": self._held.strided_operand(
+            f"x{number}": self._held.strided_operand(
                 part, in_memory_order(index, result), node.all_input_nodes
             )
-            for place, (part, index) in enumerate(parts)
+            for number, (part, index) in enumerate(parts)
         }
         return _expression_fields("+".join(operands), operands)
 
-    def _batch_norm_fields(self, given: dict[str, Any]) -> dict[str, Any] | None:
+    def _batch_norm_fields(self, arguments: dict[str, Any]) -> dict[str, Any] | None:
         """Return the fields of a batch normalisation by running statistics: a scale and shift per channel."""
-        x = traced(given["input"])
-        statistics = [given[key] for key in ("weight", "bias", "running_mean", "running_var")]
-        is_constant = all(isinstance(one, fx.Node) and self._held.is_constant(one) for one in statistics)
+        x = traced(arguments["input"])
+        statistics = [arguments[key] for key in ("weight", "bias", "running_mean", "running_var")]
+        is_constant = all(
+            isinstance(statistic, fx.Node) and self._held.is_constant(statistic) for statistic in statistics
+        )
         if not is_constant or x.dtype not in DTYPES or not is_dense(x):
             return {"reason": "statistics that change from step to step"}
-        weight, images = given["weight"], self._held.value_of[given["input"]]
+        weight, images = arguments["weight"], self._held.value_of[arguments["input"]]
         operands = {"x0": NodeOperand(images, "whole")}
         for key, part, compute in (("x1", "scale", batch_norm_scale), ("x2", "shift", batch_norm_shift)):
             name = f"{images}~{weight.name}.{part}"
-            folded = functools.partial(compute, eps=given["eps"], dtype=x.dtype)
+            folded = functools.partial(compute, eps=arguments["eps"], dtype=x.dtype)
             self._held.derive(name, traced(weight).to(x.dtype), statistics, folded)
             operands[key] = NodeOperand(name, channel_broadcast(x))
         return {"expression": "x0*x1+x2", "operands": operands}
@@ -422,7 +441,7 @@ def _is_written(result: Any) -> bool:
 
 def _expression_fields(text: str | None, operands: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the fields of an elementwise node, or why there are none."""
-    reasons = [one for one in operands.values() if isinstance(one, str)]
+    reasons = [operand for operand in operands.values() if isinstance(operand, str)]
     if reasons or not text:
         return {"reason": reasons[0]} if reasons else None
     try:
@@ -442,8 +461,8 @@ def _with_statistics(text: str, node: fx.Node) -> str:
     norm = parse(text)
     if norm.operator not in ("layernorm", "rmsnorm") or getattr(norm, "direction", "") != "forward":
         return text
-    kept = any(user.target is operator.getitem and user.args[1] > 0 for user in node.users)
-    return str(norm.changed(stats=kept))
+    reads_statistics = any(user.target is operator.getitem and user.args[1] > 0 for user in node.users)
+    return str(norm.changed(stats=reads_statistics))
 
 
 def _sums_of_channels(images: Tensor) -> tuple[str, ...]:
@@ -451,8 +470,8 @@ def _sums_of_channels(images: Tensor) -> tuple[str, ...]:
     if channel_broadcast(images) != "vector" or images.dtype not in DTYPES:
         return ()
     sizes = {"rows": images.numel() // images.shape[1], "cols": images.shape[1]}
-    of = {"expression": "x0", "reduce": "sum", "axis": "rows"}
+    reduction = {"expression": "x0", "reduce": "sum", "axis": "rows"}
     try:
-        return (str(make_workload("reduction", **sizes, dtype=DTYPES[images.dtype], **of)),)
+        return (str(make_workload("reduction", **sizes, dtype=DTYPES[images.dtype], **reduction)),)
     except InputError:  # sums that overflow a 16-bit type
         return ()

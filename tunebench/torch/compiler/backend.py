@@ -197,8 +197,8 @@ class Backend:
         partition = plan(translation.graph, device, preferred=preferred, measured_only=preferred == "faster")
         groups = [offer.group for offer in partition.chosen if offer.price.by == "tunebench"]
         calls = [
-            fused_call(translation, group, device, ordinal, f"{phase}_group_{place}")
-            for place, group in enumerate(groups)
+            fused_call(translation, group, device, ordinal, f"{phase}_group_{index}")
+            for index, group in enumerate(groups)
         ]
         with unset_fake_temporarily():
             for call in calls:
@@ -244,8 +244,8 @@ def _watched(run: Compiled, calls: Sequence[FusedCall]) -> Compiled:
     if not calls:
         return run
 
-    def watched(*given: Any) -> Any:
-        result = run(*given)
+    def watched(*arguments: Any) -> Any:
+        result = run(*arguments)
         if is_watched():
             for call in calls:
                 if call.by == "torch":
@@ -270,10 +270,10 @@ def _device(module: fx.GraphModule) -> tuple[Device, int]:
         raise InputError("sizes that depend on data")
     inputs = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
     devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
-    found = device_of(devices.pop()) if len(devices) == 1 else f"tensors on {len(devices)} devices"
-    if isinstance(found, str):
-        raise InputError(found)
-    return found
+    device = device_of(devices.pop()) if len(devices) == 1 else f"tensors on {len(devices)} devices"
+    if isinstance(device, str):
+        raise InputError(device)
+    return device
 
 
 def _log_plan(partition: PartitionPlan, calls: Iterable[FusedCall], preferred: Preference) -> None:
@@ -315,17 +315,20 @@ def backend(
     """
     made = Backend(**_checked_options(mode, options))
     compiled = made(module, inputs)
-    place = next((place for place, one in enumerate(inputs) if isinstance(one, nn.Parameter)), None)
-    if place is None:
+    parameter_index = next(
+        (parameter_index for parameter_index, value in enumerate(inputs) if isinstance(value, nn.Parameter)),
+        None,
+    )
+    if parameter_index is None:
         return compiled
     last: Any = None
 
-    def run(*given: Any) -> Any:
+    def run(*arguments: Any) -> Any:
         nonlocal last
-        if given[place] is not last:  # modules of the same structure share the graph
-            last = given[place]
+        if arguments[parameter_index] is not last:  # modules of the same structure share the graph
+            last = arguments[parameter_index]
             _by_parameter.setdefault(last, {})[made] = None
-        return compiled(*given)
+        return compiled(*arguments)
 
     return run
 
@@ -336,22 +339,24 @@ def _checked_options(mode: str | None, options: Mapping[str, Any] | None) -> dic
     Raises:
         InputError: if the mode or an option is unknown, or the value of an option is not true or false.
     """
-    modes, given = list_mode_options(), dict(options or {})
+    modes, passed = list_mode_options(), dict(options or {})
     if mode is not None and mode not in modes:
         raise UnknownName("mode", mode, modes)
-    chosen = {name: given.pop(name) for name in OPTIONS if name in given}
+    chosen = {name: passed.pop(name) for name in OPTIONS if name in passed}
     for name, value in chosen.items():
         if not isinstance(value, bool):
             raise InputError(f"expected option {name!r} to be true or false, got {value!r}")
-    known = {one.replace("-", "_") for one in list_options()} if given else set[str]()
-    unknown = next((name for name in given if name.replace("-", "_") not in known), None)
+    option_names = {option.replace("-", "_") for option in list_options()} if passed else set[str]()
+    unknown = next((name for name in passed if name.replace("-", "_") not in option_names), None)
     if unknown is not None:
         raise UnknownName(
-            "option", unknown, (*OPTIONS, *difflib.get_close_matches(unknown, known), "inductor's options")
+            "option",
+            unknown,
+            (*OPTIONS, *difflib.get_close_matches(unknown, option_names), "inductor's options"),
         )
     if (mode or "").startswith("max-autotune"):
         chosen.setdefault("benchmark", True)
-    return {**chosen, "inductor": {**modes[mode or "default"], **given}}
+    return {**chosen, "inductor": {**modes[mode or "default"], **passed}}
 
 
 _compiled: weakref.WeakKeyDictionary[Any, Backend] = weakref.WeakKeyDictionary()
@@ -397,7 +402,7 @@ def compile(  # noqa: A001 - torch's name
     Raises:
         InputError: if the model is not callable, or the mode or an option is unknown.
     """
-    given = _checked_options(mode, options)
+    checked = _checked_options(mode, options)
     if model is None:
         return functools.partial(
             compile,
@@ -409,10 +414,10 @@ def compile(  # noqa: A001 - torch's name
             check=check,
             memory_budget=memory_budget,
         )
-    given |= {name: True for name, value in (("benchmark", benchmark), ("check", check)) if value}
+    checked |= {name: True for name, value in (("benchmark", benchmark), ("check", check)) if value}
     if not callable(model):
         raise InputError(f"expected a torch.nn.Module or a function, got {type(model).__name__}")
-    made = Backend(getattr(model, "__name__", type(model).__name__), **given)
+    made = Backend(getattr(model, "__name__", type(model).__name__), **checked)
     if memory_budget is not None:
         if dynamic or made.needs_inductor:
             raise InputError(
@@ -420,7 +425,7 @@ def compile(  # noqa: A001 - torch's name
             )
         warn_renamed("compile(memory_budget=...)", "tunebench.training.fit(..., tuned_kernels=True)")
         fit = importlib.import_module("tunebench.training").fit
-        return fit(model, memory_budget, tuned_kernels=True, check=given.get("check", False))
+        return fit(model, memory_budget, tuned_kernels=True, check=checked.get("check", False))
     compiled = torch.compile(model, backend=made, fullgraph=fullgraph, dynamic=dynamic, **OWN_LIMIT)
     register_compiled(compiled, made)
     return compiled
@@ -466,10 +471,10 @@ def _backends_of(compiled: Any) -> Sequence[Backend]:
     if isinstance(compiler, Backend):
         return (compiler,)
     parameters = compiled.parameters() if isinstance(compiled, nn.Module) else ()
-    found = dict.fromkeys(made for one in parameters for made in _by_parameter.get(one, ()))
-    if not found and compiler is not backend:
+    backends = dict.fromkeys(made for parameter in parameters for made in _by_parameter.get(parameter, ()))
+    if not backends and compiler is not backend:
         raise InputError(
             "expected what tunebench.torch.compile returned, or a module with parameters that "
             'torch.compile(module, backend="tunebench") compiled'
         )
-    return tuple(found)
+    return tuple(backends)

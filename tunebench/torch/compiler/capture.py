@@ -89,15 +89,15 @@ def capture(
     before = counters["graph_break"].copy()
     # The model itself may raise again: the reason is known already.
     with without_log(), contextlib.suppress(Exception):
-        found = step(fullgraph=False)
-        if found:
+        graphs = step(fullgraph=False)
+        if graphs:
             breaks = dict.fromkeys([reason, *map(_first_line, counters["graph_break"] - before)])
             warnings.warn(
-                f"{kind} cannot be traced as a whole, its {len(found)} graphs are those of torch.compile: "
+                f"{kind} cannot be traced as a whole, its {len(graphs)} graphs are those of torch.compile: "
                 + "; ".join(breaks),
                 stacklevel=2,
             )
-            return found
+            return graphs
     raise InputError(f"{kind} cannot be traced as a whole: {reason}") from whole
 
 
@@ -111,14 +111,14 @@ def _graphs(
     fullgraph: bool,
 ) -> tuple[Translation, ...]:
     """Return the graphs that torch traces of a model's step (see `capture`)."""
-    found: list[Translation] = []
+    graphs: list[Translation] = []
 
     def keep(graph: fx.GraphModule, phase: Phase) -> Callable[..., Any]:
-        found.append(translate(graph.graph, name, phase, constant_inputs(phase)))
+        graphs.append(translate(graph.graph, name, phase, constant_inputs(phase)))
         return results_without_data(graph, torch.empty_strided if fullgraph else _zeros)
 
     with (
-        without_data(model, args, kwargs) if fullgraph else contextlib.nullcontext((args, kwargs)) as given,
+        without_data(model, args, kwargs) if fullgraph else contextlib.nullcontext((args, kwargs)) as inputs,
         in_training_mode(model, training=training),
         torch.set_grad_enabled(training),
         recurrent_layers_traced(),
@@ -128,12 +128,12 @@ def _graphs(
         torch._dynamo.reset()
         compiled = torch.compile(model, backend=tracing_backend(keep), fullgraph=fullgraph, dynamic=False)
         try:
-            result = compiled(*given[0], **given[1])
+            result = compiled(*inputs[0], **inputs[1])
             if training:
                 _differentiate(result)
         finally:
             torch._dynamo.reset()
-    return tuple(found)
+    return tuple(graphs)
 
 
 @contextlib.contextmanager
@@ -169,8 +169,8 @@ def without_log() -> Iterator[None]:
 def first_reason(error: BaseException) -> str:
     """Return the first line of an error of the tracer, and of the error of torch or the model behind it."""
     first = error
-    while (behind := first.__cause__ or first.__context__) is not None:
-        first = behind
+    while (cause := first.__cause__ or first.__context__) is not None:
+        first = cause
     if first is error:
         return _first_line(error)
     return f"{_first_line(error)}: {type(first).__name__}: {_first_line(first)}"
@@ -243,29 +243,29 @@ def without_data(model: nn.Module, args: Any, kwargs: Any) -> Iterator[tuple[Any
         The inputs, with such tensors as well.
     """
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    known: dict[int, Tensor] = {}
+    fakes: dict[int, Tensor] = {}
 
     def fake(tensor: Tensor) -> Tensor:
         if type(tensor) not in (Tensor, nn.Parameter):
             return tensor
-        if id(tensor) not in known:
+        if id(tensor) not in fakes:
             empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
             device = torch.device("cpu") if tensor.is_meta else tensor.device
             made = FakeTensor(mode, empty, device).requires_grad_(tensor.requires_grad)
             is_parameter = isinstance(tensor, nn.Parameter)
-            known[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if is_parameter else made
-        return known[id(tensor)]
+            fakes[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if is_parameter else made
+        return fakes[id(tensor)]
 
     tables = [table for module in model.modules() for table in (module._parameters, module._buffers)]
-    kept = [dict(table) for table in tables]
+    originals = [dict(table) for table in tables]
     try:
         for table in tables:
-            table.update({name: fake(one) for name, one in table.items() if one is not None})
+            table.update({name: fake(tensor) for name, tensor in table.items() if tensor is not None})
         inputs = tree_map_only(Tensor, fake, (args, kwargs))
         with mode:
             yield inputs
     finally:
-        for table, before in zip(tables, kept, strict=True):
+        for table, before in zip(tables, originals, strict=True):
             table.update(before)
 
 
@@ -296,7 +296,7 @@ def _differentiate(result: Any) -> None:
     results = differentiable_results(result)
     if not results:
         raise ValueError("the model returns nothing that requires a gradient")
-    torch.autograd.grad(results, _inputs_of(results), [torch.zeros_like(one) for one in results])
+    torch.autograd.grad(results, _inputs_of(results), [torch.zeros_like(result) for result in results])
 
 
 def differentiable_results(result: Any) -> list[Tensor]:
@@ -307,8 +307,8 @@ def differentiable_results(result: Any) -> list[Tensor]:
 
 def _inputs_of(results: Sequence[Tensor]) -> list[Tensor]:
     """Return the leaf tensors that results depend on."""
-    found: dict[int, Tensor] = {}
-    queue = [one.grad_fn for one in results]
+    leaves: dict[int, Tensor] = {}
+    queue = [result.grad_fn for result in results]
     seen = set()
     while queue:
         node = queue.pop()
@@ -316,6 +316,6 @@ def _inputs_of(results: Sequence[Tensor]) -> list[Tensor]:
             continue
         seen.add(node)
         if hasattr(node, "variable"):
-            found[id(node.variable)] = node.variable
+            leaves[id(node.variable)] = node.variable
         queue += [before for before, _ in node.next_functions]
-    return list(found.values())
+    return list(leaves.values())

@@ -162,9 +162,9 @@ def repeat_casts(graph: fx.Graph) -> None:
             continue
         for user in list(node.users)[1:]:
             with graph.inserting_before(user):
-                again = graph.node_copy(node)
-            again.meta = dict(node.meta)
-            user.replace_input_with(node, again)
+                repeated = graph.node_copy(node)
+            repeated.meta = dict(node.meta)
+            user.replace_input_with(node, repeated)
 
 
 def _widens(node: fx.Node) -> bool:
@@ -211,20 +211,20 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Choose the operator by the rules of `sdp::select_sdp_backend` in torch's sdp_utils.cpp."""
-    given = (query, key, value)
+    operands = (query, key, value)
     is_half = query.dtype in (torch.float16, torch.bfloat16)
     is_plain = (
-        all(one.dim() == 4 and one.dtype == query.dtype and one.numel() for one in given)
-        and all(one.stride(-1) == 1 for one in given)
+        all(operand.dim() == 4 and operand.dtype == query.dtype and operand.numel() for operand in operands)
+        and all(operand.stride(-1) == 1 for operand in operands)
         and (is_half or query.dtype == torch.float32)
         and not (attn_mask is not None and is_causal)
     )
     if is_plain and attn_mask is None and is_half and _is_flash(query, key, value, is_causal):
         return _flash_attention(query, key, value, dropout_p, is_causal, scale)
     multiple = 8 if is_half else 4
-    is_aligned = all(one.shape[-1] % multiple == 0 for one in given)
+    is_aligned = all(operand.shape[-1] % multiple == 0 for operand in operands)
     if is_plain and is_aligned and query.shape[1] == key.shape[1] == value.shape[1]:
-        needs_gradient = torch.is_grad_enabled() and any(one.requires_grad for one in given)
+        needs_gradient = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
         mask = _as_bias(attn_mask, query, key)
         return aten._scaled_dot_product_efficient_attention(
             query, key, value, mask, needs_gradient, dropout_p, is_causal, scale=scale
@@ -250,9 +250,11 @@ def _flash_attention(
     """Call flash attention, with heads padded to a multiple of 8."""
     size = query.shape[-1]
     scale = size**-0.5 if scale is None and size % 8 else scale
-    padded = [functional.pad(one, (0, -size % 8)) if size % 8 else one for one in (query, key, value)]
-    found: Tensor = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, scale=scale)[0]
-    return found[..., :size] if size % 8 else found
+    padded = [
+        functional.pad(operand, (0, -size % 8)) if size % 8 else operand for operand in (query, key, value)
+    ]
+    attended: Tensor = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, scale=scale)[0]
+    return attended[..., :size] if size % 8 else attended
 
 
 def _as_bias(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:

@@ -161,10 +161,10 @@ def _timed(
     first_s = {way: timed(device, call) / 1e6 for way, call in calls.items()}
     times = time_in_turn(calls, device, (rounds, rounds), 0.0, WARM_UP)
     return ModelTimes(
-        us={way: statistics.median(found) for way, found in times.items()},
+        us={way: statistics.median(samples_us) for way, samples_us in times.items()},
         ratios={
-            way: statistics.median(a / b for a, b in zip(found, times["tunebench"], strict=True))
-            for way, found in times.items()
+            way: statistics.median(a / b for a, b in zip(samples_us, times["tunebench"], strict=True))
+            for way, samples_us in times.items()
             if way != "tunebench"
         },
         first_s=first_s,

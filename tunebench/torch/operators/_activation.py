@@ -35,12 +35,13 @@ def canonical_activation(activation: str) -> str:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _canonical(text: str) -> str:
-    found = canonical(text)
-    if names(parse(found)) != ("x",):
+    expression = canonical(text)
+    if names(parse(expression)) != ("x",):
         raise InputError(
-            f"an activation must be one of {', '.join(ACTIVATIONS)} or an expression in x alone, got {found}"
+            f"an activation must be one of {', '.join(ACTIVATIONS)} or an expression in x alone, "
+            f"got {expression}"
         )
-    return found
+    return expression
 
 
 def expression(activation: str) -> str:
@@ -52,8 +53,8 @@ def expression(activation: str) -> str:
 
 def apply_activation(activation: str, z: Tensor) -> Tensor:
     """Apply an activation by torch."""
-    known = ACTIVATIONS.get(activation)
-    made: Tensor = evaluate(_tree(activation), {"x": z}) if known is None else known(z)
+    function = ACTIVATIONS.get(activation)
+    made: Tensor = evaluate(_tree(activation), {"x": z}) if function is None else function(z)
     return made
 
 
@@ -64,14 +65,18 @@ def _tree(text: str) -> Node:
 
 def activation_gradient(activation: str, z: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient before an activation; it can be differentiated again."""
-    again = torch.is_grad_enabled()
+    is_differentiated = torch.is_grad_enabled()
     if activation == "relu":
         return dy * (z > 0)
     if activation == "gelu":
         return torch.ops.aten.gelu_backward(dy, z)
-    if activation == "silu" and not again:  # torch has the second gradient of silu, but not of silu_backward
+    if (
+        activation == "silu" and not is_differentiated
+    ):  # torch has the second gradient of silu, but not of silu_backward
         return torch.ops.aten.silu_backward(dy, z)
     with torch.enable_grad():
         before = z if z.requires_grad else z.detach().requires_grad_()
-        (dz,) = torch.autograd.grad(apply_activation(activation, before), before, dy, create_graph=again)
+        (dz,) = torch.autograd.grad(
+            apply_activation(activation, before), before, dy, create_graph=is_differentiated
+        )
     return dz

@@ -104,8 +104,8 @@ class CachedDispatch:
 
     __slots__ = ("_gradients", "_op", "call", "dispatcher", "is_direct")
 
-    def __init__(self, op: CustomOp, call: OpCall, found: Dispatcher) -> None:
-        self.call, self.dispatcher, self._op = call, found, op
+    def __init__(self, op: CustomOp, call: OpCall, dispatcher: Dispatcher) -> None:
+        self.call, self.dispatcher, self._op = call, dispatcher, op
         is_copied = any(view is not None and view.is_copied for view in call.views)
         self.is_direct = call.copy_reason is None and not is_copied
         self._gradients: tuple[Dispatcher, ...] | None = None
@@ -122,10 +122,10 @@ class CachedDispatch:
 def _empty(kernel: BoundKernel, shape: Shape | None, *arguments: Any) -> tuple[torch.Tensor, ...]:
     """Return memory for the results of a kernel, the first in the caller's shape if one is given."""
     device = arguments[0].device
-    first, *others = kernel.outputs
+    first, *further = kernel.outputs
     return (
         torch.empty(first.shape if shape is None else shape, dtype=stored_type(first.dtype), device=device),
-        *(torch.empty(t.shape, dtype=stored_type(t.dtype), device=device) for t in others),
+        *(torch.empty(t.shape, dtype=stored_type(t.dtype), device=device) for t in further),
     )
 
 
@@ -192,10 +192,10 @@ class CustomOp:
         ctx.preference = preference()
         self.save(ctx, inputs, output)
 
-    def _run_backward(self, ctx: Any, *given: Any) -> Any:
+    def _run_backward(self, ctx: Any, *gradients: Any) -> Any:
         assert self.backward is not None
         with prefer(ctx.preference):
-            return self.backward(ctx, *given)
+            return self.backward(ctx, *gradients)
 
     @functools.cached_property
     def _autograd(self) -> Any:
@@ -220,12 +220,12 @@ class CustomOp:
             first.device,
             may_use_tf32() if first.is_cuda else None,
         )
-        found = self._dispatchers.get(key)
-        if found is None:
+        cached = self._dispatchers.get(key)
+        if cached is None:
             if len(self._dispatchers) >= _CACHE_SIZE:
                 self._dispatchers.clear()
-            found = self._dispatchers[key] = self._find(arguments)
-        return found
+            cached = self._dispatchers[key] = self._find(arguments)
+        return cached
 
     def _find(self, arguments: Sequence[Any]) -> Dispatcher | str:
         where = device_of(arguments[0].device)
@@ -246,12 +246,12 @@ class CustomOp:
 
     def _implement(self, *arguments: Any) -> Any:
         """Run the operator by the chosen implementation: a tuned kernel or torch."""
-        found = self.find_dispatcher(arguments)
-        if isinstance(found, str):
-            return run_by_torch(self.name, found, lambda: self.fallback(*arguments))
-        made = found.bound_choice()
+        dispatcher = self.find_dispatcher(arguments)
+        if isinstance(dispatcher, str):
+            return run_by_torch(self.name, dispatcher, lambda: self.fallback(*arguments))
+        made = dispatcher.bound_choice()
         if is_watched():
-            found.notify(made)
+            dispatcher.notify(made)
         if made.kernel is None:
             return self.fallback(*arguments)
         if self.check is not None:
@@ -300,11 +300,11 @@ def dispatch(
     if torch._C._get_tracing_state() is not None:
         return run_by_torch(function, "torch.jit.trace records torch's own operators", fallback)
     if _is_traced():
-        found = call_of(*operands, *attributes)
-        if not isinstance(found, str) and found.copy_reason is None:
-            result = found.result(op.op(*found.arguments(operands)))
+        call = call_of(*operands, *attributes)
+        if not isinstance(call, str) and call.copy_reason is None:
+            result = call.result(op.op(*call.arguments(operands)))
             return result if pick is None else pick(result)
-        return run_by_torch(function, found if isinstance(found, str) else found.copy_reason or "", fallback)
+        return run_by_torch(function, call if isinstance(call, str) else call.copy_reason or "", fallback)
     reason = _special_tensor_reason(operands)
     if reason is not None:
         return run_by_torch(function, reason, fallback)
@@ -349,8 +349,8 @@ def _cached_dispatch(
         if isinstance(call, str):
             route = call
         else:
-            found = op.find_dispatcher(call.arguments(operands))
-            route = found if isinstance(found, str) else CachedDispatch(op, call, found)
+            dispatcher = op.find_dispatcher(call.arguments(operands))
+            route = dispatcher if isinstance(dispatcher, str) else CachedDispatch(op, call, dispatcher)
         _dispatch_cache[key] = route
     return route
 

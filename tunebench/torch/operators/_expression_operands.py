@@ -129,31 +129,31 @@ class ExpressionOperands:
             raise InputError(
                 f"{text} has the names {', '.join(used)}, but the operands are {', '.join(operands)}"
             )
-        given = [(name, operands[name]) for name in used]
+        values = [(name, operands[name]) for name in used]
         return cls(
             text,
-            tuple(value for _, value in given if isinstance(value, Tensor)),
-            tuple((name, value) for name, value in given if not isinstance(value, Tensor)),
+            tuple(value for _, value in values if isinstance(value, Tensor)),
+            tuple((name, value) for name, value in values if not isinstance(value, Tensor)),
         )
 
 
 def dispatch_expression(
     op: CustomOp,
     function: str,
-    given: ExpressionOperands,
+    expression_operands: ExpressionOperands,
     attributes: tuple[Any, ...],
     call_of: Callable[..., OpCall | str],
     fallback: Callable[[], Tensor],
     pick: Callable[[Any], Any] | None = None,
 ) -> Tensor:
     """Run an expression by a tuned kernel or by torch; see `dispatch` for the arguments."""
-    count = len(given.tensors)
+    count = len(expression_operands.tensors)
     if not 0 < count <= MOST_TENSORS:
         return run_by_torch(function, f"no tensors, or more than {MOST_TENSORS}", fallback)
-    if is_differentiated(given.tensors):
+    if is_differentiated(expression_operands.tensors):
         return run_by_torch(function, "gradients of expressions are computed by torch", fallback)
-    operands = (*given.tensors, *[None] * (MOST_TENSORS - count))
-    attributes = (given.text, given.numbers, *attributes)
+    operands = (*expression_operands.tensors, *[None] * (MOST_TENSORS - count))
+    attributes = (expression_operands.text, expression_operands.numbers, *attributes)
     return dispatch(op, function, operands, attributes, call_of, fallback, pick)
 
 
@@ -206,8 +206,8 @@ def matrix_call(
 
 def shape_of(tensors: Sequence[Any]) -> tuple[int, ...]:
     """Return the shape of the largest tensor."""
-    there: list[Tensor] = [tensor for tensor in tensors if tensor is not None]
-    return tuple(max(there, key=lambda tensor: (tensor.numel(), tensor.ndim)).shape)
+    present: list[Tensor] = [tensor for tensor in tensors if tensor is not None]
+    return tuple(max(present, key=lambda tensor: (tensor.numel(), tensor.ndim)).shape)
 
 
 def dimensions(*arguments: Any) -> dict[str, Any]:

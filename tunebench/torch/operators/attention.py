@@ -132,7 +132,7 @@ def _workload(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float | None
 ) -> Attention:
     batch, heads, seq_q, dim = q.shape
-    given: dict[str, Any] = {} if scale is None else {"scale": scale}
+    scaling: dict[str, Any] = {} if scale is None else {"scale": scale}
     return Attention(
         batch=batch,
         heads=heads,
@@ -144,7 +144,7 @@ def _workload(
         causal=causal,
         bias="none" if bias is None else bias_axes(bias, (*q.shape[:3], k.shape[2])),  # type: ignore[arg-type]
         align="first" if causal and seq_q != k.shape[2] else "last",
-        **given,
+        **scaling,
     )
 
 
@@ -202,9 +202,9 @@ def _fallback_backward(
     if q.is_cuda:  # torch expects a padded log-sum-exp: compute it again
         mask = _padded(bias, q, keys)
         forward = aten._scaled_dot_product_efficient_attention
-        again = forward(q, keys, values, mask, True, 0.0, causal, scale=scale)
-        wanted = [True, True, True, False]
-        operands = (do, q, keys, values, mask, *again, 0.0, wanted, causal)
+        recomputed = forward(q, keys, values, mask, True, 0.0, causal, scale=scale)
+        needs_gradient = [True, True, True, False]
+        operands = (do, q, keys, values, mask, *recomputed, 0.0, needs_gradient, causal)
         dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(*operands, scale=scale)
     else:
         backward = aten._scaled_dot_product_flash_attention_for_cpu_backward

@@ -76,8 +76,8 @@ def conv2d(
         return _epilogue(y, factor, added if factor is not None else None, rest, last)
 
     if last not in ("none", "relu") and is_differentiated((x, w, factor, added, rest)):
-        how = (stride, padding, dilation, groups)
-        return apply_activation(last, conv2d(x, w, added, *how, scale=factor, residual=rest))
+        geometry = (stride, padding, dilation, groups)
+        return apply_activation(last, conv2d(x, w, added, *geometry, scale=factor, residual=rest))
     attributes = (_hashable(stride), _hashable(padding), _hashable(dilation), groups, last)
     return dispatch(CONV2D, "conv2d", (x, w, factor, added, rest), attributes, _call_of, fallback)
 
@@ -145,12 +145,12 @@ def _of_one(x: Tensor, w: Tensor, scale: Any, bias: Any, residual: Any, *attribu
     """Return the operator call of a convolution of one image without a batch axis."""
     if residual is not None:
         return "a residual of an image without a batch axis"
-    found = _call_of(x.unsqueeze(0), w, scale, bias, None, *attributes)
-    if isinstance(found, str):
-        return found
-    size = _extents(x.shape[1:], w.shape[2:], *found.attributes)
-    views = (OperandView((1, *x.shape), is_copied=True), *found.views[1:])
-    return OpCall(views, found.attributes, (w.shape[0], *size))
+    call = _call_of(x.unsqueeze(0), w, scale, bias, None, *attributes)
+    if isinstance(call, str):
+        return call
+    size = _extents(x.shape[1:], w.shape[2:], *call.attributes)
+    views = (OperandView((1, *x.shape), is_copied=True), *call.views[1:])
+    return OpCall(views, call.attributes, (w.shape[0], *size))
 
 
 def _alike(extent: Any) -> int | None:
@@ -209,8 +209,8 @@ def _placed(attributes: Sequence[Any]) -> dict[str, Any]:
 
 def _workload(x: Tensor, w: Tensor, scale: Any, bias: Any, residual: Any, *attributes: Any) -> Conv2d:
     *placed, activation, layout = attributes
-    given = {"scale": scale, "bias": bias, "residual": residual}
-    parts = [name for name, tensor in given.items() if tensor is not None]
+    epilogue_operands = {"scale": scale, "bias": bias, "residual": residual}
+    parts = [name for name, tensor in epilogue_operands.items() if tensor is not None]
     return Conv2d(
         **_sized(tuple(x.shape), (w.shape[0], *w.shape[2:]), x),
         **_placed((*placed, layout)),
@@ -252,10 +252,10 @@ def _fallback_weight(x: Tensor, dy: Tensor, r: int, s: int, *attributes: Any) ->
 
 def _gradient(which: int, dy: Tensor, x: Tensor, w: Tensor, *attributes: Any) -> Tensor:
     stride, pads, dilation, groups, layout = attributes
-    how = ([stride] * 2, list(pads), [dilation] * 2, False, [0, 0], groups)
-    wanted = [which == 0, which == 1, False]
-    found: Tensor = torch.ops.aten.convolution_backward(dy, x, w, None, *how, wanted)[which]
-    return found.contiguous(memory_format=FORMATS[layout])
+    geometry = ([stride] * 2, list(pads), [dilation] * 2, False, [0, 0], groups)
+    output_mask = [which == 0, which == 1, False]
+    gradient: Tensor = torch.ops.aten.convolution_backward(dy, x, w, None, *geometry, output_mask)[which]
+    return gradient.contiguous(memory_format=FORMATS[layout])
 
 
 def _fresh(like: Tensor, shape: Shape, layout: str) -> Tensor:
@@ -298,23 +298,23 @@ def _both(pads: Any) -> tuple[int, ...]:
 
 
 def _save(ctx: Any, inputs: Any, output: Tensor) -> None:
-    x, w, scale, bias, residual, stride, pads, *others = inputs
-    ctx.attributes = (stride, _both(pads), *others)
+    x, w, scale, bias, residual, stride, pads, *further = inputs
+    ctx.attributes = (stride, _both(pads), *further)
     ctx.activation = ctx.attributes[-2]
     # relu's gradient needs only the result; the sums before another activation are recomputed
-    kept = {"none": (), "relu": (output,)}.get(ctx.activation, (bias, residual))
-    ctx.save_for_backward(x, w, scale, *kept)
+    saved = {"none": (), "relu": (output,)}.get(ctx.activation, (bias, residual))
+    ctx.save_for_backward(x, w, scale, *saved)
 
 
 def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    x, w, scale, *kept = ctx.saved_tensors
-    *how, activation, layout = ctx.attributes
-    placed = (*how, layout)
+    x, w, scale, *saved = ctx.saved_tensors
+    *geometry, activation, layout = ctx.attributes
+    placed = (*geometry, layout)
     needs_x, needs_w, needs_scale, needs_bias, needs_residual = ctx.needs_input_grad[:5]
     if activation == "relu":
-        dy = dy * (kept[0] > 0)
+        dy = dy * (saved[0] > 0)
     elif activation != "none":
-        before = CONV2D(x, w, scale, *kept, *how, "none", layout)
+        before = CONV2D(x, w, scale, *saved, *geometry, "none", layout)
         dy = activation_gradient(activation, before, dy)
     dsums, dscale = dy, None
     if scale is not None:
@@ -329,8 +329,8 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 
 
 def _save_pair(ctx: Any, inputs: Any, output: Tensor) -> None:
-    first, second, _, _, stride, pads, *others = inputs
-    ctx.placed = (stride, _both(pads), *others)
+    first, second, _, _, stride, pads, *further = inputs
+    ctx.placed = (stride, _both(pads), *further)
     ctx.save_for_backward(first, second)
 
 
@@ -349,8 +349,8 @@ def _backward_weight(ctx: Any, ddw: Tensor) -> tuple[Any, ...]:
 
 
 def _forward(x: Tensor, w: Tensor, placed: Any) -> Any:
-    *how, layout = placed
-    return CONV2D(x, w, None, None, None, *how, "none", layout)
+    *geometry, layout = placed
+    return CONV2D(x, w, None, None, None, *geometry, "none", layout)
 
 
 def _key(*attributes: Any) -> tuple[Any, ...]:

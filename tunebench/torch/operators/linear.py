@@ -98,11 +98,11 @@ def _matmul_call(a: Tensor, b: Tensor, *absent: None) -> OpCall | str:
     return OpCall((view_a, view_b, None, None), (order_a + order_b, "none"), shape, copy_reason)
 
 
-def _stored(order: str, lead: Any, own: Any, batch: int, rows: int, cols: int) -> OperandView:
+def _stored(order: str, lead: Any, own_extents: Any, batch: int, rows: int, cols: int) -> OperandView:
     """Return the view of a batch of matrices in memory order, expanded to the batch."""
     stored = (rows, cols) if order == "n" else (cols, rows)
     swap = None if order == "n" else (-2, -1)
-    if math.prod(own) == batch:
+    if math.prod(own_extents) == batch:
         return OperandView((batch, *stored), swap=swap)
     return OperandView((batch, *stored), swap=swap, expand=(*lead, *stored), is_copied=True)
 
@@ -173,18 +173,18 @@ def _gradients(workload: Gemm) -> tuple[Gemm, ...]:
 def _save(ctx: Any, inputs: Any, output: Tensor) -> None:
     a, b, bias, residual, ctx.trans, ctx.activation = inputs
     ctx.keeps_output = ctx.activation == "relu" and residual is None
-    kept = () if ctx.activation == "none" else (output,) if ctx.keeps_output else (bias,)
-    ctx.save_for_backward(a, b, *kept)
+    saved = () if ctx.activation == "none" else (output,) if ctx.keeps_output else (bias,)
+    ctx.save_for_backward(a, b, *saved)
 
 
 def _backward(ctx: Any, dc: Tensor) -> tuple[Any, ...]:
     """Return the gradients of all arguments; unsaved sums before an activation are recomputed."""
-    a, b, *kept = ctx.saved_tensors
+    a, b, *saved = ctx.saved_tensors
     dz = dc
     if ctx.keeps_output:
-        dz = dc * (kept[0] > 0)
+        dz = dc * (saved[0] > 0)
     elif ctx.activation != "none":
-        dz = activation_gradient(ctx.activation, GEMM(a, b, kept[0], None, ctx.trans, "none"), dc)
+        dz = activation_gradient(ctx.activation, GEMM(a, b, saved[0], None, ctx.trans, "none"), dc)
     needs_a, needs_b, needs_bias, needs_residual = ctx.needs_input_grad[:4]
     first, second = ctx.trans
     da = db = dbias = None

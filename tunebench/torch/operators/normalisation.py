@@ -181,7 +181,7 @@ def _call_of(x: Tensor, w: Any, b: Any, added: Any, residual: Any, *attributes: 
 
 
 def _workload(x: Tensor, gamma: Tensor, beta: Any, bias: Any, residual: Any, stats: bool, eps: float) -> Any:
-    parts = [name for name, given in (("bias", bias), ("residual", residual)) if given is not None]
+    parts = [name for name, operand in (("bias", bias), ("residual", residual)) if operand is not None]
     if parts == ["bias"]:
         raise InputError("kernels add a bias only together with a residual")
     rows, cols = x.shape
@@ -232,9 +232,9 @@ def _packed(x: Tensor, y: Tensor, z: Any, statistics: tuple[Tensor, ...], summed
 def _finish(
     results: Any, x: Tensor, gamma: Tensor, beta: Any, bias: Any, residual: Any, stats: bool, eps: float
 ) -> Any:
-    y, *others = (results,) if isinstance(results, Tensor) else results
+    y, *further = (results,) if isinstance(results, Tensor) else results
     summed = residual is not None
-    return _packed(x, y, others[0] if summed else None, tuple(others[summed:]), summed)
+    return _packed(x, y, further[0] if summed else None, tuple(further[summed:]), summed)
 
 
 def _fake(x: Tensor, gamma: Tensor, beta: Any, bias: Any, residual: Any, stats: bool, eps: float) -> Any:
@@ -249,10 +249,10 @@ def _fallback_backward(x: Tensor, gamma: Tensor, mean: Any, rstd: Tensor, dy: Te
     if mean is None:
         return _of_rms(x, gamma, rstd, dy)
     # torch's statistics have the type of x on a CPU, and float32 on a GPU.
-    kept = torch.float32 if x.is_cuda else x.dtype
-    statistics = (mean.to(kept)[:, None], rstd.to(kept)[:, None])
-    shape, wanted = list(gamma.shape), [True, True, True]
-    made = torch.ops.aten.native_layer_norm_backward(dy, x, shape, *statistics, gamma, gamma, wanted)
+    statistics_dtype = torch.float32 if x.is_cuda else x.dtype
+    statistics = (mean.to(statistics_dtype)[:, None], rstd.to(statistics_dtype)[:, None])
+    shape, output_mask = list(gamma.shape), [True, True, True]
+    made = torch.ops.aten.native_layer_norm_backward(dy, x, shape, *statistics, gamma, gamma, output_mask)
     return tuple(made)
 
 

@@ -90,11 +90,11 @@ def _call_of(*arguments: Any) -> OpCall | str:
     is_last = over == tuple(range(extents - len(over), extents))
     if not is_last and over != tuple(range(len(over))):
         return "axes that are neither the first nor the last"
-    inner, kept = len(over), shape[: extents - len(over)]
+    inner, kept_extents = len(over), shape[: extents - len(over)]
     if not is_last:
-        inner, kept = extents - len(over), shape[len(over) :]
+        inner, kept_extents = extents - len(over), shape[len(over) :]
     side = "cols" if is_last else "rows"
-    return expressions.matrix_call(padded, text, numbers, inner, kept, reduce, side, end)
+    return expressions.matrix_call(padded, text, numbers, inner, kept_extents, reduce, side, end)
 
 
 def _workload(*arguments: Any) -> Workload:

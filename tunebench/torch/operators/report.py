@@ -25,10 +25,10 @@ def dispatch_report(
         The calls made in this thread, in their order; each prints as one line with the reason.
     """
     calls: list[DispatchedCall] = []
-    here = threading.get_ident()
+    caller = threading.get_ident()
 
     def note(call: DispatchedCall) -> None:
-        if threading.get_ident() == here:
+        if threading.get_ident() == caller:
             calls.append(call)
 
     with watching(note):

@@ -86,13 +86,13 @@ class PatchReport:
     def __str__(self) -> str:
         """Return one line per class: the number of patched and of unchanged modules, with reasons."""
         served = Counter(module.kind for module in self.swapped).most_common()
-        left = Counter((module.kind, module.reason) for module in self.left).most_common()
+        reasons = Counter((module.kind, module.reason) for module in self.left).most_common()
         return "\n".join(
             (
                 f"{len(self.swapped)} modules patched",
                 *(f"{count:>6}  {kind}" for kind, count in served),
                 f"{len(self.left)} modules left unchanged",
-                *(f"{count:>6}  {kind}: {reason}" for (kind, reason), count in left),
+                *(f"{count:>6}  {kind}: {reason}" for (kind, reason), count in reasons),
             )
         )
 
@@ -121,7 +121,7 @@ def patch(model: nn.Module) -> PatchReport:
         raise InputError(f"expected a torch.nn.Module, got {type(model).__name__}")
     chosen: list[Any] = []
     swapped: list[PatchedModule] = []
-    left: list[SkippedModule] = []
+    skipped: list[SkippedModule] = []
     for name, module in model.named_modules():
         kind = type(module)
         reason = _refusal(module)
@@ -129,14 +129,14 @@ def patch(model: nn.Module) -> PatchReport:
             chosen.append(module)
             swapped.append(PatchedModule(name, kind.__name__, TUNED_MODULES[kind].__name__))
         elif reason:
-            left.append(SkippedModule(name, kind.__name__, reason))
+            skipped.append(SkippedModule(name, kind.__name__, reason))
     try:
         for module in chosen:
             module.__class__ = TUNED_MODULES[type(module)]
     except BaseException:
         _restore(chosen)
         raise
-    return PatchReport(tuple(chosen), tuple(swapped), tuple(left))
+    return PatchReport(tuple(chosen), tuple(swapped), tuple(skipped))
 
 
 def unpatch(model: nn.Module) -> int:
@@ -183,9 +183,11 @@ def _refusal(module: Any) -> str | None:
         return ""  # a MultiheadAttention reads its weights and never calls it
     if kind in TUNED_MODULES:
         return _REFUSALS[kind](module) if kind in _REFUSALS else None
-    known = next((base for base in kind.__mro__ if base in TUNED_MODULES and base is not nn.Sequential), None)
-    if known is not None:
-        return f"it is of a subclass of {known.__name__}"
+    tuned_base = next(
+        (base for base in kind.__mro__ if base in TUNED_MODULES and base is not nn.Sequential), None
+    )
+    if tuned_base is not None:
+        return f"it is of a subclass of {tuned_base.__name__}"
     if kind in (nn.TransformerEncoderLayer, nn.TransformerEncoder):
         return (
             "in eval mode without gradients torch uses a fast path that skips its modules, "
@@ -240,8 +242,8 @@ def _attention(module: nn.MultiheadAttention) -> str | None:
 
 
 def _wrong_type(weight: Any) -> str | None:
-    known = (torch.float32, torch.float16, torch.bfloat16)
-    return None if weight.dtype in known else f"its weights are {weight.dtype}"
+    supported = (torch.float32, torch.float16, torch.bfloat16)
+    return None if weight.dtype in supported else f"its weights are {weight.dtype}"
 
 
 _REFUSALS: dict[type, Callable[[Any], str | None]] = {

@@ -194,7 +194,7 @@ class TunedMultiheadAttention(_Tuned, nn.MultiheadAttention):  # type: ignore[mi
 
     def _mask(self, query: Tensor, padding: Tensor | None, mask: Tensor | None) -> Tensor | None:
         """Return the sum of both masks, which can be broadcast to the scores; None without masks."""
-        padding, mask = (_summand(one, query.dtype) for one in (padding, mask))
+        padding, mask = (_summand(summand, query.dtype) for summand in (padding, mask))
         if mask is not None and mask.dim() == 3:  # (batch * heads, queries, keys)
             mask = mask.unflatten(0, (-1, self.num_heads))
         if padding is None:
@@ -240,11 +240,11 @@ class TunedSequential(_Tuned, nn.Sequential):  # type: ignore[misc]
         if isinstance(input, fx.Proxy):
             return super().forward(input)
         chain = tuple(self._modules.values())
-        place = 0
-        while place < len(chain):
-            fused, count = _fused(chain, place)
-            input = chain[place](input) if fused is None else fused(input)  # noqa: A001
-            place += count
+        index = 0
+        while index < len(chain):
+            fused, count = _fused(chain, index)
+            input = chain[index](input) if fused is None else fused(input)  # noqa: A001
+            index += count
         return input
 
 
@@ -271,19 +271,19 @@ def may_fuse(chain: Sequence[Any]) -> bool:
     """Return whether unpatched modules have neighbours that one kernel computes together."""
     pairs = itertools.pairwise(chain)
     return any(
-        (type(one) is nn.Linear and one.bias is not None and _activation(two) is not None)
-        or (type(one) is nn.Conv2d and type(two) in (nn.BatchNorm2d, nn.ReLU))
-        for one, two in pairs
+        (type(module) is nn.Linear and module.bias is not None and _activation(two) is not None)
+        or (type(module) is nn.Conv2d and type(two) in (nn.BatchNorm2d, nn.ReLU))
+        for module, two in pairs
     )
 
 
-def _fused(chain: Sequence[Any], place: int) -> tuple[FusedModules | None, int]:
+def _fused(chain: Sequence[Any], index: int) -> tuple[FusedModules | None, int]:
     """Return a function that runs the modules from a place together, and their number; else None and 1."""
-    first = chain[place]
+    first = chain[index]
     kind = type(first)
     if kind not in (TunedLinear, TunedConv2d) or _has_hooks(first):
         return None, 1
-    after = [module for module in chain[place + 1 : place + 3] if not _has_hooks(module)]
+    after = [module for module in chain[index + 1 : index + 3] if not _has_hooks(module)]
     if kind is TunedLinear:
         return _with_activation(first, after)
     return _with_norm(first, after)
@@ -352,8 +352,8 @@ def _is_tuned(conv: Any, x: Tensor, epilogue: str) -> bool:
         text, where = convolution(x, conv.weight, placed, epilogue), device_of(x.device)
         is_there = text is not None and not isinstance(where, str)
         _dispatchers[key] = dispatcher(parse(text or ""), *where) if is_there else None
-    found = _dispatchers[key]
-    return found is not None and found.bound_choice().kernel is not None
+    tuned_dispatcher = _dispatchers[key]
+    return tuned_dispatcher is not None and tuned_dispatcher.bound_choice().kernel is not None
 
 
 def _is_affine(norm: Any) -> bool:

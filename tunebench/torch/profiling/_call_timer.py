@@ -57,9 +57,9 @@ class CallTimer:
         began = time.perf_counter_ns()
         result = function()
         took_us = (time.perf_counter_ns() - began) / 1e3
-        held = self._held.pop(threading.get_ident(), None)
-        if held is not None:
-            self._add(*held)
+        held_call = self._held.pop(threading.get_ident(), None)
+        if held_call is not None:
+            self._add(*held_call)
         if hold:
             self._held[threading.get_ident()] = (call, took_us)
         else:
@@ -99,8 +99,8 @@ class CallTimer:
 
     def finish(self) -> None:
         """Count all calls; waits for the GPU."""
-        for held in (self._held.pop(thread) for thread in tuple(self._held)):
-            self._add(*held)
+        for held_call in (self._held.pop(thread) for thread in tuple(self._held)):
+            self._add(*held_call)
         with self._lock:
             while self._pending:
                 self._pending[0][-1].synchronize()

@@ -42,8 +42,8 @@ class _Count:
 
 def device_of(device: Any) -> Device | None:
     """Return the device of a torch device; None if it is neither a CPU nor an NVIDIA GPU."""
-    found = _tensor.device_of(device)
-    return None if isinstance(found, str) else found[0]
+    located = _tensor.device_of(device)
+    return None if isinstance(located, str) else located[0]
 
 
 class DemandCounter:
@@ -74,8 +74,8 @@ class DemandCounter:
     def entries(self) -> list[tuple[ProfiledOperation, int, float]]:
         """Return all operations with calls and microseconds, most time first."""
         with self._lock:
-            found = [(entry, spent.calls, spent.time_us) for entry, spent in self._spent.items()]
-        return sorted(found, key=lambda row: (-row[2], row[0].name))
+            rows = [(entry, spent.calls, spent.time_us) for entry, spent in self._spent.items()]
+        return sorted(rows, key=lambda row: (-row[2], row[0].name))
 
     def check(self) -> None:
         """Create or open the database, so that an unusable one is reported before the program runs.
@@ -103,12 +103,12 @@ class DemandCounter:
                     spent.saved_us += demand.time_us
 
     def _unsaved(self) -> list[tuple[Device, list[tuple[_Count, Demand]]]]:
-        found: dict[str, tuple[Device, list[tuple[_Count, Demand]]]] = {}
+        unsaved: dict[str, tuple[Device, list[tuple[_Count, Demand]]]] = {}
         with self._lock:
             for entry, spent in self._spent.items():
                 calls, time_us = spent.calls - spent.saved_calls, spent.time_us - spent.saved_us
                 device = device_of(entry.device) if entry.is_workload and calls > 0 else None
                 if device is not None:
                     demand = Demand(workload=entry.name, calls=calls, time_us=max(0.0, time_us))
-                    found.setdefault(device.key, (device, []))[1].append((spent, demand))
-        return list(found.values())
+                    unsaved.setdefault(device.key, (device, []))[1].append((spent, demand))
+        return list(unsaved.values())

@@ -176,14 +176,14 @@ class DemandProfile(Tabular):
 
     def __str__(self) -> str:
         """Return a table of the workloads that can be tuned, then of all other operators."""
-        workloads, others = self.workloads, self.others
-        total_us = sum(line.time_us for line in (*workloads, *others))
+        workloads, untunable = self.workloads, self.others
+        total_us = sum(line.time_us for line in (*workloads, *untunable))
         return "\n".join(
             (
                 f"{len(workloads)} tunable workloads, {100 * self.coverage:.1f} % of the observed time",
                 *_rows(workloads, total_us),
-                f"{len(others)} other operators",
-                *_rows(others, total_us),
+                f"{len(untunable)} other operators",
+                *_rows(untunable, total_us),
             )
         )
 
@@ -204,8 +204,8 @@ def _rows(lines: tuple[ProfileLine, ...], total_us: float) -> list[str]:
 
 @functools.cache
 def _device_text(device: Any) -> str:
-    found = device_of(device)
-    return str(device) if found is None else found.key
+    described = device_of(device)
+    return str(device) if described is None else described.key
 
 
 # -- saving ----------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ class _ProfilingMode(TorchDispatchMode):  # type: ignore[misc]
                 return func(*args, **kwargs)
             finally:
                 self._thread.dispatched = None
-                entries = [_entry_of(one, device) for one in dispatched] or [
+                entries = [_entry_of(call_made, device) for call_made in dispatched] or [
                     ProfiledOperation(device, _name(func), is_workload=False)
                 ]
                 call.shares = tuple((entry, 1, 1 / len(entries)) for entry in entries)
@@ -327,13 +327,15 @@ class _ProfilingMode(TorchDispatchMode):  # type: ignore[misc]
             _precision(device),
             *map(_aten_workload.signature, (args, *kwargs.items())),
         )
-        found = self._workloads.get(key)
-        if found is None:
-            found = self._workloads[key] = _aten_workload.workloads_of(func, args, kwargs)
-        if isinstance(found, str) or not found:
-            return [(ProfiledOperation(device, f"{_name(func)} ({found or ''})", is_workload=False), 1, 1.0)]
-        share = 1 / len(found)
-        return [(ProfiledOperation(device, text, is_workload=True), 1, share) for text in found]
+        translated = self._workloads.get(key)
+        if translated is None:
+            translated = self._workloads[key] = _aten_workload.workloads_of(func, args, kwargs)
+        if isinstance(translated, str) or not translated:
+            return [
+                (ProfiledOperation(device, f"{_name(func)} ({translated or ''})", is_workload=False), 1, 1.0)
+            ]
+        share = 1 / len(translated)
+        return [(ProfiledOperation(device, text, is_workload=True), 1, share) for text in translated]
 
     def _merge_loss(self, name: str, call: TimedCall, args: tuple[Any, ...]) -> None:
         """Merge a log-softmax and the loss after it, or their gradients, into one cross-entropy workload."""
@@ -368,8 +370,8 @@ def _entry_of(call: DispatchedCall, device: Any) -> ProfiledOperation:
 @functools.cache
 def _dispatches(kind: Any) -> bool:
     """Return whether a tensor class defines its own dispatch."""
-    own = kind.__torch_dispatch__
-    return own not in (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
+    dispatch = kind.__torch_dispatch__
+    return dispatch not in (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
 
 
 @functools.cache
