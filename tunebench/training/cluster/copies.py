@@ -1,6 +1,6 @@
 """Data parallelism of residual networks, in eager or compiled PyTorch: `plan_copies`.
 
-Each device has a copy of the network (DistributedDataParallel), and the choice is the size of micro-batches.
+Each device has a replica of the network (DistributedDataParallel), and a plan is a size of micro-batches.
 There are few plans, so that all are predicted by `predict_step`, and the best one is optimal for the model of
 time and memory.
 
@@ -100,7 +100,7 @@ class PricedCopies:
     Attributes:
         microbatch: Samples in a micro-batch of a device.
         microbatches: Micro-batches of each device in a step.
-        sharding: What the copies divide.
+        sharding: What data-parallel ranks shard.
         step_us: Time of the step.
         low_us: Lower end of its 90 % prediction interval; None if there is no interval.
         high_us: Upper end of it.

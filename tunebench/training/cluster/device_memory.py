@@ -83,7 +83,7 @@ class DeviceMemory:
         gradients: Gradients.
         optimizer: States of the optimizer.
         activations: Activations of the micro-batches in flight.
-        working: What a backward pass computes again for one layer, or the gradient of the logits.
+        working: Recomputed activations of one layer, or the gradient of the logits.
         context: Assumed memory of the CUDA context and of loaded kernels.
         workspace: Workspaces of libraries.
         nccl: Buffers of communicators: those of tensors, copies, experts and stages.
@@ -305,8 +305,8 @@ class MemoryPricer:
     def _kept_bytes(self, run: LayerRun) -> tuple[int, ...]:
         """Return the bytes of a layer and what surrounds it, for each micro-batch.
 
-        They are those that a layer keeps, that one keeps of which nothing is computed again, that are there
-        while a layer is computed, that gradients of weights need, and those of the embedding and the head.
+        In order: a layer with its recomputation, a layer without recomputation, recomputed activations while
+        the layer runs, inputs of the gradients of weights, embedding, head, and gradient of the head.
         """
         memory, whole = run.activations(self.job), run.kept.activations(self.job)
         return (

@@ -2,8 +2,7 @@
 
 Layers of a transformer are equal, so a stage is a sum of three kinds: the first layer (with the embedding), a
 layer between, and the last one (with the head). Each kind is predicted once for each way to run it, all in
-one batch. What is computed again is a part of the forward kernels, so that one prediction is enough for all
-kinds of recomputation.
+one batch. Activation recomputation repeats forward kernels, so that one prediction is enough for all kinds.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ class LayerDivision:
     """How the parameters of a layer are divided.
 
     Attributes:
-        tensor: Devices that share the layer.
-        expert: Devices among which the experts are divided.
-        expert_tensor: Devices that share each expert.
+        tensor: Tensor-parallel size.
+        expert: Expert-parallel size.
+        expert_tensor: Tensor-parallel size of each expert.
     """
 
     tensor: int
@@ -68,16 +67,16 @@ class LayerRun:
     """How a layer runs on each device; equal ones have equal times.
 
     Attributes:
-        tensor: Devices that share the layer.
+        tensor: Tensor-parallel size.
         microbatch: Sequences in a micro-batch.
-        recompute: What the backward pass computes again.
+        recompute: Activation recomputation in the backward pass.
         sequence_parallel: Whether tokens are divided too.
         flash: Whether attention is one kernel.
-        context: Devices that share each sequence.
-        expert: Devices among which the experts are divided.
-        expert_tensor: Devices that share each expert.
+        context: Context-parallel size.
+        expert: Expert-parallel size.
+        expert_tensor: Tensor-parallel size of each expert.
         context_gather: Whether all keys and values are gathered before attention.
-        recompute_layers: First layers of a stage that full recomputation computes again; 0 for all.
+        recompute_layers: Number of first layers of a stage with full recomputation; 0 for all.
     """
 
     tensor: int
@@ -114,7 +113,7 @@ class LayerRun:
 
     @property
     def kept(self) -> LayerRun:
-        """The same for a layer of which nothing is computed again."""
+        """The same for a layer without recomputation."""
         return self if self.recompute == "none" else replace(self, recompute="none", recompute_layers=0)
 
     @property
@@ -241,7 +240,7 @@ class _Kinds:
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """What the first and the last layer have in addition, and the products of both.
+    """Additional times of the first and the last layer, and the products of both.
 
     It does not depend on recomputation or experts.
     """
@@ -335,7 +334,7 @@ class LayerTimes:
     def _base(self, run: LayerRun) -> LayerRun:
         """Return the run whose kernels those of a run follow from: without recomputation.
 
-        A layer with the embedding or the head does not show which forward kernels are computed again.
+        Of a layer with the embedding or the head, the forward kernels that recomputation repeats are unknown.
         """
         return run.kept if self.network.layers > 2 else run
 
@@ -379,7 +378,7 @@ class LayerTimes:
         """
         if run.recompute_layers:
             again = min(run.recompute_layers, layers[1] - layers[0])
-            # The embedding and the head are never computed again: only middle layers differ.
+            # The embedding and the head are never recomputed: only middle layers differ.
             whole, kept = self._kinds[run.whole].middle, self._kinds[run.kept].middle
             return self.passes(run.kept, layers).plus(whole.without(kept), again)
         kinds, (first, last) = self._kinds[run], layers
@@ -491,7 +490,7 @@ _RECOMPUTED: dict[str, tuple[str, ...]] = {
 
 
 def _pass_times(times: Iterable[OperationTime]) -> dict[str, PassTime]:
-    """Return the time of a layer by what is computed again, given its kernels without recomputation."""
+    """Return the time of a layer by kind of recomputation, from its kernels without recomputation."""
     given = list(times)
     forward = [each for each in given if each.operation.phase == "forward"]
     backward = [each for each in given if each.operation.phase == "backward"]

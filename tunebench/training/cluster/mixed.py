@@ -1,7 +1,7 @@
 """Plans on nodes of different products: stages of unequal speed get unequal numbers of layers.
 
-Each stage of a pipeline has devices of one product: tensor parallelism and the copies of the network never
-join different products, so all micro-batches are equal. The stages of a group follow each other and have
+Each stage of a pipeline has devices of one product: tensor and data parallelism never join different
+products, so all micro-batches are equal. The stages of a group follow each other and have
 equal numbers of layers; if these do not divide, its first stages have one more. The search chooses the order
 of the groups, the layers of each group, and all that a plan for equal devices has, except several stages on
 a device (interleaved and V-shaped schedules) and recomputation of some layers of a stage.
@@ -392,7 +392,7 @@ class MixedSearch:
         )
 
     def excess_bytes(self, each: MixedPlan) -> int:
-        """Return what the device lacks that lacks most, with its share of its node; 0 if all fit."""
+        """Return the most bytes that a device lacks, with its share of its node; 0 if all fit."""
         return max(self._lacking(group, size) for group, size in self._sizes(each))
 
     def _lacking(self, group: int, size: DeviceMemory) -> int:

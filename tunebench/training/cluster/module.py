@@ -4,7 +4,7 @@ The module returns its loss. Its step is traced at two micro-batches, without co
 predicted for each operation of eager PyTorch, and memory follows from the lifetimes of tensors in the caching
 allocator. Other micro-batches are on the line through both, and the step of the best plan is traced itself.
 
-Each device has a copy of the module (DistributedDataParallel). The copies may divide the states of the
+Each device has a replica of the module (DistributedDataParallel). Replicas may shard the states of the
 optimizer (ZeRO-1), or also parameters and gradients (FSDP2), which are gathered and reduced block by block. A
 block is an element of a list of modules, or a child of the module. There are few plans, so all are predicted.
 """

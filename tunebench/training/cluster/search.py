@@ -297,7 +297,7 @@ class ClusterSearch:
         return found
 
     def _values(self, time_us: Any, memory: Any, devices: Any) -> tuple[Any, Any]:
-        """Return what is minimised, and what the front weighs it against: time and memory in some order."""
+        """Return the objective, and the second value of the front: time and memory, in some order."""
         if self.objective == "memory":
             return memory, time_us
         return time_us * (devices if self.objective == "cost" else 1), memory

@@ -88,7 +88,7 @@ class TrainingJob:
         cuda_graphs: Whether kernels are launched as CUDA graphs, without host time for each.
         tensor_overlap: Whether collectives of tensor parallelism may run during products of the backward
         pass.
-        full_sharding: Whether copies may also divide gradients (ZeRO-2) and parameters (ZeRO-3, FSDP) that
+        full_sharding: Whether plans may also shard gradients (ZeRO-2) and parameters (ZeRO-3, FSDP) that
             are on the device. Predicted times are optimistic: published runs of FSDP took 1.1 to 1.3 times as
             long, the first version of ZeRO-3 1.5 to 4.9 times.
         load_factor: Tokens of the busiest device of expert parallelism, relative to the mean.
@@ -159,25 +159,24 @@ class ClusterPlan:
 
     Attributes:
         nodes: Nodes in use.
-        tensor: Devices that share every layer, within a node.
-        pipeline: Stages that share the layers.
-        data: Copies of the network.
+        tensor: Tensor-parallel size; within a node.
+        pipeline: Pipeline-parallel size.
+        data: Data-parallel size.
         chunks: Stages of each device (interleaved 1F1B if more than one).
         microbatch: Sequences in a micro-batch.
-        recompute: What the backward pass computes again.
+        recompute: Activation recomputation in the backward pass.
         sequence_parallel: Whether `tensor` also divides tokens.
         flash: Whether attention is one kernel.
-        sharding: What the copies divide among each other.
+        sharding: What data-parallel ranks shard.
         states: Where the states of the optimizer are. Unless on the device, its update runs in host memory.
         parameters: Where parameters are between passes, and gradients.
         activations: Where the inputs of layers are, if full recomputation keeps nothing else.
-        context: Devices that share each sequence, next to those that share layers.
-        expert: Devices among which the experts of a layer are divided, of those of a stage.
-        expert_tensor: Devices that share each expert: `tensor` or 1.
+        context: Context-parallel size; its devices are next to those of tensor parallelism.
+        expert: Expert-parallel size; a divisor of the devices of a stage.
+        expert_tensor: Tensor-parallel size of each expert: `tensor` or 1.
         schedule: Order of the passes of the pipeline.
-        recompute_layers: Layers of each stage, the first ones, that full recomputation computes again; 0 for
-            all.
-        context_gather: Whether devices that share sequences gather all keys and values before attention,
+        recompute_layers: Number of first layers of each stage with full recomputation; 0 for all.
+        context_gather: Whether context-parallel ranks gather all keys and values before attention,
             instead of passing them round a ring.
     """
 
@@ -291,7 +290,7 @@ class ClusterPlan:
         )
 
     def __str__(self) -> str:
-        """Return the plan as `--fix` reads it, without what is usual: data on the device, whole sequences."""
+        """Return the plan as `--fix` reads it, without parameters that have their usual value."""
         usual = {each.name: each.default for each in fields(self)}
         shown = {name: getattr(self, name) for name in _ABOUT if name != "nodes"}
         return ",".join(f"{name}={_text(value)}" for name, value in shown.items() if value != usual[name])
@@ -312,23 +311,23 @@ def _held_stages(schedule: str, ranks: int, chunks: int) -> tuple[tuple[int, ...
 
 _ABOUT = {
     "nodes": "nodes in use",
-    "tensor": "devices that share every layer",
-    "context": "devices that share each sequence",
-    "pipeline": "stages that share the layers",
-    "data": "copies of the network",
-    "expert": "devices among which the experts of a layer are divided",
-    "expert_tensor": "devices that share each expert",
+    "tensor": "tensor-parallel size",
+    "context": "context-parallel size",
+    "pipeline": "pipeline-parallel size",
+    "data": "data-parallel size",
+    "expert": "expert-parallel size",
+    "expert_tensor": "tensor-parallel size of each expert",
     "chunks": "stages of each device",
     "microbatch": "sequences in a micro-batch",
-    "recompute": "what the backward pass computes again",
+    "recompute": "activation recomputation",
     "sequence_parallel": "whether tensor parallelism also divides tokens",
     "flash": "whether attention is one kernel",
-    "sharding": "what the copies divide among each other",
+    "sharding": "what data-parallel ranks shard",
     "states": "where the states of the optimizer are",
     "parameters": "where parameters are between passes",
     "activations": "where the inputs of layers are",
     "schedule": "order of the passes of the pipeline",
-    "recompute_layers": "first layers of each stage that full recomputation computes again; 0 for all",
+    "recompute_layers": "number of first layers of each stage with full recomputation; 0 for all",
     "context_gather": "whether all keys and values are gathered before attention",
 }
 
@@ -666,7 +665,7 @@ def _conflict(space: Space) -> str:
                 ]
                 reasons = "; and ".join(text[:1].lower() + text[1:] for text in texts)
                 return f"{reasons}, with {', '.join(fixed)}" if fixed else reasons
-    return "expected a batch that a number of copies divides"
+    return "expected a batch that a data-parallel size divides"
 
 
 def _text(value: Any) -> str:

@@ -569,8 +569,8 @@ class StepPricer:
         """Return the exposed sum of gradients and all of it, and the same of the gather of parameters.
 
         Args:
-            of: How parameters are divided, nodes, copies of what is outside experts and of experts, and what
-                the copies divide.
+            of: Division of parameters, nodes, data-parallel sizes outside experts and of experts, and what
+                data-parallel ranks shard.
             layers: Layers of the stage.
             passes_us: Kernels of the forward pass, behind which the gather runs, and of the backward pass.
         """
@@ -685,7 +685,7 @@ class _LinearStages:
         Args:
             stages: Stages of the device.
             held: Their layers.
-            again: Layers that are computed again.
+            again: Layers that are recomputed.
             begins: Whether it has the first layer.
             ends: Whether it has the last layer.
         """

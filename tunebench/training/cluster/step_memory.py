@@ -1,7 +1,7 @@
 """Memory of the devices of a predicted step: `step_memory`.
 
 The kinds are those of `MemoryPricer`, with the activations of the micro-batches that the step's schedule has
-in flight, and of layers of which only some are computed again. Steps with a schedule that a plan may have are
+in flight, and with recomputation of some layers. Steps with a schedule that a plan may have are
 those of `MemoryPricer`, unless stages are uneven.
 """
 

@@ -4,7 +4,7 @@ A device moves its share of the data over its own link, all devices of a node at
 of what they have in common limit each: a link that several devices share, the host memory of the node, NVMe.
 
 - Parameters in host memory or NVMe are fetched for each pass of each micro-batch, prefetched by one layer;
-  with full sharding every copy fetches its shard, and an all-gather follows (ZeRO-Infinity).
+  with full sharding every data-parallel rank fetches its shard, and an all-gather follows (ZeRO-Infinity).
 - Gradients leave the device behind each layer of the backward pass. Those of several micro-batches are added
   in host memory.
 - Activations that full recomputation keeps (inputs of layers) may be in host memory.
@@ -44,14 +44,14 @@ STATE_BYTES, HALF_BYTES = 12, 2
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the data of a plan is, as far as passes through layers depend on it.
+    """Where the data of a plan is: the fields that passes through layers depend on.
 
     All of it may also be columns of many plans (`MemoryPricer`).
 
     Attributes:
-        pipeline: Stages that share the layers.
-        copies: Copies of the network.
-        sharding: What the copies divide.
+        pipeline: Pipeline-parallel size.
+        copies: Data-parallel size times context-parallel size.
+        sharding: What data-parallel ranks shard.
         states: Where the states of the optimizer are.
         parameters: Where parameters are.
         activations: Where the inputs of layers are, if they are all that is kept.
@@ -93,7 +93,7 @@ class Placement:
 
     @property
     def shards(self) -> int:
-        """Copies that divide the states."""
+        """Shards of the states of the optimizer."""
         return 1 if self.sharding == "none" else self.copies
 
 
@@ -102,7 +102,7 @@ class StreamedLayer:
     """A layer in the passes of a micro-batch on a device.
 
     Attributes:
-        parameters: Parameters, before copies divide them.
+        parameters: Parameters, before sharding.
         activation_bytes: Bytes of the layer's input.
         forward_us: Kernels of the forward pass.
         backward_us: Kernels of the backward pass.

@@ -243,7 +243,7 @@ class _Restoration:
                         stack.append(read)
 
     def _refresh_need(self, tensor: int) -> None:
-        """Work out again when a tensor, and what restores it, is needed next; later tensors first."""
+        """Update when a tensor, and the tensors that restore it, are needed next; later tensors first."""
         # By descending producers: an output is settled before the inputs that restore it, so each is visited
         # once.
         changed = [(-self._index.producer[tensor], tensor)]
@@ -286,7 +286,7 @@ class _Restoration:
         return total_us + longest_us
 
     def update_costs(self) -> None:
-        """Work out again what it costs to restore the tensors that others restore, earlier ones first."""
+        """Update the costs of tensors that are restored from moved ones; earlier tensors first."""
         moved, self._moved = self._moved, set()
         changed = [reader for tensor in moved for reader in self._index.readers[tensor]]
         heapq.heapify(changed)
@@ -353,7 +353,7 @@ class _Execution:
             if self._tensors.present[tensor] or self._tensors.on_host[tensor] or producer in chain:
                 continue
             if not self._step.operations[producer].recomputable:
-                # It is gone and cannot be computed again: it had to be swapped.
+                # It is absent and may not run again: it had to be swapped.
                 raise _NoRoom({tensor})
             chain.add(producer)
             stack.extend(self._index.reads[producer])

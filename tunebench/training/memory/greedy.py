@@ -133,7 +133,7 @@ class GreedySearch:
         return list(dict.fromkeys([frozenset(), *map(frozenset, sets)]))
 
     def _paced(self, tensors: list[int]) -> list[int]:
-        """Return tensors that the link copies to the host as they are written, without a queue."""
+        """Return the tensors of which each is copied to the host before the next one is written."""
         link, chosen, free_us = self._step.link, [], 0.0
         assert link is not None
         for tensor in tensors:

@@ -173,6 +173,6 @@ def _draw_shares(axes: Any, layers: Sequence[LayerPlan]) -> None:
 
 
 def _unit(size_bytes: int) -> tuple[float, str]:
-    """Return the largest unit of which there is at least one."""
+    """Return the largest unit that is not larger than the size."""
     units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
     return next((found for found in units if size_bytes >= found[0]), (1.0, "bytes"))

@@ -48,7 +48,7 @@ def relaxed_bound_us(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelaxedChoice:
-    """What the linear program does at one moment.
+    """Choices of the linear program at one moment.
 
     Attributes:
         lower_us: Lower bound in microseconds of the time of any schedule; 0 if not in time.
@@ -115,7 +115,7 @@ class _Relaxation:
         values, last = solution.values or [], len(self._moments) - 2
 
         def most(variables: dict[tuple[int, int], int]) -> frozenset[int]:
-            """Return the tensors of which more than half is chosen."""
+            """Return the tensors whose variable exceeds one half."""
             at_last = (
                 tensor for (stage, tensor), key in variables.items() if stage == last and values[key] > 0.5
             )
@@ -150,7 +150,7 @@ class _Relaxation:
                 self.program.at_most({earlier: 1.0, self._left[stage, tensor]: -1.0}, 0.0)
 
     def _sources(self, stage: int, tensor: int) -> dict[int, float]:
-        """Return the variables of which one is 1 if a tensor is on the device at any time in a stage."""
+        """Return the variables that add up to at least 1 if a tensor is on the device during a stage."""
         keys = (
             self._kept.get((stage, tensor)),
             self._again.get((stage, self._producer[tensor])),
@@ -159,7 +159,7 @@ class _Relaxation:
         return {key: -1.0 for key in keys if key is not None}
 
     def _connect(self) -> None:
-        """Require that what is read or kept was kept, is written again, or comes back."""
+        """Require that a tensor that is read or kept was kept before, is written again, or is copied back."""
         for (stage, tensor), kept in self._kept.items():
             if stage and self._producer[tensor] < self._moments[stage - 1]:
                 self.program.at_most({kept: 1.0, **self._sources(stage - 1, tensor)}, 0.0)
@@ -179,7 +179,7 @@ class _Relaxation:
                     self.program.at_most(row, -1.0)
 
     def _limit_absence(self) -> None:
-        """Require that what is read later was kept, had left, or is written again between."""
+        """Require that a tensor that is read later is kept, on the host, or written again in between."""
         stages = len(self._moments) - 1
         read: dict[int, int] = {}
         for stage in reversed(range(stages)):

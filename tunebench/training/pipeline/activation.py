@@ -68,11 +68,11 @@ class ActivationMemory:
         dtype: Dtype of activations.
         tensor: Degree of tensor parallelism.
         sequence_parallel: Whether tokens are divided where heads and inner widths are not.
-        recompute: What the backward pass computes again.
+        recompute: Activation recomputation in the backward pass.
         flash_attention: Whether attention keeps nothing of the size of its scores.
         fp8: Whether linear layers keep their inputs in 8 bits. The input of the output product is also the
             result of attention, which is kept in `dtype` besides.
-        expert_tensor: Devices that share each expert: `tensor` or 1.
+        expert_tensor: Tensor-parallel size of each expert: `tensor` or 1.
         expert_load: Tokens of the busiest device of expert parallelism, relative to the mean.
     """
 
@@ -134,7 +134,7 @@ class ActivationMemory:
 
     @property
     def recomputed_bytes(self) -> int:
-        """Bytes of a layer that the backward pass computes again, and keeps for one layer at a time."""
+        """Bytes of the recomputed activations of a layer; one layer at a time has them."""
         if self.recompute == "selective":
             return self._tokens(0, self._scores)
         if self.recompute == "experts":

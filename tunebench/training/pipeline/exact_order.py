@@ -151,7 +151,7 @@ class _Model:
                 self.program.at_most(row, left / whole)
 
     def _change(self, index: int, costs: PipelineCosts) -> int:
-        """Return the bytes that a pass adds to what its rank holds, once it has ended."""
+        """Return the change of its rank's memory after a pass, in bytes."""
         stream = self._graph.streams[index]
         stage = costs.stages[stream.stage]
         return {
@@ -196,7 +196,7 @@ class _Model:
         return reach
 
     def _order_pair(self, one: int, other: int) -> None:
-        """Decide which members of two streams are first, as far as this is not known."""
+        """Add the variables for the order of the members of two streams, where it is open."""
         count = range(self._graph.microbatches)
         for i, j in itertools.product(count, count):
             self._decide((one, i), (other, j))

@@ -60,7 +60,7 @@ class _Bar:
 
     @property
     def title(self) -> str:
-        """What the bar is, for a pointer on it."""
+        """Tooltip of the bar."""
         times = f"{self.start_us / 1e3:.3f} to {self.end_us / 1e3:.3f} ms"
         return (
             f"rank {self.rank}: {COLORS[self.kind][1]} of micro-batch {self.microbatch}, stage {self.stage}"

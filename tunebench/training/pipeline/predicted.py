@@ -43,7 +43,7 @@ class PredictedStages:
         device: One of the devices.
         cluster: Devices and links. Ranks fill nodes one after the other.
         ranks: Ranks of the pipeline.
-        tensor: Devices of each rank, which share every layer.
+        tensor: Tensor-parallel size: devices of each rank.
         microbatch: Sequences in a micro-batch.
         seq: Tokens in a sequence.
         dtype: Dtype of parameters and activations.
@@ -51,7 +51,7 @@ class PredictedStages:
         flash_attention: Whether attention is one kernel that keeps no scores; the stack compiled always has
             it in f16 and bf16.
         sequence_parallel: Whether activations outside of attention and feed-forward layers are divided too.
-        recompute: What the backward pass computes again.
+        recompute: Activation recomputation in the backward pass.
         tensor_overlap: Whether collectives of tensor parallelism run during products of the backward pass.
         optimizer: Optimizer of the step.
         state_bytes: Bytes per parameter of parameters, gradients and optimizer states; None for those of
@@ -90,7 +90,7 @@ class PredictedStages:
             )
         if per_node % self.tensor:
             raise InputError(
-                f"the {self.tensor} devices that share a layer must be in one node: expected a divisor of "
+                f"a tensor-parallel size of {self.tensor} does not fit a node: expected a divisor of "
                 f"{per_node} devices per node"
             )
         if self.sequence_parallel and self.tensor == 1:
@@ -211,7 +211,7 @@ class PredictedStages:
     # -- one stage -----------------------------------------------------------------------------------------
 
     def _stage(self, predicted: PipelineStage, *, first_of_rank: bool) -> StageCosts:
-        """Return the costs of a stage. What is computed again counts once, with the first stage of a rank."""
+        """Return the costs of a stage. Recomputed activations count with the first stage of a rank only."""
         memory, (first, end) = self.memory, predicted.layers
         has_head = end == self.network.layers
         outside = memory.embedding_bytes * (first == 0) + memory.head_bytes * has_head

@@ -122,7 +122,7 @@ def _send_after(action: PipelineAction) -> PipelineAction | None:
 
 
 def _other_side(each: Transfer) -> tuple[int, ActionKind, int]:
-    """Return the rank that does not list a transfer by itself, and the kind and stage of its action."""
+    """Return the rank whose list lacks its side of a transfer, and the kind and stage of that action."""
     if each.kind is ActionKind.SEND_FORWARD:
         return each.target, ActionKind.RECEIVE_FORWARD, each.stage + 1
     if each.kind is ActionKind.SEND_BACKWARD:

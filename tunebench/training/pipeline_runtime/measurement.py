@@ -298,7 +298,7 @@ def _tracked(
 
 
 def _with_work(costs: PipelineCosts, schedule: PipelineSchedule, peaks: Sequence[int]) -> PipelineCosts:
-    """Return costs with what passes need besides activations, for one stage of each rank.
+    """Return costs with the memory that passes need besides activations, on one stage of each rank.
 
     Args:
         costs: Costs of the stages.

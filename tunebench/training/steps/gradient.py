@@ -1,4 +1,4 @@
-"""Gradients that copies of a network sum, and parameters that they gather, beside the kernels of a pass."""
+"""Collectives of data parallelism beside the kernels of a pass: reduced gradients, gathered parameters."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def gradient_bytes(network: Network, run: NetworkRun, layers: tuple[int, int]) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketExchange:
-    """Collectives of copies of the network, in buckets, beside the kernels of a pass.
+    """Collectives of data parallelism, in buckets, beside the kernels of a pass.
 
     Gradients are summed during a backward pass. In reverse, the same holds for parameters that are gathered
     during a forward pass, each bucket before its layer.
 
-    Parameters of experts have other copies than the rest. All buckets wait for each other.
+    Experts have another data-parallel size than the rest. All buckets are one queue.
 
     Attributes:
-        groups: Devices with copies of each part of the parameters.
+        groups: Data-parallel group of each part of the parameters.
         bucket_bytes: Largest bucket.
         overlap: Whether the collectives run beside the pass; otherwise all are one, at its end.
         slower: Factor on the predicted time of collectives.
@@ -131,7 +131,7 @@ def bucket_bytes(run: NetworkRun, copies: int) -> int:
 
 
 def chained_us(stages: Iterable[tuple[float, float, float]]) -> float:
-    """Return what remains exposed of the collectives of the stages of a device, one after the other.
+    """Return the exposed time of the collectives of the stages of a device, which run one after the other.
 
     Args:
         stages: For each stage, the last one of the device first: what is exposed of its collectives alone,

@@ -40,7 +40,7 @@ class TensorOverlap:
     Attributes:
         products: Whether those of the backward pass run behind products that do not need them.
         user_buffers: Whether those with a product before or behind them run in parts.
-        parts: Devices that share a layer.
+        parts: Tensor-parallel size.
         occupied: Share of the SMs that a collective takes.
     """
 

@@ -27,8 +27,8 @@ ScheduleName: TypeAlias = str
 """Name of a schedule in `tunebench.training.schedules.registry`."""
 
 Sharding = Literal["none", "optimizer", "gradients", "full"]
-"""What the copies of the network divide: nothing, the states of the optimizer (ZeRO-1, distributed
-optimizer), also gradients (ZeRO-2), or parameters, gradients and states (ZeRO-3, FSDP)."""
+"""What data-parallel ranks shard: nothing, the states of the optimizer (ZeRO-1, distributed optimizer), also
+gradients (ZeRO-2), or parameters, gradients and states (ZeRO-3, FSDP)."""
 
 Gathering = Literal["ahead", "lists"]
 """How full sharding moves parameters and gradients (see `Parallelism.gathering`)."""
@@ -39,10 +39,10 @@ class Parallelism:
     """Division of a step among devices.
 
     Attributes:
-        data: Copies of the network, each with a share of the batch.
-        tensor: Devices that share every layer.
-        pipeline: Stages that share the layers.
-        microbatches: Parts of each copy's batch that go through the stages one after the other.
+        data: Data-parallel size.
+        tensor: Tensor-parallel size.
+        pipeline: Pipeline-parallel size.
+        microbatches: Micro-batches of each data-parallel rank in a step.
         schedule: Order of the passes of a stage, by its name in `tunebench.training.schedules.registry`.
         chunks: Stages of each device with a looped schedule.
         tensor_overlap: Whether sums of tensor parallelism may run during products of the backward pass, where
@@ -53,14 +53,14 @@ class Parallelism:
             stages have one more, because the last stage also has the head.
         overlap: Whether gradients are summed during the backward pass, and updated parameters are gathered
             during the next forward pass.
-        sharding: What the copies divide. Gradients and parameters are not divided in a pipeline.
+        sharding: What data-parallel ranks shard. A pipeline shards neither gradients nor parameters.
         gathering: How full sharding moves parameters and gradients: those of a layer at once, one layer
             ahead (FSDP, ZeRO-3 since 2022); or each matrix on its own, while nothing else runs, with a copy
             kernel for the part of each copy (ZeRO-3 until 2021, by lists of tensors).
-        context: Devices that share every sequence.
-        expert: Devices among which the experts of a layer are divided, of those that share its other parts or
-            have copies of them.
-        expert_tensor: Devices that share each expert: `tensor`, or 1. None for `tensor`.
+        context: Context-parallel size.
+        expert: Expert-parallel size; a divisor of the devices of a stage, which are also those of `data`,
+            `context` and `tensor`.
+        expert_tensor: Tensor-parallel size of each expert: `tensor`, or 1. None for `tensor`.
     """
 
     data: int = 1
@@ -136,7 +136,7 @@ class Parallelism:
 
     @property
     def devices_per_expert(self) -> int:
-        """Devices that share each expert."""
+        """Tensor-parallel size of each expert."""
         return self.tensor if self.expert_tensor is None else self.expert_tensor
 
     @property

@@ -2,13 +2,13 @@
 
 Five kinds of parallelism and all their combinations (`Parallelism`):
 
-- data: each device has the whole network and a share of the batch. Gradients are all-reduced in buckets
+- data: each rank has the whole network and a part of the batch. Gradients are all-reduced in buckets
   during the backward pass of the last micro-batch, as in PyTorch's DistributedDataParallel;
 - tensor: each device has a part of every layer (heads, inner widths, vocabulary). The devices wait for two
   all-reduces per layer forward and two backward (Megatron-LM), unless these hide behind products or behind
   the host;
 - context: each device has a part of every sequence. Keys and values go round a ring of the devices, each
-  behind the attention to those before; gradients are summed as for copies of the network;
+  behind the attention to those before; gradients are summed as in data parallelism;
 - expert: each device has some of the experts of a layer. The devices are those that also divide data,
   sequences and, with `expert_tensor=1`, tensors, so that this kind needs no devices of its own. Tokens are
   exchanged all to all before and after the experts, while the devices wait;
@@ -18,7 +18,7 @@ Five kinds of parallelism and all their combinations (`Parallelism`):
 Neighbouring ranks share tensors, then sequences, then data, then stages: the group that communicates most is
 closest, in the order of Megatron-LM.
 
-Copies of the network may divide the optimizer's states, gradients and parameters (`Parallelism.sharding`).
+Data-parallel ranks may shard the optimizer's states, gradients and parameters (`Parallelism.sharding`).
 Collectives beside kernels take SMs from them (`tunebench.training.steps.overlap`). Not modelled: memory
 bandwidth that they take.
 
@@ -68,7 +68,7 @@ class PipelineStage:
         weights: Kernels of the backward pass that compute gradients of weights.
         gradients: Part of the sum of gradients, and of the gather of updated parameters, that no pass hides;
             for all stages of a device with the first one.
-        copies: What the copies of the stage wait for, apart from the device's other stages.
+        copies: Exposed communication of data parallelism, for this stage alone.
         send: Time to send a micro-batch's activations to the next stage, or their gradients back; 0 in the
             last stage.
         send_bytes: Bytes of that message.

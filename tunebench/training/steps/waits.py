@@ -1,4 +1,4 @@
-"""What the devices of a stage wait for in its passes, beside the kernels: `StageWaits`."""
+"""Exposed communication in the passes of a stage: `StageWaits`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _SILENT = Transit()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyWaits:
-    """What copies of a stage wait for.
+    """Exposed communication of data parallelism for a stage.
 
     Attributes:
         forward: Exposed in each forward pass.
@@ -65,7 +65,7 @@ class CopyWaits:
 
 
 def chained(stages: Sequence[Transit]) -> TimeRange:
-    """Return what remains exposed of the collectives of a device's stages, the last stage first."""
+    """Return the exposed collectives of all stages of a device, given the last stage first."""
     return TimeRange.of(
         lambda end: chained_us(
             (each.exposed.at(end), each.total.at(end), each.window.at(end)) for each in stages
@@ -138,7 +138,7 @@ class StageWaits:
         return occupied_sms(group) / self.kernels.device.sm_count
 
     def of_copies(self, forward: TimeRange, backward: TimeRange) -> CopyWaits:
-        """Return what copies of the network wait for.
+        """Return the exposed communication of data parallelism.
 
         Args:
             forward: Kernels of a forward pass.
@@ -198,9 +198,9 @@ class StageWaits:
     def _listed(
         self, sizes: Sequence[int], held: Sequence[int], group: ProcessGroup
     ) -> tuple[TimeRange, TimeRange]:
-        """Return what full sharding by lists of tensors takes in both passes: nothing is hidden.
+        """Return the time of full sharding by lists of tensors in both passes: nothing is hidden.
 
-        A layer that is computed again is gathered again, before the gradients' kernels gather it once more.
+        A recomputed layer is gathered twice in the backward pass: for recomputation, and for the gradients.
         Source: deepspeedai/DeepSpeed, pull requests 1188 and 1453, which ended this; pytorch,
         `ProcessGroupNCCL.cpp` (copies of lists).
         """
@@ -217,7 +217,7 @@ class StageWaits:
         held: Sequence[int],
         group: ProcessGroup,
     ) -> tuple[TimeRange, TimeRange]:
-        """Return what full sharding exposes in both passes: it gathers a layer ahead and reduces behind."""
+        """Return the exposed communication of full sharding in both passes: it gathers one layer ahead."""
         if self.parallelism.gathering == "lists":
             return self._listed(sizes, held, group)
         gathers = [float(collective_us("all-gather", each, group)) for each in held]
