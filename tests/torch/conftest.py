@@ -1,4 +1,4 @@
-"""Fixture that keeps inductor from generating code in tests of compiled models, which takes seconds."""
+"""Fixtures that keep tests from generating code, which takes seconds, unless the code is what they test."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ def _no_generated_code(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inductor, "missing_compiler", lambda device: "not in tests")
         yield
+
+
+@pytest.fixture
+def compiled_kernels() -> None:
+    """Compile the kernels that the test runs, where those of the other tests run by their references."""

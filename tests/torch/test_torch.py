@@ -1,4 +1,8 @@
-"""Functions of tunebench.torch: values, gradients, dispatch, and torch's tracers, modes and transforms."""
+"""Functions of tunebench.torch: values, gradients, dispatch, and torch's tracers, modes and transforms.
+
+Kernels are chosen as usual and run by the float64 references of their workloads, because compiling one takes
+seconds. Tests that use `compiled_kernels` compile theirs, and with `--every-sample` all tests do.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +20,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import tunebench.torch as served  # noqa: E402
+from tests.torch.reference_kernels import reference_bindings  # noqa: E402
 from tunebench.dispatch import DispatchedCall, cpu, forget  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
 from tunebench.torch.operators import _custom_op  # noqa: E402
@@ -25,65 +30,48 @@ EMPTY = "an empty tensor"
 DIFFERS = "a stride or dilation that differs between the axes, or padding between opposite sides"
 AXIS = "rows that are not along the last axis"
 
-SDPA = {
-    "tunebench": 8,
-    "a gradient of the mask": 1,
-    "dropout": 12,
-    "queries, keys and values of different kinds": 4,
+EXPECTED: dict[str, dict[str, int]] = {
+    "matmul": {"tunebench": 12, EMPTY: 3},
+    "nn.functional.linear": {"tunebench": 14, EMPTY: 4},
+    "nn.functional.conv2d": {"tunebench": 20, DIFFERS: 10},
+    "softmax": {"tunebench": 4, AXIS: 1, EMPTY: 1, "an axis that does not exist": 1},
+    "log_softmax": {"tunebench": 4, AXIS: 1, EMPTY: 1, "an axis that does not exist": 1},
+    "nn.functional.layer_norm": {
+        "tunebench": 3,
+        EMPTY: 1,
+        "a normalisation without weight and bias": 1,
+        "kernels need a positive eps, not -0.5": 1,
+    },
+    "nn.functional.rms_norm": {
+        "tunebench": 1,
+        EMPTY: 1,
+        "a normalisation without weight": 1,
+        "kernels need a positive eps, not None": 2,
+        "kernels need a positive eps, not -0.5": 1,
+    },
+    "nn.functional.cross_entropy": {
+        "tunebench": 5,
+        "not rows of logits with one class each": 10,
+        "weights, label smoothing or a deprecated reduction": 6,
+    },
+    "nn.functional.scaled_dot_product_attention": {
+        "tunebench": 8,
+        "a gradient of the mask": 1,
+        "dropout": 12,
+        "queries, keys and values of different kinds": 4,
+    },
 }
-
-EXPECTED: dict[str, tuple[int, dict[str, int], dict[str, int]]] = {
-    "matmul": (7, {"tunebench": 2, EMPTY: 1}, {"tunebench": 12, EMPTY: 3}),
-    "nn.functional.linear": (0, {}, {"tunebench": 14, EMPTY: 4}),
-    "nn.functional.conv2d": (0, {}, {"tunebench": 20, DIFFERS: 10}),
-    "softmax": (1, {}, {"tunebench": 4, AXIS: 1, EMPTY: 1, "an axis that does not exist": 1}),
-    "log_softmax": (
-        0,
-        {},
-        {"tunebench": 4, AXIS: 1, EMPTY: 1, "an axis that does not exist": 1},
-    ),
-    "nn.functional.layer_norm": (
-        1,
-        {},
-        {
-            "tunebench": 3,
-            EMPTY: 1,
-            "a normalisation without weight and bias": 1,
-            "kernels need a positive eps, not -0.5": 1,
-        },
-    ),
-    "nn.functional.rms_norm": (
-        1,
-        {},
-        {
-            "tunebench": 1,
-            EMPTY: 1,
-            "a normalisation without weight": 1,
-            "kernels need a positive eps, not None": 2,
-            "kernels need a positive eps, not -0.5": 1,
-        },
-    ),
-    "nn.functional.cross_entropy": (
-        1,
-        {},
-        {
-            "tunebench": 5,
-            "not rows of logits with one class each": 10,
-            "weights, label smoothing or a deprecated reduction": 6,
-        },
-    ),
-    "nn.functional.scaled_dot_product_attention": (
-        0,
-        {},
-        SDPA,
-    ),
-}
-"""Of each operator: stride of the samples run by default, who runs these, and who runs all samples."""
+"""Samples of each operator by who runs them: a kernel, or torch for a reason."""
 
 
 @pytest.fixture(autouse=True)
-def _one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def _kernels_that_run(request: pytest.FixtureRequest) -> Iterator[None]:
     forget()
+    if "compiled_kernels" in request.fixturenames or request.config.getoption("--every-sample"):
+        yield
+        return
+    with reference_bindings():
+        yield
 
 
 def called(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[Any, list[DispatchedCall]]:
@@ -100,33 +88,22 @@ def by(calls: list[DispatchedCall]) -> Counter[str]:
 # -- OpInfo samples ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", EXPECTED)
-def test_opinfo_samples(name: str, request: pytest.FixtureRequest) -> None:
+def test_opinfo_samples(name: str) -> None:
     pytest.importorskip("expecttest", reason="PyTorch's samples need the package expecttest")
     from tests.torch import opinfo
 
-    step, some, every = EXPECTED[name]
-    if step == 1 or request.config.getoption("--every-sample"):
-        step, some = 1, every
-    if not step:
-        pytest.skip("takes --every-sample: its kernels take long to compile")
-    samples = [sample for i, sample in enumerate(opinfo.samples(name, torch.float32)) if i % step == 0]
-    assert Counter(opinfo.run(name, sample) for sample in samples) == some
+    assert opinfo.count(name, torch.float32) == EXPECTED[name]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["softmax", "nn.functional.layer_norm", "nn.functional.cross_entropy"])
-def test_opinfo_samples_of_short_types(name: str, dtype: Any, request: pytest.FixtureRequest) -> None:
+def test_opinfo_samples_of_short_types(name: str, dtype: Any) -> None:
     pytest.importorskip("expecttest", reason="PyTorch's samples need the package expecttest")
     from tests.torch import opinfo
 
-    some = (name, dtype) == ("softmax", torch.bfloat16)
-    if not some and not request.config.getoption("--every-sample"):
-        pytest.skip("takes --every-sample")
-    assert opinfo.count(name, dtype) == EXPECTED[name][2]
+    assert opinfo.count(name, dtype) == EXPECTED[name]
 
 
 # -- epilogues, expressions and reductions -------------------------------------------------------------------
@@ -178,9 +155,7 @@ FUSED: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[tuple[int, 
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_epilogues_have_right_values_and_gradients(name: str, request: pytest.FixtureRequest) -> None:
-    if name in ("gated", "linear", "conv") and not request.config.getoption("--every-sample"):
-        pytest.skip("takes --every-sample: its kernels take long to compile")
+def test_epilogues_have_right_values_and_gradients(name: str) -> None:
     ours, theirs, shapes = FUSED[name]
     operands = [drawn(*shape) for shape in shapes]
     (made, without), calls = called(lambda: (ours(*operands), _without_gradients(ours, operands)))
@@ -438,12 +413,12 @@ def test_every_operator_has_a_check() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("preferred", ["tunebench", "torch"])
 def test_operators_pass_opcheck(preferred: Any, request: pytest.FixtureRequest) -> None:
-    every = preferred == "torch" or request.config.getoption("--every-sample")
+    checks = ["test_schema", "test_faketensor"]  # of what an implementation returns, and where it writes
+    if preferred == "torch" or request.config.getoption("--every-sample"):
+        checks += ["test_autograd_registration", "test_aot_dispatch_dynamic"]
     with served.prefer(preferred):
         for name, arguments in _cases().items():
-            if not every and not name.startswith(("softmax", "norm")):
-                continue  # other kernels take long to compile
-            torch.library.opcheck(getattr(torch.ops.tunebench, name).default, arguments)
+            torch.library.opcheck(getattr(torch.ops.tunebench, name).default, arguments, test_utils=checks)
 
 
 @pytest.mark.parametrize("centred", [True, False])
@@ -626,6 +601,7 @@ def test_errors_are_those_of_torch() -> None:
 # -- processes and threads -----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("compiled_kernels")
 def test_eight_concurrent_threads() -> None:
     wrong: list[Any] = []
     together = threading.Barrier(8)
@@ -633,15 +609,14 @@ def test_eight_concurrent_threads() -> None:
 
     def work(seed: int) -> None:
         rows = torch.randn(seed + 4, 16, generator=torch.Generator().manual_seed(seed))
-        w, b = torch.randn(16, generator=torch.Generator().manual_seed(seed)), torch.zeros(16)
         together.wait()
         with served.prefer("tunebench"):
             for _ in range(30):
                 x = rows.clone().requires_grad_()
-                y = served.layer_norm(x, (16,), w, b)
+                y = served.softmax(x, -1)
                 y.square().sum().backward()
                 z = rows.clone().requires_grad_()
-                want = functional.layer_norm(z, (16,), w, b)
+                want = z.softmax(-1)
                 want.square().sum().backward()
                 if (y - want).abs().max() > 1e-4 or (x.grad - z.grad).abs().max() > 1e-3:
                     wrong.append(seed)
@@ -654,6 +629,7 @@ def test_eight_concurrent_threads() -> None:
     assert not wrong
 
 
+@pytest.mark.usefixtures("compiled_kernels")
 @pytest.mark.slow
 def test_number_of_torch_threads_is_unchanged() -> None:
     """Numba sets the number of OpenMP threads at its first kernel, and torch may share that OpenMP."""
@@ -669,6 +645,7 @@ def test_number_of_torch_threads_is_unchanged() -> None:
     assert run.stdout.split() == ["1"]
 
 
+@pytest.mark.usefixtures("compiled_kernels")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 def test_forked_child_runs_kernels_without_numba_threads() -> None:
