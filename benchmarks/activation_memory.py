@@ -112,9 +112,9 @@ def kept_bytes(layers: nn.ModuleList, x: Tensor, *, recompute: bool) -> int:
         for layer in layers:
             y = checkpoint(layer, y, use_reentrant=False) if recompute else layer(y)
         now = tracker.get_tracker_snapshot("current")
-        kept = sum(by_kind["Total"] - by_kind["Parameter"] for by_kind in now.values())
+        activation_bytes = sum(by_kind["Total"] - by_kind["Parameter"] for by_kind in now.values())
         y.sum().backward()
-    return int(kept)
+    return int(activation_bytes)
 
 
 def layer_bytes(family: str, dtype: torch.dtype, *, dropout: float, flash: bool, recompute: bool) -> int:
@@ -169,9 +169,9 @@ def layer_rows() -> Iterator[str]:
             for flash, recompute in ((False, False), (True, False), (False, True)):
                 if flash and dropout:
                     continue
-                how = {"dropout": dropout, "flash": flash, "recompute": recompute}
-                formula = formula_bytes(family, dtype, **how)  # type: ignore[arg-type]
-                measured = layer_bytes(family, torch_dtype, **how)  # type: ignore[arg-type]
+                settings = {"dropout": dropout, "flash": flash, "recompute": recompute}
+                formula = formula_bytes(family, dtype, **settings)  # type: ignore[arg-type]
+                measured = layer_bytes(family, torch_dtype, **settings)  # type: ignore[arg-type]
                 cells = (
                     family,
                     dtype,

@@ -75,9 +75,14 @@ class Verdict:
 
 def right(name: str, case: Architecture, _: argparse.Namespace) -> Iterator[str]:
     """Yield the row of a model."""
-    found = [_persistent_verdict(case, training=training) for training in (False, True)]
-    errors = (max(one.error for one in found), max(one.by_torch for one in found))
-    cells = (name, *(one.text for one in found), *map("{:.1e}".format, errors), found[1].workloads)
+    verdicts = [_persistent_verdict(case, training=training) for training in (False, True)]
+    errors = (max(verdict.error for verdict in verdicts), max(verdict.by_torch for verdict in verdicts))
+    cells = (
+        name,
+        *(verdict.text for verdict in verdicts),
+        *map("{:.1e}".format, errors),
+        verdicts[1].workloads,
+    )
     yield f"| {' | '.join(map(str, cells))} |"
 
 
@@ -89,16 +94,16 @@ def _persistent_verdict(case: Architecture, *, training: bool) -> Verdict:
     """
     for seed in range(SEED, SEED + SEEDS):
         torch.manual_seed(seed)
-        found = _verdict(without_chance(case.make()).train(training), case.data())
-        if found.text != "wrong":
+        verdict = _verdict(without_chance(case.make()).train(training), case.data())
+        if verdict.text != "wrong":
             break
-    return found
+    return verdict
 
 
 def _verdict(model: nn.Module, inputs: Sequence[Tensor]) -> Verdict:
     torch._dynamo.reset()
     torch.set_num_threads(1)  # tensors are small
-    exact = _results(_as_double(model), [_double(one) for one in inputs])
+    exact = _results(_as_double(model), [_double(tensor) for tensor in inputs])
     by_torch = _results(copy.deepcopy(model), inputs)
     try:
         with reference_kernels() as ran, served.prefer("tunebench"):
@@ -116,33 +121,33 @@ def _results(run: Any, inputs: Sequence[Tensor]) -> list[Tensor]:
     torch.manual_seed(SEED)
     if not run.training:
         with torch.no_grad():
-            return [one.clone() for one in _floating(run(*inputs))]
-    parameters = [one for one in run.parameters() if one.requires_grad]
-    optimizer, kept = torch.optim.SGD(parameters, 1e-2), []
+            return [tensor.clone() for tensor in _floating(run(*inputs))]
+    parameters = [tensor for tensor in run.parameters() if tensor.requires_grad]
+    optimizer, values = torch.optim.SGD(parameters, 1e-2), []
     for step in range(STEPS):
         optimizer.zero_grad()
         output = differentiable_results(run(*inputs))[0]
         weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view(output.shape)
         (output * weights).mean().backward()
         if not step:
-            kept = [output.detach().clone()]
-            kept += [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
+            values = [output.detach().clone()]
+            values += [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
         optimizer.step()
-    return [*kept, *(parameter.detach().clone() for parameter in parameters)]
+    return [*values, *(parameter.detach().clone() for parameter in parameters)]
 
 
 def _floating(results: Any) -> list[Tensor]:
     leaves = torch.utils._pytree.tree_leaves(results)
-    return [one for one in leaves if isinstance(one, Tensor) and one.is_floating_point()]
+    return [tensor for tensor in leaves if isinstance(tensor, Tensor) and tensor.is_floating_point()]
 
 
 def _errors(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
     """Return the relative error of each result; some gradients, such as those of keys' biases, are 0."""
-    norms = [float(one.norm()) for one in exact]
+    norms = [float(result.norm()) for result in exact]
     floor = 1e-3 * statistics.median(norms) + 1e-12
     return [
-        float((one.double() - true.double()).norm()) / (norm + floor)
-        for one, true, norm in zip(results, exact, norms, strict=True)
+        float((result.double() - true.double()).norm()) / (norm + floor)
+        for result, true, norm in zip(results, exact, norms, strict=True)
     ]
 
 
@@ -175,10 +180,12 @@ LEFT = (
 def _plans(
     case: Architecture, training: bool, devices: Sequence[str]
 ) -> Iterator[tuple[str, list[PartitionPlan]]]:
-    found = [described()[device] for device in devices]
+    described_devices = [described()[device] for device in devices]
     with torch._dynamo.config.patch(allow_rnn=True):  # cells of nn.LSTM as operations
-        graphs = extract(case.make, case.specs(), training=training, dtype=case.dtype, device=found[0])
-    for device in found:
+        graphs = extract(
+            case.make, case.specs(), training=training, dtype=case.dtype, device=described_devices[0]
+        )
+    for device in described_devices:
         yield device.name, [plan(graph, device) for graph in graphs]
 
 
@@ -195,14 +202,14 @@ def coverage(name: str, case: Architecture, options: argparse.Namespace) -> Iter
 
 
 def _cells(plans: Sequence[PartitionPlan]) -> Iterator[str]:
-    by_torch = sum(one.torch_us for one in plans)
-    yield str(sum(len(one.graph.nodes) for one in plans))
-    yield str(sum(len(one.chosen) for one in plans))
-    yield f"{sum(one.coverage * one.torch_us for one in plans) / by_torch:.1%}"
+    by_torch = sum(plan.torch_us for plan in plans)
+    yield str(sum(len(plan.graph.nodes) for plan in plans))
+    yield str(sum(len(plan.chosen) for plan in plans))
+    yield f"{sum(plan.coverage * plan.torch_us for plan in plans) / by_torch:.1%}"
     yield f"{by_torch / 1e3:.2f} ms"
-    yield f"{sum(one.us for one in plans) / 1e3:.2f} ms"
-    yield f"{sum(one.saved_bytes for one in plans) / 1e6:.0f} MB"
-    yield f"{max(one.partition.gap for one in plans):.2%}"
+    yield f"{sum(plan.us for plan in plans) / 1e3:.2f} ms"
+    yield f"{sum(plan.saved_bytes for plan in plans) / 1e6:.0f} MB"
+    yield f"{max(plan.partition.gap for plan in plans):.2%}"
 
 
 _left: dict[str, dict[str, Mapping[tuple[str, str], float]]] = {"inference": {}, "training": {}}
@@ -211,12 +218,17 @@ _left: dict[str, dict[str, Mapping[tuple[str, str], float]]] = {"inference": {},
 
 def _left_of(plans: Sequence[PartitionPlan]) -> Mapping[tuple[str, str], float]:
     """Return the fraction of torch's time left to torch, by operator and reason."""
-    total, found = sum(one.torch_us for one in plans), defaultdict[tuple[str, str], float](float)
-    for one in plans:
-        for index in (i for offer in one.chosen if not offer.group.workloads for i in offer.group.nodes):
-            node = one.graph.nodes[index]
-            found[node.target, node.reason] += one.torch_prices[index].us / total
-    return found
+    total, shares = (
+        sum(chosen_plan.torch_us for chosen_plan in plans),
+        defaultdict[tuple[str, str], float](float),
+    )
+    for chosen_plan in plans:
+        for index in (
+            i for offer in chosen_plan.chosen if not offer.group.workloads for i in offer.group.nodes
+        ):
+            node = chosen_plan.graph.nodes[index]
+            shares[node.target, node.reason] += chosen_plan.torch_prices[index].us / total
+    return shares
 
 
 def left_table() -> Iterator[str]:
@@ -224,10 +236,10 @@ def left_table() -> Iterator[str]:
     yield from ("", LEFT)
     for step, models in _left.items():
         shares = defaultdict[tuple[str, str], dict[str, float]](dict)
-        for name, found in models.items():
-            for key, share in found.items():
+        for name, shares_by_reason in models.items():
+            for key, share in shares_by_reason.items():
                 shares[key][name] = share
-        for (target, reason), by in sorted(shares.items(), key=lambda one: -sum(one[1].values())):
+        for (target, reason), by in sorted(shares.items(), key=lambda entry: -sum(entry[1].values())):
             worst = max(by, key=lambda name: by[name])
             cells = (
                 target.removeprefix("aten."),

@@ -69,9 +69,9 @@ def main() -> None:
         counted = chosen.costs(workload, table, device)
         costs = fastest_s(functools.partial(chosen.costs, workload, table, device))
         bounds = fastest_s(functools.partial(bound, counted, traffic, device, rows=len(table)))
-        each = 1e9 / len(table)
+        to_us = 1e9 / len(table)
         print(f"{key} {text} on {name}, {len(table)} configurations:")
-        print(f"  costs {costs * each:.0f} us, bounds {bounds * each:.0f} us per 1000 configurations")
+        print(f"  costs {costs * to_us:.0f} us, bounds {bounds * to_us:.0f} us per 1000 configurations")
     h100, nothing = devices.find("h100-sxm"), Traffic(read_bytes=0, write_bytes=0)
     for least in (128, 1):
         bounds = fastest_s(functools.partial(bound, made_up(rows, least), nothing, h100))
@@ -79,8 +79,8 @@ def main() -> None:
             f"{rows} synthetic configurations of at least {least} threads: "
             f"{1e9 * bounds / rows:.0f} us per 1000 configurations"
         )
-    one = fastest_s(functools.partial(bound, made_up(1, 128), nothing, h100))
-    print(f"one configuration: {1e6 * one:.0f} us")
+    single_s = fastest_s(functools.partial(bound, made_up(1, 128), nothing, h100))
+    print(f"one configuration: {1e6 * single_s:.0f} us")
 
 
 if __name__ == "__main__":

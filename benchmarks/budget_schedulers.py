@@ -117,8 +117,8 @@ class Model:
             traces: Search of each workload of the model.
             trials: Trials spent on each workload.
         """
-        each = zip(self.counts, traces, trials, strict=True)
-        return sum(count * trace.time_us(spent) for count, trace, spent in each)
+        per_workload = zip(self.counts, traces, trials, strict=True)
+        return sum(count * trace.time_us(spent) for count, trace, spent in per_workload)
 
 
 def draw(optima_us: Sequence[float], models: int) -> list[Model]:
@@ -144,17 +144,19 @@ Share = Callable[[Sequence[int], Sequence[SearchTrace], int], list[int]]
 """A rule: the trials of each workload, from the numbers of calls, the searches and the total budget."""
 
 
-def _even(shares: Sequence[float], spent: list[int], traces: Sequence[SearchTrace], left: int) -> list[int]:
+def _even(
+    shares: Sequence[float], spent: list[int], traces: Sequence[SearchTrace], trials_left: int
+) -> list[int]:
     """Distribute the remaining trials one by one, each to the workload furthest below its share.
 
     Args:
         shares: Share of each workload; only ratios matter.
         spent: Trials of each workload so far; changed in place.
         traces: Search of each workload, which limits its trials.
-        left: Trials to distribute.
+        trials_left: Trials to distribute.
     """
     since = list(spent)
-    for _ in range(left):
+    for _ in range(trials_left):
         able = [i for i, trace in enumerate(traces) if spent[i] < len(trace)]
         if not able:
             break
@@ -181,12 +183,12 @@ def saving(counts: Sequence[int], traces: Sequence[SearchTrace], total: int) -> 
         number: TaskState(count=count, expected_us=trace.median_us)
         for number, (count, trace) in enumerate(zip(counts, traces, strict=True))
     }
-    allotment, left = BudgetScheduler(accounts, total), total
-    while (turn := allotment.next(left)) is not None:
+    allotment, trials_left = BudgetScheduler(accounts, total), total
+    while (turn := allotment.next(trials_left)) is not None:
         number, trials = turn
         account, trace = accounts[number], traces[number]
         spent = min(trials, len(trace) - account.trials)
-        left -= spent
+        trials_left -= spent
         now = account.trials + spent
         account.update(
             trials=now,
@@ -209,10 +211,10 @@ def hindsight(counts: Sequence[int], traces: Sequence[SearchTrace], total: int) 
             after_us[trials:][better], choice[trials:][better] = candidate[better], trials
         least_us = after_us
         choices.append(choice)
-    left, spent = int(least_us.argmin()), []
+    trials_left, spent = int(least_us.argmin()), []
     for choice in reversed(choices):
-        spent.append(int(choice[left]))
-        left -= spent[-1]
+        spent.append(int(choice[trials_left]))
+        trials_left -= spent[-1]
     return spent[::-1]
 
 
@@ -236,17 +238,19 @@ def ratios(
         By rule, the time divided by that after equal shares, `(seeds, models)`; and the time after equal
         shares divided by the optimum, `(seeds, models)`.
     """
-    found: dict[str, Array] = {way: np.ones((len(traces), len(models))) for way in WAYS}
+    time_ratios: dict[str, Array] = {way: np.ones((len(traces), len(models))) for way in WAYS}
     off = np.ones((len(traces), len(models)))
     for seed, of_seed in enumerate(traces):
         for number, model in enumerate(models):
-            own, total = [of_seed[i] for i in model.workloads], each * len(model.workloads)
-            equal_us = model.time_us(own, equal(model.counts, own, total))
-            pairs = zip(model.counts, own, strict=True)
+            model_traces, total = [of_seed[i] for i in model.workloads], each * len(model.workloads)
+            equal_us = model.time_us(model_traces, equal(model.counts, model_traces, total))
+            pairs = zip(model.counts, model_traces, strict=True)
             off[seed, number] = equal_us / sum(count * trace.optimum_us for count, trace in pairs)
             for way, share in WAYS.items():
-                found[way][seed, number] = model.time_us(own, share(model.counts, own, total)) / equal_us
-    return found, off
+                time_ratios[way][seed, number] = (
+                    model.time_us(model_traces, share(model.counts, model_traces, total)) / equal_us
+                )
+    return time_ratios, off
 
 
 def geometric(values: Array) -> float:
@@ -272,15 +276,15 @@ def table(models: Sequence[Model], traces: Sequence[Sequence[SearchTrace]]) -> s
         "models > 1 % slower",
     )
     rows = []
-    for each in BUDGETS:
-        found, off = ratios(models, traces, each)
-        for way, values in found.items():
+    for mean_trials in BUDGETS:
+        time_ratios, off = ratios(models, traces, mean_trials)
+        for way, values in time_ratios.items():
             low, high = interval(values)
             middle = np.quantile(values, (0.1, 0.9))
             spread = f"{middle[0]:.3f} to {middle[1]:.3f}"
             rows.append(
                 (
-                    *(str(each), f"{geometric(off):.3f}", way, f"{geometric(values):.3f}"),
+                    *(str(mean_trials), f"{geometric(off):.3f}", way, f"{geometric(values):.3f}"),
                     *(f"{low:.3f} to {high:.3f}", spread, f"{100 * (values > 1.01).mean():.0f} %"),
                 )
             )
@@ -290,7 +294,7 @@ def table(models: Sequence[Model], traces: Sequence[Sequence[SearchTrace]]) -> s
 def replayed(options: argparse.Namespace) -> int:
     """Run the missing searches and print the table; return the exit status."""
     data = Data(options.data)
-    if not data.has_all(one.space for one in SUBSPACES):
+    if not data.has_all(part.space for part in SUBSPACES):
         return 6
     traces, console = TraceFile(options.out, data), Console(stderr=True)
     seeds = range(options.first, options.first + options.seeds)
@@ -301,9 +305,9 @@ def replayed(options: argparse.Namespace) -> int:
             traces.get(subspace, seed)
     except KeyboardInterrupt:
         return 130
-    found = [[traces.get(one, seed) for one in SUBSPACES] for seed in seeds]
-    models = draw([trace.optimum_us for trace in found[0]], options.models)
-    print(f"{len(models)} models, {len(found)} seeds\n\n{table(models, found)}")
+    traces_by_seed = [[traces.get(part, seed) for part in SUBSPACES] for seed in seeds]
+    models = draw([trace.optimum_us for trace in traces_by_seed[0]], options.models)
+    print(f"{len(models)} models, {len(traces_by_seed)} seeds\n\n{table(models, traces_by_seed)}")
     return 0
 
 
@@ -329,8 +333,8 @@ def measured(trials: int, seed: int) -> str:
         dbs = [Path(folder) / f"{way}.db" for way in ("equal", "saving")]
         for report in tune_all(map(parse, SUITE), device="cpu", db=dbs[0], plan=alike):
             print(f"equal: {report.workload} {sum(report.trials.values())} trials", file=sys.stderr)
-        found = tune_suite(SUITE, device="cpu", db=dbs[1], plan=plan)
-        trials_of = {part.workload: part.trials for part in found.results}
+        summary = tune_suite(SUITE, device="cpu", db=dbs[1], plan=plan)
+        trials_of = {part.workload: part.trials for part in summary.results}
         print(f"saving: {trials_of}", file=sys.stderr)
         return _compared(trials_of, *_in_turn(dbs, seed))
 
@@ -341,9 +345,9 @@ def _in_turn(dbs: Sequence[Path], seed: int) -> tuple[Times, ...]:
     with start_workers(tuning_target("cpu"), Plan(seed=seed)) as executor:
         for turn in range(TURNS):
             for text in SUITE:
-                for one in range(len(dbs))[:: 1 if turn % 2 == 0 else -1]:
-                    outcome = executor.submit(_served(text, dbs[one])).result().outcome
-                    times_us[one][text].append(time_us(outcome) or np.nan)
+                for index in range(len(dbs))[:: 1 if turn % 2 == 0 else -1]:
+                    outcome = executor.submit(_served(text, dbs[index])).result().outcome
+                    times_us[index][text].append(time_us(outcome) or np.nan)
     return times_us
 
 
@@ -364,14 +368,20 @@ def _compared(trials_of: Mapping[str, int], equal_us: Times, saving_us: Times) -
     head = ("workload", "calls", "trials", "equal, us", "saving, us", "saving / equal")
     rows = []
     for text, count in SUITE.items():
-        one, other = np.array(equal_us[text]), np.array(saving_us[text])
-        cells = (f"{np.median(one):.1f}", f"{np.median(other):.1f}", f"{np.median(other / one):.3f}")
+        equal_times, saving_times = np.array(equal_us[text]), np.array(saving_us[text])
+        cells = (
+            f"{np.median(equal_times):.1f}",
+            f"{np.median(saving_times):.1f}",
+            f"{np.median(saving_times / equal_times):.3f}",
+        )
         rows.append((text, str(count), str(trials_of[text]), *cells))
     models = [sum(SUITE[text] * np.array(us) for text, us in way.items()) for way in (equal_us, saving_us)]
-    each = models[1] / models[0]
-    cells = (*(f"{np.median(model):.0f}" for model in models), f"{np.median(each):.3f}")
+    model_ratios = models[1] / models[0]
+    cells = (*(f"{np.median(model):.0f}" for model in models), f"{np.median(model_ratios):.3f}")
     rows.append(("all", "", str(sum(trials_of.values())), *cells))
-    turns = f"ratio of all workloads in the {TURNS} turns: {each.min():.3f} to {each.max():.3f}"
+    turns = (
+        f"ratio of all workloads in the {TURNS} turns: {model_ratios.min():.3f} to {model_ratios.max():.3f}"
+    )
     return f"{markdown(head, rows)}\n\n{turns}"
 
 

@@ -198,26 +198,26 @@ def differences(expected: Run, got: Run, tolerance: float = 0.0) -> list[str]:
             gradients of a step, the parameters, and so on. With 0, tensors are equal to the last bit.
     """
     magnitudes = _magnitudes(expected.tensors)
-    found = [f"{key} only in one run" for key in sorted(expected.tensors.keys() ^ got.tensors.keys())]
+    lines = [f"{key} only in one run" for key in sorted(expected.tensors.keys() ^ got.tensors.keys())]
     for key, left in expected.tensors.items():
         right = got.tensors.get(key, left)
         if left.shape != right.shape or left.dtype != right.dtype:
-            found.append(f"{key}: {tuple(left.shape)} {left.dtype}, got {tuple(right.shape)} {right.dtype}")
+            lines.append(f"{key}: {tuple(left.shape)} {left.dtype}, got {tuple(right.shape)} {right.dtype}")
         elif not (error := relative_error(left, right, magnitudes.get(_group(key), 0.0))) <= tolerance:
-            found.append(f"{key}: relative error {error:.1e}")
+            lines.append(f"{key}: relative error {error:.1e}")
     if expected.printed != got.printed:
-        found.append("printed text")
+        lines.append("printed text")
     if expected.effects != got.effects:
-        found.append("effects")
+        lines.append("effects")
     for iteration in sorted(expected.raised.keys() | got.raised.keys()):
         left, right = expected.raised.get(iteration), got.raised.get(iteration)
         if left != right:
-            found.append(f"exception {iteration}: {left}, got {right}")
+            lines.append(f"exception {iteration}: {left}, got {right}")
     for key in sorted(expected.other.keys() | got.other.keys()):
         left, right = expected.other.get(key), got.other.get(key)
         if repr(left) != repr(right):
-            found.append(f"{key}: {left!r:.80}, got {right!r:.80}")
-    return found
+            lines.append(f"{key}: {left!r:.80}, got {right!r:.80}")
+    return lines
 
 
 def version_differences(expected: Run, got: Run) -> list[str]:
@@ -244,13 +244,13 @@ def relative_error(left: Tensor, right: Tensor, magnitude: float) -> float:
 
 def _magnitudes(tensors: dict[str, Tensor]) -> dict[str, float]:
     """Return the largest finite magnitude of each group of tensors: a gradient can be 0 but for rounding."""
-    found: dict[str, float] = {}
+    magnitudes: dict[str, float] = {}
     for key, value in tensors.items():
         finite = value.double()
         finite = finite[finite.isfinite()].abs()
         if len(finite):
-            found[_group(key)] = max(found.get(_group(key), 0.0), float(finite.max()))
-    return found
+            magnitudes[_group(key)] = max(magnitudes.get(_group(key), 0.0), float(finite.max()))
+    return magnitudes
 
 
 def _group(key: str) -> str:
@@ -274,13 +274,13 @@ def examine(name: str, mode: str, steps: int) -> Record:
             got = run(name, wrap, steps)
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
-        found: Record = {"error": f"{type(error).__name__}: {' '.join(lines[:2])[:200]}"}
+        outcome: Record = {"error": f"{type(error).__name__}: {' '.join(lines[:2])[:200]}"}
     else:
-        found = {"differences": differences(expected, got), "versions": version_differences(expected, got)}
-        found["beyond tolerance"] = differences(expected, got, TOLERANCE)
-        found["differences"], found["versions"] = found["differences"][:20], found["versions"][:20]
+        outcome = {"differences": differences(expected, got), "versions": version_differences(expected, got)}
+        outcome["beyond tolerance"] = differences(expected, got, TOLERANCE)
+        outcome["differences"], outcome["versions"] = outcome["differences"][:20], outcome["versions"][:20]
     counts = _counts_of_coexecution(wrapped[0]) if mode == "coexecute" else _counts()
-    return {**record, **counts, **found}
+    return {**record, **counts, **outcome}
 
 
 def _counts_of_coexecution(step: Step) -> Record:
@@ -300,11 +300,13 @@ def _counts() -> Record:
     A graph break counts once per compilation that meets it, not once per call. A recompilation is a further
     compilation of a frame that was compiled before.
     """
-    compilations = [each.compile_id for each in get_compilation_metrics() if each.compile_id is not None]
+    compilations = [
+        compile_id.compile_id for compile_id in get_compilation_metrics() if compile_id.compile_id is not None
+    ]
     return {
         "graph_breaks": sum(counters["graph_break"].values()),
         "graphs": counters["stats"]["unique_graphs"],
-        "recompilations": sum(not each.split("_")[0].endswith("/0") for each in compilations),
+        "recompilations": sum(not compile_id.split("_")[0].endswith("/0") for compile_id in compilations),
     }
 
 
@@ -349,8 +351,8 @@ def run_apart(module: str, arguments: list[str], timeout_s: float | None = None)
         return {"error": f"no result within {timeout_s:g} s"}
     if done.returncode:
         return {"error": f"exit status {done.returncode}: {done.stderr.strip()[-300:]}"}
-    found: Record = json.loads(done.stdout.splitlines()[-1])
-    return found
+    record: Record = json.loads(done.stdout.splitlines()[-1])
+    return record
 
 
 def _examine_apart(name: str, mode: str, arguments: argparse.Namespace) -> Record:
@@ -388,10 +390,10 @@ def _result(record: Record) -> str:
     if not beyond:
         return f"equal within {TOLERANCE:g}"
     marker = ": relative error "
-    errors = [float(each.rpartition(marker)[2]) for each in beyond if marker in each]
-    others = [each for each in beyond if marker not in each]
+    errors = [float(difference.rpartition(marker)[2]) for difference in beyond if marker in difference]
+    untyped = [difference for difference in beyond if marker not in difference]
     tensors = [f"{len(errors)} tensors by up to {max(errors):.0e}"] if errors else []
-    return f"different: {'; '.join([*tensors, *others[:2]])}"
+    return f"different: {'; '.join([*tensors, *untyped[:2]])}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -425,13 +427,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def _saved(path: Path) -> dict[tuple[str, str, int], Record]:
     """Return the saved records that the present code would give again, sorted by program, mode and steps."""
-    found = {(each["program"], each["mode"], each["steps"]): each for each in load(path)}
-    kept = {
-        key: each
-        for key, each in found.items()
-        if each["mode"] != "coexecute" or each.get("revision", engine_revision()) == engine_revision()
+    saved = {(record["program"], record["mode"], record["steps"]): record for record in load(path)}
+    current = {
+        key: record
+        for key, record in saved.items()
+        if record["mode"] != "coexecute" or record.get("revision", engine_revision()) == engine_revision()
     }
-    return dict(sorted(kept.items(), key=lambda item: (item[0][0], list(MODES).index(item[0][1]))))
+    return dict(sorted(current.items(), key=lambda item: (item[0][0], list(MODES).index(item[0][1]))))
 
 
 if __name__ == "__main__":

@@ -78,7 +78,9 @@ def examine(name: str, first: int) -> Record:
 
 
 def _forced(step: Any) -> int:
-    return sum(each.count for each in coexecute.report(step).divergences if each.reason == FORCED)
+    return sum(
+        divergence.count for divergence in coexecute.report(step).divergences if divergence.reason == FORCED
+    )
 
 
 def table(records: list[Record]) -> str:
@@ -89,8 +91,8 @@ def table(records: list[Record]) -> str:
     lines = ["| program | divergences forced | at calls | result |", "|---|---|---|---|"]
     for name, windows in sorted(by_program.items()):
         reached = [call for window in windows for call in window.get("reached", ())]
-        wrong = [str(each.get("error") or each["beyond tolerance"]) for each in windows if _differs(each)]
-        exact = all(not each.get("differences") for each in windows)
+        wrong = [str(run.get("error") or run["beyond tolerance"]) for run in windows if _differs(run)]
+        exact = all(not run.get("differences") for run in windows)
         result = "; ".join(wrong[:2]) or ("equal to the last bit" if exact else f"equal within {TOLERANCE:g}")
         calls = f"{min(reached)} to {max(reached)}" if reached else "none"
         lines.append(f"| {name} | {len(reached)} | {calls} | {result} |")
@@ -142,8 +144,8 @@ def _run_missing(name: str, arguments: argparse.Namespace) -> None:
 
 
 def _saved(path: Path) -> dict[tuple[str, int], Record]:
-    found = [each for each in load(path) if each["revision"] == engine_revision()]
-    return {(each["program"], each["first"]): each for each in found}
+    current = [record for record in load(path) if record["revision"] == engine_revision()]
+    return {(record["program"], record["first"]): record for record in current}
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def measure(name: str, mode: str, steps: int) -> Record:
 
 
 def _tensors() -> int:
-    return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+    return sum(issubclass(type(object_), torch.Tensor) for object_ in gc.get_objects())
 
 
 def table(records: list[Record]) -> str:
@@ -82,25 +82,25 @@ def table(records: list[Record]) -> str:
         "| growth in use, MiB | further tensors, always co-executed |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    by_mode = {(each["program"], each["mode"]): each for each in records}
-    for name in sorted({each["program"] for each in records}):
-        found = [by_mode.get((name, mode)) for mode in MODES]
-        if None in found:
+    by_mode = {(record["program"], record["mode"]): record for record in records}
+    for name in sorted({record["program"] for record in records}):
+        runs = [by_mode.get((name, mode)) for mode in MODES]
+        if None in runs:
             continue
-        eager, always, used = (each for each in found if each is not None)
+        eager, always, used = (record for record in runs if record is not None)
         cells = [name, eager["size"], f"{eager['peak_mib']:.0f}"]
-        for each in (always, used):
-            cells += [f"{each['peak_mib']:.0f}", f"{each['peak_mib'] / eager['peak_mib']:.2f}"]
-        cells += [f"{each['growth_mib']:.1f}" for each in (eager, always, used)]
+        for run in (always, used):
+            cells += [f"{run['peak_mib']:.0f}", f"{run['peak_mib'] / eager['peak_mib']:.2f}"]
+        cells += [f"{run['growth_mib']:.1f}" for run in (eager, always, used)]
         lines.append(f"| {' | '.join(cells)} | {always['tensor_growth']} |")
     return "\n".join(lines) + "\n"
 
 
 def _saved(path: Path) -> dict[tuple[str, str, int], Record]:
     return {
-        (each["program"], each["mode"], each["steps"]): each
-        for each in load(path)
-        if each["mode"] == "eager" or each["revision"] == engine_revision()
+        (record["program"], record["mode"], record["steps"]): record
+        for record in load(path)
+        if record["mode"] == "eager" or record["revision"] == engine_revision()
     }
 
 
@@ -129,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
         save(arguments.out, record)
         print(record, flush=True)
     if arguments.table:
-        usable = [each for each in _saved(arguments.out).values() if "error" not in each]
+        usable = [saved for saved in _saved(arguments.out).values() if "error" not in saved]
         arguments.table.write_text(table(usable), encoding="utf-8")
     return 0
 

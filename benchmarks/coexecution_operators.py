@@ -78,7 +78,7 @@ def cases(samples: int, only: tuple[str, ...] = ()) -> Iterator[Case]:
         samples: Largest number of samples of an operator or module.
         only: Names of operators, modules and optimizers; empty for all.
     """
-    for kind, infos, found in (
+    for kind, infos, cases_of in (
         ("operator", op_db, _operator_cases),
         ("module", module_db, _module_cases),
         ("optimizer", optim_db, _optimizer_cases),
@@ -87,7 +87,7 @@ def cases(samples: int, only: tuple[str, ...] = ()) -> Iterator[Case]:
             name = info.optim_cls.__name__ if kind == "optimizer" else info.name
             if not only or name in only:
                 _seed(1)
-                yield from found(info, name, samples)
+                yield from cases_of(info, name, samples)
 
 
 def _seed(number: int) -> None:
@@ -105,32 +105,36 @@ def _operator_cases(info: Any, name: str, samples: int) -> Iterator[Case]:
     dtype = torch.float32 if torch.float32 in info.dtypes else sorted(info.dtypes, key=str)[0]
     trains = info.supports_autograd and dtype.is_floating_point
     title = f"{name} {info.variant_test_name}".strip()
-    given = [
-        (each.input, each.args, each.kwargs)
-        for each in itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=trains), 4 * samples)
+    samples_given = [
+        (sample.input, sample.args, sample.kwargs)
+        for sample in itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=trains), 4 * samples)
     ]
-    given = [each for each in given if _is_comparable(each)]
-    given = random.Random(3).sample(given, min(samples, len(given)))
-    if given:
-        yield _call_case("operator", title, info.op, given)
+    samples_given = [sample for sample in samples_given if _is_comparable(sample)]
+    samples_given = random.Random(3).sample(samples_given, min(samples, len(samples_given)))
+    if samples_given:
+        yield _call_case("operator", title, info.op, samples_given)
     inplace = info.inplace_variant
-    if given and inplace is not None:
-        yield _call_case("operator in place", title, lambda x, *a, **k: inplace(x.clone(), *a, **k), given)
+    if samples_given and inplace is not None:
+        yield _call_case(
+            "operator in place", title, lambda x, *a, **k: inplace(x.clone(), *a, **k), samples_given
+        )
     if info.error_inputs_func is not None:
-        wrong = [each.sample_input for each in itertools.islice(info.error_inputs("cpu"), samples)]
-        given = [(each.input, each.args, each.kwargs) for each in wrong]
-        given = [each for each in given if _is_comparable(each)]
-        if given:
-            yield _call_case("operator that raises", title, info.op, given)
+        wrong = [sample.sample_input for sample in itertools.islice(info.error_inputs("cpu"), samples)]
+        samples_given = [(sample.input, sample.args, sample.kwargs) for sample in wrong]
+        samples_given = [sample for sample in samples_given if _is_comparable(sample)]
+        if samples_given:
+            yield _call_case("operator that raises", title, info.op, samples_given)
 
 
 def _is_comparable(sample: Any) -> bool:
-    tensors = [each for each in tree_flatten(sample)[0] if isinstance(each, Tensor)]
-    return all(each.layout is torch.strided and each.is_cpu and not each.is_quantized for each in tensors)
+    tensors = [tensor for tensor in tree_flatten(sample)[0] if isinstance(tensor, Tensor)]
+    return all(
+        tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_quantized for tensor in tensors
+    )
 
 
 def _call_case(kind: str, name: str, function: Callable[..., Any], samples: list[Any]) -> Case:
-    flat = [tree_flatten(each) for each in samples]
+    flat = [tree_flatten(sample) for sample in samples]
 
     def make(seed: int) -> tuple[Step, State]:
         _seed(seed)
@@ -139,7 +143,7 @@ def _call_case(kind: str, name: str, function: Callable[..., Any], samples: list
             turn, position = divmod(iteration, len(flat))
             torch.manual_seed(turn // 3)
             leaves, structure = flat[position]
-            return structure, *(_varied(_copied(each), turn) for each in leaves)
+            return structure, *(_varied(_copied(leaf), turn) for leaf in leaves)
 
         state = State(modules={}, optimizers={}, batch=batch)
 
@@ -180,16 +184,16 @@ def _varied(value: Any, turn: int) -> Any:
 
 def _train(state: State, result: Any) -> None:
     """Keep results, and run a backward pass from all that have a history."""
-    tensors = [each for each in tree_flatten(result)[0] if isinstance(each, Tensor)]
-    for each in tensors:
-        _keep(state, f"result {len(state.tensors)}", each.detach().clone())
-        stride = each.stride() if each.layout is torch.strided else None
-        state.effects.append((tuple(each.shape), str(each.dtype), stride, each.requires_grad))
-    trained = [each for each in tensors if each.requires_grad and each.is_floating_point()]
+    tensors = [tensor for tensor in tree_flatten(result)[0] if isinstance(tensor, Tensor)]
+    for tensor in tensors:
+        _keep(state, f"result {len(state.tensors)}", tensor.detach().clone())
+        stride = tensor.stride() if tensor.layout is torch.strided else None
+        state.effects.append((tuple(tensor.shape), str(tensor.dtype), stride, tensor.requires_grad))
+    trained = [tensor for tensor in tensors if tensor.requires_grad and tensor.is_floating_point()]
     if trained:
         for optimizer in state.optimizers.values():
             optimizer.zero_grad()
-        sum(each.sum() for each in trained).backward()  # type: ignore[union-attr]
+        sum(tensor.sum() for tensor in trained).backward()  # type: ignore[union-attr]
         for optimizer in state.optimizers.values():
             optimizer.step()
 
@@ -207,27 +211,29 @@ def _keep(state: State, name: str, tensor: Tensor | None) -> None:
 def _module_cases(info: Any, name: str, samples: int) -> Iterator[Case]:
     for training in (True, False):
         _seed(1)
-        given = info.module_inputs_func(
+        inputs = info.module_inputs_func(
             info, device="cpu", dtype=torch.float32, requires_grad=True, training=training
         )
-        for sample in given[:samples]:
+        for sample in inputs[:samples]:
             title = f"{name} {sample.desc}".strip() + (" in training" if training else "")
             yield _module_case(title, info.module_cls, sample, training=training)
 
 
 def _module_case(title: str, kind: type[nn.Module], sample: Any, *, training: bool) -> Case:
-    given, structure = tree_flatten((sample.forward_input.args, sample.forward_input.kwargs))
+    input_leaves, structure = tree_flatten((sample.forward_input.args, sample.forward_input.kwargs))
 
     def make(seed: int) -> tuple[Step, State]:
         _seed(seed)
         constructed = sample.constructor_input
         module = kind(*constructed.args, **constructed.kwargs).train(training)
-        parameters = [each for each in module.parameters() if type(each) is nn.Parameter]
+        parameters = [parameter for parameter in module.parameters() if type(parameter) is nn.Parameter]
         optimizers = {"adam": torch.optim.Adam(parameters, lr=1e-3)} if parameters else {}
 
         def batch(iteration: int) -> tuple[Any, ...]:
             torch.manual_seed(iteration // 3)
-            return tuple(_varied(_copied(each), iteration if iteration in _PERMUTED else 0) for each in given)
+            return tuple(
+                _varied(_copied(leaf), iteration if iteration in _PERMUTED else 0) for leaf in input_leaves
+            )
 
         state = State(modules={"module": module}, optimizers=optimizers, batch=batch)
 
@@ -241,10 +247,10 @@ def _module_case(title: str, kind: type[nn.Module], sample: Any, *, training: bo
 
 
 def _optimizer_cases(info: Any, name: str, samples: int) -> Iterator[Case]:
-    known = inspect.signature(info.optim_cls).parameters
-    for chosen, given in itertools.product(_STEPS, info.optim_inputs_func(device="cpu")):
-        if chosen.keys() <= known.keys() and chosen.keys().isdisjoint(given.kwargs):
-            options = {**given.kwargs, **chosen}
+    parameters = inspect.signature(info.optim_cls).parameters
+    for chosen, optimizer_input in itertools.product(_STEPS, info.optim_inputs_func(device="cpu")):
+        if chosen.keys() <= parameters.keys() and chosen.keys().isdisjoint(optimizer_input.kwargs):
+            options = {**optimizer_input.kwargs, **chosen}
             yield _optimizer_case(name, info, options)
 
 
@@ -305,7 +311,7 @@ def examine(case: Case) -> Record:
         "beyond tolerance": differences(expected, got, TOLERANCE)[:5],
         "raised": len(expected.raised),
         "coexecuted": report.coexecuted,
-        "fallbacks": sorted({each.reason for each in report.fallbacks}),
+        "fallbacks": sorted({fallback.reason for fallback in report.fallbacks}),
     }
 
 
@@ -316,23 +322,23 @@ def table(records: list[Record]) -> str:
         "| with co-executed iterations | with exceptions |",
         "|---|---|---|---|---|---|---|",
     ]
-    for kind in dict.fromkeys(each["kind"] for each in records):
-        chosen = [each for each in records if each["kind"] == kind]
+    for kind in dict.fromkeys(record["kind"] for record in records):
+        chosen = [record for record in records if record["kind"] == kind]
         counts = (
             len(chosen),
-            sum(not each["differences"] for each in chosen),
-            sum(not each["beyond tolerance"] for each in chosen),
-            sum(bool(each["beyond tolerance"]) for each in chosen),
-            sum(each["coexecuted"] > 0 for each in chosen),
-            sum(each["raised"] > 0 for each in chosen),
+            sum(not record["differences"] for record in chosen),
+            sum(not record["beyond tolerance"] for record in chosen),
+            sum(bool(record["beyond tolerance"]) for record in chosen),
+            sum(record["coexecuted"] > 0 for record in chosen),
+            sum(record["raised"] > 0 for record in chosen),
         )
         lines.append(f"| {kind} | {' | '.join(map(str, counts))} |")
-    wrong = [each for each in records if each["beyond tolerance"]]
+    wrong = [record for record in records if record["beyond tolerance"]]
     if wrong:
         lines += ["", "| case | difference |", "|---|---|"]
-        for each in wrong[:40]:
-            text = " ".join("; ".join(each["beyond tolerance"][:2]).split()).replace("|", "\\|")
-            lines.append(f"| {each['kind']} {each['name']} | {text[:200]} |")
+        for record in wrong[:40]:
+            text = " ".join("; ".join(record["beyond tolerance"][:2]).split()).replace("|", "\\|")
+            lines.append(f"| {record['kind']} {record['name']} | {text[:200]} |")
     return "\n".join(lines) + "\n"
 
 
@@ -348,24 +354,26 @@ def main(argv: list[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     revision = [engine_revision(), arguments.samples]
     saved = {
-        (each["kind"], each["name"]): each for each in load(arguments.out) if each["revision"] == revision
+        (result["kind"], result["name"]): result
+        for result in load(arguments.out)
+        if result["revision"] == revision
     }
-    found = []
+    results = []
     for case in cases(arguments.samples, tuple(arguments.only)):
         record = saved.get((case.kind, case.name))
         if record is None:
             record = {**examine(case), "revision": revision}
             save(arguments.out, record)
-        found.append(record)
-        if record["beyond tolerance"] or len(found) % 100 == 0:
+        results.append(record)
+        if record["beyond tolerance"] or len(results) % 100 == 0:
             print(
-                f"{len(found)} cases, {case.kind} {case.name}: {record['beyond tolerance'][:2]}", flush=True
+                f"{len(results)} cases, {case.kind} {case.name}: {record['beyond tolerance'][:2]}", flush=True
             )
-    summary = table(found)
+    summary = table(results)
     print(summary)
     if arguments.table:
         arguments.table.write_text(summary, encoding="utf-8")
-    return int(any(each["beyond tolerance"] for each in found))
+    return int(any(result["beyond tolerance"] for result in results))
 
 
 if __name__ == "__main__":

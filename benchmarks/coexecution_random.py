@@ -116,29 +116,49 @@ def table(records: list[Record]) -> str:
         ("programs", len(records)),
         (
             "equal to eager to the last bit, side effects included",
-            sum(not each["differences"] for each in ran),
+            sum(not program_record["differences"] for program_record in ran),
         ),
-        (f"equal with tensors within {TOLERANCE:g}", sum(not each["beyond tolerance"] for each in ran)),
-        ("different", sum(bool(each["beyond tolerance"]) for each in ran)),
+        (
+            f"equal with tensors within {TOLERANCE:g}",
+            sum(not program_record["beyond tolerance"] for program_record in ran),
+        ),
+        ("different", sum(bool(program_record["beyond tolerance"]) for program_record in ran)),
         (
             "different in version counters only",
-            sum(bool(each["versions"]) and not each["differences"] for each in ran),
+            sum(
+                bool(program_record["versions"]) and not program_record["differences"]
+                for program_record in ran
+            ),
         ),
         ("crashed or beyond the time limit", len(records) - len(ran)),
-        ("programs with exceptions that left the step", sum(each["raised"] > 0 for each in ran)),
-        ("programs with co-executed iterations", sum(each["coexecuted"] > 0 for each in ran)),
-        ("programs with divergences", sum(each["diverged"] > 0 for each in ran)),
+        (
+            "programs with exceptions that left the step",
+            sum(program_record["raised"] > 0 for program_record in ran),
+        ),
+        (
+            "programs with co-executed iterations",
+            sum(program_record["coexecuted"] > 0 for program_record in ran),
+        ),
+        ("programs with divergences", sum(program_record["diverged"] > 0 for program_record in ran)),
         ("iterations traced", total["traced"]),
         ("iterations co-executed", total["coexecuted"]),
         ("iterations diverged", total["diverged"]),
     ]
     lines = ["| random programs | count |", "|---|---|", *(f"| {name} | {count} |" for name, count in rows)]
-    wrong = [each for each in records if "error" in each or each["beyond tolerance"]]
+    wrong = [
+        program_record
+        for program_record in records
+        if "error" in program_record or program_record["beyond tolerance"]
+    ]
     if wrong:
         lines += ["", "| program | difference |", "|---|---|"]
-        for each in wrong[:20]:
-            what = each.get("error") or "; ".join(each["beyond tolerance"][:2])
-            lines.append(f"| {each['program']} | {' '.join(what.split())[:200]} |".replace("||", "\\|\\|"))
+        for program_record in wrong[:20]:
+            difference = program_record.get("error") or "; ".join(program_record["beyond tolerance"][:2])
+            lines.append(
+                f"| {program_record['program']} | {' '.join(difference.split())[:200]} |".replace(
+                    "||", "\\|\\|"
+                )
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -172,29 +192,31 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run_missing(arguments: argparse.Namespace) -> int:
     revision = engine_revision()
-    wanted = range(arguments.first, arguments.first + arguments.programs)
-    found = {
+    numbers = range(arguments.first, arguments.first + arguments.programs)
+    records = {
         record["program"]: record
         for record in load(arguments.out)
         if (record["steps"], record["revision"]) == (arguments.steps, revision)
-        and record["program"] in wanted
+        and record["program"] in numbers
     }
-    missing = [number for number in wanted if number not in found]
+    missing = [number for number in numbers if number not in records]
     while missing:
         first = missing[0]
         last = next((n for n in range(first, first + CHUNK) if n not in missing), first + CHUNK)
         for record in _records(first, last, arguments):
             record["revision"] = revision
             save(arguments.out, record)
-            found[record["program"]] = record
+            records[record["program"]] = record
         missing = [number for number in missing if number >= last]
-        wrong = [number for number, each in found.items() if "error" in each or each["beyond tolerance"]]
-        print(f"{len(found)} of {len(wanted)} programs, {len(wrong)} differ {wrong[:10]}", flush=True)
-    summary = table([found[number] for number in wanted])
+        wrong = [
+            number for number, record in records.items() if "error" in record or record["beyond tolerance"]
+        ]
+        print(f"{len(records)} of {len(numbers)} programs, {len(wrong)} differ {wrong[:10]}", flush=True)
+    summary = table([records[number] for number in numbers])
     print(summary)
     if arguments.table:
         arguments.table.write_text(summary, encoding="utf-8")
-    return int(any("error" in each or each["beyond tolerance"] for each in found.values()))
+    return int(any("error" in record or record["beyond tolerance"] for record in records.values()))
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def measure(name: str, size: str, steps: int) -> Record:
     return {
         "wall_s": wall, "processor_s": processor, "errors": errors, "kinds": kinds,
         "operations": reports["always"].operations, "operations of a step": counter.count,
-        "reports": {mode: str(each) for mode, each in reports.items()},
+        "reports": {mode: str(report) for mode, report in reports.items()},
         "returned": reports["coexecute"].returned,
     }  # fmt: skip
 
@@ -143,7 +143,7 @@ def ratio(record: Record, mode: str, times: str = "wall_s") -> float:
     pairs = list(zip(record[times]["eager"], record[times][mode], strict=False))
     if mode in record["errors"] or not pairs:
         return math.nan
-    return statistics.median(eager / other for eager, other in pairs[len(pairs) // 2 :])
+    return statistics.median(eager / ours for eager, ours in pairs[len(pairs) // 2 :])
 
 
 def _median_ms(values: list[float]) -> str:
@@ -157,8 +157,8 @@ def _text(value: float) -> str:
 def steady(kinds: list[str]) -> int:
     """Return the first step from which nine of ten steps are co-executed, or the number of steps."""
     for first in range(len(kinds)):
-        left = kinds[first:]
-        if kinds[first] == "coexecuted" and left.count("coexecuted") >= 0.9 * len(left):
+        later = kinds[first:]
+        if kinds[first] == "coexecuted" and later.count("coexecuted") >= 0.9 * len(later):
             return first
     return len(kinds)
 
@@ -179,10 +179,15 @@ def table(records: list[Record]) -> str:
         )
     for label, toys, size in _GROUPS:
         group = [
-            each for each in records if each["program"].startswith("toy_") is toys and each["size"] == size
+            program_record
+            for program_record in records
+            if program_record["program"].startswith("toy_") is toys and program_record["size"] == size
         ]
         if group:
-            means = [_mean([ratio(each, mode, times) for each in group]) for mode, times in _COLUMNS]
+            means = [
+                _mean([ratio(program_record, mode, times) for program_record in group])
+                for mode, times in _COLUMNS
+            ]
             lines.append(f"| geometric mean of {label} | {size} | | {' | '.join(map(_text, means))} | |")
     lines += [
         "",
@@ -207,14 +212,18 @@ _GROUPS = (("programs", False, "small"), ("programs", False, "large"), ("toys", 
 
 def _mean(ratios: list[float]) -> float:
     """Return the geometric mean of the ratios that are known."""
-    known = [each for each in ratios if not math.isnan(each)]
-    return statistics.geometric_mean(known) if known else math.nan
+    finite = [value for value in ratios if not math.isnan(value)]
+    return statistics.geometric_mean(finite) if finite else math.nan
 
 
 def _steady_row(record: Record) -> str:
     ours = record["wall_s"]["always"]
     by_kind = {
-        kind: [seconds for seconds, each in zip(ours, record["kinds"], strict=False) if each == kind]
+        kind: [
+            seconds
+            for seconds, kind_of_step in zip(ours, record["kinds"], strict=False)
+            if kind_of_step == kind
+        ]
         for kind in ("traced", "diverged", "coexecuted")
     }
     extra = [
@@ -235,9 +244,9 @@ def _steady_row(record: Record) -> str:
 
 def _saved(path: Path) -> dict[tuple[str, str, int], Record]:
     return {
-        (each["program"], each["size"], each["steps"]): each
-        for each in load(path)
-        if each["revision"] == engine_revision()
+        (record["program"], record["size"], record["steps"]): record
+        for record in load(path)
+        if record["revision"] == engine_revision()
     }
 
 
@@ -271,7 +280,7 @@ def main(argv: list[str] | None = None) -> int:
         save(arguments.out, record)
         print(_line(record), flush=True)
     if arguments.table:
-        usable = [each for each in _saved(arguments.out).values() if "error" not in each]
+        usable = [saved for saved in _saved(arguments.out).values() if "error" not in saved]
         arguments.table.write_text(table(usable), encoding="utf-8")
     return 0
 

@@ -133,23 +133,23 @@ class Curve:
     nbytes: Array
     us: Array
 
-    def predict(self, found: Fitted | None = None) -> Array:
+    def predict(self, fitted: Fitted | None = None) -> Array:
         """Return the times by the given constants, or else by those installed."""
-        if found is None:
+        if fitted is None:
             return collective_us(self.collective, self.nbytes, self.group)
         inside, between = self.group.inside, self.group.between
         if inside.group_share < 1:
-            inside = replace(inside, group_share=found.group_share)
+            inside = replace(inside, group_share=fitted.group_share)
         if self.group.nodes > 1:
-            between = replace(between, latency_us=found.network_latency_us)
+            between = replace(between, latency_us=fitted.network_latency_us)
         group = replace(self.group, inside=inside, between=between)
-        return collective_us(self.collective, self.nbytes, group, found.law)
+        return collective_us(self.collective, self.nbytes, group, fitted.law)
 
 
 def curves(folder: Path = DATA) -> list[Curve]:
     """Read every measured curve, without times that are those of the host."""
-    found = [each for name in MACHINES for each in _sweep(folder, name)]
-    return found + list(_vtrain(folder)) + list(_nccl_tests())
+    curves_measured = [curve for name in MACHINES for curve in _sweep(folder, name)]
+    return curves_measured + list(_vtrain(folder)) + list(_nccl_tests())
 
 
 def _sweep(folder: Path, name: str) -> Iterable[Curve]:
@@ -200,7 +200,7 @@ def _nccl_tests() -> Iterable[Curve]:
     text = (ROOT / "tests/data/nccl_tests.toml").read_text(encoding="utf-8")
     for entry in tomllib.loads(text)["curve"]:
         sizes = np.array(entry["log2_bytes"])
-        own = sizes >= entry.get("host_bound", 0)
+        is_fitted = sizes >= entry.get("host_bound", 0)
         count, nodes = entry.get("gpus", 8 * entry["nodes"]), entry["nodes"]
         cluster = Cluster.of(devices.find(entry["device"]), devices=count, nodes=nodes)
         yield Curve(
@@ -208,8 +208,8 @@ def _nccl_tests() -> Iterable[Curve]:
             gpu=GPUS[entry["device"]],
             collective="all-reduce",
             group=cluster.group(count),
-            nbytes=2.0 ** sizes[own],
-            us=np.array(entry["us"])[own],
+            nbytes=2.0 ** sizes[is_fitted],
+            us=np.array(entry["us"])[is_fitted],
         )
 
 
@@ -222,28 +222,30 @@ def fit(data: list[Curve]) -> tuple[dict[str, float], dict[str, float]]:
     from scipy.optimize import least_squares
 
     guesses, deviations = np.array(list(GUESSES.values())).T
-    machines = list(dict.fromkeys(each.machine for each in data))
-    gpu_of = {each.machine: each.gpu for each in data}
-    gpus = [np.array([gpu_of[each] == gpu for each in machines]) for gpu in dict.fromkeys(gpu_of.values())]
+    machines = list(dict.fromkeys(machine_curve.machine for machine_curve in data))
+    gpu_of = {machine_curve.machine: machine_curve.gpu for machine_curve in data}
+    gpus = [
+        np.array([gpu_of[machine] == gpu for machine in machines]) for gpu in dict.fromkeys(gpu_of.values())
+    ]
     rows = defaultdict(int, {})
-    for each in data:
-        rows[each.gpu] += len(each.us)
+    for curve in data:
+        rows[curve.gpu] += len(curve.us)
 
     def residuals(point: Array) -> Array:
         offset, log_pace = point[: len(guesses)], point[len(guesses) :]
         law = Fitted.of(dict(zip(GUESSES, guesses * np.exp(offset), strict=True)))
-        laws = {name: law.paced(each) for name, each in zip(machines, np.exp(log_pace), strict=True)}
+        laws = {name: law.paced(pace) for name, pace in zip(machines, np.exp(log_pace), strict=True)}
         terms = [offset / deviations, log_pace / PACE_DEVIATION]
         terms.append(np.array([30 * np.mean([log_pace[which].mean() for which in gpus])]))
-        for each in data:
-            missed = np.log(each.predict(laws[each.machine]) / each.us) / KNEE
-            weight = np.sqrt(EQUAL / (rows[each.gpu] + FEW))
+        for curve in data:
+            missed = np.log(curve.predict(laws[curve.machine]) / curve.us) / KNEE
+            weight = np.sqrt(EQUAL / (rows[curve.gpu] + FEW))
             terms.append(weight * np.sqrt(np.sqrt(1 + missed**2) - 1))
         return np.concatenate(terms)
 
-    found = least_squares(residuals, np.zeros(len(guesses) + len(machines)), xtol=1e-5, ftol=1e-5).x
-    constants = guesses * np.exp(found[: len(guesses)])
-    paces = np.exp(found[len(guesses) :])
+    solution = least_squares(residuals, np.zeros(len(guesses) + len(machines)), xtol=1e-5, ftol=1e-5).x
+    constants = guesses * np.exp(solution[: len(guesses)])
+    paces = np.exp(solution[len(guesses) :])
     return dict(zip(GUESSES, map(float, constants), strict=True)), dict(
         zip(machines, map(float, paces), strict=True)
     )
@@ -251,7 +253,7 @@ def fit(data: list[Curve]) -> tuple[dict[str, float], dict[str, float]]:
 
 def ratios(data: list[Curve]) -> list[Array]:
     """Return predicted over measured times of each curve, by the installed constants."""
-    return [each.predict() / each.us for each in data]
+    return [curve.predict() / curve.us for curve in data]
 
 
 def held_out(data: list[Curve]) -> tuple[list[Array], list[Array]]:
@@ -261,56 +263,62 @@ def held_out(data: list[Curve]) -> tuple[list[Array], list[Array]]:
     """
     plain: dict[int, Array] = {}
     calibrated: dict[int, Array] = {}
-    for gpu in dict.fromkeys(each.gpu for each in data):
-        found = Fitted.of(fit([each for each in data if each.gpu != gpu])[0])
-        kept = [(index, each) for index, each in enumerate(data) if each.gpu == gpu]
-        paces = {name: _pace([each for _, each in kept if each.machine == name], found) for name in MACHINES}
-        for index, each in kept:
-            plain[index] = each.predict(found) / each.us
-            own = found.paced(paces.get(each.machine, 1.0))
-            calibrated[index] = each.predict(own) / each.us
+    for gpu in dict.fromkeys(curve.gpu for curve in data):
+        fitted = Fitted.of(fit([curve for curve in data if curve.gpu != gpu])[0])
+        left_out = [(index, curve) for index, curve in enumerate(data) if curve.gpu == gpu]
+        paces = {
+            name: _pace([curve for _, curve in left_out if curve.machine == name], fitted)
+            for name in MACHINES
+        }
+        for index, curve in left_out:
+            plain[index] = curve.predict(fitted) / curve.us
+            paced = fitted.paced(paces.get(curve.machine, 1.0))
+            calibrated[index] = curve.predict(paced) / curve.us
     return [plain[index] for index in range(len(data))], [calibrated[index] for index in range(len(data))]
 
 
-def _pace(data: list[Curve], found: Fitted) -> float:
-    sums = [each for each in data if each.collective == "all-reduce"]
+def _pace(data: list[Curve], fitted: Fitted) -> float:
+    sums = [curve for curve in data if curve.collective == "all-reduce"]
     if not sums:
         return 1.0
-    most = max(sums, key=lambda each: each.group.size)
-    smallest = int(most.nbytes.argmin())
-    return float(most.us[smallest] / most.predict(found)[smallest])
+    largest = max(sums, key=lambda curve: curve.group.size)
+    smallest = int(largest.nbytes.argmin())
+    return float(largest.us[smallest] / largest.predict(fitted)[smallest])
 
 
-def report(data: list[Curve], found: Mapping[str, list[Array]]) -> str:
+def report(data: list[Curve], predictions: Mapping[str, list[Array]]) -> str:
     """Return tables of mean absolute errors, by machine, number of devices and size, as Markdown.
 
     Args:
         data: Measured curves.
-        found: Predicted over measured times of each curve, by the name of a prediction.
+        predictions: Predicted over measured times of each curve, by the name of a prediction.
     """
     parts = []
     for title, key in (
-        ("machine", lambda each: each.machine),
-        ("collective", lambda each: each.collective),
-        ("machine and GPUs", lambda each: f"{each.machine}, {each.group.size}"),
+        ("machine", lambda curve: curve.machine),
+        ("collective", lambda curve: curve.collective),
+        ("machine and GPUs", lambda curve: f"{curve.machine}, {curve.group.size}"),
     ):
-        parts += [f"| {title} | times | {' | '.join(found)} |", "|---" * (2 + len(found)) + "|"]
+        parts += [f"| {title} | times | {' | '.join(predictions)} |", "|---" * (2 + len(predictions)) + "|"]
         for name in dict.fromkeys(map(key, data)):
-            which = [index for index, each in enumerate(data) if key(each) == name]
-            cells = [_error([values[index] for index in which]) for values in found.values()]
+            which = [index for index, curve in enumerate(data) if key(curve) == name]
+            cells = [_error([values[index] for index in which]) for values in predictions.values()]
             parts.append(f"| {name} | {sum(len(data[i].us) for i in which)} | {' | '.join(cells)} |")
         parts.append("")
-    parts += [f"| machine and bytes | times | {' | '.join(found)} |", "|---" * (2 + len(found)) + "|"]
-    for name in dict.fromkeys(each.machine for each in data):
+    parts += [
+        f"| machine and bytes | times | {' | '.join(predictions)} |",
+        "|---" * (2 + len(predictions)) + "|",
+    ]
+    for name in dict.fromkeys(curve.machine for curve in data):
         for label, (low, high) in SIZES.items():
             picked = [
-                (index, (each.nbytes >= low) & (each.nbytes < high))
-                for index, each in enumerate(data)
-                if each.machine == name
+                (index, (curve.nbytes >= low) & (curve.nbytes < high))
+                for index, curve in enumerate(data)
+                if curve.machine == name
             ]
             count = sum(int(where.sum()) for _, where in picked)
             if count:
-                cells = [_error([v[index][where] for index, where in picked]) for v in found.values()]
+                cells = [_error([v[index][where] for index, where in picked]) for v in predictions.values()]
                 parts.append(f"| {name}, {label} | {count} | {' | '.join(cells)} |")
     return "\n".join(parts)
 
@@ -320,16 +328,16 @@ def _error(values: list[Array]) -> str:
     return f"{np.abs(missed).mean():.1%} ({missed.mean():+.1%})"
 
 
-def interval(data: list[Curve], found: list[Array]) -> tuple[float, float, float]:
+def interval(data: list[Curve], machine_ratios: list[Array]) -> tuple[float, float, float]:
     """Return the 5th and 95th percentile of measured over predicted times, and the share within `REACHES`.
 
     Every GPU has the same weight.
     """
-    under = np.concatenate([1 / each for each in found])
+    under = np.concatenate([1 / ratio for ratio in machine_ratios])
     rows: dict[str, int] = defaultdict(int)
-    for each in data:
-        rows[each.gpu] += len(each.us)
-    weights = np.concatenate([np.full(len(each.us), 1 / (rows[each.gpu] + 100)) for each in data])
+    for curve in data:
+        rows[curve.gpu] += len(curve.us)
+    weights = np.concatenate([np.full(len(curve.us), 1 / (rows[curve.gpu] + 100)) for curve in data])
     order = np.argsort(under)
     below = np.cumsum(weights[order]) / weights.sum()
     low, high = (float(under[order][np.searchsorted(below, share)]) for share in (0.05, 0.95))
@@ -347,13 +355,13 @@ def main() -> None:
     print("constants", {name: round(value, 3) for name, value in constants.items()})
     print("pace", {name: round(value, 2) for name, value in paces.items()})
     plain, calibrated = held_out(data)
-    found: dict[str, list[Any]] = {
+    predictions: dict[str, list[Any]] = {
         "installed constants": ratios(data),
         "GPU left out": plain,
         "GPU left out, pace from one time": calibrated,
     }
-    print(report(data, found))
-    for name, values in found.items():
+    print(report(data, predictions))
+    for name, values in predictions.items():
         low, high, inside = interval(data, values)
         print(f"{name}: 90 % of times in {low:.2f} to {high:.2f} of predicted; {inside:.0%} within {REACHES}")
 

@@ -157,8 +157,8 @@ def _items(
     table = variant.configs(workload, device)
     default = table.row(variant.default(workload, device))
     chance = random.Random(f"{seed} {architecture} {variant.key} {workload}")
-    others = [row for row in chance.sample(range(len(table)), min(count, len(table))) if row != default]
-    for row in ([] if default is None else [default]) + others[: count - 1]:
+    drawn = [row for row in chance.sample(range(len(table)), min(count, len(table))) if row != default]
+    for row in ([] if default is None else [default]) + drawn[: count - 1]:
         yield Item(
             architecture=architecture,
             variant=variant.key,
@@ -168,12 +168,12 @@ def _items(
         )
 
 
-def shard(found: Iterable[Item], which: str) -> list[Item]:
+def shard(items: Iterable[Item], which: str) -> list[Item]:
     """Return every n-th item, starting with the i-th, for `which` in the form i/n, for example ``"1/8"``."""
     i, _, n = which.partition("/")
     if not (i.isdecimal() and n.isdecimal() and 1 <= int(i) <= int(n)):
         raise SystemExit(f"--shard: expected i/n with 1 <= i <= n, for example 1/8, got {which}")
-    return list(found)[int(i) - 1 :: int(n)]
+    return list(items)[int(i) - 1 :: int(n)]
 
 
 # -- one configuration ---------------------------------------------------------------------------------------
@@ -236,14 +236,14 @@ def _version(item: Item) -> dict[str, str]:
 
 def load(path: Path) -> dict[tuple[str, ...], Record]:
     """Return the saved results of a file by item; an incomplete line counts as absent."""
-    found = {}
+    records = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             record = json.loads(line)
-            found[tuple(record[name] for name in IDENTITY)] = record
+            records[tuple(record[name] for name in IDENTITY)] = record
         except (ValueError, KeyError):
             continue
-    return found
+    return records
 
 
 def stands(record: Record | None, item: Item) -> bool:
@@ -324,11 +324,10 @@ class Progress:
 
     def line(self, seconds: float) -> str:
         """Return the progress line after this many seconds."""
-        left = (self._total - self._done) * seconds / max(1, self._done) / 60
+        minutes = (self._total - self._done) * seconds / max(1, self._done) / 60
         rate = 60 * self._done / max(1e-9, seconds)
-        return (
-            f"{self._done}/{self._total}, {self._wrong} failing, {rate:.0f} per minute, {left:.0f} min left"
-        )
+        pace = f"{rate:.0f} per minute, {minutes:.0f} min left"
+        return f"{self._done}/{self._total}, {self._wrong} failing, {pace}"
 
 
 def summary(records: Collection[Record]) -> str:
@@ -362,14 +361,14 @@ def _figures(records: Collection[Record]) -> str:
 
 
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
-    known = [variant.key for variant in cuda_variants()]
+    keys = [variant.key for variant in cuda_variants()]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--configs", type=int, default=200, help="configurations per variant and architecture, default 200"
     )
     parser.add_argument("--arch", default=",".join(ARCHITECTURES), help="architectures, comma-separated")
     parser.add_argument(
-        "--variant", action="append", choices=known, help="compile only this variant; repeatable"
+        "--variant", action="append", choices=keys, help="compile only this variant; repeatable"
     )
     parser.add_argument(
         "--shard", default="1/1", help="part of the work as i/n, for example 1/8; default 1/1"
@@ -393,8 +392,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 6
     variants = [v for v in cuda_variants() if options.variant is None or v.key in options.variant]
     chosen = shard(items(options.arch.split(","), variants, options.configs, options.seed), options.shard)
-    known = load(options.out)
-    todo = [item for item in chosen if not stands(known.get(item.identity), item)]
+    records_by_item = load(options.out)
+    todo = [item for item in chosen if not stands(records_by_item.get(item.identity), item)]
     print(f"{len(todo)} of {len(chosen)} configurations to compile", file=sys.stderr)
     progress, status, begun = Progress(len(todo)), 0, time.monotonic()
     try:
@@ -404,8 +403,8 @@ def main(arguments: list[str] | None = None) -> int:
         status = 130
     seconds = time.monotonic() - begun
     print(progress.line(seconds), file=sys.stderr)
-    known = load(options.out)
-    records = [known[item.identity] for item in chosen if item.identity in known]
+    records_by_item = load(options.out)
+    records = [records_by_item[item.identity] for item in chosen if item.identity in records_by_item]
     print(summary(records))
     for record in records:
         for problem in record["problems"]:

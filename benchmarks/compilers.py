@@ -122,8 +122,8 @@ def page(records: Collection[Record], arguments: Sequence[str]) -> str:
         records: Records of all compilers.
         arguments: Arguments of the command that made them.
     """
-    places = {at for start, word in enumerate(arguments) if word == "--out" for at in (start, start + 1)}
-    selection = [word for at, word in enumerate(arguments) if at not in places]
+    skipped = {at for start, word in enumerate(arguments) if word == "--out" for at in (start, start + 1)}
+    selection = [word for at, word in enumerate(arguments) if at not in skipped]
     notes = Counter(
         (r["compiler"], family(r["variant"]), note) for r in records for note in r.get("notes", ())
     )

@@ -55,10 +55,10 @@ Row = tuple[Any, ...]
 
 def workloads(number: int) -> list[str]:
     """Return the texts of that many workloads of three operators."""
-    found = []
+    texts = []
     for at in range(number):
         size = 128 * (1 + at // 4)
-        found.append(
+        texts.append(
             (
                 f"gemm:m={size},n=4096,k=4096,dtype=f16",
                 f"gemm:m={size},n=1024,k=8192,dtype=bf16,trans=nt",
@@ -66,7 +66,7 @@ def workloads(number: int) -> list[str]:
                 f"layernorm:rows={size},cols=4096,dtype=bf16",
             )[at % 4]
         )
-    return found
+    return texts
 
 
 # -- the database ------------------------------------------------------------------------------------
@@ -246,9 +246,9 @@ class Server:
         command = [sys.executable, "-m", "tunebench", "dashboard", "--db", db, "--port", "0"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/", self._process.stdout.readline())
-        assert found is not None, "the dashboard did not start"
-        self.port, self.start_s = int(found[1]), time.perf_counter() - began
+        match = re.search(r"http://127\.0\.0\.1:(\d+)/", self._process.stdout.readline())
+        assert match is not None, "the dashboard did not start"
+        self.port, self.start_s = int(match[1]), time.perf_counter() - began
 
     def get(self, path: str) -> tuple[float, float, str]:
         """Return milliseconds to the first byte and to the whole page, and the page."""
@@ -311,12 +311,12 @@ def pages(server: Server) -> dict[str, str]:
 
 def first_pages(db: str) -> list[float]:
     """Return the time of the first page after each of `STARTS` starts of the command, in milliseconds."""
-    found = []
+    durations = []
     for _ in range(STARTS):
         server = Server(db)
-        found.append(server.get("/")[1])
+        durations.append(server.get("/")[1])
         server.close()
-    return sorted(found)
+    return sorted(durations)
 
 
 def measure(db: str, repeat: int) -> tuple[list[str], dict[str, float]]:
@@ -353,7 +353,7 @@ def line(server: Server, name: str, path: str, repeat: int) -> str:
     before = server.processor_s()
     times = [server.get(path) for _ in range(repeat)]
     processor_ms = (server.processor_s() - before) / repeat * 1000
-    first, whole = (sorted(each[at] for each in times) for at in (0, 1))
+    first, whole = (sorted(durations[at] for durations in times) for at in (0, 1))
     size = len(times[0][2].encode()) / 1024
     figures = (
         statistics.median(first),

@@ -64,9 +64,9 @@ def contenders() -> dict[str, dict[str, Callable[[], Any]]]:
 def _ways(
     text: str, operands: tuple[Any, ...], tuned: Callable[[], Any], by_torch: Callable[[], Any]
 ) -> dict[str, Callable[[], Any]]:
-    found = dispatcher(parse(text), local_cpu())
+    gemm_dispatcher = dispatcher(parse(text), local_cpu())
     with served.prefer("tunebench"):
-        kernel = found.bound_choice().kernel
+        kernel = gemm_dispatcher.bound_choice().kernel
     assert kernel is not None
     out = torch.empty(8, 16)
     arrays = [_tensor._array(t, spec.shape) for t, spec in zip((*operands, out), kernel.tensors, strict=True)]
@@ -84,7 +84,7 @@ def _ways(
         "torch": by_torch,
         "kernel alone": lambda: kernel.run(*arrays),
         "kernel on tensors": lambda: _tensor.launch(kernel, (*operands, out)),
-        "choice alone": found.bound_choice,
+        "choice alone": gemm_dispatcher.bound_choice,
         "key and choice": lambda: _custom_op._cached_dispatch(*looked_up).dispatcher.bound_choice(),  # type: ignore[union-attr]
         "dispatched": preferring("tunebench", tuned),
         "dispatched to torch": preferring("torch", tuned),

@@ -63,9 +63,9 @@ def abort(samples: Array, order: NDArray[np.int64], *, after: int, factor: float
     first = samples[order, :after].min(axis=1)
     given_up = np.zeros(len(order), bool)
     incumbent = np.inf
-    for place, (median, fastest) in enumerate(zip(medians, first, strict=True)):
-        given_up[place] = fastest > factor * incumbent
-        if not given_up[place]:
+    for row, (median, fastest) in enumerate(zip(medians, first, strict=True)):
+        given_up[row] = fastest > factor * incumbent
+        if not given_up[row]:
             incumbent = min(incumbent, median)
     spared = samples[order][given_up, after:].sum()
     return Saved(

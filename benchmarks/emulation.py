@@ -58,10 +58,10 @@ def main() -> None:
             for mode, run in MODES.items():
                 arguments = (variant, workload, config, inputs)
                 first = seconds(run, *arguments)
-                again = min(seconds(run, *arguments) for _ in range(3))
+                later = min(seconds(run, *arguments) for _ in range(3))
                 print(
-                    f"{key:15} {dtype}  {mode:8}  {size**3 / again / 1e6:8.1f} million multiply-adds/s"
-                    f"  {first - again:5.2f} s build time"
+                    f"{key:15} {dtype}  {mode:8}  {size**3 / later / 1e6:8.1f} million multiply-adds/s"
+                    f"  {first - later:5.2f} s build time"
                 )
 
 

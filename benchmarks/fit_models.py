@@ -174,10 +174,10 @@ def one(name: str, fraction: float, swaps: bool, steps: int) -> dict[str, Any]:
             grown[kind] = _grown_bytes(lambda run=run: run(*data).backward())  # type: ignore[misc]
         (step,) = fitted_steps(fitted)
         peak = measured_peak(fitted, model, data)
-        again, copied = made(name)[0], made(name)[0]
-        refit = fit(again, plan=step.plan, swap_folder=folder_or_none, host_link=step.plan.step.link)
-        weights_equal = _equal(_trained(refit, again, data, steps), _trained(copied, copied, data, steps))
-        left = len(list(Path(folder).iterdir()))
+        refitted, copied = made(name)[0], made(name)[0]
+        refit = fit(refitted, plan=step.plan, swap_folder=folder_or_none, host_link=step.plan.step.link)
+        weights_equal = _equal(_trained(refit, refitted, data, steps), _trained(copied, copied, data, steps))
+        remaining = len(list(Path(folder).iterdir()))
     simulation, tensors = step.plan.simulation, step.plan.tensors
     base_us = simulate(step.plan.step, unplanned(step.plan.step)).step_us
     return {
@@ -194,7 +194,7 @@ def one(name: str, fraction: float, swaps: bool, steps: int) -> dict[str, Any]:
         "gradients_equal": gradients_equal,
         "weights_equal": weights_equal,
         "first_s": first_s,
-        "left_files": left,
+        "left_files": remaining,
     }
 
 
@@ -217,22 +217,24 @@ def _rows(names: list[str], steps: int) -> Iterator[str]:
                 yield _row(name, fraction, swaps, json.loads(done.stdout.splitlines()[-1]))
 
 
-def _row(name: str, fraction: float, swaps: bool, found: dict[str, Any]) -> str:
+def _row(name: str, fraction: float, swaps: bool, result: dict[str, Any]) -> str:
     kind = "recompute or swap" if swaps else "recompute"
-    if "error" in found:
+    if "error" in result:
         return (
-            f"| {name} | {fraction:.0%} | {kind} | {found['error'].partition(';')[2].strip()} "
+            f"| {name} | {fraction:.0%} | {kind} | {result['error'].partition(';')[2].strip()} "
             + "|  " * 7
             + "|"
         )
     mb = {
-        key: f"{found[key] / 1e6:.1f}" for key in ("predicted_peak", "peak", "eager_grown", "grown", "budget")
+        key: f"{result[key] / 1e6:.1f}"
+        for key in ("predicted_peak", "peak", "eager_grown", "grown", "budget")
     }
-    yes = {key: "yes" if found[key] else "NO" for key in ("gradients_equal", "weights_equal")}
+    yes = {key: "yes" if result[key] else "NO" for key in ("gradients_equal", "weights_equal")}
     return (
-        f"| {name} | {fraction:.0%}, {mb['budget']} MB | {kind} | {found['recomputed']} / {found['swapped']} "
+        f"| {name} | {fraction:.0%}, {mb['budget']} MB | {kind} "
+        f"| {result['recomputed']} / {result['swapped']} "
         f"| {mb['predicted_peak']} | {mb['peak']} | {mb['eager_grown']} -> {mb['grown']} "
-        f"| {found['predicted_ratio']:.2f} | {found['ratio']:.2f} | {yes['gradients_equal']} "
+        f"| {result['predicted_ratio']:.2f} | {result['ratio']:.2f} | {yes['gradients_equal']} "
         f"| {yes['weights_equal']} |"
     )
 
@@ -247,18 +249,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="steps of AdamW to compare (default: 20)")
     parser.add_argument("--out", type=Path, help="file for the table (default: only the terminal)")
     parser.add_argument("--one", nargs=3, metavar=("MODEL", "FRACTION", "SWAPS"), help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    if given.one:
-        name, fraction, swaps = given.one
-        print(json.dumps(one(name, float(fraction), swaps == "1", given.steps)))
+    if arguments.one:
+        name, fraction, swaps = arguments.one
+        print(json.dumps(one(name, float(fraction), swaps == "1", arguments.steps)))
         return
     lines = []
-    for line in _rows([given.model] if given.model else list(MODELS), given.steps):
+    for line in _rows([arguments.model] if arguments.model else list(MODELS), arguments.steps):
         print(line, flush=True)
         lines.append(line)
-        if given.out:
-            given.out.write_text("\n".join(lines) + "\n")
+        if arguments.out:
+            arguments.out.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

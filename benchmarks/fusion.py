@@ -126,7 +126,7 @@ def row(workload: Workload, finest: bool, tuned: Tune, timed: Timed) -> Row:
     times = timed([whole, *reports.values()])
     whole_us, us = times[0], dict(zip(reports, times[1:], strict=True))
     parts_us = sum(us[part] for part in parts)
-    torch = next((one.median_us for one in whole.baselines if one.name == "torch"), None)
+    torch = next((baseline.median_us for baseline in whole.baselines if baseline.name == "torch"), None)
     return {
         "workload": str(workload),
         "whole": {"us": whole_us, **_found(whole)},
@@ -151,16 +151,16 @@ def _found(report: Report) -> dict[str, Any]:
     }
 
 
-def lines(found: Row) -> Iterator[str]:
+def lines(result: Row) -> Iterator[str]:
     """Yield the text lines of a row."""
-    over_torch = found["gain_over_torch"]
-    yield found["workload"]
+    over_torch = result["gain_over_torch"]
+    yield result["workload"]
     against = f", speedup over torch {over_torch:.2f}x" if over_torch is not None else ""
     yield (
-        f"  {found['whole']['us']:.0f} us fused, {found['parts_us']:.0f} us in parts: "
-        f"speedup {found['gain']:.2f}x{against}"
+        f"  {result['whole']['us']:.0f} us fused, {result['parts_us']:.0f} us in parts: "
+        f"speedup {result['gain']:.2f}x{against}"
     )
-    for part in found["parts"]:
+    for part in result["parts"]:
         yield f"    {part['us']:.0f} us {part['workload']}"
 
 
@@ -187,15 +187,15 @@ def known(workload: Workload, device: Device, cache: CacheState, db: Path) -> in
         db: Database file.
     """
     with open_store(db) as store:
-        found = [
-            (chosen, one)
+        trials = [
+            (chosen, trial)
             for chosen in variants(workload)
-            for one in store.trial_outcomes(device.key, str(workload), chosen.key, cache=cache)
+            for trial in store.trial_outcomes(device.key, str(workload), chosen.key, cache=cache)
         ]
     return sum(
-        chosen.revision(workload, one.config) == one.revision
-        and (not isinstance(one.outcome, Measured) or one.outcome.cache == cache)
-        for chosen, one in found
+        chosen.revision(workload, trial.config) == trial.revision
+        and (not isinstance(trial.outcome, Measured) or trial.outcome.cache == cache)
+        for chosen, trial in trials
     )
 
 
@@ -224,7 +224,9 @@ def in_turn(device: Device, protocol: Protocol, timeout_s: float = Plan().timeou
             return [_us(report) for report in reports]
         samples: list[list[float]] = [[] for _ in reports]
         with ExitStack() as processes:
-            ready = [(*_ready(one, device), processes.enter_context(ProcessCaller(stage))) for one in reports]
+            ready = [
+                (*_ready(tuned, device), processes.enter_context(ProcessCaller(stage))) for tuned in reports
+            ]
             for _ in range(ROUNDS):
                 for (task, binary, caller), taken in zip(ready, samples, strict=True):
                     taken += _samples_us(task, caller.call(task, binary, None))

@@ -59,8 +59,8 @@ def main() -> None:
         group = "elementwise" if table.family == "elementwise" else operator
         groups.setdefault((group, device, part), []).append(row)
     shown = Table("operators", "device", "part", *names)
-    for key, of in sorted(groups.items()):
-        shown.add_row(*key, *(f"{figure:.1f}" for figure in np.median(of, axis=0)))
+    for key, rows_of in sorted(groups.items()):
+        shown.add_row(*key, *(f"{figure:.1f}" for figure in np.median(rows_of, axis=0)))
     Console(width=150).print(shown)
 
 
@@ -83,8 +83,8 @@ def _left_out(
         return us
     band = BANDS * np.argsort(np.argsort(work, kind="stable"), kind="stable") // len(work)
     missed = []
-    for left in range(BANDS):
-        seen = band != left
+    for omitted in range(BANDS):
+        seen = band != omitted
         kinds, used = np.unique(kind[seen], return_inverse=True)
         fitted = fit_law(us[seen], work[seen], used, floor=law[0], lead=law[1])
         asked = ~seen & np.isin(kind, kinds)  # a kernel that only the band has cannot be predicted

@@ -56,8 +56,8 @@ class Case:
     sampler: str
 
     def __str__(self) -> str:
-        known = ", ".join(_name(other) for other in self.elsewhere) or "its bound"
-        return f"{self.path.parent.name} {_name(self.path)}, by {known}"
+        sources = ", ".join(_name(other) for other in self.elsewhere) or "its bound"
+        return f"{self.path.parent.name} {_name(self.path)}, by {sources}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +95,12 @@ def main() -> None:
         print(f"no recorded spaces in {options.data}")
         return
     runs = [(case, seed) for case in cases for seed in range(options.seeds)]
-    found: dict[Case, list[Pair]] = {case: [] for case in cases}
+    pairs_of: dict[Case, list[Pair]] = {case: [] for case in cases}
     with ProcessPoolExecutor(options.jobs) as pool:
         pairs = track(pool.map(run, *zip(*runs, strict=True)), total=len(runs), console=Console(stderr=True))
         for (case, _), pair in zip(runs, pairs, strict=True):
-            found[case].append(pair)
-    Console(width=240).print(_table(found))
+            pairs_of[case].append(pair)
+    Console(width=240).print(_table(pairs_of))
 
 
 def _cases(folder: Path, samplers: Sequence[str], by: Sequence[str]) -> Iterator[Case]:
@@ -108,10 +108,14 @@ def _cases(folder: Path, samplers: Sequence[str], by: Sequence[str]) -> Iterator
     for path in sorted(folder.glob("*/*.json.gz")):
         if path.stem.endswith("_T4.json") or space_at(path).bounds is None:
             continue
-        others = tuple(other for other in sorted(path.parent.glob("*.json.gz")) if other != path)
-        others = tuple(other for other in others if not other.stem.endswith("_T4.json"))
-        known = ([others] if others and "devices" in by else []) + ([()] if "bound" in by else [])
-        for elsewhere, sampler in itertools.product(known, samplers):
+        other_paths = tuple(
+            candidate for candidate in sorted(path.parent.glob("*.json.gz")) if candidate != path
+        )
+        other_paths = tuple(candidate for candidate in other_paths if not candidate.stem.endswith("_T4.json"))
+        source_sets = ([other_paths] if other_paths and "devices" in by else []) + (
+            [()] if "bound" in by else []
+        )
+        for elsewhere, sampler in itertools.product(source_sets, samplers):
             yield Case(path=path, elsewhere=elsewhere, sampler=sampler)
 
 
@@ -121,7 +125,7 @@ def _name(path: Path) -> str:
 
 def run(case: Case, seed: int) -> Pair:
     """Run a case: `EARLY` and `LATE` trials with the pruner, and `LATE` trials without."""
-    space, elsewhere = space_at(case.path), [space_at(other).recording for other in case.elsewhere]
+    space, elsewhere = space_at(case.path), [space_at(source).recording for source in case.elsewhere]
     search = functools.partial(replay, space, seed=seed, sampler=case.sampler, elsewhere=elsewhere)
     early, late = (search(trials=trials, learned_pruner=True) for trials in (EARLY, LATE))
     without = search(trials=LATE)
@@ -134,12 +138,12 @@ def run(case: Case, seed: int) -> Pair:
     )
 
 
-def _table(found: dict[Case, list[Pair]]) -> Table:
+def _table(pairs_of: dict[Case, list[Pair]]) -> Table:
     columns = ("postponed", "expected faster", "measured faster", "winners missed")
     table = Table(
         "space", "sampler", *(f"{c} ({n})" for n in (EARLY, LATE) for c in columns), "lost", "gained"
     )
-    for case, pairs in found.items():
+    for case, pairs in pairs_of.items():
         figures = [figure for when in ("early", "late") for figure in _account(pairs, when)]
         ratio = np.array([pair.with_us / pair.without_us for pair in pairs])
         lost, gained = (ratio > 1 + LOST).sum(), (ratio < 1 / (1 + LOST)).sum()
@@ -156,11 +160,11 @@ def _account(pairs: Sequence[Pair], when: str) -> Iterator[str]:
     faster than the best, and the number of faster configurations that were postponed.
     """
     passed: list[PostponedCheck] = [getattr(pair, when) for pair in pairs]
-    count = sum(each.count for each in passed)
+    count = sum(pruner.count for pruner in passed)
     yield f"{count / sum(pair.rows for pair in pairs):.3f}"
-    yield f"{sum(each.winners for each in passed) / max(1, count):.1e}"
-    yield f"{sum(each.missed for each in passed) / max(1, count):.1e}"
-    yield f"{sum(each.missed for each in passed)} of {sum(each.faster for each in passed)}"
+    yield f"{sum(pruner.winners for pruner in passed) / max(1, count):.1e}"
+    yield f"{sum(pruner.missed for pruner in passed) / max(1, count):.1e}"
+    yield f"{sum(pruner.missed for pruner in passed)} of {sum(pruner.faster for pruner in passed)}"
 
 
 if __name__ == "__main__":

@@ -79,8 +79,8 @@ def fill(path: Path, records: int) -> None:
             workload, times = parse(text), rng.uniform(50.0, 100.0, EACH)
             best = int(times.argmin())
             measurements = []
-            for place, (config, us) in enumerate(zip(configs, times.tolist(), strict=True)):
-                revision = VARIANT.revision(workload, config) if place == best else "unasked"
+            for index, (config, us) in enumerate(zip(configs, times.tolist(), strict=True)):
+                revision = VARIANT.revision(workload, config) if index == best else "unasked"
                 key = TrialKey(
                     device=DEVICE.key, workload=text, variant=VARIANT.key, revision=revision, config=config
                 )
@@ -140,14 +140,14 @@ def hot(db: Path) -> dict[str, float]:
     They are timed in turn, 500 calls at a time; the ratios are medians over the turns.
     """
     os.environ["TUNEBENCH_DB"] = str(db)
-    kept: dict[object, int] = {}
+    cache: dict[object, int] = {}
 
     def by_dictionary(
         operator: str, *, device: object = None, db: object = None, strict: bool = False, **dimensions: object
     ) -> object:
-        return kept[(operator, device, db, strict, *dimensions.items())]
+        return cache[(operator, device, db, strict, *dimensions.items())]
 
-    kept["gemm", "h100-sxm", None, False, ("m", 64), ("n", 128), ("k", 4096), ("dtype", "f16")] = 1
+    cache["gemm", "h100-sxm", None, False, ("m", 64), ("n", 128), ("k", 4096), ("dtype", "f16")] = 1
     keywords = "('gemm', m=64, n=128, k=4096, dtype='f16', device='h100-sxm')"
     asked = {
         "dictionary": f"by_dictionary{keywords}",
@@ -159,12 +159,12 @@ def hot(db: Path) -> dict[str, float]:
         {name: timeit.timeit(call, globals=names, number=500) / 500 * 1e9 for name, call in asked.items()}
         for _ in range(400)
     ]
-    found = {f"{name}_ns": min(turn[name] for turn in turns) for name in asked}
+    figures = {f"{name}_ns": min(turn[name] for turn in turns) for name in asked}
     for name in ("keywords", "text"):
-        found[f"{name}_over_dictionary"] = statistics.median(
+        figures[f"{name}_over_dictionary"] = statistics.median(
             turn[name] / turn["dictionary"] for turn in turns
         )
-    return found
+    return figures
 
 
 HOLDER = """
@@ -279,13 +279,13 @@ def main() -> None:
                 print(json.dumps({**size, "locked": while_locked}), flush=True)
                 db.unlink()
                 continue
-            known = next(workloads(1))
+            workload = next(workloads(1))
             lookups = {
-                "exact": (known, "measured here"),
+                "exact": (workload, "measured here"),
                 "nearest": ("gemm:m=100,n=200,k=4000,dtype=f16", "neighbour"),
                 "predicted": ("softmax:rows=64,cols=64,dtype=f32", "predicted"),
             }
-            row = {name: cold(db, text, how, options.repeats) for name, (text, how) in lookups.items()}
+            row = {name: cold(db, text, origin, options.repeats) for name, (text, origin) in lookups.items()}
             print(
                 json.dumps(
                     {

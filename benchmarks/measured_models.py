@@ -77,9 +77,12 @@ class Step:
         model, inputs = without_chance(case.make()), case.data()
         if any(spec.channels_last for spec in case.specs()):
             model = model.to(memory_format=torch.channels_last)
-            inputs = [one.to(memory_format=torch.channels_last) if one.ndim == 4 else one for one in inputs]
+            inputs = [
+                tensor.to(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+                for tensor in inputs
+            ]
         if self.device == "cuda":
-            model, inputs = model.half().cuda(), [one.cuda() for one in inputs]
+            model, inputs = model.half().cuda(), [tensor.cuda() for tensor in inputs]
             for module in model.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.float()
@@ -131,13 +134,13 @@ def _in_process(
     step: Step, cache: str, database: Path | None, rounds: int, *, torch_compile: bool = True
 ) -> served.ModelTimes:
     """Time a step in a new process with a folder for everything that compilers cache."""
-    places = {
+    settings = {
         "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
         "TUNEBENCH_CACHE": f"{cache}/tunebench",
         "TUNEBENCH_DB": str(database or f"{cache}/empty.db"),
     }
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, initializer=_set, initargs=(places,)) as pool:
+    with ProcessPoolExecutor(1, context, initializer=_set, initargs=(settings,)) as pool:
         return pool.submit(step.times, rounds, torch_compile=torch_compile).result()
 
 

@@ -73,7 +73,10 @@ class Measured:
                 )
                 kernel_ms = max((us - host.lead_us) / 1e3, LEAST_MS)
                 rows[row["device"]][row["op"]].append([*(float(row[name]) for name in columns), kernel_ms])
-        return {name: cls({op: np.array(of) for op, of in table.items()}) for name, table in rows.items()}
+        return {
+            name: cls({op: np.array(op_rows) for op, op_rows in table.items()})
+            for name, table in rows.items()
+        }
 
     def of(self, operation: Operation) -> float:
         """Return the time of all runs of an operation, in milliseconds."""
@@ -86,10 +89,10 @@ class Measured:
         if isinstance(work, Gemm):
             return self._product_ms(work.batch, work.m, work.k, work.n)
         if isinstance(work, Attention):  # not measured: sum of its two products
-            batch, of = work.batch * work.heads, work
-            return self._product_ms(batch, of.seq_q, of.head_dim, of.seq_k) + self._product_ms(
-                batch, of.seq_q, of.seq_k, of.head_dim
-            )
+            batch, attention = work.batch * work.heads, work
+            return self._product_ms(
+                batch, attention.seq_q, attention.head_dim, attention.seq_k
+            ) + self._product_ms(batch, attention.seq_q, attention.seq_k, attention.head_dim)
         if isinstance(work, Elementwise):
             name = "add" if len(work.whole_names) == 2 else ELEMENTWISE.get(work.expression, "mulu")
             return self._bytes_ms(self.tables[name], work.traffic().total_bytes)

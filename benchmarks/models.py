@@ -106,20 +106,20 @@ def predicted(name: str, case: ModelCase, _: argparse.Namespace) -> Iterator[str
         graphs = extract(case.make, [spec], training=training, dtype="f16", device=described()[DEVICES[0]])
         for device in DEVICES:
             plans = [plan(graph, described()[device]) for graph in graphs]
-            library = sum(one.torch_us for one in plans)
-            covered = sum(one.coverage * one.torch_us for one in plans) / library
+            library = sum(partition.torch_us for partition in plans)
+            covered = sum(partition.coverage * partition.torch_us for partition in plans) / library
             cells = (
                 name,
                 "training" if training else "inference",
                 device,
-                sum(len(one.graph.nodes) for one in plans),
-                sum(len(one.chosen) for one in plans),
+                sum(len(partition.graph.nodes) for partition in plans),
+                sum(len(partition.chosen) for partition in plans),
                 f"{covered:.1%}",
                 f"{library / 1e3:.2f} ms",
-                f"{sum(one.alone_us for one in plans) / 1e3:.2f} ms",
-                f"{sum(one.us for one in plans) / 1e3:.2f} ms",
-                f"{sum(one.saved_bytes for one in plans) / 1e6:.0f} MB",
-                f"{max(one.partition.gap for one in plans):.2%}",
+                f"{sum(partition.alone_us for partition in plans) / 1e3:.2f} ms",
+                f"{sum(partition.us for partition in plans) / 1e3:.2f} ms",
+                f"{sum(partition.saved_bytes for partition in plans) / 1e6:.0f} MB",
+                f"{max(partition.partition.gap for partition in plans):.2%}",
             )
             yield f"| {' | '.join(map(str, cells))} |"
 

@@ -84,13 +84,13 @@ def inception(count: int) -> Graph:
     """Return blocks of four parallel branches of one to four nodes, joined by a node."""
     graph: Graph = [[]]
     while len(graph) < count:
-        start, ends = len(graph) - 1, []
+        start, branch_ends = len(graph) - 1, []
         for length in (1, 2, 3, 4):
             graph.append([start])
             for _ in range(length - 1):
                 graph.append([len(graph) - 1])
-            ends.append(len(graph) - 1)
-        graph.append(ends)
+            branch_ends.append(len(graph) - 1)
+        graph.append(branch_ends)
     return graph
 
 
@@ -152,14 +152,14 @@ def case(kind: str, count: int, seed: int, tries: int = 8, largest: int = 8) -> 
     near = neighbours(graph, across=kind == "branches")
     precedence = Precedence.of(graph)
     times_us = [draw.uniform(2, 20) for _ in graph]
-    found = {frozenset({node}): time_us for node, time_us in enumerate(times_us)}
+    costs = {frozenset({node}): time_us for node, time_us in enumerate(times_us)}
     for node in range(len(graph)):
         for _ in range(tries):
             group = grown_group(near, node, draw.randint(2, largest), draw)
             if precedence.between(sum(1 << member for member in group)) is None:
-                found[group] = sum(times_us[member] for member in group) * draw.uniform(0.5, 1)
+                costs[group] = sum(times_us[member] for member in group) * draw.uniform(0.5, 1)
     return PartitionCase(
-        graph, tuple(PartitionCandidate(nodes=nodes, cost_us=cost) for nodes, cost in found.items())
+        graph, tuple(PartitionCandidate(nodes=nodes, cost_us=cost) for nodes, cost in costs.items())
     )
 
 
@@ -167,11 +167,13 @@ def neighbours(graph: Graph, *, across: bool) -> list[set[int]]:
     """Return the nodes next to each node; `across` adds those of the parallel chain."""
     near: list[set[int]] = [set(before) for before in graph]
     for node, before in enumerate(graph):
-        for other in before:
-            near[other].add(node)
+        for neighbour in before:
+            near[neighbour].add(node)
         if across:
             near[node].update(
-                other for other in (node - 3, node - 1, node + 1, node + 3) if 0 <= other < len(graph)
+                neighbour
+                for neighbour in (node - 3, node - 1, node + 1, node + 3)
+                if 0 <= neighbour < len(graph)
             )
     return near
 
@@ -247,15 +249,18 @@ def main() -> None:
 
 def row(name: str, cases: Sequence[PartitionCase], limit_s: float) -> str:
     """Return the table row of some graphs."""
-    found: list[Partition] = []
+    partitions: list[Partition] = []
     took_s = []
     for graph in cases:
         began = time.process_time()
-        found.append(cheapest_partition(graph.predecessors, graph.candidates, limit_s=limit_s))
+        partitions.append(cheapest_partition(graph.predecessors, graph.candidates, limit_s=limit_s))
         took_s.append(time.process_time() - began)
     nodes, candidates = len(cases[0].predecessors), max(len(graph.candidates) for graph in cases)
-    exact = sum(partition.exact for partition in found)
-    cuts, gap = max(partition.cuts for partition in found), max(partition.gap for partition in found)
+    exact = sum(partition.exact for partition in partitions)
+    cuts, gap = (
+        max(partition.cuts for partition in partitions),
+        max(partition.gap for partition in partitions),
+    )
     return (
         f"| {name} | {nodes} | {candidates:,} | {cuts} | {exact} of {len(cases)} | {gap:.2%} "
         f"| {max(took_s):.2f} |"

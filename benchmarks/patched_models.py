@@ -62,7 +62,8 @@ class StepResult:
         """Return a table row: first cells, errors, calls by tuned kernels, and calls by torch."""
         output, gradient, worst = self.error(truth)
         calls = (
-            str(sum(n for (by, _), n in self.served.items() if by == one)) for one in ("tunebench", "torch")
+            str(sum(n for (by, _), n in self.served.items() if by == implementation))
+            for implementation in ("tunebench", "torch")
         )
         return f"| {' | '.join((*cells, f'{output:.2e}', f'{gradient:.2e} ({worst})', *calls))} |"
 
@@ -81,9 +82,9 @@ def _largest(truth: StepResult) -> float:
     return max(float(gradient.norm()) for gradient in truth.gradients.values())
 
 
-def relative_error(found: Tensor, truth: Tensor) -> float:
+def relative_error(result: Tensor, truth: Tensor) -> float:
     """Return the norm of the difference divided by the norm of the truth."""
-    return float((found.double() - truth.double()).norm() / truth.double().norm())
+    return float((result.double() - truth.double()).norm() / truth.double().norm())
 
 
 def step(
@@ -139,16 +140,16 @@ class PatchedModelCase:
         yield "restored", step(self.model, self.inputs, self.targets)
 
 
-def within_limits(found: StepResult, by_torch: StepResult, truth: StepResult, gradient_limit: float) -> bool:
+def within_limits(step: StepResult, by_torch: StepResult, truth: StepResult, gradient_limit: float) -> bool:
     """Return whether the errors of a step are at most `SLACK` times those of torch in float32.
 
     Args:
-        found: The step.
+        step: The step.
         by_torch: The same step by torch in float32.
         truth: The same step in float64.
         gradient_limit: Relative error that gradients may always have.
     """
-    (output, gradient, _), limits = found.error(truth), by_torch.error(truth)
+    (output, gradient, _), limits = step.error(truth), by_torch.error(truth)
     return output <= SLACK * limits[0] and gradient <= max(SLACK * limits[1], gradient_limit)
 
 
@@ -187,13 +188,13 @@ def check_case(case: PatchedModelCase) -> tuple[list[str], bool]:
     """Run a case; return its rows of the table, and whether all errors are within the limits."""
     steps: dict[str, StepResult] = {}
     rows, right = [], True
-    for name, found in case.run():
-        steps[name] = found
+    for name, step in case.run():
+        steps[name] = step
         if name == "float64":
             continue
-        rows.append(found.row(case.name, name, truth=steps["float64"]))
-        print(rows[-1], dict(found.served), flush=True)
-        right &= within_limits(found, steps["torch"], steps["float64"], case.gradient_limit)
+        rows.append(step.row(case.name, name, truth=steps["float64"]))
+        print(rows[-1], dict(step.served), flush=True)
+        right &= within_limits(step, steps["torch"], steps["float64"], case.gradient_limit)
     same = torch.equal(steps["restored"].outputs, steps["torch"].outputs)
     return rows, right and same and any(by == "tunebench" for by, _ in steps["tunebench"].served)
 
@@ -215,8 +216,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     began, rows, right = time.monotonic(), [], True
     for case in cases(options.model or list(CASES), options.layers):
-        found, fine = check_case(case)
-        rows += found
+        case_rows, fine = check_case(case)
+        rows += case_rows
         right &= fine
         print(f"{case.name}: {'right' if fine else 'WRONG'}, {time.monotonic() - began:.0f} s", flush=True)
     table: Any = "\n".join((HEADER, *rows))

@@ -141,12 +141,12 @@ def _print_case(case: Case) -> ClusterAnswer:
     answer = plan_training(job, machine)
     all_s = time.process_time() - start
     best, proof = answer.best, answer.result.proof
-    found = best or answer.result.least_memory
-    step = found.step
+    priced = best or answer.result.least_memory
+    step = priced.step
     verdict = "" if best else f" (does not fit: {answer.missing_bytes / 1e9:.1f} GB missing)"
     print(
-        f"| {case.name} | {case.cluster} | {case.batch}, {case.seq} | {plan_text(found.plan)}{verdict} | "
-        f"{step.time_us / 1e6:.2f} | {found.mfu:.1%} | {found.memory.total / 1e9:.1f} | "
+        f"| {case.name} | {case.cluster} | {case.batch}, {case.seq} | {plan_text(priced.plan)}{verdict} | "
+        f"{step.time_us / 1e6:.2f} | {priced.mfu:.1%} | {priced.memory.total / 1e9:.1f} | "
         f"{step.bubble_us / step.time_us:.1%} | {step.communication_us / step.time_us:.1%} | {proof.plans} | "
         f"{proof.too_large} | {proof.bounded_by_passes + proof.bounded_by_step} | {proof.simulated} | "
         f"{search_s:.1f} | {all_s:.1f} |",
@@ -159,17 +159,17 @@ def _print_reasons(name: str, answer: ClusterAnswer) -> None:
     if answer.best is None:
         return
     print(f"\n## {name}\n")
-    for found in answer.gains:
-        if found.plan is None or found.speedup is None:
+    for gain in answer.gains:
+        if gain.plan is None or gain.speedup is None:
             continue
-        changed = found.plan.plan.differences(answer.best.plan) or "the same plan"
-        print(f"- twice the {found.resource}: {found.speedup:.3f} times the sequences per second, {changed}")
-    for each in answer.sensitivity:
-        changed = each.plan.differences(answer.best.plan) or "the same choice"
-        print(f"- {each.slower} 10 % slower: {changed}; regret {each.regret:.2%}")
+        changed = gain.plan.plan.differences(answer.best.plan) or "the same plan"
+        print(f"- twice the {gain.resource}: {gain.speedup:.3f} times the sequences per second, {changed}")
+    for sensitivity in answer.sensitivity:
+        changed = sensitivity.plan.differences(answer.best.plan) or "the same choice"
+        print(f"- {sensitivity.slower} 10 % slower: {changed}; regret {sensitivity.regret:.2%}")
     front = answer.result.front_outline
     points = ", ".join(
-        f"{each.step.time_us / 1e6:.2f} s in {each.memory.total / 1e9:.0f} GB" for each in front
+        f"{priced.step.time_us / 1e6:.2f} s in {priced.memory.total / 1e9:.0f} GB" for priced in front
     )
     print(f"- front of time and memory: {points}")
 
@@ -177,7 +177,7 @@ def _print_reasons(name: str, answer: ClusterAnswer) -> None:
 def plan_text(plan: ClusterPlan) -> str:
     """Return a plan in a few characters, with what is switched on."""
     text = f"t{plan.tensor} c{plan.context} p{plan.pipeline} d{plan.data} v{plan.chunks} b{plan.microbatch}"
-    places = {"states": plan.states, "parameters": plan.parameters, "activations": plan.activations}
+    storage = {"states": plan.states, "parameters": plan.parameters, "activations": plan.activations}
     extra = {
         f"e{plan.expert}": plan.expert > 1,
         f"experts shared by {plan.expert_tensor}": plan.expert_tensor > 1,
@@ -187,7 +187,7 @@ def plan_text(plan: ClusterPlan) -> str:
         "sequence parallel": plan.sequence_parallel,
         "flash": plan.flash,
         f"sharded {plan.sharding}": plan.sharding != "none",
-        **{f"{what} on {place}": place != "device" for what, place in places.items()},
+        **{f"{state} on {location}": location != "device" for state, location in storage.items()},
     }
     return ", ".join([text, *(name for name, on in extra.items() if on)])
 
@@ -234,9 +234,9 @@ def print_measured(folder: Path) -> None:
     for row in _rows(folder / "vtrain_multi.csv"):
         machine = TrainingCluster.parse(f"{row['gpus']} x a100-80-sxm, nvlink3, 12.5:2.7")
         search = ClusterSearch(_job(row), machine)
-        found = search.priced(_measured_plan(row, machine.links.nodes))
+        priced = search.priced(_measured_plan(row, machine.links.nodes))
         groups[f"{row['params_b']}B", row["gpus"]].append(
-            (found.step.time_us / 1e6, float(row["measured_s"]), found.plan, found.fits)
+            (priced.step.time_us / 1e6, float(row["measured_s"]), priced.plan, priced.fits)
         )
     print(
         "| model | GPUs | plans | predicted best | measured best | regret | mean regret of a random choice | "
@@ -244,13 +244,13 @@ def print_measured(folder: Path) -> None:
     )
     print("|---|---|---|---|---|---|---|---|---|")
     for (model, gpus), plans in groups.items():
-        predicted, measured = np.array([each[:2] for each in plans]).T
+        predicted, measured = np.array([entry[:2] for entry in plans]).T
         chosen, best = int(predicted.argmin()), int(measured.argmin())
-        others = [each[2] for each in plans]
+        listed = [entry[2] for entry in plans]
         print(
-            f"| {model} | {gpus} | {len(plans)} | {_parallel(others[chosen])} | {_parallel(others[best])} | "
+            f"| {model} | {gpus} | {len(plans)} | {_parallel(listed[chosen])} | {_parallel(listed[best])} | "
             f"{measured[chosen] / measured[best] - 1:.1%} | {measured.mean() / measured[best] - 1:.1%} | "
-            f"{_spearman(predicted, measured)} | {sum(not each[3] for each in plans)} |"
+            f"{_spearman(predicted, measured)} | {sum(not entry[3] for entry in plans)} |"
         )
 
 
@@ -262,7 +262,7 @@ def _spearman(left: np.ndarray, right: np.ndarray) -> str:
     """Return the rank correlation; ties do not occur."""
     if len(left) < 3:
         return "-"
-    ranks = [each.argsort().argsort() for each in (left, right)]
+    ranks = [values.argsort().argsort() for values in (left, right)]
     return f"{np.corrcoef(*ranks)[0, 1]:.3f}"
 
 

@@ -37,10 +37,13 @@ class Attention(nn.Module):
     heads.
     """
 
-    def __init__(self, of: Architecture, plan: ClusterPlan) -> None:
+    def __init__(self, architecture: Architecture, plan: ClusterPlan) -> None:
         super().__init__()
-        self.head_dim, self.plan = of.head_dim, plan
-        self.inputs, self.output = nn.Linear(of.hidden, 3 * of.inner), nn.Linear(of.inner, of.hidden)
+        self.head_dim, self.plan = architecture.head_dim, plan
+        self.inputs, self.output = (
+            nn.Linear(architecture.hidden, 3 * architecture.inner),
+            nn.Linear(architecture.inner, architecture.hidden),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (batch, seq, width)."""
@@ -65,12 +68,15 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """A layer of GPT-2."""
 
-    def __init__(self, of: Architecture, plan: ClusterPlan) -> None:
+    def __init__(self, architecture: Architecture, plan: ClusterPlan) -> None:
         super().__init__()
         self.plan = plan
-        self.norm1, self.norm2 = nn.LayerNorm(of.hidden), nn.LayerNorm(of.hidden)
-        self.attention = Attention(of, plan)
-        self.up, self.down = nn.Linear(of.hidden, of.ffn), nn.Linear(of.ffn, of.hidden)
+        self.norm1, self.norm2 = nn.LayerNorm(architecture.hidden), nn.LayerNorm(architecture.hidden)
+        self.attention = Attention(architecture, plan)
+        self.up, self.down = (
+            nn.Linear(architecture.hidden, architecture.ffn),
+            nn.Linear(architecture.ffn, architecture.hidden),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (batch, seq, width)."""
@@ -86,9 +92,11 @@ class Layer(nn.Module):
 class Embedding(nn.Module):
     """Words and their positions."""
 
-    def __init__(self, of: Architecture) -> None:
+    def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        self.words, self.positions = (nn.Embedding(n, of.hidden) for n in (of.vocabulary, of.positions))
+        self.words, self.positions = (
+            nn.Embedding(n, architecture.hidden) for n in (architecture.vocabulary, architecture.positions)
+        )
 
     def forward(self, words: Tensor) -> Tensor:
         """Return (batch, seq, width)."""
@@ -98,9 +106,12 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """The last normalisation and the logits."""
 
-    def __init__(self, of: Architecture) -> None:
+    def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        self.norm, self.logits = nn.LayerNorm(of.hidden), nn.Linear(of.hidden, of.vocabulary, bias=False)
+        self.norm, self.logits = (
+            nn.LayerNorm(architecture.hidden),
+            nn.Linear(architecture.hidden, architecture.vocabulary, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (batch, seq, words of this process)."""
@@ -121,8 +132,14 @@ DIVISION: dict[str, Any] = {
 
 def stages_of(job: TrainingJob, plan: ClusterPlan, stages: int) -> list[nn.Sequential]:
     """Return the model in stages, with the same weights for each plan."""
-    of = architecture_of(job.network)
-    if of.family != "gpt2" or of.tied or of.dropout or of.attention_dropout or job.dtype != "f32":
+    architecture = architecture_of(job.network)
+    if (
+        architecture.family != "gpt2"
+        or architecture.tied
+        or architecture.dropout
+        or architecture.attention_dropout
+        or job.dtype != "f32"
+    ):
         raise InputError(
             f"{job.network.name} cannot be run: expected a GPT-2 with a head of its own "
             "(tie_word_embeddings = false), no dropout, and dtype f32"
@@ -134,12 +151,12 @@ def stages_of(job: TrainingJob, plan: ClusterPlan, stages: int) -> list[nn.Seque
             "optimizer or full, and parameters and activations on the device"
         )
     torch.manual_seed(0)
-    layers = [Layer(of, plan) for _ in range(of.layers)]
-    each, more = divmod(of.layers, stages)
-    ends = [stage * each + min(stage, more) for stage in range(stages + 1)]
-    parts = [nn.Sequential(*layers[first:last]) for first, last in itertools.pairwise(ends)]
-    parts[0].insert(0, Embedding(of))
-    parts[-1].append(Head(of))
+    layers = [Layer(architecture, plan) for _ in range(architecture.layers)]
+    per_stage, more = divmod(architecture.layers, stages)
+    boundaries = [stage * per_stage + min(stage, more) for stage in range(stages + 1)]
+    parts = [nn.Sequential(*layers[first:last]) for first, last in itertools.pairwise(boundaries)]
+    parts[0].insert(0, Embedding(architecture))
+    parts[-1].append(Head(architecture))
     return parts
 
 

@@ -65,10 +65,10 @@ DEFAULTS = {
 
 def plan_of(text: str) -> ClusterPlan:
     """Return a plan from the values that differ from one device, such as ``"tensor=2,data=2"``."""
-    given = DEFAULTS | dict(item.split("=") for item in text.split(","))
-    numbers = {name: int(given.pop(name)) for name in ("tensor", "pipeline", "data", "chunks", "microbatch")}
-    flash = given.pop("flash") == "yes"
-    return ClusterPlan(nodes=1, sequence_parallel=False, flash=flash, **numbers, **given)  # type: ignore[arg-type]
+    fields = DEFAULTS | dict(item.split("=") for item in text.split(","))
+    numbers = {name: int(fields.pop(name)) for name in ("tensor", "pipeline", "data", "chunks", "microbatch")}
+    flash = fields.pop("flash") == "yes"
+    return ClusterPlan(nodes=1, sequence_parallel=False, flash=flash, **numbers, **fields)  # type: ignore[arg-type]
 
 
 PLANS = (
@@ -104,20 +104,25 @@ def result_table(steps: int) -> list[str]:
         results = run_plan(JOB, plan, Measuring(steps=steps, memory=True))
         reference = one_process_losses(JOB, plan, steps)
         error = max(
-            abs(loss / one - 1) for loss, one in zip(losses_of(results, plan), reference, strict=True)
+            abs(loss / reference_loss - 1)
+            for loss, reference_loss in zip(losses_of(results, plan), reference, strict=True)
         )
-        verdicts = [pricer.of_rank(plan, each.stage) for each in results]
+        verdicts = [pricer.of_rank(plan, result.stage) for result in results]
         worst = max(
-            (verdict.total / each.peak_bytes - 1 for verdict, each in zip(verdicts, results, strict=True)),
+            (
+                verdict.total / result.peak_bytes - 1
+                for verdict, result in zip(verdicts, results, strict=True)
+            ),
             key=abs,
         )
-        stored = [(each.host_bytes, each.nvme_bytes) for each in results]
+        stored = [(result.host_bytes, result.nvme_bytes) for result in results]
         expected = [(verdict.host, verdict.nvme) for verdict in verdicts]
         outside = max(
             (abs(a - b) for pair in zip(stored, expected, strict=True) for a, b in zip(*pair, strict=True))
         )
         rows.append(
-            f"{text} | {plan.devices} | {error:.1e} | {max(each.peak_bytes for each in results) / 1e6:.2f} | "
+            f"{text} | {plan.devices} | {error:.1e} "
+            f"| {max(result.peak_bytes for result in results) / 1e6:.2f} | "
             f"{max(verdict.total for verdict in verdicts) / 1e6:.2f} | {worst:+.1%} | "
             f"{max(host for host, _ in stored) / 1e6:.2f} | {max(nvme for _, nvme in stored) / 1e6:.2f} | "
             f"{outside}"
@@ -162,13 +167,13 @@ class Measured:
 
     def run(self, plan: ClusterPlan) -> None:
         """Add the steps of a round."""
-        before, own, began = _busy_s(), _own_s(), time.monotonic()
+        before, own_began_s, began = _busy_s(), _own_s(), time.monotonic()
         results = run_plan(JOB, plan, Measuring(steps=1, timed=STEPS))
-        others_s = (_busy_s() - before) - (_own_s() - own)
+        others_s = (_busy_s() - before) - (_own_s() - own_began_s)
         self.other_cores.append(others_s / (time.monotonic() - began))
-        for spans in zip(*(each.spans for each in results), strict=True):
+        for spans in zip(*(result.spans for result in results), strict=True):
             self.steps_s.append(max(end for _, end in spans) - min(start for start, _ in spans))
-        self.processor_s += map(sum, zip(*(each.processor_s for each in results), strict=True))
+        self.processor_s += map(sum, zip(*(result.processor_s for result in results), strict=True))
 
 
 def _busy_s() -> float:
@@ -181,7 +186,7 @@ def _busy_s() -> float:
 def _own_s() -> float:
     """Return the processor seconds of this process and of those that it started and that ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def time_table(rounds: int) -> list[str]:
@@ -189,17 +194,17 @@ def time_table(rounds: int) -> list[str]:
     laws = calibrate(progress)
     plans = [plan_of(text) for text in TIMED]
     predicted = [predicted_us(laws, JOB, plan) for plan in plans]
-    found = [Measured() for _ in plans]
+    measurements = [Measured() for _ in plans]
     for number in range(rounds):
-        for text, plan, measured in zip(TIMED, plans, found, strict=True):
+        for text, plan, measured in zip(TIMED, plans, measurements, strict=True):
             progress(f"times, round {number + 1} of {rounds}: {text}")
             measured.run(plan)
     cores = os.cpu_count() or 1
     rows = [
-        f"{text} | {1e3 * min(each.steps_s):.0f} | {1e3 * statistics.median(each.steps_s):.0f} "
-        f"| {1e3 * min(each.processor_s) / cores:.0f} | {shared / 1e3:.0f} | {fixed / 1e3:.0f} "
-        f"| {shared / 1e6 / min(each.steps_s):.2f} | {statistics.mean(each.other_cores):.2f}"
-        for text, each, (fixed, shared) in zip(TIMED, found, predicted, strict=True)
+        f"{text} | {1e3 * min(measurement.steps_s):.0f} | {1e3 * statistics.median(measurement.steps_s):.0f} "
+        f"| {1e3 * min(measurement.processor_s) / cores:.0f} | {shared / 1e3:.0f} | {fixed / 1e3:.0f} "
+        f"| {shared / 1e6 / min(measurement.steps_s):.2f} | {statistics.mean(measurement.other_cores):.2f}"
+        for text, measurement, (fixed, shared) in zip(TIMED, measurements, predicted, strict=True)
     ]
     return [
         *table("probe | fixed, us | rate", list(laws.rows())),
@@ -212,7 +217,8 @@ def time_table(rounds: int) -> list[str]:
         *table(
             "Spearman's rank correlation of | shortest step | median | processor time",
             [
-                f"{name} | " + " | ".join(f"{spearman(times, each):.2f}" for each in _measures(found))
+                f"{name} | "
+                + " | ".join(f"{spearman(times, measures):.2f}" for measures in _measures(measurements))
                 for name, times in (
                     ("predicted with shared cores", [shared for _, shared in predicted]),
                     ("predicted with a fixed share of a core", [fixed for fixed, _ in predicted]),
@@ -222,18 +228,18 @@ def time_table(rounds: int) -> list[str]:
     ]
 
 
-def _measures(found: Sequence[Measured]) -> list[list[float]]:
+def _measures(measurements: Sequence[Measured]) -> list[list[float]]:
     """Return the shortest step, the median and the least processor time of each plan."""
     return [
-        [min(each.steps_s) for each in found],
-        [statistics.median(each.steps_s) for each in found],
-        [min(each.processor_s) for each in found],
+        [min(measurement.steps_s) for measurement in measurements],
+        [statistics.median(measurement.steps_s) for measurement in measurements],
+        [min(measurement.processor_s) for measurement in measurements],
     ]
 
 
-def spearman(one: Sequence[float], other: Sequence[float]) -> float:
+def spearman(values: Sequence[float], compared: Sequence[float]) -> float:
     """Return the rank correlation of two lists without equal values."""
-    ranks = [np.argsort(np.argsort(each)) for each in (one, other)]
+    ranks = [np.argsort(np.argsort(series)) for series in (values, compared)]
     return float(np.corrcoef(*ranks)[0, 1])
 
 
@@ -250,17 +256,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     titles = ["Losses and memory", "Times"]
     parser.add_argument("--parts", nargs="+", choices=titles, default=titles, help="tables to make")
     parser.add_argument("--out", type=Path, help="file for the tables")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     makers: dict[str, Callable[[], list[str]]] = {
-        "Losses and memory": lambda: result_table(given.steps),
-        "Times": lambda: time_table(given.rounds),
+        "Losses and memory": lambda: result_table(options.steps),
+        "Times": lambda: time_table(options.rounds),
     }
-    lines = [line for title in given.parts for line in (f"## {title}", "", *makers[title]())]
-    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    lines = [line for title in options.parts for line in (f"## {title}", "", *makers[title]())]
+    load = ", ".join(f"{load_average:.1f}" for load_average in os.getloadavg())
     lines += [f"Load of the machine at the end (1, 5, 15 minutes): {load}; {os.cpu_count()} cores.", ""]
-    if given.out:
-        given.out.write_text("\n".join(lines))
+    if options.out:
+        options.out.write_text("\n".join(lines))
     else:
         sys.stdout.write("\n".join(lines))
 

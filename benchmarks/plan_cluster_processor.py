@@ -149,9 +149,9 @@ def calibrate(progress: Callable[[str], None]) -> Calibration:
     sends = _means(run_ranks(2, lambda folder: _probed_sends()))["send"]
     for size in SIZES:
         progress(f"calibration: collectives of {size} processes")
-        found = _means(run_ranks(size, lambda folder: _probed_collectives()))
-        (divided[size],) = found.pop("divided")
-        for kind, times_us in found.items():
+        times = _means(run_ranks(size, lambda folder: _probed_collectives()))
+        (divided[size],) = times.pop("divided")
+        for kind, times_us in times.items():
             collectives[kind, size] = Law.fitted(MESSAGES, times_us)
     return Calibration(
         product=Law.fitted([2.0 * batch * m * n * k for batch, m, n, k in PRODUCTS], kernels["product"]),
@@ -166,38 +166,38 @@ def calibrate(progress: Callable[[str], None]) -> Calibration:
 def _means(ranks: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
     """Return the mean over processes of each time."""
     return {
-        name: [statistics.mean(each) for each in zip(*(rank[name] for rank in ranks), strict=True)]
+        name: [statistics.mean(times_us) for times_us in zip(*(rank[name] for rank in ranks), strict=True)]
         for name in ranks[0]
     }
 
 
 def _probed_kernels() -> dict[str, list[float]]:
     """Return the times of products and elementwise operations in this process."""
-    found: dict[str, list[float]] = {"product": [], "moved": [], "gelu": [], "softmax": []}
+    samples: dict[str, list[float]] = {"product": [], "moved": [], "gelu": [], "softmax": []}
     dist.barrier()
     for batch, m, n, k in PRODUCTS:
         a, b = torch.randn(batch, m, k), torch.randn(batch, k, n)
-        found["product"].append(_processor_us(lambda a=a, b=b: a @ b))
+        samples["product"].append(_processor_us(lambda a=a, b=b: a @ b))
     for count in ELEMENTS:
         x, y = torch.randn(count // 128, 128), torch.randn(count // 128, 128)
-        found["moved"].append(_processor_us(lambda x=x, y=y: x + y))
-        found["gelu"].append(_processor_us(lambda x=x: functional.gelu(x, approximate="tanh")))
-        found["softmax"].append(_processor_us(lambda x=x: x.softmax(-1)))
-    return found
+        samples["moved"].append(_processor_us(lambda x=x, y=y: x + y))
+        samples["gelu"].append(_processor_us(lambda x=x: functional.gelu(x, approximate="tanh")))
+        samples["softmax"].append(_processor_us(lambda x=x: x.softmax(-1)))
+    return samples
 
 
 def _probed_collectives() -> dict[str, list[float]]:
     """Return the times of collectives and of a divided layer in this process."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    found: dict[str, list[float]] = {"all-reduce": [], "all-gather": [], "reduce-scatter": []}
+    samples: dict[str, list[float]] = {"all-reduce": [], "all-gather": [], "reduce-scatter": []}
     for nbytes in MESSAGES:
         whole = torch.zeros(nbytes // 4)
         part = whole.chunk(ranks)[rank].clone()
         parts = list(whole.chunk(ranks))
-        found["all-reduce"].append(_processor_us(lambda x=whole: dist.all_reduce(x)))
-        found["all-gather"].append(_processor_us(lambda xs=parts, x=part: dist.all_gather(xs, x)))
-        found["reduce-scatter"].append(_processor_us(lambda xs=parts, x=part: dist.reduce_scatter(x, xs)))
-    return {**found, "divided": [_divided_us(ranks)]}
+        samples["all-reduce"].append(_processor_us(lambda x=whole: dist.all_reduce(x)))
+        samples["all-gather"].append(_processor_us(lambda xs=parts, x=part: dist.all_gather(xs, x)))
+        samples["reduce-scatter"].append(_processor_us(lambda xs=parts, x=part: dist.reduce_scatter(x, xs)))
+    return {**samples, "divided": [_divided_us(ranks)]}
 
 
 def _probed_sends() -> dict[str, list[float]]:
@@ -248,9 +248,9 @@ def _divided_us(ranks: int) -> float:
 class ProcessorPricer(StepPricer):
     """Times of a plan's step by processes with a core each, with collectives and sends of Gloo."""
 
-    def __init__(self, calibration: Calibration, plan: ClusterPlan, **given: Any) -> None:
+    def __init__(self, calibration: Calibration, plan: ClusterPlan, **arguments: Any) -> None:
         self.calibration, self.plan = calibration, plan
-        super().__init__(**given)
+        super().__init__(**arguments)
 
     def _collective_us(
         self, collective: Collective, nbytes: int, nodes: int, size: int, stride: int
@@ -264,12 +264,12 @@ class ProcessorPricer(StepPricer):
 
     def _stage_ends(
         self,
-        of: tuple[LayerDivision, int, tuple[int, int], str],
+        stage_key: tuple[LayerDivision, int, tuple[int, int], str],
         layers: tuple[int, int],
         passes_us: tuple[float, float],
     ) -> tuple[tuple[float, float], tuple[float, float]]:
         """Return the sum of gradients, which lie in one buffer, and the gather of parameters."""
-        division, nodes, (copies, _), sharding = of
+        division, nodes, (copies, _), sharding = stage_key
         nbytes = sum(division.held(self.job.network, layers)) * itemsize(self.job.dtype)
 
         def twice(collective: Collective) -> tuple[float, float]:
@@ -290,9 +290,9 @@ def _operation_times(
     calibration: Calibration, operations: Sequence[Operation], on: Device
 ) -> list[OperationTime]:
     return [
-        OperationTime(operation=each, alone=_prediction(calibration, each.workload, on), each_us=us)
-        for each in operations
-        for us in (_kernel_us(calibration, each.workload),)
+        OperationTime(operation=operation, alone=_prediction(calibration, operation.workload, on), each_us=us)
+        for operation in operations
+        for us in (_kernel_us(calibration, operation.workload),)
     ]
 
 

@@ -79,7 +79,8 @@ class Update:
         self.offloaded = place != "device"
         self.bytes = {"host": 0, "nvme": 0}
         self.copies = [
-            nn.Parameter(self._stored(one).copy_(one) if self.offloaded else one.detach()) for one in owned
+            nn.Parameter(self._stored(parameter).copy_(parameter) if self.offloaded else parameter.detach())
+            for parameter in owned
         ]
         self.adam = torch.optim.AdamW(self.copies, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
         self.states: list[Tensor] = []
@@ -87,8 +88,8 @@ class Update:
             first, second = self._stored(copy).zero_(), self._stored(copy).zero_()
             self.adam.state[copy] = {"step": torch.tensor(0.0), "exp_avg": first, "exp_avg_sq": second}
             self.states += [first, second]
-        self.gradients = [torch.empty_like(one) for one in owned] if self.offloaded else []
-        self.bytes["host"] += sum(one.nbytes for one in self.gradients)
+        self.gradients = [torch.empty_like(parameter) for parameter in owned] if self.offloaded else []
+        self.bytes["host"] += sum(gradient.nbytes for gradient in self.gradients)
 
     def _stored(self, like: Tensor) -> Tensor:
         """Return memory where the states are; a file loses its name once it is mapped."""
@@ -105,38 +106,40 @@ class Update:
 
     def step(self, gradients: Sequence[Tensor]) -> None:
         """Update the parameters by their gradients."""
-        for kept, gradient in zip(self.gradients, gradients, strict=False):
-            kept.copy_(gradient)
+        for stored, gradient in zip(self.gradients, gradients, strict=False):
+            stored.copy_(gradient)
         for copy, gradient in zip(self.copies, self.gradients or gradients, strict=True):
             copy.grad = gradient
         self.adam.step()
         for copy in self.copies:
             copy.grad = None
         if self.offloaded:
-            for one, copy in zip(self.owned, self.copies, strict=True):
-                one.copy_(copy.detach())
+            for parameter, copy in zip(self.owned, self.copies, strict=True):
+                parameter.copy_(copy.detach())
 
 
 class Flat:
     """Parameters and gradients of some modules in one buffer each, padded to equal shares."""
 
     def __init__(self, modules: Sequence[nn.Module], shares: int) -> None:
-        parameters = [one for module in modules for one in module.parameters()]
-        total = sum(_local(one.detach()).numel() for one in parameters)
+        parameters = [parameter for module in modules for parameter in module.parameters()]
+        total = sum(_local(parameter.detach()).numel() for parameter in parameters)
         size = -(-total // shares) * shares
         self.values, self.gradients = torch.zeros(size), torch.zeros(size)
         start = 0
-        for one in parameters:
-            local = _local(one.detach())
+        for parameter in parameters:
+            local = _local(parameter.detach())
             value = self.values[start : start + local.numel()].view(local.shape)
             gradient = self.gradients[start : start + local.numel()].view(local.shape)
             value.copy_(local)
-            if isinstance(one, DTensor):
-                one._local_tensor = value
-                one.grad = DTensor.from_local(gradient, one.device_mesh, one.placements, run_check=False)
+            if isinstance(parameter, DTensor):
+                parameter._local_tensor = value
+                parameter.grad = DTensor.from_local(
+                    gradient, parameter.device_mesh, parameter.placements, run_check=False
+                )
             else:
-                one.data = value
-                one.grad = gradient
+                parameter.data = value
+                parameter.grad = gradient
             start += local.numel()
 
 
@@ -165,12 +168,12 @@ class Rank:
             else one_f_one_b(plan.pipeline, self.count)
         )
         parts = stages_of(job, plan, self.schedule.stages)
-        own = [index for index, rank in enumerate(self.schedule.placement) if rank == self.stage]
-        self.modules = {index: self._divided(parts[index]) for index in own}
-        self.first, self.last = 0 in own, self.schedule.stages - 1 in own
+        own_stages = [index for index, rank in enumerate(self.schedule.placement) if rank == self.stage]
+        self.modules = {index: self._divided(parts[index]) for index in own_stages}
+        self.first, self.last = 0 in own_stages, self.schedule.stages - 1 in own_stages
         self.flat = None
         if plan.sharding == "full":
-            owned = [_local(one.detach()) for one in self.modules[0].parameters()]
+            owned = [_local(parameter.detach()) for parameter in self.modules[0].parameters()]
         else:
             shares = plan.data if plan.sharding == "optimizer" else 1
             self.flat = Flat(list(self.modules.values()), shares)
@@ -218,16 +221,16 @@ class Rank:
         with loss_parallel() if self.plan.tensor > 1 else contextlib.nullcontext():
             losses = self._passes(words, target)
         if self.flat is None:
-            return losses, [_local(one.grad) for one in self.modules[0].parameters()]
+            return losses, [_local(parameter.grad) for parameter in self.modules[0].parameters()]
         gradients = self.flat.gradients
-        own = self._share(gradients)
+        shard = self._share(gradients)
         if self.plan.sharding == "optimizer":
-            own = torch.empty_like(own)
-            dist.reduce_scatter(own, list(gradients.chunk(self.plan.data)), group=self.data)
+            shard = torch.empty_like(shard)
+            dist.reduce_scatter(shard, list(gradients.chunk(self.plan.data)), group=self.data)
         elif self.plan.data > 1:
             dist.all_reduce(gradients, group=self.data)
-        own.div_(self.plan.data)
-        return losses, [own]
+        shard.div_(self.plan.data)
+        return losses, [shard]
 
     def _passes(self, words: Tensor, target: Tensor) -> list[Tensor]:
         losses: list[Tensor] = []
@@ -258,7 +261,7 @@ class Rank:
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Return the sequences of this copy, and the word that follows each."""
-        words, target = (one.chunk(self.plan.data)[self.copy] for one in batch_of(self.job, step))
+        words, target = (part.chunk(self.plan.data)[self.copy] for part in batch_of(self.job, step))
         return words, target
 
     def tracked_peak(self, step: int) -> int:
@@ -270,9 +273,9 @@ class Rank:
             tracker.track_external(self.flat.values, self.flat.gradients)
         if not offloaded:
             tracker.track_external(*self.update.states)
-        given = self.batch(step)
+        batch = self.batch(step)
         with tracker:
-            _, gradients = self._summed(*given)
+            _, gradients = self._summed(*batch)
             if not offloaded:
                 self._updated(gradients)
         if offloaded:  # the host updates; MemTracker cannot tell its memory from that of a device
@@ -324,10 +327,10 @@ def _measured(job: TrainingJob, plan: ClusterPlan, measuring: Measuring, folder:
     peak = rank.tracked_peak(measuring.steps) if measuring.memory else 0
     spans, processor_s = [], []
     for step in range(measuring.timed):
-        given = rank.batch(step)
+        batch = rank.batch(step)
         dist.barrier()
         began, worked = time.monotonic(), time.process_time()
-        rank.step(*given)
+        rank.step(*batch)
         spans.append((began, time.monotonic()))
         processor_s.append(time.process_time() - worked)
     return RankResult(
@@ -354,11 +357,11 @@ def run_plan(job: TrainingJob, plan: ClusterPlan, measuring: Measuring) -> list[
         RunFailed: if a process ends without a result.
     """
     stages_of(job, plan, 1)  # refuses what cannot be run before processes start
-    found = run_ranks(plan.devices, lambda folder: asdict(_measured(job, plan, measuring, folder)))
-    return [RankResult(**each) for each in found]
+    results = run_ranks(plan.devices, lambda folder: asdict(_measured(job, plan, measuring, folder)))
+    return [RankResult(**result) for result in results]
 
 
 def losses_of(results: Sequence[RankResult], plan: ClusterPlan) -> list[float]:
     """Return the loss of each step: the mean over the copies."""
-    last = [each.losses for each in results if each.stage == plan.pipeline - 1]
-    return [sum(each) / len(each) for each in zip(*last, strict=True)]
+    last = [result.losses for result in results if result.stage == plan.pipeline - 1]
+    return [sum(losses) / len(losses) for losses in zip(*last, strict=True)]

@@ -78,10 +78,10 @@ def chains() -> None:
             result = exact_schedule(step, budget)
             spent_s = time.process_time() - start
             assert result.schedule is not None
-            found = simulate(step, result.schedule, budget_bytes=budget).step_us
+            best_us = simulate(step, result.schedule, budget_bytes=budget).step_us
             greedy, lower = greedy_us(step, budget, 20), lower_bound_us(step, budget)
             print(
-                f"| {count} | {budget} | {least} | {found:g} | {greedy:g} | {lower:.0f} | {spent_s:.2f} |",
+                f"| {count} | {budget} | {least} | {best_us:g} | {greedy:g} | {lower:.0f} | {spent_s:.2f} |",
                 flush=True,
             )
 
@@ -172,7 +172,7 @@ def large_steps() -> None:
             row = f"| {name} | {len(step.operations)} | {budget / 1e9:.2f} of {peak / 1e9:.2f}"
             print(f"{row} | {over:.1%} | {plan.gap:.1%} | {spent_s:.1f} |", flush=True)
         start = time.process_time()
-        memory_curve(step, [low + (peak - low) * place // 10 for place in range(1, 11)])
+        memory_curve(step, [low + (peak - low) * tenth // 10 for tenth in range(1, 11)])
         spent_s = time.process_time() - start
         print(f"| {name} | {len(step.operations)} | curve of 10 | | | {spent_s:.1f} |", flush=True)
 

@@ -64,9 +64,9 @@ class Tracker(MemTracker):
 class Checkpointed(nn.Module):
     """Blocks behind checkpoints: of equal segments, or one for each block."""
 
-    def __init__(self, blocks: nn.Sequential, segments: int = 0, **given: Any) -> None:
+    def __init__(self, blocks: nn.Sequential, segments: int = 0, **options: Any) -> None:
         super().__init__()
-        self.blocks, self.segments, self.given = blocks, segments, given
+        self.blocks, self.segments, self.given = blocks, segments, options
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the result of the last block."""
@@ -116,9 +116,9 @@ _FEW = 1024
 def _partitioned(model: nn.Module, fraction: float) -> Step:
     """Return a model that saves what torch's partitioner chooses, without decompositions."""
 
-    def partition(*given: Any, **more: Any) -> Any:
+    def partition(*arguments: Any, **more: Any) -> Any:
         with torch._functorch.config.patch(activation_memory_budget=fraction):
-            return min_cut_rematerialization_partition(*given, **more)
+            return min_cut_rematerialization_partition(*arguments, **more)
 
     backend = aot_autograd(fw_compiler=_boxed, bw_compiler=_boxed, partition_fn=partition)
     compiled: Step = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
@@ -172,9 +172,9 @@ def techniques(whole: WithLoss, blocks: str, folder: Path) -> Iterator[Trained]:
         folder: Folder for saved tensors.
     """
 
-    def checkpointed(segments: int = 0, **given: Any) -> nn.Module:
+    def checkpointed(segments: int = 0, **options: Any) -> nn.Module:
         made = copy.deepcopy(whole)
-        setattr(made.model, blocks, Checkpointed(getattr(made.model, blocks), segments, **given))
+        setattr(made.model, blocks, Checkpointed(getattr(made.model, blocks), segments, **options))
         return made
 
     count = len(getattr(whole.model, blocks))
@@ -196,47 +196,49 @@ def techniques(whole: WithLoss, blocks: str, folder: Path) -> Iterator[Trained]:
 
 
 def _fitted(
-    whole: WithLoss, other: Trained, peak: int, folder: Path, data: tuple[Tensor, ...]
+    whole: WithLoss, technique: Trained, peak: int, folder: Path, data: tuple[Tensor, ...]
 ) -> Trained | None:
     """Return a fitted model within the peak of another technique; none if no plan fits."""
     model = copy.deepcopy(whole)
-    swaps = isinstance(other.run, OnDisk)
+    swaps = isinstance(technique.run, OnDisk)
     run = fit(model, peak, swap_folder=folder if swaps else None, effort=EFFORT)
     try:
         run(*data)
     except InputError as error:
-        print(f"(fit at the peak of {other.name!r}: {error})", flush=True)
+        print(f"(fit at the peak of {technique.name!r}: {error})", flush=True)
         return None
-    return Trained(name=f"fit, at the peak of {other.name}", model=model, run=run)
+    return Trained(name=f"fit, at the peak of {technique.name}", model=model, run=run)
 
 
 def table(whole: WithLoss, blocks: str, data: tuple[Tensor, ...], rounds: int, folder: Path) -> None:
     """Print the rows of a model."""
-    others, peaks = [], []
-    for one in techniques(whole, blocks, folder):
+    trained, peaks = [], []
+    for technique in techniques(whole, blocks, folder):
         try:
-            peaks.append(one.peak_bytes(data))
+            peaks.append(technique.peak_bytes(data))
         except RuntimeError as error:
-            print(f"({one.name} fails: {str(error).splitlines()[0]})", flush=True)
+            print(f"({technique.name} fails: {str(error).splitlines()[0]})", flush=True)
             continue
-        others.append(one)
-    fitted = [_fitted(whole, one, peak, folder, data) for one, peak in zip(others, peaks, strict=True)]
-    runners = [*others, *(one for one in fitted if one is not None)]
-    seconds: dict[str, list[float]] = {one.name: [] for one in runners}
+        trained.append(technique)
+    fitted = [
+        _fitted(whole, technique, peak, folder, data) for technique, peak in zip(trained, peaks, strict=True)
+    ]
+    runners = [*trained, *(technique for technique in fitted if technique is not None)]
+    seconds: dict[str, list[float]] = {technique.name: [] for technique in runners}
     for _ in range(rounds):
-        for one in runners:
+        for technique in runners:
             began = time.perf_counter()
-            one.step(data)
-            seconds[one.name].append(time.perf_counter() - began)
-    eager = seconds[others[0].name]
+            technique.step(data)
+            seconds[technique.name].append(time.perf_counter() - began)
+    eager = seconds[trained[0].name]
     ratio = {
         name: statistics.median(a / b for a, b in zip(taken, eager, strict=True))
         for name, taken in seconds.items()
     }
     print(f"\nEager step: median {statistics.median(eager) * 1e3:.0f} ms. {_agreement(runners)}\n")
     print("| technique | peak | time over eager | fit: peak | fit: time over eager |\n|---|---|---|---|---|")
-    for other, peak, ours in zip(others, peaks, fitted, strict=True):
-        cells = [other.name, size_text(peak), f"{ratio[other.name]:.2f}"]
+    for technique, peak, ours in zip(trained, peaks, fitted, strict=True):
+        cells = [technique.name, size_text(peak), f"{ratio[technique.name]:.2f}"]
         cells += ["-", "-"] if ours is None else [size_text(ours.peak_bytes(data)), f"{ratio[ours.name]:.2f}"]
         print(f"| {' | '.join(cells)} |", flush=True)
 
@@ -245,8 +247,8 @@ def _agreement(trained: Sequence[Trained]) -> str:
     """State the largest relative difference of gradients to those of the first model."""
     first = [weight.grad for weight in trained[0].model.parameters()]
     largest = 0.0
-    for one in trained:
-        for weight, expected in zip(one.model.parameters(), first, strict=True):
+    for technique in trained:
+        for weight, expected in zip(technique.model.parameters(), first, strict=True):
             assert weight.grad is not None
             assert expected is not None
             largest = max(largest, float((weight.grad - expected).norm() / expected.norm()))

@@ -116,7 +116,7 @@ class Case:
     def given(self, batch: int) -> tuple[Tensor, ...]:
         """Return inputs and target of a batch."""
         *inputs, target = self.inputs(batch)
-        cast = [one.half() if self.half and one.is_floating_point() else one for one in inputs]
+        cast = [tensor.half() if self.half and tensor.is_floating_point() else tensor for tensor in inputs]
         return (*cast, target)
 
     @property
@@ -212,7 +212,7 @@ def published() -> None:
         for budget_gb, overhead in MONET.items():
             began = time.process_time()
             variants = (step.without_link(), step.without_recomputation(), step)
-            plans = [_planned(one, int(budget_gb * 1e9), FINAL) for one in variants]
+            plans = [_planned(variant, int(budget_gb * 1e9), FINAL) for variant in variants]
             cells = [f"{plan.simulation.step_us / plain.step_us - 1:.1%}" if plan else "-" for plan in plans]
             lower = f"{plans[-1].lower_us / plain.step_us - 1:.1%}" if plans[-1] else "-"
             row = (name, f"{budget_gb} GB", f"{overhead} %", *cells, lower)
@@ -238,8 +238,8 @@ def _checkmate() -> None:
         def fits(batch: int, memory: int = memory, line: _Line = line) -> bool:
             step = line.at(batch)
             plan = _planned(step, memory, EFFORT)
-            most = step.compute_us + sum(one.time_us for one in step.operations[:boundary])
-            return plan is not None and plan.simulation.step_us <= most
+            max_us = step.compute_us + sum(operation.time_us for operation in step.operations[:boundary])
+            return plan is not None and plan.simulation.step_us <= max_us
 
         batch = largest_batch(fits, plain, resolution=0.005)
         plan = plan_memory(line.at(batch), memory, effort=EFFORT)
@@ -266,9 +266,9 @@ class _Line:
 
     def at(self, batch: int) -> TrainingStep:
         low, high = self.batches
-        found = step_at(*self.steps, (batch - low) / (high - low))
-        assert found is not None, "the batches have different operations"
-        return found
+        step = step_at(*self.steps, (batch - low) / (high - low))
+        assert step is not None, "the batches have different operations"
+        return step
 
     def time_us(self, step: TrainingStep) -> float:
         return simulate(step, unplanned(step)).step_us
@@ -343,23 +343,26 @@ def _cells(line: _Line, device: Device) -> list[str]:
         return ["0", *["-"] * 8]
     plain_us = line.time_us(line.at(plain)) / plain
     search = _Search(line=line, budget_bytes=budget, plain_us=plain_us)
-    found = {mode: search.largest(mode, plain, MOST_TIME) for mode in MODES if mode != "both"}
-    found["both"] = max(*found.values(), search.largest("both", max(found.values()), MOST_TIME))
-    batch = found["both"]
+    batches = {mode: search.largest(mode, plain, MOST_TIME) for mode in MODES if mode != "both"}
+    batches["both"] = max(*batches.values(), search.largest("both", max(batches.values()), MOST_TIME))
+    batch = batches["both"]
     plan, use = plan_on_device(line.at(batch), budget, device, effort=EFFORT)
     while not use.fits:  # fragmentation
         batch = int(batch * (1 - RESOLUTION))
         plan, use = plan_on_device(line.at(batch), budget, device, effort=EFFORT)
-    found["both"] = batch
+    batches["both"] = batch
     assert use.allocator is not None
     assert plan.simulation.peak_bytes <= use.allocator.reserved_bytes <= budget
-    again, whole = search.largest("recompute", batch), search.largest("both", batch)
+    recomputed, whole = search.largest("recompute", batch), search.largest("both", batch)
     return [
         str(plain),
-        *(f"{one} ({search.ratio(mode, one):.2f})" for mode, one in found.items()),
+        *(f"{batch_size} ({search.ratio(mode, batch_size):.2f})" for mode, batch_size in batches.items()),
         f"{batch / plain:.2f}",
         f"{size_text(use.allocator.reserved_bytes)} of {size_text(budget)}",
-        *(f"{one} ({search.ratio(mode, one):.2f})" for mode, one in (("recompute", again), ("both", whole))),
+        *(
+            f"{batch_size} ({search.ratio(mode, batch_size):.2f})"
+            for mode, batch_size in (("recompute", recomputed), ("both", whole))
+        ),
         f"{whole / plain:.2f}",
     ]
 
@@ -383,14 +386,14 @@ def curve(name: str, gpu: str, batch: int) -> None:
     step = profiled(CASES[name], batch, described()[gpu], states=False).step
     plain = simulate(step, unplanned(step))
     low = least_bytes(step)
-    budgets = [low + (plain.peak_bytes - low) * place // 12 for place in range(13)]
+    budgets = [low + (plain.peak_bytes - low) * twelfth // 12 for twelfth in range(13)]
     curves = {
         mode: {plan.budget_bytes: plan for plan in memory_curve(form(step), budgets, effort=EFFORT)}
         for mode, form in MODES.items()
     }
     print(f"| budget | {' | '.join(MODES)} | peak of both |\n|{'---|' * (len(MODES) + 2)}")
     for budget in budgets:
-        plans = [found.get(budget) for found in curves.values()]
+        plans = [plan_at.get(budget) for plan_at in curves.values()]
         cells = [f"{plan.simulation.step_us / plain.step_us:.3f}" if plan else "-" for plan in plans]
         peak = size_text(curves["both"][budget].simulation.peak_bytes)
         print(f"| {size_text(budget)} | {' | '.join(cells)} | {peak} |")
@@ -398,9 +401,9 @@ def curve(name: str, gpu: str, batch: int) -> None:
         assert alone[-1] == min(alone), "a plan of one kind is faster"
         assert all(plan.simulation.peak_bytes <= budget for plan in plans if plan is not None)
     simulations = [plan.simulation for plan in curves["both"].values()]
-    for one, other in itertools.pairwise(simulations):
-        assert one.peak_bytes <= other.peak_bytes, "a larger budget has a smaller peak"
-        assert one.step_us >= other.step_us, "a larger budget takes longer"
+    for smaller, larger in itertools.pairwise(simulations):
+        assert smaller.peak_bytes <= larger.peak_bytes, "a larger budget has a smaller peak"
+        assert smaller.step_us >= larger.step_us, "a larger budget takes longer"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

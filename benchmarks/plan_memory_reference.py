@@ -37,11 +37,11 @@ def chain_step(count: int, *, size_bytes: int = 1, link: HostLink | None = None)
         StepOperation(name=f"forward{i}", time_us=1.0, inputs=(i - 1,), outputs=(i,))
         for i in range(1, count + 1)
     ]
-    for place, i in enumerate(reversed(range(1, count + 1))):
-        gradient = (count + place,) if place else ()
+    for position, i in enumerate(reversed(range(1, count + 1))):
+        gradient = (count + position,) if position else ()
         inputs = (i - 1, i, *gradient)
         operations.append(
-            StepOperation(name=f"backward{i}", time_us=1.0, inputs=inputs, outputs=(count + place + 1,))
+            StepOperation(name=f"backward{i}", time_us=1.0, inputs=inputs, outputs=(count + position + 1,))
         )
     return TrainingStep(tensors=tuple(tensors), operations=tuple(operations), link=link)
 
@@ -82,8 +82,10 @@ def _forward_runs(length: int, free: int, *, first: bool = False) -> float:
     if not free:
         return math.inf
     return min(
-        kept + _forward_runs(length - kept, free - 1, first=first) + _forward_runs(kept, free)
-        for kept in range(1, length)
+        first_part
+        + _forward_runs(length - first_part, free - 1, first=first)
+        + _forward_runs(first_part, free)
+        for first_part in range(1, length)
     )
 
 
@@ -158,18 +160,18 @@ class _State:
     out_us: float = 0.0
     back_us: float = 0.0
 
-    def moves_no_later(self, other: _State, earlier_us: float) -> bool:
+    def moves_no_later(self, state: _State, earlier_us: float) -> bool:
         """Return whether each copy under way is also under way in another state, and ends there no earlier.
 
         Args:
-            other: A state at the same stage and slot.
+            state: A state at the same stage and slot.
             earlier_us: Time from this state to the other, at least 0.
         """
         return (
-            self.out_us <= other.out_us + earlier_us
-            and self.back_us <= other.back_us + earlier_us
-            and _end_no_later(self.held, other.held, earlier_us)
-            and _end_no_later(self.arriving, other.arriving, earlier_us)
+            self.out_us <= state.out_us + earlier_us
+            and self.back_us <= state.back_us + earlier_us
+            and _end_no_later(self.held, state.held, earlier_us)
+            and _end_no_later(self.arriving, state.arriving, earlier_us)
         )
 
     def later(self, passed_us: float) -> _State:
@@ -184,11 +186,11 @@ class _State:
 
 
 def _end_no_later(
-    ends: frozenset[tuple[int, float]], others: frozenset[tuple[int, float]], earlier_us: float
+    transfers: frozenset[tuple[int, float]], other_transfers: frozenset[tuple[int, float]], earlier_us: float
 ) -> bool:
     """Return whether each copy is among the others and ends no later than there."""
-    other_us = dict(others)
-    return all(end <= other_us.get(tensor, -math.inf) + earlier_us for tensor, end in ends)
+    other_us = dict(other_transfers)
+    return all(end <= other_us.get(tensor, -math.inf) + earlier_us for tensor, end in transfers)
 
 
 class TooManyStates(Exception):
@@ -227,10 +229,10 @@ def fastest_us(
         if stage == len(search.operations):
             return total_us
         now_us = total_us - search.least_us(stage, state)
-        here = visited[stage, slot]
-        if rule(here, now_us, state, search.useful[stage]):
+        states = visited[stage, slot]
+        if rule(states, now_us, state, search.useful[stage]):
             continue
-        here.add(now_us, state, search.useful[stage])
+        states.add(now_us, state, search.useful[stage])
         count += 1
         if count > most_states:
             raise TooManyStates
@@ -271,15 +273,15 @@ class _Visited:
     def contains(self, now_us: float, state: _State, useful: frozenset[int]) -> bool:
         """Return whether the state was reached before."""
         states = self._states.get((state.device & useful, state.left & useful), ())
-        return any(at_us <= now_us and other == state for at_us, other in states)
+        return any(at_us <= now_us and visited == state for at_us, visited in states)
 
     def dominates(self, now_us: float, state: _State, useful: frozenset[int]) -> bool:
         """Return whether a visited state dominates the state."""
-        device, left = state.device & useful, state.left & useful
+        device, useful_left = state.device & useful, state.left & useful
         for (more, more_left), states in self._states.items():
-            if device <= more and left <= more_left:
-                for at_us, other in states:
-                    if at_us <= now_us and other.moves_no_later(state, now_us - at_us):
+            if device <= more and useful_left <= more_left:
+                for at_us, visited in states:
+                    if at_us <= now_us and visited.moves_no_later(state, now_us - at_us):
                         return True
         return False
 
@@ -311,12 +313,12 @@ class _Search:
 
     def least_us(self, stage: int, state: _State) -> float:
         """Return a lower bound of the remaining time: what is absent and not on the host is recomputed."""
-        again = {
+        repeated = {
             self._producer[tensor]
             for tensor in self._read[stage] - state.device - state.left
             if self._producer.get(tensor, stage) < stage
         }
-        return self._remaining_us[stage] + sum(self.operations[index].time_us for index in again)
+        return self._remaining_us[stage] + sum(self.operations[index].time_us for index in repeated)
 
     def successors(self, stage: int, slot: int, state: _State) -> Iterator[tuple[float, int, int, _State]]:
         """Yield time passed, stage, slot and state of each next decision. Slot 0 is the start of a stage."""
@@ -341,14 +343,14 @@ class _Search:
         """Return the state without tensors that no further operation needs, unless they are held."""
         if stage == len(self.operations):
             return state
-        kept = self.useful[stage].union(tensor for tensor, _ in state.held)
-        return replace(state, device=state.device & kept, left=state.left & kept)
+        still_useful = self.useful[stage].union(tensor for tensor, _ in state.held)
+        return replace(state, device=state.device & still_useful, left=state.left & still_useful)
 
     def _run(self, operation: StepOperation, state: _State) -> Iterator[tuple[float, _State]]:
         inputs = set(self._step.movable(operation.inputs))
         outputs = set(operation.outputs)
-        held = {tensor for tensor, _ in state.held}
-        if not inputs <= state.device or outputs & held:
+        in_transfer = {tensor for tensor, _ in state.held}
+        if not inputs <= state.device or outputs & in_transfer:
             return
         arriving = dict(state.arriving)
         if outputs & arriving.keys():
@@ -356,8 +358,8 @@ class _Search:
         waited_us = max((arriving.get(tensor, 0.0) for tensor in inputs), default=0.0)
         device = state.device - outputs
         need = sum(self._size[tensor] for tensor in outputs) + operation.workspace_bytes
-        for kept in self._evictions(device, inputs | held | arriving.keys(), need):
-            following = replace(state, device=kept | outputs).later(waited_us + operation.time_us)
+        for retained in self._evictions(device, inputs | in_transfer | arriving.keys(), need):
+            following = replace(state, device=retained | outputs).later(waited_us + operation.time_us)
             yield waited_us + operation.time_us, following
 
     def _evictions(self, device: frozenset[int], pinned: set[int], need: int) -> Iterator[frozenset[int]]:
@@ -375,16 +377,16 @@ class _Search:
         assert self._step.link is not None
         arriving = {tensor for tensor, _ in state.arriving}
         for leaving in _subsets(sorted((state.device & useful) - state.left - arriving)):
-            held, out_us = dict(state.held), state.out_us
+            end_us, out_us = dict(state.held), state.out_us
             for tensor in leaving:
                 out_us += self._step.link.to_host_us(self._size[tensor])
-                held[tensor] = out_us
-            for wait_us in (0.0, *sorted(end for end in held.values() if end > 0)):
-                released = {tensor for tensor, end in held.items() if end <= wait_us}
+                end_us[tensor] = out_us
+            for wait_us in (0.0, *sorted(end for end in end_us.values() if end > 0)):
+                released = {tensor for tensor, end in end_us.items() if end <= wait_us}
                 following = replace(
                     state,
                     left=state.left.union(leaving),
-                    held=frozenset((tensor, end) for tensor, end in held.items() if tensor not in released),
+                    held=frozenset((tensor, end) for tensor, end in end_us.items() if tensor not in released),
                     out_us=out_us,
                 ).later(wait_us)
                 for back in self._returns(following):
@@ -393,17 +395,20 @@ class _Search:
     def _returns(self, state: _State) -> Iterator[_State]:
         """Yield the state for each choice of copies to the device."""
         assert self._step.link is not None
-        held = {tensor for tensor, _ in state.held}
+        in_transfer = {tensor for tensor, _ in state.held}
         arriving = {tensor for tensor, _ in state.arriving}
         for returning in _subsets(sorted(state.left - state.device, reverse=True)):
-            back_us, ends = state.back_us, dict(state.arriving)
+            back_us, arrival_us = state.back_us, dict(state.arriving)
             for tensor in returning:
                 back_us += self._step.link.to_device_us(self._size[tensor])
-                ends[tensor] = back_us
+                arrival_us[tensor] = back_us
             need = sum(self._size[tensor] for tensor in returning)
-            for kept in self._evictions(state.device, held | arriving, need):
+            for retained in self._evictions(state.device, in_transfer | arriving, need):
                 yield replace(
-                    state, device=kept.union(returning), arriving=frozenset(ends.items()), back_us=back_us
+                    state,
+                    device=retained.union(returning),
+                    arriving=frozenset(arrival_us.items()),
+                    back_us=back_us,
                 )
 
 

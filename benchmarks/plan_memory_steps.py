@@ -94,11 +94,11 @@ class _Tape:
                 if tensor == 0:
                     continue
                 size_bytes = self._tensors[tensor].size_bytes
-                (own,) = self._run(f"{forward.name}.input", read, (size_bytes,), forward.flops)
+                (gradient,) = self._run(f"{forward.name}.input", read, (size_bytes,), forward.flops)
                 if tensor in gradients:
-                    both = (gradients[tensor], own)
-                    (own,) = self._run(f"{forward.name}.add", both, (size_bytes,), 0.0)
-                gradients[tensor] = own
+                    both = (gradients[tensor], gradient)
+                    (gradient,) = self._run(f"{forward.name}.add", both, (size_bytes,), 0.0)
+                gradients[tensor] = gradient
             if forward.weight_bytes:
                 results += self._run(f"{forward.name}.weight", read, (forward.weight_bytes,), forward.flops)
         return TrainingStep(
@@ -114,7 +114,7 @@ class _Tape:
         """Add an operation and return its outputs."""
         first = len(self._tensors)
         self._tensors += [
-            StepTensor(name=f"{name}.{place}", size_bytes=size) for place, size in enumerate(sizes)
+            StepTensor(name=f"{name}.{index}", size_bytes=size) for index, size in enumerate(sizes)
         ]
         moved = sum(sizes) + sum(self._tensors[tensor].size_bytes for tensor in set(inputs))
         time_us = _LAUNCH_US + max(flops / _FLOPS_PER_US, moved / _BYTES_PER_US)
@@ -175,9 +175,9 @@ def transformer_step(
         tanh = tape.add(
             f"{name}.tanh", (tape.add(f"{name}.scale3", (inner,), 4 * size),), 4 * size, saved="o"
         )
-        one = tape.add(f"{name}.one", (tanh,), 4 * size)
+        plus_one = tape.add(f"{name}.one", (tanh,), 4 * size)
         half = tape.add(f"{name}.half", (up,), 4 * size)
-        gelu = tape.add(f"{name}.product", (half, one), 4 * size, saved="i")
+        gelu = tape.add(f"{name}.product", (half, plus_one), 4 * size, saved="i")
         down = tape.add(f"{name}.down", (gelu,), size, saved="i", **wide)
         x = tape.add(f"{name}.add2", (x, tape.add(f"{name}.dropout2", (down,), size, saved="s")), size)
     normal = tape.add("norm", (x,), size, saved="is", weight_bytes=4 * width)

@@ -110,21 +110,23 @@ def repeated(joint: JointStep, groups: Sequence[Collection[int]]) -> tuple[Actio
 def _needed(joint: JointStep, producers: Mapping[int, int], repeats: Collection[int]) -> set[int]:
     """Return the operations that must run again for what the backward pass reads."""
     stack = [tensor for tensor in _saved(joint) if producers[tensor] in repeats]
-    found: set[int] = set()
+    needed: set[int] = set()
     while stack:
         index = producers[stack.pop()]
-        if index not in found:
-            found.add(index)
+        if index not in needed:
+            needed.add(index)
             reads = joint.step.movable(joint.step.operations[index].inputs)
             stack.extend(tensor for tensor in reads if producers[tensor] in repeats)
-    return found
+    return needed
 
 
 def _saved(joint: JointStep) -> dict[int, None]:
     """Return the tensors of the forward pass that the backward pass reads."""
-    written = {tensor for one in joint.step.operations[: joint.boundary] for tensor in one.outputs}
+    written = {
+        tensor for operation in joint.step.operations[: joint.boundary] for tensor in operation.outputs
+    }
     later = joint.step.operations[joint.boundary + 1 :]
-    return dict.fromkeys(tensor for one in later for tensor in one.inputs if tensor in written)
+    return dict.fromkeys(tensor for operation in later for tensor in operation.inputs if tensor in written)
 
 
 def offloaded(joint: JointStep) -> tuple[Action, ...]:
@@ -154,8 +156,8 @@ def segments(joint: JointStep, size: int) -> list[list[int]]:
     """
     labels: list[tuple[str, int] | None] = []
     for layer in joint.layers[: joint.boundary]:
-        found = BLOCK.search(layer)
-        labels.append((found[1], int(found[2]) // size) if found else None)
+        match = BLOCK.search(layer)
+        labels.append((match[1], int(match[2]) // size) if match else None)
     readers: dict[int, set[tuple[str, int] | None]] = {}
     for operation, label in zip(joint.step.operations, labels, strict=False):
         for tensor in operation.inputs:
@@ -170,8 +172,8 @@ def segments(joint: JointStep, size: int) -> list[list[int]]:
 
 
 def _blocks(joint: JointStep) -> int:
-    found = (BLOCK.search(layer) for layer in joint.layers[: joint.boundary])
-    return len({one.groups() for one in found if one})
+    matches = (BLOCK.search(layer) for layer in joint.layers[: joint.boundary])
+    return len({match.groups() for match in matches if match})
 
 
 def _square_root(joint: JointStep) -> tuple[Action, ...]:
@@ -191,11 +193,11 @@ def _selective(joint: JointStep) -> tuple[Action, ...]:
 def _partitioned(fraction: float) -> Callable[[JointStep], tuple[Action, ...]]:
     def schedule(joint: JointStep) -> tuple[Action, ...]:
         """Return what torch's partitioner repeats for a fraction of the saved bytes."""
-        kept = _kept_by_torch(joint, fraction)
+        saved = _kept_by_torch(joint, fraction)
         producers = joint.step.producers()
-        dropped = {producers[tensor] for tensor in _needed_or_read(joint) if tensor not in kept}
-        again = [index for index in sorted(dropped) if joint.step.operations[index].recomputable]
-        return repeated(joint, [[index] for index in again])
+        dropped = {producers[tensor] for tensor in _needed_or_read(joint) if tensor not in saved}
+        recomputed = [index for index in sorted(dropped) if joint.step.operations[index].recomputable]
+        return repeated(joint, [[index] for index in recomputed])
 
     return schedule
 
@@ -215,7 +217,7 @@ def _kept_by_torch(joint: JointStep, fraction: float) -> set[int]:
     graph.output(graph.graph_copy(joint.graph, new))
     (output,) = joint.graph.find_nodes(op="output")
     graph.find_nodes(op="output")[0].meta = dict(output.meta)
-    old = {node.name: one for one, node in new.items()}
+    old = {node.name: original for original, node in new.items()}
     results = _forward_results(joint)
     module = fx.GraphModule(owner, graph)
     settings = {"activation_memory_budget": fraction, "cse": False}
@@ -260,7 +262,9 @@ class _Curve:
 
     def least_peak(self, time_us: float) -> int | None:
         """Return the least peak of the plans that are at most so slow."""
-        peaks = [one.simulation.peak_bytes for one in self.plans if one.simulation.step_us <= time_us + 1e-6]
+        peaks = [
+            plan.simulation.peak_bytes for plan in self.plans if plan.simulation.step_us <= time_us + 1e-6
+        ]
         return min(peaks, default=None)
 
 
@@ -270,12 +274,12 @@ def _rows(joint: JointStep, step: TrainingStep) -> Iterator[tuple[str, ...]]:
     both = _Curve((*alone.plans, *memory_curve(step, points=POINTS, effort=EFFORT)))
     plain_us = simulate(step, unplanned(step)).step_us
     for name, schedule in TECHNIQUES.items():
-        found = simulate(step, schedule(joint))
-        cells = [size_text(found.peak_bytes), f"{found.step_us / plain_us:.3f}"]
+        simulation = simulate(step, schedule(joint))
+        cells = [size_text(simulation.peak_bytes), f"{simulation.step_us / plain_us:.3f}"]
         for variant, curve in ((step.without_link(), alone), (step, both)):
-            time_us = _time_within(variant, found.peak_bytes, curve)
+            time_us = _time_within(variant, simulation.peak_bytes, curve)
             cells.append("-" if time_us is None else f"{time_us / plain_us:.3f}")
-            peak = curve.least_peak(found.step_us)
+            peak = curve.least_peak(simulation.step_us)
             cells.append("-" if peak is None else size_text(peak))
         yield name, *cells
 
@@ -285,8 +289,12 @@ def _time_within(step: TrainingStep, budget_bytes: int, curve: _Curve) -> float 
     if budget_bytes < min(plan.simulation.peak_bytes for plan in curve.plans):
         return None
     plan = plan_memory(step, budget_bytes, effort=EFFORT)
-    known = (one.simulation for one in curve.plans if one.simulation.peak_bytes <= budget_bytes)
-    return min(one.step_us for one in (plan.simulation, *known))
+    fitting = (
+        simulation.simulation
+        for simulation in curve.plans
+        if simulation.simulation.peak_bytes <= budget_bytes
+    )
+    return min(simulation.step_us for simulation in (plan.simulation, *fitting))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

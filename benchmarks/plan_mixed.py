@@ -88,7 +88,8 @@ def _print_mixed() -> None:
         best, proof = answer.best[0], answer.proof
         equal = "does not fit" if answer.equal_layers is None else f"{answer.equal_layers.step_us / 1e6:.2f}"
         alone = ", ".join(
-            "does not fit" if each is None else f"{each.step.time_us / 1e6:.2f}" for each in answer.alone
+            "does not fit" if priced is None else f"{priced.step.time_us / 1e6:.2f}"
+            for priced in answer.alone
         )
         memory = ", ".join(f"{size / 1e9:.1f}" for size in best.memory_bytes)
         print(
@@ -136,9 +137,9 @@ def _rows(folder: Path) -> Iterator[dict[str, str]]:
     for nodes, seconds in MT_NLG.items():
         sizes = {"layers": 105, "hidden": 20480, "heads": 128, "seq": 2048, "vocab": 50304}
         plan = {"tp": 8, "pp": 35, "dp": nodes // 35, "micro_batch": 1, "interleave": 1, "seq_parallel": 0}
-        given = {**sizes, **plan, "gpus": 8 * nodes, "global_batch": 1920, "measured_s": seconds}
+        values = {**sizes, **plan, "gpus": 8 * nodes, "global_batch": 1920, "measured_s": seconds}
         text = {"id": f"MT-NLG 530B, {nodes} nodes", "model": "530B", "recompute": "full", "schedule": "1f1b"}
-        yield {**text, **{name: str(value) for name, value in given.items()}}
+        yield {**text, **{name: str(value) for name, value in values.items()}}
 
 
 def _print_published(folder: Path) -> None:
@@ -175,13 +176,13 @@ def _print_published(folder: Path) -> None:
             ClusterSearch(job, machine, fixed=fixed).run(1, front=False).best
             for job, fixed in ((then, old), (today, {}))
         ]
-        found = " | ".join(
+        cells = " | ".join(
             f"{best[0].step.time_us / 1e6:.2f} | {plan_text(best[0].plan)}" if best else "nothing fits | "
             for best in bests
         )
         print(
             f"| {row['id']} | {row['gpus']} | {plan_text(same.plan)} | {float(measured):.2f} | "
-            f"{same.step.time_us / 1e6:.2f} | {found} |",
+            f"{same.step.time_us / 1e6:.2f} | {cells} |",
             flush=True,
         )
 
@@ -203,7 +204,7 @@ def _same_plan(job: TrainingJob, machine: TrainingCluster, row: dict[str, str]) 
     if row["interleave"]:
         fixed["chunks"] = row["interleave"]
     search = ClusterSearch(job, machine, fixed=fixed)
-    return min(map(search.priced, search.plans), key=lambda each: each.step.time_us)
+    return min(map(search.priced, search.plans), key=lambda priced: priced.step.time_us)
 
 
 if __name__ == "__main__":

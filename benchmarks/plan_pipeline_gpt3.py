@@ -121,13 +121,13 @@ def outcomes(
     case: Case, network: Network, ranks: int, tensor: int, on: Device, sizes: Sequence[int] = SIZES
 ) -> dict[int, tuple[ComparedSchedule, ComparedSchedule | None]]:
     """Return 1F1B without and with balanced memory by the size of micro-batches."""
-    found = {}
+    pairs = {}
     for size in sizes:
         stages = case.stages(network, ranks, tensor, size, on)
         limit = on.memory_bytes - CONTEXT_BYTES
         compared = compare_schedules(stages, BATCH // size, names=["1f1b"], memory_bytes=limit).schedules
-        found[size] = (compared[0], compared[1] if len(compared) > 1 else None)
-    return found
+        pairs[size] = (compared[0], compared[1] if len(compared) > 1 else None)
+    return pairs
 
 
 def report(on: Device) -> Iterator[str]:
@@ -155,9 +155,12 @@ def _stage_table(on: Device) -> Iterator[str]:
             BATCH,
             SIZES[:3],
         )
-        share = [_stage_mfu(network, tensor, ranks, each.microbatch, each.stage_us, on) for each in estimates]
-        speedups = [f"{each.speedup:.3f}" for each in estimates[1:]]
-        yield f"| {case.name} | {' | '.join(f'{one:.1%}' for one in share)} | {' | '.join(speedups)} |"
+        share = [
+            _stage_mfu(network, tensor, ranks, estimate.microbatch, estimate.stage_us, on)
+            for estimate in estimates
+        ]
+        speedups = [f"{estimate.speedup:.3f}" for estimate in estimates[1:]]
+        yield f"| {case.name} | {' | '.join(f'{mfu:.1%}' for mfu in share)} | {' | '.join(speedups)} |"
     yield ""
 
 
@@ -185,12 +188,12 @@ class _Row:
     @property
     def plain(self) -> ComparedSchedule | None:
         """The fastest micro-batch that fits without balanced memory."""
-        return _best([each for each, _ in self.found.values()])
+        return _best([schedule for schedule, _ in self.found.values()])
 
     @property
     def both(self) -> ComparedSchedule | None:
         """The fastest micro-batch that fits, with balanced memory or without."""
-        return _best([each for pair in self.found.values() for each in pair if each is not None])
+        return _best([schedule for pair in self.found.values() for schedule in pair if schedule is not None])
 
     @property
     def gain(self) -> float | None:
@@ -202,7 +205,7 @@ class _Row:
         both, plain = self.both, self.plain
         gain = f"{self.gain:.2f}" if self.gain else "only balanced fits" if both else ""
         over = f"{full.plain.step_us / both.step_us:.2f}" if both and full.plain else ""
-        peaks = " / ".join(f"{each.peak_bytes / 1e9:.0f}" for each, _ in self.found.values())
+        peaks = " / ".join(f"{schedule.peak_bytes / 1e9:.0f}" for schedule, _ in self.found.values())
         balanced = " / ".join(f"{(pair[1] or pair[0]).peak_bytes / 1e9:.0f}" for pair in self.found.values())
         cells = (
             *(self.model, f"{self.ranks} x {self.tensor}", self.case.name, peaks, balanced),
@@ -248,13 +251,13 @@ def _fit_table(on: Device) -> Iterator[str]:
 def _summary(rows: Sequence[_Row]) -> Iterator[str]:
     """Yield when balancing gains."""
     yield "## When balancing gains\n"
-    for flash, what in ((False, "Without flash attention"), (True, "With flash attention")):
+    for flash, title in ((False, "Without flash attention"), (True, "With flash attention")):
         mine = [row for row in rows if row.case.flash_attention == flash]
         gains = sorted(row.gain for row in mine if row.gain is not None and row.gain > 1.005)
         only = sum(row.both is not None and row.plain is None for row in mine)
         spread = f" ({', '.join(f'{gain:.2f}' for gain in gains)} times)" if gains else ""
         yield (
-            f"- {what}: in {len(gains)} of {len(mine)} rows the step is faster{spread}; in {only} a "
+            f"- {title}: in {len(gains)} of {len(mine)} rows the step is faster{spread}; in {only} a "
             "step fits only with balanced memory."
         )
     yield (
@@ -288,29 +291,29 @@ def _schedule_table(on: Device) -> Iterator[str]:
     }
     yield f"| schedule | {' | '.join(f'micro-batch {size}' for size in compared)} |"
     yield f"|---|{'---|' * len(compared)}"
-    for name in dict.fromkeys(each.name for found in compared.values() for each in found):
+    for name in dict.fromkeys(schedule.name for schedules in compared.values() for schedule in schedules):
         cells = []
-        for found in compared.values():
-            each = next((each for each in found if each.name == name), None)
-            text = f"{each.step_us / 1e6:.2f} s, {each.peak_bytes / 1e9:.0f} GB" if each else ""
-            cells.append(f"**{text}**" if each and each.fits else text)
+        for schedules in compared.values():
+            schedule = next((schedule for schedule in schedules if schedule.name == name), None)
+            text = f"{schedule.step_us / 1e6:.2f} s, {schedule.peak_bytes / 1e9:.0f} GB" if schedule else ""
+            cells.append(f"**{text}**" if schedule and schedule.fits else text)
         yield f"| {name} | {' | '.join(cells)} |"
 
 
 def _best(compared: Sequence[ComparedSchedule]) -> ComparedSchedule | None:
-    fitting = [each for each in compared if each.fits]
-    return min(fitting, key=lambda each: (each.step_us, each.evictions), default=None)
+    fitting = [schedule for schedule in compared if schedule.fits]
+    return min(fitting, key=lambda schedule: (schedule.step_us, schedule.evictions), default=None)
 
 
 def _named(
-    each: ComparedSchedule | None, found: dict[int, tuple[ComparedSchedule, ComparedSchedule | None]]
+    schedule: ComparedSchedule | None, pairs: dict[int, tuple[ComparedSchedule, ComparedSchedule | None]]
 ) -> str:
     """Return the micro-batch size of a schedule, and its time."""
-    if each is None:
+    if schedule is None:
         return "none fits"
-    size = next(size for size, pair in found.items() if each in pair)
-    balanced = ", balanced" if each.evictions else ""
-    return f"{size}{balanced}: {each.step_us / 1e6:.2f} s"
+    size = next(size for size, pair in pairs.items() if schedule in pair)
+    balanced = ", balanced" if schedule.evictions else ""
+    return f"{size}{balanced}: {schedule.step_us / 1e6:.2f} s"
 
 
 def main() -> None:

@@ -102,8 +102,8 @@ class Model:
 
 def _cut(blocks: Sequence[nn.Module], stages: int) -> list[nn.Module]:
     """Return blocks in stages, as equal in number as possible."""
-    ends = [len(blocks) * stage // stages for stage in range(stages + 1)]
-    return [nn.Sequential(*blocks[first:end]) for first, end in itertools.pairwise(ends)]
+    boundaries = [len(blocks) * stage // stages for stage in range(stages + 1)]
+    return [nn.Sequential(*blocks[first:end]) for first, end in itertools.pairwise(boundaries)]
 
 
 def _gpt_parts(stages: int) -> list[nn.Module]:
@@ -252,14 +252,16 @@ class Rank:
         if schedule.placement not in self._costs:
             run = pipelined(self.parts(schedule), schedule, loss_fn=self.model.loss, timeout_s=60)
             inputs, keywords = self.given(schedule)
-            found = measure_pipeline(run, *inputs, target=keywords["target"], repeats=repeats)
-            self._costs[schedule.placement] = found
+            measured_costs = measure_pipeline(run, *inputs, target=keywords["target"], repeats=repeats)
+            self._costs[schedule.placement] = measured_costs
         return self._costs[schedule.placement]
 
     def equal(self, parts: dict[int, nn.Module], schedule: PipelineSchedule) -> bool:
         """Return whether gradients and buffers are bit for bit those of one process."""
         modules = copy.deepcopy(self.model.parts(schedule.stages))
-        batches = (one.chunk(schedule.microbatches) for one in self.model.batch(schedule.microbatches))
+        batches = (
+            batch_part.chunk(schedule.microbatches) for batch_part in self.model.batch(schedule.microbatches)
+        )
         for x, target in zip(*batches, strict=True):
             for module in modules:
                 x = module(x)
@@ -268,11 +270,11 @@ class Rank:
             for parameter in module.parameters():
                 parameter.grad.div_(schedule.microbatches)
         pairs = [
-            (one, other)
+            (expected, actual)
             for index, part in parts.items()
-            for one, other in zip(_results(part), _results(modules[index]), strict=True)
+            for expected, actual in zip(_results(part), _results(modules[index]), strict=True)
         ]
-        return all(torch.equal(one, other) for one, other in pairs)
+        return all(torch.equal(expected, actual) for expected, actual in pairs)
 
 
 def _results(module: nn.Module) -> list[Tensor]:
@@ -285,27 +287,27 @@ def _results(module: nn.Module) -> list[Tensor]:
 
 def memory_rows(rank: int, ranks: int, name: str) -> list[dict[str, Any]]:
     """Return gradients and memory of each schedule of a model, on one rank."""
-    each, rows = Rank(MODELS[name], rank), []
-    for schedule in _schedules(ranks, lambda plain: each.costs(plain, repeats=3), splits=True):
-        costs, parts = each.costs(schedule, repeats=3), each.parts(schedule)
-        inputs, keywords = each.given(schedule)
-        run = pipelined(parts, schedule, loss_fn=each.model.loss, costs=costs, timeout_s=60)
+    worker, rows = Rank(MODELS[name], rank), []
+    for schedule in _schedules(ranks, lambda plain: worker.costs(plain, repeats=3), splits=True):
+        costs, parts = worker.costs(schedule, repeats=3), worker.parts(schedule)
+        inputs, keywords = worker.given(schedule)
+        run = pipelined(parts, schedule, loss_fn=worker.model.loss, costs=costs, timeout_s=60)
         run.step(*inputs, **keywords)
-        equal = each.equal(parts, schedule)
+        equal = worker.equal(parts, schedule)
         for part in parts.values():
             part.zero_grad(set_to_none=False)
         step = functools.partial(run.step, *inputs, **keywords)
-        splits = any(one.kind is ActionKind.INPUT_GRADIENT for one in run.schedule.actions[rank])
-        batch_bytes = sum(one.nbytes for one in (*inputs, keywords["target"]) if one is not None)
+        splits = any(action.kind is ActionKind.INPUT_GRADIENT for action in run.schedule.actions[rank])
+        batch_bytes = sum(tensor.nbytes for tensor in (*inputs, keywords["target"]) if tensor is not None)
         rows.append(
             {
                 "schedule": schedule.name,
                 "equal": equal,
-                "evictions": sum(one.kind is ActionKind.EVICT for one in run.schedule.actions[rank]),
+                "evictions": sum(action.kind is ActionKind.EVICT for action in run.schedule.actions[rank]),
                 "simulated": simulate_pipeline(run.schedule, costs).peak_bytes[rank] + batch_bytes,
                 "tracked": None if splits else _tracked_peak(parts, step),
                 "counted": _counted_peak(_state(parts), step),
-                "torch": None if schedule.acceptors else _peak_of_torch(each, schedule),
+                "torch": None if schedule.acceptors else _peak_of_torch(worker, schedule),
             }
         )
     return rows
@@ -322,8 +324,8 @@ def _tracked_peak(parts: dict[int, nn.Module], step: Callable[[], Any]) -> int:
 
 def _state(parts: dict[int, nn.Module]) -> list[Tensor]:
     """Return parameters, gradients and buffers."""
-    state = [one for part in parts.values() for one in (*part.parameters(), *part.buffers())]
-    return state + [one.grad for one in state if one.grad is not None]
+    state = [tensor for part in parts.values() for tensor in (*part.parameters(), *part.buffers())]
+    return state + [tensor.grad for tensor in state if tensor.grad is not None]
 
 
 def _counted_peak(state: list[Tensor], step: Callable[[], Any]) -> int:
@@ -331,21 +333,21 @@ def _counted_peak(state: list[Tensor], step: Callable[[], Any]) -> int:
     counter = NewBytes(state)
     with counter:
         step()
-    return counter.peak_bytes + sum(one.nbytes for one in state)
+    return counter.peak_bytes + sum(tensor.nbytes for tensor in state)
 
 
-def _peak_of_torch(each: Rank, schedule: PipelineSchedule) -> int:
+def _peak_of_torch(worker: Rank, schedule: PipelineSchedule) -> int:
     """Return the peak of the same schedule by torch's runtime, with its receive buffers."""
     explicit = with_transfers(schedule, PipelineCosts.uniform(schedule.stages))
-    path = Path(f"schedule.{each.rank}.csv")
+    path = Path(f"schedule.{worker.rank}.csv")
     write_schedule(explicit, path)
-    parts = each.parts(schedule)
+    parts = worker.parts(schedule)
     stages = [
         PipelineStage(part, index, schedule.stages, torch.device("cpu")) for index, part in parts.items()
     ]
-    run = _PipelineScheduleRuntime(stages, schedule.microbatches, loss_fn=each.model.loss)
+    run = _PipelineScheduleRuntime(stages, schedule.microbatches, loss_fn=worker.model.loss)
     run._load_csv(str(path), format="compute_comms")
-    inputs, keywords = each.given(schedule)
+    inputs, keywords = worker.given(schedule)
     run.step(*inputs, **keywords)
     buffers = [
         info.buffer
@@ -359,11 +361,13 @@ def _peak_of_torch(each: Rank, schedule: PipelineSchedule) -> int:
 
 def time_rows(rank: int, ranks: int, name: str, steps: int) -> list[dict[str, Any]]:
     """Return the time of each schedule of a model, on one rank."""
-    each, rows = Rank(SLEEPING if name == "sleeping" else MODELS[name], rank), []
-    for schedule in _schedules(ranks, each.costs):
-        costs = each.costs(schedule)
-        inputs, keywords = each.given(schedule)
-        run = pipelined(each.parts(schedule), schedule, loss_fn=each.model.loss, costs=costs, timeout_s=60)
+    worker, rows = Rank(SLEEPING if name == "sleeping" else MODELS[name], rank), []
+    for schedule in _schedules(ranks, worker.costs):
+        costs = worker.costs(schedule)
+        inputs, keywords = worker.given(schedule)
+        run = pipelined(
+            worker.parts(schedule), schedule, loss_fn=worker.model.loss, costs=costs, timeout_s=60
+        )
         spans, passes = [], collections.defaultdict(list)
         for step in range(steps + 1):
             if step:
@@ -380,7 +384,7 @@ def time_rows(rank: int, ranks: int, name: str, steps: int) -> list[dict[str, An
                 "spans": spans[1:],
                 "simulated": simulation.step_us / 1e3,
                 "within": within.step_us / 1e3,
-                "evictions": sum(one.kind is ActionKind.EVICT for one in run.schedule.actions[rank]),
+                "evictions": sum(action.kind is ActionKind.EVICT for action in run.schedule.actions[rank]),
                 "peak": simulation.peak_bytes[rank],
             }
         )
@@ -398,8 +402,10 @@ def _timed(passes: dict[Any, list[float]], action: PipelineAction) -> Iterator[N
 def _with_passes(costs: PipelineCosts, passes: dict[Any, list[float]]) -> PipelineCosts:
     """Return costs with the mean times of the passes of all ranks."""
     gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, {key: statistics.fmean(each) for key, each in passes.items()})
-    mean = {key: us for own in gathered for key, us in own.items()}
+    dist.all_gather_object(
+        gathered, {key: statistics.fmean(samples_us) for key, samples_us in passes.items()}
+    )
+    mean = {key: us for rank_passes in gathered for key, us in rank_passes.items()}
     stages = [
         replace(
             stage,
@@ -414,9 +420,9 @@ def _with_passes(costs: PipelineCosts, passes: dict[Any, list[float]]) -> Pipeli
 class Dying(nn.Module):
     """Ends its process, or raises, in its fourth call."""
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, fault: str) -> None:
         super().__init__()
-        self.how, self.calls = how, 0
+        self.how, self.calls = fault, 0
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x."""
@@ -432,12 +438,12 @@ class Dying(nn.Module):
 def failing_rank(rank: int, ranks: int, how: str, failing: int) -> dict[str, Any]:
     """Run a step in which a rank fails; return the error and when it was raised."""
     schedule = one_f_one_b(ranks, 2 * ranks)
-    each = Rank(SLEEPING, rank)
-    parts = each.parts(schedule)
+    worker = Rank(SLEEPING, rank)
+    parts = worker.parts(schedule)
     if rank == failing:
         parts = {rank: nn.Sequential(parts[rank], Dying(how))}
-    run = pipelined(parts, schedule, loss_fn=each.model.loss, timeout_s=60)
-    inputs, keywords = each.given(schedule)
+    run = pipelined(parts, schedule, loss_fn=worker.model.loss, timeout_s=60)
+    inputs, keywords = worker.given(schedule)
     try:
         run.step(*inputs, **keywords)
     except Exception as error:
@@ -514,21 +520,23 @@ def _table(header: str, rows: Sequence[str]) -> list[str]:
 
 def _against(simulated: Sequence[int], measured: Sequence[int | None]) -> str:
     """Return the cells of the largest measured peak, and of the largest error of a rank."""
-    known = [one for one in measured if one is not None]
-    if not known:
+    peaks = [peak for peak in measured if peak is not None]
+    if not peaks:
         return "not possible | "
-    error = max((found / real - 1 for found, real in zip(simulated, known, strict=True)), key=abs)
-    return f"{max(known) / 1e6:.2f} | {error:+.1%}"
+    error = max(
+        (simulated_peak / real - 1 for simulated_peak, real in zip(simulated, peaks, strict=True)), key=abs
+    )
+    return f"{max(peaks) / 1e6:.2f} | {error:+.1%}"
 
 
 def _memory_table(ranks: Sequence[int]) -> list[str]:
     lines = []
     for name in MODELS:
         for count in ranks:
-            found, _, _ = run_ranks(
+            rows_by_rank, _, _ = run_ranks(
                 count, lambda rank, all_ranks, name=name: memory_rows(rank, all_ranks, name)
             )
-            for rows in zip(*found, strict=True):
+            for rows in zip(*rows_by_rank, strict=True):
                 simulated = [row["simulated"] for row in rows]
                 by_torch = [row["torch"] for row in rows]
                 lines.append(
@@ -546,10 +554,10 @@ def _memory_table(ranks: Sequence[int]) -> list[str]:
 def _time_table(cases: Sequence[tuple[str, int]], steps: int) -> list[str]:
     lines = []
     for name, count in cases:
-        found, _, _ = run_ranks(
+        rows_by_rank, _, _ = run_ranks(
             count, lambda rank, all_ranks, name=name: time_rows(rank, all_ranks, name, steps)
         )
-        for rows in zip(*found, strict=True):
+        for rows in zip(*rows_by_rank, strict=True):
             measured, simulated, within = _median_ms(rows), rows[0]["simulated"], rows[0]["within"]
             lines.append(
                 f"{name} | {count} | {rows[0]['schedule']} | {sum(row['evictions'] for row in rows)} | "
@@ -568,11 +576,11 @@ def _failure_table(ranks: Sequence[int]) -> list[str]:
                 count,
                 lambda rank, all_ranks, how=how, failing=failing: failing_rank(rank, all_ranks, how, failing),
             )
-            other = results[(failing + 2) % count]
+            neighbour = results[(failing + 2) % count]
             lines.append(
                 f"{count} | rank {failing} {'is killed' if how == 'killed' else how} | "
                 f"{ended - failed:.2f} | "
-                f"{other['error'] if other else 'none'}"
+                f"{neighbour['error'] if neighbour else 'none'}"
             )
             print(lines[-1], flush=True)
     return _table(FAILURE_HEADER, lines)
@@ -588,21 +596,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     titles = ["Gradients and memory", "Time", "Failures"]
     parser.add_argument("--parts", nargs="+", choices=titles, default=titles, help="tables to make")
     parser.add_argument("--out", type=Path, help="file for the tables")
-    given = parser.parse_args(arguments)
-    timed = [("sleeping", count) for count in given.ranks] + [("GPT", count) for count in (2, 4)]
+    options = parser.parse_args(arguments)
+    timed = [("sleeping", count) for count in options.ranks] + [("GPT", count) for count in (2, 4)]
     tables: dict[str, Callable[[], list[str]]] = {
-        "Gradients and memory": lambda: _memory_table(given.ranks),
-        "Time": lambda: _time_table(timed, given.steps),
-        "Failures": lambda: _failure_table(given.ranks),
+        "Gradients and memory": lambda: _memory_table(options.ranks),
+        "Time": lambda: _time_table(timed, options.steps),
+        "Failures": lambda: _failure_table(options.ranks),
     }
     lines = [
         line
         for title, make in tables.items()
-        if title in given.parts
+        if title in options.parts
         for line in (f"## {title}", "", *make())
     ]
-    if given.out:
-        given.out.write_text("\n".join(lines))
+    if options.out:
+        options.out.write_text("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -140,13 +140,13 @@ def integer_optimum_us(problem: Problem) -> float | None:
     # Doubled until there is a schedule: a tight limit makes the program easy.
     limit_us = 1.05 * graph.lower_bound_us()
     while limit_us < 2 * whole_us * problem.microbatches:
-        found = exact_order(
+        optimum = exact_order(
             graph, problem.placement, problem.costs, limit_us=limit_us, limit_s=120.0, available=available
         )
-        if not found.solved:
+        if not optimum.solved:
             return None
-        if found.actions is not None:
-            return found.lower_us
+        if optimum.actions is not None:
+            return optimum.lower_us
         limit_us *= 1.2
     raise AssertionError("one micro-batch after the other is a schedule")
 
@@ -161,7 +161,7 @@ def exact_lines(count: int) -> Iterable[str]:
             continue
         solved += 1
         both = [problem.optimised(60.0, exact=exact) for exact in (True, False)]
-        steps = [each.simulation.step_us for each in both]
+        steps = [optimised.simulation.step_us for optimised in both]
         assert min(steps) >= optimum_us * (1 - 1e-6), f"seed {seed}: {steps} beat the optimum {optimum_us}"
         equal += steps[0] <= optimum_us * (1 + 1e-6)
         searched += steps[1] <= optimum_us * (1 + 1e-6)
@@ -173,12 +173,16 @@ def exact_lines(count: int) -> Iterable[str]:
     yield f"| lower bound without the integer program equals the optimum | {bounded} |"
 
 
-def summary(found: Sequence[OptimisedSchedule]) -> str:
+def summary(schedules: Sequence[OptimisedSchedule]) -> str:
     """Return one row: problems, named schedules that fit, gains over them, gaps."""
-    gains = [1 - each.simulation.step_us / each.best_named_us for each in found if each.best_named_us < inf]
-    gaps = [each.gap for each in found]
+    gains = [
+        1 - schedule.simulation.step_us / schedule.best_named_us
+        for schedule in schedules
+        if schedule.best_named_us < inf
+    ]
+    gaps = [schedule.gap for schedule in schedules]
     columns = [
-        f"{len(found)}",
+        f"{len(schedules)}",
         f"{len(gains)}",
         f"{sum(gain < 0 for gain in gains)}",
         f"{sum(gains) / max(len(gains), 1):.2%}",
@@ -192,24 +196,24 @@ def summary(found: Sequence[OptimisedSchedule]) -> str:
 
 def random_lines(count: int, limit_s: float) -> Iterable[str]:
     """Optimise random problems and return lines of the report."""
-    found = []
+    optimised = []
     took_s = []
     for seed in range(1000, 1000 + count):
         problem = random_problem(seed, small=False)
         begin = time.perf_counter()
-        found.append((problem, problem.optimised(limit_s)))
+        optimised.append((problem, problem.optimised(limit_s)))
         took_s.append(time.perf_counter() - begin)
     groups = {
-        "all": found,
-        "without a memory limit": [each for each in found if each[0].memory_bytes is None],
-        "with a memory limit": [each for each in found if each[0].memory_bytes is not None],
-        "instant links": [each for each in found if each[0].costs.interconnect is None],
-        "links": [each for each in found if each[0].costs.interconnect is not None],
-        "split backward passes": [each for each in found if each[0].split],
-        "whole backward passes": [each for each in found if not each[0].split],
+        "all": optimised,
+        "without a memory limit": [pair for pair in optimised if pair[0].memory_bytes is None],
+        "with a memory limit": [pair for pair in optimised if pair[0].memory_bytes is not None],
+        "instant links": [pair for pair in optimised if pair[0].costs.interconnect is None],
+        "links": [pair for pair in optimised if pair[0].costs.interconnect is not None],
+        "split backward passes": [pair for pair in optimised if pair[0].split],
+        "whole backward passes": [pair for pair in optimised if not pair[0].split],
     }
     for name, members in groups.items():
-        yield f"| {name} | {summary([each[1] for each in members])} |"
+        yield f"| {name} | {summary([pair[1] for pair in members])} |"
     yield ""
     yield f"Time of a search: {sum(took_s) / len(took_s):.1f} s in the mean, {max(took_s):.1f} s at most."
 
@@ -220,27 +224,27 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=200, help="random problems, default 200")
     parser.add_argument("--exact", type=int, default=100, help="small problems, default 100")
     parser.add_argument("--limit-s", type=float, default=3.0, help="time limit of a search in s, default 3")
-    given = parser.parse_args()
+    options = parser.parse_args()
     random_problem(0, small=False).optimised(60.0)  # compiles
     command = (
         "python -m benchmarks.plan_pipeline_optimiser "
-        f"--problems {given.problems} --exact {given.exact} --limit-s {given.limit_s:g}"
+        f"--problems {options.problems} --exact {options.exact} --limit-s {options.limit_s:g}"
     )
     lines = [
         "# Optimised pipeline schedules",
         "",
         f"`{command}`, on 2 shared CPU cores. Times are simulated; nothing is run on a GPU.",
         "",
-        f"## {given.exact} small problems against an integer program",
+        f"## {options.exact} small problems against an integer program",
         "",
         "2 to 4 ranks with one stage each, 2 to 6 micro-batches, instant links, random times and memory "
         "limits. The integer program of the comparison starts from no schedule. Equal means to 1e-6.",
         "",
         "| | problems |",
         "|---|---|",
-        *exact_lines(given.exact),
+        *exact_lines(options.exact),
         "",
-        f"## {given.problems} problems against named schedules and the lower bound",
+        f"## {options.problems} problems against named schedules and the lower bound",
         "",
         "2 to 8 ranks with one stage, two stages in a loop or two in a V; 1 to 4 micro-batches per rank; "
         "times of stages that differ by up to 80 %; memory for 1.5 micro-batches up to more than the ranks; "
@@ -252,7 +256,7 @@ def main() -> None:
         "| problems | number | a named schedule fits | slower than it | mean gain | largest gain | gap is 0 "
         "| mean gap | largest gap |",
         "|---|---|---|---|---|---|---|---|---|",
-        *random_lines(given.problems, given.limit_s),
+        *random_lines(options.problems, options.limit_s),
         "",
     ]
     RESULT.parent.mkdir(parents=True, exist_ok=True)

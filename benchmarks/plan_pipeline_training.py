@@ -165,9 +165,9 @@ def _step(row: Measured, stages: PredictedStages, chunks: int) -> tuple[float, f
         if chunks > 1
         else one_f_one_b(row.ranks, row.microbatches)
     )
-    found = simulate_pipeline(schedule, stages.costs(schedule.placement))
+    simulation = simulate_pipeline(schedule, stages.costs(schedule.placement))
     after_us = stages.optimizer_us(schedule.placement) + _gradients_us(row, stages)
-    return (found.step_us + after_us) / 1e6, found.bubble
+    return (simulation.step_us + after_us) / 1e6, simulation.bubble
 
 
 def _gradients_us(row: Measured, stages: PredictedStages) -> float:
@@ -175,21 +175,21 @@ def _gradients_us(row: Measured, stages: PredictedStages) -> float:
     inside, between = stages.cluster.inside, stages.cluster.between
     nodes = -(-row.tensor * row.data * row.ranks // PER_NODE)
     cluster = Cluster(inside=inside, between=between, devices_per_node=PER_NODE, nodes=nodes)
-    most = max(stage.parameters for stage in stages.predicted(row.ranks))
+    max_parameters = max(stage.parameters for stage in stages.predicted(row.ranks))
     copies = cluster.group(row.data, stride=row.tensor)
     link = between if nodes > 1 else inside
-    ends = ProcessGroup(local=2, nodes=1, inside=link, between=link)
+    embedding_group = ProcessGroup(local=2, nodes=1, inside=link, between=link)
     embedding = row.vocabulary * row.hidden // row.tensor
     return float(
-        collective_us("all-reduce", most * GRADIENT_BYTES, copies)
-        + collective_us("all-reduce", embedding * GRADIENT_BYTES, ends)
+        collective_us("all-reduce", max_parameters * GRADIENT_BYTES, copies)
+        + collective_us("all-reduce", embedding * GRADIENT_BYTES, embedding_group)
     )
 
 
 def report(folder: Path) -> Iterator[str]:
     """Yield the lines of the report."""
     on = device.find("a100-80-sxm")
-    found = [(row, predict(row, on)) for row in measured(folder)]
+    pairs_all = [(row, predict(row, on)) for row in measured(folder)]
     yield "# Predicted and measured steps of pipelines\n"
     yield "`python -m benchmarks.plan_pipeline_training`; predictions for the A100 80 GB SXM.\n"
     for paragraph in (__doc__ or "").strip().split("\n\n")[2:]:
@@ -197,16 +197,20 @@ def report(folder: Path) -> Iterator[str]:
     yield "| rows | number | mean absolute error | mean error | largest |"
     yield "|---|---|---|---|---|"
     groups = (
-        ("all", found),
-        ("several stages on each rank, as measured", [pair for pair in found if pair[0].chunks > 1]),
-        ("one stage on each rank, Megatron-LM", [pair for pair in found if _is_megatron(pair[0])]),
-        ("one stage on each rank, vTrain", [pair for pair in found if pair[0].source.startswith("vtrain")]),
+        ("all", pairs_all),
+        ("several stages on each rank, as measured", [pair for pair in pairs_all if pair[0].chunks > 1]),
+        ("one stage on each rank, Megatron-LM", [pair for pair in pairs_all if _is_megatron(pair[0])]),
+        (
+            "one stage on each rank, vTrain",
+            [pair for pair in pairs_all if pair[0].source.startswith("vtrain")],
+        ),
     )
     for name, pairs in groups:
-        yield _errors(name, [_error(row, each.interleaved_s) for row, each in pairs])
+        yield _errors(name, [_error(row, prediction.interleaved_s) for row, prediction in pairs])
     several = groups[1][1]
     yield _errors(
-        "several stages measured, predicted with one", [_error(row, each.plain_s) for row, each in several]
+        "several stages measured, predicted with one",
+        [_error(row, prediction.plain_s) for row, prediction in several],
     )
     yield ""
     yield from MISSING
@@ -216,12 +220,16 @@ def report(folder: Path) -> Iterator[str]:
     )
     yield f"| {' | '.join(columns)} |"
     yield f"|{'---|' * len(columns)}"
-    for row, each in found:
+    for row, prediction in pairs_all:
         sizes = (row.tensor, row.ranks, row.data, row.chunks, row.size, row.microbatches)
         cells = (
             *(row.name, f"{row.layers} x {row.hidden}", *map(str, sizes), row.recompute),
-            *(f"{row.step_s:.2f}", f"{each.interleaved_s:.2f}", f"{_error(row, each.interleaved_s):+.1%}"),
-            *(f"{each.bubble:.1%}", f"{each.plain_s:.2f}"),
+            *(
+                f"{row.step_s:.2f}",
+                f"{prediction.interleaved_s:.2f}",
+                f"{_error(row, prediction.interleaved_s):+.1%}",
+            ),
+            *(f"{prediction.bubble:.1%}", f"{prediction.plain_s:.2f}"),
         )
         yield f"| {' | '.join(cells)} |"
 

@@ -160,12 +160,12 @@ def _print_problem(problem: Problem) -> None:
     result = search.run(1, front=False)
     seconds = time.process_time() - start
     best, proof = result.best[0], result.proof
-    own = best.step.time_us / search.pricer.bound_us(best.plan) - 1
+    price_gap = best.step.time_us / search.pricer.bound_us(best.plan) - 1
     closed = f"{proof.too_large}, {proof.bounded_by_passes}, {proof.bounded_by_step}"
     print(
         f"| {problem.name} | {problem.cluster} | {problem.batch}, {problem.seq} | {plan_text(best.plan)} | "
         f"{best.step.time_us / 1e6:.2f} | {best.mfu:.1%} | {_memory(best, machine)} | "
-        f"{_gap(result)} ({own:.2%}) | {proof.plans} | {closed} | {proof.simulated} | {seconds:.1f} | "
+        f"{_gap(result)} ({price_gap:.2%}) | {proof.plans} | {closed} | {proof.simulated} | {seconds:.1f} | "
         f"{PUBLISHED.get(problem.name, 'none found')} |",
         flush=True,
     )
@@ -248,11 +248,11 @@ def published_steps() -> Iterator[PublishedStep]:
     large = qwen3("qwen3-235b-a22b", 94, 4096, 64, 1536)
 
     def step(
-        source: str, of: Network, devices: int, batch: int, tokens: float, fp8: str, **plan: object
+        source: str, model: Network, devices: int, batch: int, tokens: float, fp8: str, **plan: object
     ) -> PublishedStep:
         return PublishedStep(
             source=source,
-            network=of,
+            network=model,
             devices=devices,
             batch=batch,
             seq=4096,
@@ -338,13 +338,13 @@ def _print_published() -> None:
         "exposed comm. |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
-    for each in published_steps():
-        machine = TrainingCluster.parse(f"{each.devices} x h100-sxm")
+    for published in published_steps():
+        machine = TrainingCluster.parse(f"{published.devices} x h100-sxm")
         job = TrainingJob(
-            network=each.network,
-            batch=each.batch,
-            seq=each.seq,
-            fp8=each.fp8,  # type: ignore[arg-type]
+            network=published.network,
+            batch=published.batch,
+            seq=published.seq,
+            fp8=published.fp8,  # type: ignore[arg-type]
         )
         usual: dict[str, object] = {
             "nodes": machine.links.nodes,
@@ -357,11 +357,12 @@ def _print_published() -> None:
             "flash": True,
             "sharding": "optimizer",
         }
-        plan = ClusterPlan(**usual | each.plan)  # type: ignore[arg-type]
+        plan = ClusterPlan(**usual | published.plan)  # type: ignore[arg-type]
         step = ClusterSearch(job, machine, fixed={"recompute": "none"}).priced(plan).step
-        published_s = each.batch * each.seq / each.devices / each.tokens_per_s
+        published_s = published.batch * published.seq / published.devices / published.tokens_per_s
         print(
-            f"| {each.network.name} | {each.devices} | {each.source} | {each.fp8} | {plan_text(plan)} | "
+            f"| {published.network.name} | {published.devices} | {published.source} | {published.fp8} "
+            f"| {plan_text(plan)} | "
             f"{published_s:.2f} | {step.time_us / 1e6:.2f} | {step.time_us / 1e6 / published_s:.2f} | "
             f"{step.compute_us / step.time_us:.0%} | {step.communication_us / step.time_us:.0%} |",
             flush=True,

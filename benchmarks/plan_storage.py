@@ -96,27 +96,27 @@ def _print_cases() -> None:
         )
 
 
-def _figures(found: PricedPlan) -> str:
-    step = found.step
+def _figures(priced: PricedPlan) -> str:
+    step = priced.step
     parts = (step.compute_us, step.optimizer_us, step.storage_us, step.communication_us)
     shares = " | ".join(f"{us / step.time_us:.1%}" for us in parts)
-    return f"{step.time_us / 1e6:.1f} | {found.mfu:.1%} | {shares}"
+    return f"{step.time_us / 1e6:.1f} | {priced.mfu:.1%} | {shares}"
 
 
-def _memory(found: PricedPlan, machine: TrainingCluster) -> str:
+def _memory(priced: PricedPlan, machine: TrainingCluster) -> str:
     count = machine.links.devices_per_node
-    sizes = (found.memory.total, count * found.memory.host, count * found.memory.nvme)
+    sizes = (priced.memory.total, count * priced.memory.host, count * priced.memory.nvme)
     return ", ".join(f"{size / 1e9:.0f}" for size in sizes)
 
 
-def _missing(found: PricedPlan, machine: TrainingCluster) -> str:
-    count, size = machine.links.devices_per_node, found.memory
+def _missing(priced: PricedPlan, machine: TrainingCluster) -> str:
+    count, size = machine.links.devices_per_node, priced.memory
     lacks = {
         "GB of each device": size.total - machine.memory_bytes,
         "GB of host memory of each node": count * size.host - machine.host_bytes,
         "GB of NVMe of each node": count * size.nvme - machine.nvme_bytes,
     }
-    texts = [f"{size / 1e9:.0f} {what}" for what, size in lacks.items() if size > 0]
+    texts = [f"{size / 1e9:.0f} {storage}" for storage, size in lacks.items() if size > 0]
     return f": **nothing fits; the least that is missing: {', '.join(texts)}**"
 
 
@@ -139,7 +139,7 @@ def _print_offloading() -> None:
     print("|---|---|---|---|---|---|")
     small = gpt("gpt-10b", 50, 4096, 32, 1024)
     large = gpt("gpt-1t", 128, 25600, 160, 1024)
-    one = TrainingCluster.parse("1 x v100-sxm2, 32GB, host 1.5TB 100")
+    single_gpu = TrainingCluster.parse("1 x v100-sxm2, 32GB, host 1.5TB 100")
     many = TrainingCluster.parse(
         "512 x v100-sxm2, 16 a node, 32GB, nvlink2, net-100, host 1.5TB 200, nvme 28TB 25/25"
     )
@@ -147,19 +147,19 @@ def _print_offloading() -> None:
     offload = {"states": "host", "parameters": "device", "recompute": "full"}
     infinity = {"sharding": "full", "states": "nvme", "parameters": "host", "tensor": "4"}
     for name, net, batch, machine, fixed, published in (
-        ("10B", small, 8, one, offload, "40"),
-        ("10B", small, 64, one, offload, "40"),
+        ("10B", small, 8, single_gpu, offload, "40"),
+        ("10B", small, 64, single_gpu, offload, "40"),
         ("1T", large, 2560, many, infinity, "over 49"),
     ):
         job = TrainingJob(network=net, batch=batch, seq=1024, dtype="f16", flash=False)
-        found = ClusterSearch(job, machine, fixed=fixed).run(1, front=False)
-        best = found.best[0] if found.best else found.least_memory
+        search = ClusterSearch(job, machine, fixed=fixed).run(1, front=False)
+        best = search.best[0] if search.best else search.least_memory
         tflops = job.model_flops / best.step.time_us / 1e6 / best.plan.devices
-        again = f"{tflops * 4 / 3:.0f}" if best.plan.recompute == "full" else "-"
+        with_recomputation = f"{tflops * 4 / 3:.0f}" if best.plan.recompute == "full" else "-"
         verdict = "" if best.fits else _missing(best, machine)
         print(
             f"| {name} | {machine.devices} | batch {batch}, {plan_text(best.plan)}{verdict} | {published} | "
-            f"{tflops:.0f} | {again} |",
+            f"{tflops:.0f} | {with_recomputation} |",
             flush=True,
         )
 
@@ -201,8 +201,8 @@ def _print_fsdp() -> None:
     ):
         machine = TrainingCluster.parse(cluster)
         job = TrainingJob(network=net, batch=batch * machine.devices, seq=seq)
-        found = ClusterSearch(job, machine).priced(_sharded(machine, batch, recompute, True))
-        predicted = batch * seq / (found.step.time_us / 1e6)
+        priced = ClusterSearch(job, machine).priced(_sharded(machine, batch, recompute, True))
+        predicted = batch * seq / (priced.step.time_us / 1e6)
         print(
             f"| {name} | {machine.devices} | {batch}, {seq} | {recompute} | {published} | {predicted:.0f} | "
             f"{published / predicted:.2f} |",

@@ -75,11 +75,11 @@ def _print_operators(errors: list[dict[str, Any]]) -> None:
         ]
         print(f"| {' | '.join(cells)} |")
     means = [np.mean([error[name] for error in errors]) for name in ("percent", "kernel_percent")]
-    others = [np.mean([error["others_percent"][name] for error in errors]) for name in names]
+    alternatives = [np.mean([error["others_percent"][name] for error in errors]) for name in names]
     inside = np.array([error["within_percent"] for error in errors])
     rows = np.array([error["rows"] - error["hidden"] for error in errors])
     print(f"\nMean of {len(errors)} lines: {means[0]:.2f} % ({means[1]:.2f} % without the host), ", end="")
-    print(", ".join(f"{name} {mean:.1f}" for name, mean in zip(names, others, strict=True)), end="; ")
+    print(", ".join(f"{name} {mean:.1f}" for name, mean in zip(names, alternatives, strict=True)), end="; ")
     print(
         f"inside {inside.mean():.1f} % of lines, {np.average(inside, weights=rows):.1f} % of rows", end="; "
     )
@@ -95,9 +95,9 @@ def _print_boards(folder: Path) -> None:
         if chips.count(chip) < 2:
             continue
         model = bundled_model().without(table.device.name)
-        found = model.blend(table.skill, fit.table_roofline(table), table.device, table.arithmetic)
-        missed = 100 * (found.us / table.us - 1)
-        inside = 100 * np.mean((found.low_us <= table.us) & (table.us <= found.high_us))
+        blend = model.blend(table.skill, fit.table_roofline(table), table.device, table.arithmetic)
+        missed = 100 * (blend.us / table.us - 1)
+        inside = 100 * np.mean((blend.low_us <= table.us) & (table.us <= blend.high_us))
         print(f"| {table.skill}, {table.arithmetic} | {table.device.name} | {len(missed):,} ", end="")
         print(f"| **{np.abs(missed).mean():.1f}** | {np.median(missed):+.1f} | {inside:.0f} |")
     print()
@@ -118,9 +118,10 @@ def _print_layers(folder: Path) -> None:
                 without = without.without(expert.device)
         cells = [device.name, f"{len(rows):,}"]
         for model, median in ((None, False), (without, True)):
-            found = predict_all(products, device, model=model)
+            predictions = predict_all(products, device, model=model)
             low, time, high = (
-                of.reshape(-1, 2).sum(axis=1) for of in (found.low_us, found.time_us, found.high_us)
+                times_us.reshape(-1, 2).sum(axis=1)
+                for times_us in (predictions.low_us, predictions.time_us, predictions.high_us)
             )
             missed = 100 * (time / us - 1)
             cells += [f"**{np.abs(missed).mean():.1f}**", *[f"{np.median(missed):+.1f}"] * median]

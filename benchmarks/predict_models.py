@@ -94,37 +94,41 @@ def main() -> None:
     console.print(_summary(rows, intervals=not options.measured))
 
 
-def operations(folder: Path, given: dict[str, str]) -> tuple[Operation, ...]:
+def operations(folder: Path, row: dict[str, str]) -> tuple[Operation, ...]:
     """Return the operations that the time of a row includes.
 
     Args:
         folder: Folder of the configurations.
-        given: The row, by column name.
+        row: The row, by column name.
     """
-    trains = given["mode"] == "train"
+    trains = row["mode"] == "train"
     run = NetworkRun(
-        batch=int(given["batch"]),
-        seq=int(given["seq"]),
+        batch=int(row["batch"]),
+        seq=int(row["seq"]),
         mode="train" if trains else "infer",
-        fused=OPTIONS[given["option"]],
+        fused=OPTIONS[row["option"]],
         accumulate=trains,
     )
-    model = network(str(folder / "neusight_model_configs" / f"{given['model']}.json"))
-    return tuple(each for each in model.operations(run) if (each.part, each.phase) != ("loss", "forward"))
+    model = network(str(folder / "neusight_model_configs" / f"{row['model']}.json"))
+    return tuple(
+        operation
+        for operation in model.operations(run)
+        if (operation.part, operation.phase) != ("loss", "forward")
+    )
 
 
 def network_rows(folder: Path, *, measured: bool, left_out: bool = False) -> Iterator[Row]:
     """Yield each measured network with its time as a sum of measured operators, or as predicted."""
-    known = Measured.read(folder / "neusight_ops.csv.gz") if measured else {}
+    measured_operators = Measured.read(folder / "neusight_ops.csv.gz") if measured else {}
     with (folder / "neusight_models.csv").open(newline="", encoding="utf-8") as file:
-        given = [row for row in csv.DictReader(file) if row["option"] in OPTIONS]
-    for row in given:
+        rows = [row for row in csv.DictReader(file) if row["option"] in OPTIONS]
+    for row in rows:
         listed = operations(folder, row)
         if measured:
             name = row["device"].replace("_MI250", "_MI210").replace("_", " ")
-            if name not in known:
+            if name not in measured_operators:
                 continue
-            time = low = high = sum(known[name].of(each) for each in listed)
+            time = low = high = sum(measured_operators[name].of(operation) for operation in listed)
         else:
             time, low, high = (us / 1e3 for us in _predicted_us(listed, DEVICES[row["device"]], left_out))
         yield Row(
@@ -142,10 +146,10 @@ def _predicted_us(listed: tuple[Operation, ...], name: str, left_out: bool) -> t
     """Return the predicted time of operations and the ends of its interval, in microseconds."""
     model = bundled_model().without(name) if left_out else None
     times = predict_operations(listed, devices.find(name), model=model)
-    busy = sum(each.time_us for each in times)
-    time = max(busy, HOST_US * sum(each.operation.count for each in times))
+    busy = sum(operation_time.time_us for operation_time in times)
+    time = max(busy, HOST_US * sum(operation_time.operation.count for operation_time in times))
     less, more = interval_widths(times)
-    return time, max(sum(each.bound_us for each in times), time - less), time + more
+    return time, max(sum(operation_time.bound_us for operation_time in times), time - less), time + more
 
 
 def _table(rows: list[Row], *, intervals: bool) -> Table:

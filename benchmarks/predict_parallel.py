@@ -84,15 +84,18 @@ def _steps(folder: Path) -> Table:
     table = Table("step", "measured, ms", "predicted, ms", "interval", "error", "compute", "waits", "bubble")
     for name, divisions in DIVISIONS.items():
         for parallelism in divisions:
-            found = predict_gpt2(folder, parallelism)
+            prediction = predict_gpt2(folder, parallelism)
             label = labels[name]
             table.add_row(
                 f"{name}{'' if parallelism.overlap else ', gradients behind'}",
                 f"{label:.1f}",
-                f"{found.time_us / 1e3:.1f}",
-                f"{found.low_us / 1e3:.0f} to {found.high_us / 1e3:.0f}",
-                f"{found.time_us / 1e3 / label - 1:+.1%}",
-                *(f"{each.us / 1e3:.1f}" for each in (found.compute, found.communication, found.bubble)),
+                f"{prediction.time_us / 1e3:.1f}",
+                f"{prediction.low_us / 1e3:.0f} to {prediction.high_us / 1e3:.0f}",
+                f"{prediction.time_us / 1e3 / label - 1:+.1%}",
+                *(
+                    f"{part.us / 1e3:.1f}"
+                    for part in (prediction.compute, prediction.communication, prediction.bubble)
+                ),
             )
     return table
 

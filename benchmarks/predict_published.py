@@ -62,14 +62,14 @@ class PublishedStep(MeasuredStep):
 def published() -> Iterator[tuple[dict[str, Any], list[PublishedStep]]]:
     """Yield each set of published steps with its predictions."""
     data = tomllib.loads(FILE.read_text(encoding="utf-8"))
-    for given in data["set"]:
-        yield given, [predicted_step(row, data) for row in published_rows(given)]
+    for dataset in data["set"]:
+        yield dataset, [predicted_step(row, data) for row in published_rows(dataset)]
 
 
-def published_rows(given: dict[str, Any]) -> list[dict[str, Any]]:
+def published_rows(dataset: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of a set, each with what all rows share."""
-    shared = {key: value for key, value in given.items() if key not in ("columns", "rows")}
-    return [{**shared, **dict(zip(given["columns"], row, strict=True))} for row in given["rows"]]
+    shared = {key: value for key, value in dataset.items() if key not in ("columns", "rows")}
+    return [{**shared, **dict(zip(dataset["columns"], row, strict=True))} for row in dataset["rows"]]
 
 
 def predicted_step(row: dict[str, Any], data: dict[str, Any]) -> PublishedStep:
@@ -110,10 +110,10 @@ def predicted_step(row: dict[str, Any], data: dict[str, Any]) -> PublishedStep:
         sharding="optimizer" if megatron else "full",
     )
     cluster = Cluster.of(device, devices=gpus, nodes=max(1, gpus // 8))
-    found = predict_step(_network(row["model"], row["seq"], data), device, run, cluster, parallelism)
+    prediction = predict_step(_network(row["model"], row["seq"], data), device, run, cluster, parallelism)
     measured = row["measured"]
     seconds = measured if row["measured_in"] == "seconds" else row["batch"] * row["seq"] / gpus / measured
-    return PublishedStep(about=_about(row), measured_s=seconds, found=found)
+    return PublishedStep(about=_about(row), measured_s=seconds, found=prediction)
 
 
 def _about(row: dict[str, Any]) -> str:
@@ -172,24 +172,25 @@ def print_published() -> None:
     """Print the errors of each set, and each row."""
     sets = list(published())
     print("| steps | rows | MAPE | bias | worst | in interval |\n|---|---|---|---|---|---|")
-    for given, steps in sets:
-        kinds = dict.fromkeys("fp8" in each.about for each in steps)
+    for dataset, steps in sets:
+        kinds = dict.fromkeys("fp8" in step.about for step in steps)
         for narrow in kinds:
-            rows = [each for each in steps if ("fp8" in each.about) == narrow]
+            rows = [step for step in steps if ("fp8" in step.about) == narrow]
             label = f", {'fp8' if narrow else 'bf16'}" if len(kinds) > 1 else ""
-            cells = summary([each.error for each in rows], [each.inside for each in rows])
-            print(f"| {given['name']}{label} | {cells} |")
+            cells = summary([step.error for step in rows], [step.inside for step in rows])
+            print(f"| {dataset['name']}{label} | {cells} |")
     print("\n| step | measured, s | predicted, s | error | 90 % interval, s | kernels | waits | bubble |")
     print("|---|---|---|---|---|---|---|---|")
     for _, steps in sets:
-        for each in steps:
-            of = each.found
+        for step in steps:
+            times = step.found
             parts = " | ".join(
-                f"{part.us / of.time_us:.0%}" for part in (of.compute, of.communication, of.bubble)
+                f"{part.us / times.time_us:.0%}"
+                for part in (times.compute, times.communication, times.bubble)
             )
             print(
-                f"| {of.device.name}: {each.about} | {each.measured_s:.2f} | {of.time_us / 1e6:.2f} | "
-                f"{each.error:+.1%} | {of.low_us / 1e6:.2f} to {of.high_us / 1e6:.2f} | {parts} |",
+                f"| {times.device.name}: {step.about} | {step.measured_s:.2f} | {times.time_us / 1e6:.2f} | "
+                f"{step.error:+.1%} | {times.low_us / 1e6:.2f} to {times.high_us / 1e6:.2f} | {parts} |",
                 flush=True,
             )
 

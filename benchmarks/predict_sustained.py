@@ -43,8 +43,8 @@ class SustainedProduct:
         """Return the predicted rate, at the power limit or as in a short measurement."""
         size = self.size or BEST_SIZE
         work = workloads.parse(f"gemm:m={size},n={size},k={size},dtype=bf16")
-        (found,) = predict_all([work], self.device, sustained=sustained)
-        return work.flops() / found.time_us / 1e6
+        (prediction,) = predict_all([work], self.device, sustained=sustained)
+        return work.flops() / prediction.time_us / 1e6
 
 
 def sustained_products() -> Iterator[SustainedProduct]:
@@ -59,14 +59,15 @@ def print_sustained() -> None:
         "| device | power limit, W | size | published, TFLOP/s | short measurement | error | at the limit | "
         "error | constant from this row |\n|---|---|---|---|---|---|---|---|---|"
     )
-    for each in sustained_products():
+    for published in sustained_products():
         cells = []
         for sustained in (False, True):
-            found = each.predicted_tflop_s(sustained=sustained)
-            cells.append(f"{found:.0f} | {found / each.tflop_s - 1:+.0%}")
+            tflop_s = published.predicted_tflop_s(sustained=sustained)
+            cells.append(f"{tflop_s:.0f} | {tflop_s / published.tflop_s - 1:+.0%}")
         print(
-            f"| {each.device.name} | {each.device.tdp_w:g} | {each.size or 'best'} | {each.tflop_s:.0f} | "
-            f"{' | '.join(cells)} | {'yes' if each.fits else ''} |"
+            f"| {published.device.name} | {published.device.tdp_w:g} | {published.size or 'best'} "
+            f"| {published.tflop_s:.0f} | "
+            f"{' | '.join(cells)} | {'yes' if published.fits else ''} |"
         )
 
 

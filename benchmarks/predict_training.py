@@ -96,10 +96,14 @@ def rows(folder: Path, source: Source, *, zero3: bool = False) -> Iterator[Row]:
     with (folder / source.file).open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if (row.get("schedule") == "zero3") == zero3:
-                found = predicted(row, source)
+                prediction = predicted(row, source)
                 measured_s = float(row[source.measured])
                 yield Row(
-                    file=source.file, name=row["id"], model=row["model"], measured_s=measured_s, found=found
+                    file=source.file,
+                    name=row["id"],
+                    model=row["model"],
+                    measured_s=measured_s,
+                    found=prediction,
                 )
 
 
@@ -181,10 +185,13 @@ def _layers(row: dict[str, str], layers: int) -> tuple[float, float]:
     )
     network = _network({**row, "layers": str(layers), "vocab": "51200", "model": "22B"})
     tensor = int(row["tp"])
-    found = predict_step(
+    prediction = predict_step(
         network, device, run, Cluster.of(device, devices=tensor), Parallelism(tensor=tensor)
     ).stages[0]
-    forward, backward = found.forward + found.sums_forward, found.backward + found.sums_backward
+    forward, backward = (
+        prediction.forward + prediction.sums_forward,
+        prediction.backward + prediction.sums_backward,
+    )
     return forward.us / 1e3, backward.us / 1e3
 
 
@@ -198,9 +205,9 @@ def _listed(folder: Path, source: Source) -> tuple[Row, ...]:
 
 def print_files(folder: Path) -> None:
     """Print the errors of each file, split into rows used for fitting and rows not."""
-    found = {source: _listed(folder, source) for source in SOURCES}
+    rows_of = {source: _listed(folder, source) for source in SOURCES}
     _header("file", "rows", "MAPE", "bias", "worst", "in interval", "other models")
-    for source, listed in found.items():
+    for source, listed in rows_of.items():
         fitted = FITTED.get(source.file)
         for label, group in (
             (f"{source.file}, nothing fitted", [row for row in listed if row.model != fitted]),
@@ -208,13 +215,13 @@ def print_files(folder: Path) -> None:
         ):
             if group:
                 print(f"| {label} | {_summary(group)} | {source.elsewhere} |")
-    for source, listed in found.items():
+    for source, listed in rows_of.items():
         print(f"\n## {source.file}\n")
         _print_models(listed)
         if len(listed) <= SMALL:
             _print_rows(listed)
     print("\n## vtrain_multi.csv: rows with errors above 12 %")
-    multi = next(listed for source, listed in found.items() if source.file == "vtrain_multi.csv")
+    multi = next(listed for source, listed in rows_of.items() if source.file == "vtrain_multi.csv")
     _print_rows([row for row in multi if abs(row.error) > 0.12])
     print(f"\n{TEXT['multi']}")
 
@@ -241,7 +248,7 @@ def _print_rows(listed: Sequence[Row]) -> None:
     _header("row", "measured, s", "predicted, s", "error", "kernels", "waits", "bubble")
     for row in listed:
         parts = (row.found.compute, row.found.communication, row.found.bubble)
-        cells = " | ".join(f"{each.us / 1e6:.2f}" for each in parts)
+        cells = " | ".join(f"{part.us / 1e6:.2f}" for part in parts)
         print(
             f"| {row.name} | {row.measured_s:.2f} | {row.found.time_us / 1e6:.2f} | {row.error:+.1%} | "
             f"{cells} |"
@@ -262,7 +269,7 @@ def print_cross_validation(folder: Path) -> None:
     measured = np.array([row.measured_s for row in listed])
     models = np.array([row.model for row in listed])
     grid = np.linspace(HOSTS_US[0], HOSTS_US[-1], 57)
-    at = np.array([[np.interp(us, HOSTS_US, each) for us in grid] for each in np.transpose(times)])
+    at = np.array([[np.interp(us, HOSTS_US, row_times) for us in grid] for row_times in np.transpose(times)])
     bound = at[:, -1] > 1.02 * at[:, 0]  # limited by the host
     _header(
         "model left out",
@@ -290,10 +297,10 @@ def print_cross_validation(folder: Path) -> None:
 def print_layers(folder: Path) -> None:
     """Print the passes of one layer."""
     _header("experiment", "forward", "predicted", "error", "backward", "predicted", "error")
-    for name, measured, found in layer_rows(folder):
+    for name, measured, predicted in layer_rows(folder):
         cells = [
             f"{measured_ms:.1f} | {found_ms:.2f} | {found_ms / measured_ms - 1:+.1%}"
-            for measured_ms, found_ms in zip(measured, found, strict=True)
+            for measured_ms, found_ms in zip(measured, predicted, strict=True)
         ]
         print(f"| {name} | {' | '.join(cells)} |")
 
@@ -356,9 +363,10 @@ def print_zero3(folder: Path) -> None:
         listed = [row for row in csv.DictReader(file) if row["schedule"] == "zero3"]
     for row in listed:
         measured_s = float(row[source.measured])
-        ahead, lists = predicted(row, source, gathering="ahead"), predicted(row, source)
+        gathered_ahead, lists = predicted(row, source, gathering="ahead"), predicted(row, source)
         cells = [
-            f"{found.time_us / 1e6:.1f} | {found.time_us / 1e6 / measured_s:.2f}" for found in (ahead, lists)
+            f"{prediction.time_us / 1e6:.1f} | {prediction.time_us / 1e6 / measured_s:.2f}"
+            for prediction in (gathered_ahead, lists)
         ]
         print(
             f"| {row['gpus']} | {row['micro_batch']} | {measured_s:.1f} | {' | '.join(cells)} | "
@@ -400,17 +408,23 @@ def print_mt_nlg() -> None:
             tensor_overlap=False,
             sharding="optimizer",
         )
-        found = predict_step(
+        prediction = predict_step(
             network, device, run, Cluster.of(device, devices=nodes * 8, nodes=nodes), parallelism
         )
-        gradients_s = sum(stage.gradients.us for stage in found.stages) / 35 / 1e6
-        sends_s = found.sends.us / 1e6
-        tensor_s = found.communication.us / 1e6 - gradients_s - sends_s
+        gradients_s = sum(stage.gradients.us for stage in prediction.stages) / 35 / 1e6
+        sends_s = prediction.sends.us / 1e6
+        tensor_s = prediction.communication.us / 1e6 - gradients_s - sends_s
         cells = " | ".join(
-            f"{each:.1f}"
-            for each in (found.compute.us / 1e6, tensor_s, gradients_s, sends_s, found.bubble.us / 1e6)
+            f"{seconds:.1f}"
+            for seconds in (
+                prediction.compute.us / 1e6,
+                tensor_s,
+                gradients_s,
+                sends_s,
+                prediction.bubble.us / 1e6,
+            )
         )
-        found_s = found.time_us / 1e6
+        found_s = prediction.time_us / 1e6
         print(f"| {nodes} | {measured_s:.1f} | {found_s:.1f} | {found_s / measured_s:.2f} | {cells} |")
 
 
@@ -442,11 +456,11 @@ def print_host_bound() -> None:
             run = NetworkRun(
                 batch=batch, seq=1024, mode="train", dtype="bf16", optimizer="adamw", stack=stack
             )  # type: ignore[arg-type]
-            one = Parallelism(microbatches=1)
+            parallelism = Parallelism(microbatches=1)
             cluster = Cluster.of(device, devices=1)
             plain, graph = (
-                predict_step(network, device, each, cluster, one)
-                for each in (run, replace(run, cuda_graphs=True))
+                predict_step(network, device, variant_run, cluster, parallelism)
+                for variant_run in (run, replace(run, cuda_graphs=True))
             )
             kernels = plain.stages[0].kernels
             print(

@@ -502,9 +502,9 @@ class _Writer:
             (8, 3, 3, 2, 4, 1, 2, 2, 1),
         )[0]
         value = self.filled(self.template(EXPRESSIONS[kind]))
-        known = [name for name in self.variables[kind] if name.isidentifier() and name not in "xyz"]
-        if known and self.chance.random() < 0.3:
-            self.write(f"{self.chance.choice(known)} = {value}", depth)
+        assigned = [name for name in self.variables[kind] if name.isidentifier() and name not in "xyz"]
+        if assigned and self.chance.random() < 0.3:
+            self.write(f"{self.chance.choice(assigned)} = {value}", depth)
             return
         self.named += 1
         self.write(f"{kind}{self.named} = {value}", depth)

@@ -105,7 +105,7 @@ def run_ranks(ranks: int, case: Callable[[Path], Any]) -> list[Any]:
             for process in processes:
                 if process.pid is not None:
                     process.join()
-        found = [folder / f"{rank}.json" for rank in range(ranks)]
-        if not all(path.exists() for path in found):
+        results = [folder / f"{rank}.json" for rank in range(ranks)]
+        if not all(path.exists() for path in results):
             raise RunFailed("a process ended without a result: see its error above")
-        return [json.loads(path.read_text()) for path in found]
+        return [json.loads(path.read_text()) for path in results]

@@ -60,7 +60,7 @@ def part(recording: RecordedSpace, fixed: dict[str, int]) -> RecordedSpace:
     """
     mask = np.logical_and.reduce([recording.table[name] == value for name, value in fixed.items()])
     rows = np.flatnonzero(mask)
-    failures = {place: recording.failures[row] for place, row in enumerate(rows) if row in recording.failures}
+    failures = {index: recording.failures[row] for index, row in enumerate(rows) if row in recording.failures}
     return dataclasses.replace(
         recording,
         table=recording.table.take(rows),
@@ -104,8 +104,10 @@ class SearchTrace:
 
     def record(self) -> dict[str, Any]:
         """Return the JSON form, in which times are stored where they change."""
-        kept = dataclasses.asdict(self)
-        return kept | {name: _changes(kept[name]) for name in ("best_us", "floor_us")} | {"asked": len(self)}
+        fields = dataclasses.asdict(self)
+        return (
+            fields | {name: _changes(fields[name]) for name in ("best_us", "floor_us")} | {"asked": len(self)}
+        )
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> SearchTrace:
@@ -177,8 +179,10 @@ class TraceFile:
     def __init__(self, path: Path, data: Data) -> None:
         self._path, self._data = path, data
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        found = map(SearchTrace.from_record, map(json.loads, lines))
-        self._found = {(one.subspace, one.seed): one for one in found if one.by == version(SAMPLER)}
+        traces = map(SearchTrace.from_record, map(json.loads, lines))
+        self._found = {
+            (trace.subspace, trace.seed): trace for trace in traces if trace.by == version(SAMPLER)
+        }
 
     def get(self, subspace: Subspace, seed: int) -> SearchTrace:
         """Return the trace of a search by the current sampler, and make it if the file has none.
@@ -204,7 +208,9 @@ class TraceFile:
         """
         subspaces = tuple(subspaces)
         for seed in seeds:
-            yield from ((one, seed) for one in subspaces if (str(one), seed) not in self._found)
+            yield from (
+                (subspace, seed) for subspace in subspaces if (str(subspace), seed) not in self._found
+            )
 
 
 @functools.cache

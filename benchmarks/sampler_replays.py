@@ -134,7 +134,9 @@ def elsewhere(space: str, among: Iterable[str]) -> tuple[str, ...]:
         among: Names to choose from.
     """
     family = Path(space).parent
-    return tuple(sorted({other for other in among if other != space and Path(other).parent == family}))
+    return tuple(
+        sorted({candidate for candidate in among if candidate != space and Path(candidate).parent == family})
+    )
 
 
 # -- tables --------------------------------------------------------------------------------------------------
@@ -170,11 +172,11 @@ def run(search: Search, data: Data) -> Found:
     """
     space, trials = data.space(search.space), max(search.checkpoints)
     if search.sampler in OURS:
-        known = [data.space(other).recording for other in search.elsewhere]
+        recordings = [data.space(source).recording for source in search.elsewhere]
         seen, sampler = space, search.sampler
         if sampler == BLIND:
             seen, sampler = dataclasses.replace(space, costs=None, bounds=None), "surrogate"
-        done = replay(seen, trials=trials, seed=search.seed, sampler=sampler, elsewhere=known)
+        done = replay(seen, trials=trials, seed=search.seed, sampler=sampler, elsewhere=recordings)
     else:
         done = kernel_tuner_search.search(space.recording, search.sampler, trials=trials, seed=search.seed)
     shares = done.efficiency(space.recording.optimum_us)
@@ -243,23 +245,23 @@ class Results:
 
     def _load(self) -> dict[Search, Found]:
         text = self._path.read_text(encoding="utf-8") if self._path.exists() else '{"searches": []}'
-        return {found.search: found for found in map(Found.of, json.loads(text)["searches"])}
+        return {entry.search: entry for entry in map(Found.of, json.loads(text)["searches"])}
 
     def get(self, search: Search) -> Found | None:
         """Return the result of a search, or None if it is missing, incomplete or stale.
 
         The result of a sampler that is not installed is never stale.
         """
-        found = self._found.get(search)
-        if found is None or not set(search.checkpoints) <= set(found.efficiency):
+        entry = self._found.get(search)
+        if entry is None or not set(search.checkpoints) <= set(entry.efficiency):
             return None
-        return found if version(search.sampler) in (None, found.by) else None
+        return entry if version(search.sampler) in (None, entry.by) else None
 
-    def add(self, found: Found) -> None:
+    def add(self, entry: Found) -> None:
         """Save one result, and keep those that other processes have saved in the meantime."""
-        self._found = self._load() | {found.search: found}
-        ordered = sorted(self._found.values(), key=lambda each: dataclasses.astuple(each.search))
-        lines = ",\n".join(json.dumps(each.record()) for each in ordered)
+        self._found = self._load() | {entry.search: entry}
+        ordered = sorted(self._found.values(), key=lambda result: dataclasses.astuple(result.search))
+        lines = ",\n".join(json.dumps(result.record()) for result in ordered)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self._path.with_name(self._path.name + ".new")
         fresh.write_text(f'{{"searches": [\n{lines}\n]}}\n', encoding="utf-8")

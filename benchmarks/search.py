@@ -91,8 +91,8 @@ def complete(searches: Sequence[Search], results: Results, data: Data, jobs: int
     console = Console(stderr=True)
     bar = functools.partial(track, total=len(todo), console=console, disable=not console.is_terminal)
     try:
-        for number, found in enumerate(bar(run_all(todo, data, jobs), "searching"), start=1):
-            results.add(found)
+        for number, result in enumerate(bar(run_all(todo, data, jobs), "searching"), start=1):
+            results.add(result)
             if not console.is_terminal and (number % PROGRESS_EVERY == 0 or number == len(todo)):
                 print(f"{number}/{len(todo)}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
@@ -126,8 +126,10 @@ def figures(
     """
     rows = []
     for seed in range(seeds):
-        found = [results.get(dataclasses.replace(search, seed=seed)) for search in searches]
-        measured = [[each.efficiency[count] for count in counts] for each in found if each is not None]
+        results_of = [results.get(dataclasses.replace(search, seed=seed)) for search in searches]
+        measured = [
+            [result.efficiency[count] for count in counts] for result in results_of if result is not None
+        ]
         if len(measured) == len(searches):
             rows.append(measured)
     if not rows:
@@ -159,7 +161,7 @@ def comparison(results: Results, spaces: Sequence[str], samplers: Sequence[str],
     return markdown(("space", "sampler", "seeds", *(f"after {count}" for count in CHECKPOINTS)), rows)
 
 
-def taken_over(space: Space, others: Sequence[RecordedSpace], count: int) -> float:
+def taken_over(space: Space, recordings: Sequence[RecordedSpace], count: int) -> float:
     """Return the efficiency of measuring only the fastest configurations of other devices.
 
     They are ordered by the mean of log(time / optimum) over the other devices. Configurations that failed or
@@ -167,10 +169,12 @@ def taken_over(space: Space, others: Sequence[RecordedSpace], count: int) -> flo
 
     Args:
         space: The recorded space of this device.
-        others: Recorded spaces of the other devices.
+        recordings: Recorded spaces of the other devices.
         count: Number of configurations to measure.
     """
-    columns = [np.log(times_us / np.nanmin(times_us)) for times_us in space.prospects(others).elsewhere_us]
+    columns = [
+        np.log(times_us / np.nanmin(times_us)) for times_us in space.prospects(recordings).elsewhere_us
+    ]
     order = np.argsort(np.nan_to_num(np.mean(columns, axis=0), nan=np.inf, posinf=np.inf), kind="stable")
     here_us = space.recording.times_us[order[:count]]
     return 0.0 if np.isnan(here_us).all() else float(space.recording.optimum_us / np.nanmin(here_us))
@@ -186,23 +190,23 @@ def transfer(results: Results, data: Data, searches: Sequence[Search], seeds: in
         seeds: Number of seeds.
     """
     rows = []
-    known = {search.space: search.elsewhere for search in searches}
-    for name, group in groups(tuple(known)).items():
+    elsewhere = {search.space: search.elsewhere for search in searches}
+    for name, group in groups(tuple(elsewhere)).items():
         for sampler in dict.fromkeys(search.sampler for search in searches):
             cold = [Search(space=space, sampler=sampler) for space in group]
-            warm = [dataclasses.replace(search, elsewhere=known[search.space]) for search in cold]
-            for how, of_group in (("cold", cold), ("warm", warm)):
+            warm = [dataclasses.replace(search, elsewhere=elsewhere[search.space]) for search in cold]
+            for start, of_group in (("cold", cold), ("warm", warm)):
                 if measured := figures(results, of_group, WARM_CHECKPOINTS, seeds):
-                    rows.append((name, f"{sampler}, {how}", measured[0], "-", *measured[1:]))
-        shares = [_taken_over(data, space, known[space]) for space in group]
+                    rows.append((name, f"{sampler}, {start}", measured[0], "-", *measured[1:]))
+        shares = [_taken_over(data, space, elsewhere[space]) for space in group]
         cells = [f"{share:.3f}" for share in np.mean(shares, axis=0)]
         rows.append((name, "fastest of the other devices", "-", *cells))
     head = (f"after {count}" for count in (1, *WARM_CHECKPOINTS))
     return markdown(("space", "configurations from", "seeds", *head), rows)
 
 
-def _taken_over(data: Data, space: str, others: Sequence[str]) -> list[float]:
-    recordings = [data.space(other).recording for other in others]
+def _taken_over(data: Data, space: str, spaces: Sequence[str]) -> list[float]:
+    recordings = [data.space(source).recording for source in spaces]
     return [taken_over(data.space(space), recordings, count) for count in (1, *WARM_CHECKPOINTS)]
 
 
@@ -223,12 +227,12 @@ def overhead(samplers: Sequence[str]) -> str:
 
 
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
-    known = (*OURS, *kernel_tuner_search.STRATEGIES)
+    samplers = (*OURS, *kernel_tuner_search.STRATEGIES)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("part", nargs="?", choices=("compare", "warm", "overhead"), default="compare")
     parser.add_argument("--seeds", type=int, default=20, help="searches per sampler and space, default 20")
     parser.add_argument("--spaces", default=",".join(SPACES), help="recorded spaces, comma-separated")
-    parser.add_argument("--samplers", help=f"samplers, comma-separated: {', '.join(known)}")
+    parser.add_argument("--samplers", help=f"samplers, comma-separated: {', '.join(samplers)}")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes, default 1")
     parser.add_argument(
         "--out", type=Path, default=Path("search.json"), help="file of the results, default search.json"
@@ -236,9 +240,9 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=DATA, help="folder of recorded spaces")
     options = parser.parse_args(arguments)
     options.spaces = options.spaces.split(",")
-    usual = known if options.part == "compare" else ("surrogate",)
+    usual = samplers if options.part == "compare" else ("surrogate",)
     options.samplers = tuple(options.samplers.split(",")) if options.samplers else usual
-    allowed = known if options.part == "compare" else OURS
+    allowed = samplers if options.part == "compare" else OURS
     if unknown := set(options.samplers) - set(allowed):
         parser.error(
             f"unknown sampler {', '.join(sorted(unknown))} for {options.part}; known: {', '.join(allowed)}"
@@ -255,15 +259,24 @@ def main(arguments: list[str] | None = None) -> int:
     data, results = Data(options.data), Results(options.out)
     if not data.has_all(options.spaces):
         return 6
-    each = [Search(space=space, sampler=sampler) for space in options.spaces for sampler in options.samplers]
+    search_cases = [
+        Search(space=space, sampler=sampler) for space in options.spaces for sampler in options.samplers
+    ]
     if options.part == "warm":
         family = [space for space in {*SPACES, *options.spaces} if data.path(space).exists()]
-        each = [dataclasses.replace(one, elsewhere=elsewhere(one.space, family)) for one in each]
-        each = [one for one in each if one.elsewhere]
-    searches = [dataclasses.replace(one, seed=seed) for seed in range(options.seeds) for one in each]
+        search_cases = [
+            dataclasses.replace(search_case, elsewhere=elsewhere(search_case.space, family))
+            for search_case in search_cases
+        ]
+        search_cases = [search_case for search_case in search_cases if search_case.elsewhere]
+    searches = [
+        dataclasses.replace(search_case, seed=seed)
+        for seed in range(options.seeds)
+        for search_case in search_cases
+    ]
     status = complete(searches, results, data, options.jobs)
     if options.part == "warm":
-        print(transfer(results, data, each, options.seeds))
+        print(transfer(results, data, search_cases, options.seeds))
     else:
         print(comparison(results, options.spaces, options.samplers, options.seeds))
     return status

@@ -79,8 +79,8 @@ class Resnet(nn.Module):
         self.pool = nn.MaxPool2d(3, 2, 1)
         channels, stages = width, []
         for stage, count in enumerate(blocks):
-            for place in range(count):
-                stride = 2 if stage and not place else 1
+            for index in range(count):
+                stride = 2 if stage and not index else 1
                 stages.append(Bottleneck(channels, width << stage, stride, expansion))
                 channels = (width << stage) * expansion
         self.blocks = nn.Sequential(*stages)
@@ -137,8 +137,8 @@ class MobileNetV2(nn.Module):
         layers: list[nn.Module] = [*_conv(3, first, 3, 2), nn.ReLU6(inplace=True)]
         channels = first
         for expansion, out, count, stride in stages:
-            for place in range(count):
-                layers.append(InvertedResidual(channels, out, stride if not place else 1, expansion))
+            for index in range(count):
+                layers.append(InvertedResidual(channels, out, stride if not index else 1, expansion))
                 channels = out
         self.layers = nn.Sequential(*layers, *_conv(channels, last), nn.ReLU6(inplace=True))
         self.dropout, self.fc = nn.Dropout(0.2), nn.Linear(last, classes)
@@ -166,7 +166,7 @@ class Vgg(nn.Module):
         self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(7), nn.Flatten())
         hidden = [nn.Linear(wide, inner) for wide in (49 * channels, inner)]
         self.head = nn.Sequential(
-            *(part for one in hidden for part in (one, nn.ReLU(inplace=True), nn.Dropout())),
+            *(part for layer in hidden for part in (layer, nn.ReLU(inplace=True), nn.Dropout())),
             nn.Linear(inner, classes),
         )
 
@@ -391,7 +391,7 @@ class CrossAttention(nn.Module):
     def forward(self, x: Tensor, text: Tensor) -> Tensor:
         """Return (batch, pixels, width)."""
         read = (self.q(x), self.k(text), self.v(text))
-        q, k, v = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in read)
+        q, k, v = (projected.unflatten(-1, (self.heads, -1)).transpose(1, 2) for projected in read)
         return self.out(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
@@ -412,8 +412,8 @@ class TransformerBlock(nn.Module):
     def forward(self, x: Tensor, text: Tensor) -> Tensor:
         """Return images of the same shape."""
         y = self.inward(self.norm(x)).flatten(2).transpose(1, 2)
-        own = self.norms[0](y)
-        y = y + self.own(own, own)
+        normalised = self.norms[0](y)
+        y = y + self.own(normalised, normalised)
         y = y + self.cross(self.norms[1](y), text)
         wide, gate = self.gate(self.norms[2](y)).chunk(2, dim=-1)
         y = y + self.down(wide * functional.gelu(gate))
@@ -429,24 +429,24 @@ class DiffusionUNet(nn.Module):
         super().__init__()
         time, last = 4 * width, len(scales) - 1
         self.width, self.time = width, nn.Sequential(nn.Linear(width, time), nn.SiLU(), nn.Linear(time, time))
-        self.first, channels, kept = nn.Conv2d(4, width, 3, padding=1), width, [width]
+        self.first, channels, skip_channels = nn.Conv2d(4, width, 3, padding=1), width, [width]
         self.down, self.up = nn.ModuleList(), nn.ModuleList()
         for level, scale in enumerate(scales):
             for _ in range(2):
                 self.down.append(self._level(channels, scale * width, time, text, heads, level < last))
                 channels = scale * width
-                kept.append(channels)
+                skip_channels.append(channels)
             if level < last:
                 self.down.append(nn.Conv2d(channels, channels, 3, 2, 1))
-                kept.append(channels)
+                skip_channels.append(channels)
         self.middle = self._level(channels, channels, time, text, heads, True)
         self.end = ResidualBlock(channels, channels, time)
         for level, scale in reversed(list(enumerate(scales))):
-            for place in range(3):
-                wide = channels + kept.pop()
+            for index in range(3):
+                wide = channels + skip_channels.pop()
                 self.up.append(self._level(wide, scale * width, time, text, heads, level < last))
                 channels = scale * width
-                if place == 2 and level:
+                if index == 2 and level:
                     self.up.append(nn.Conv2d(channels, channels, 3, padding=1))
         self.norm, self.last = nn.GroupNorm(min(32, width // 4), width), nn.Conv2d(width, 4, 3, padding=1)
 
@@ -463,14 +463,14 @@ class DiffusionUNet(nn.Module):
 
     def forward(self, x: Tensor, step: Tensor, text: Tensor) -> Tensor:
         """Return (n, 4, h, w) noise of (n, 4, h, w) latents, (n, width) steps and (n, words, text) texts."""
-        time, kept = self.time(step), [self.first(x)]
+        time, skips = self.time(step), [self.first(x)]
         for stage in self.down:
             is_level = isinstance(stage, nn.ModuleList)
-            kept.append(self._run(stage, kept[-1], time, text) if is_level else stage(kept[-1]))
-        y = self.end(self._run(self.middle, kept[-1], time, text), time)
+            skips.append(self._run(stage, skips[-1], time, text) if is_level else stage(skips[-1]))
+        y = self.end(self._run(self.middle, skips[-1], time, text), time)
         for stage in self.up:
             if isinstance(stage, nn.ModuleList):
-                y = self._run(stage, torch.cat([y, kept.pop()], dim=1), time, text)
+                y = self._run(stage, torch.cat([y, skips.pop()], dim=1), time, text)
             else:
                 y = stage(functional.interpolate(y, scale_factor=2.0, mode="nearest"))
         return self.last(functional.silu(self.norm(y)))

@@ -47,7 +47,7 @@ Make = Callable[[int], tuple[Step, State]]
 
 def names() -> tuple[str, ...]:
     """Return the names of all programs, sorted."""
-    return tuple(sorted(found.name for found in pkgutil.iter_modules(__path__)))
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
 def program(name: str) -> Make:

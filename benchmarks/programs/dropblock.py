@@ -28,8 +28,8 @@ class DropBlock(nn.Module):
         valid = (height - self.size + 1) * (width - self.size + 1)
         gamma = self.rate * height * width / self.size**2 / valid
         centres = (torch.rand(x.shape[0], 1, height, width) < gamma).to(x.dtype)
-        kept = 1 - functional.max_pool2d(centres, self.size, stride=1, padding=self.size // 2)
-        return x * kept * (kept.numel() / kept.sum().clamp(min=1))
+        mask = 1 - functional.max_pool2d(centres, self.size, stride=1, padding=self.size // 2)
+        return x * mask * (mask.numel() / mask.sum().clamp(min=1))
 
 
 def make(seed: int) -> tuple[Step, State]:

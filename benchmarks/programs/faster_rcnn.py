@@ -18,15 +18,15 @@ CHANNELS, CELLS, STRIDE, KEPT = 16, 8, 4, 6
 def suppress(boxes: np.ndarray, scores: np.ndarray, threshold: float) -> list[int]:
     """Return the indices of boxes (N, 4; x0, y0, x1, y1) that overlap no box with a higher score."""
     areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-    order, kept = np.argsort(-scores, kind="stable"), []
+    order, selected = np.argsort(-scores, kind="stable"), []
     while order.size:
         best, order = int(order[0]), order[1:]
-        kept.append(best)
+        selected.append(best)
         corner = np.maximum(boxes[best, :2], boxes[order, :2])
         extent = np.maximum(np.minimum(boxes[best, 2:], boxes[order, 2:]) - corner, 0)
         shared = extent.prod(1)
         order = order[shared / (areas[best] + areas[order] - shared) <= threshold]
-    return kept
+    return selected
 
 
 def make(seed: int) -> tuple[Step, State]:
@@ -69,9 +69,9 @@ def make(seed: int) -> tuple[Step, State]:
         loss = functional.binary_cross_entropy_with_logits(proposed[:, 0], objects.float())
         if objects.any():
             loss = loss + functional.smooth_l1_loss(boxes[objects], target.expand(int(objects.sum()), 4)) / 8
-        kept = suppress(boxes.detach().numpy(), proposed[:, 0].detach().numpy(), 0.5)[:KEPT]
+        selected = suppress(boxes.detach().numpy(), proposed[:, 0].detach().numpy(), 0.5)[:KEPT]
         regions, labels = [], []
-        for x0, y0, x1, y1 in boxes.detach()[kept].tolist():
+        for x0, y0, x1, y1 in boxes.detach()[selected].tolist():
             left, top = (min(max(int(edge / STRIDE), 0), CELLS - 2) for edge in (x0, y0))
             right, bottom = max(left + 2, int(x1 / STRIDE)), max(top + 2, int(y1 / STRIDE))
             region = features[:, :, top:bottom, left:right]
@@ -85,7 +85,7 @@ def make(seed: int) -> tuple[Step, State]:
         loss = loss + functional.cross_entropy(classes, torch.tensor(labels))
         loss.backward()
         optimizer.step()
-        state.effects.append((tuple(kept), tuple(labels)))
+        state.effects.append((tuple(selected), tuple(labels)))
         return loss.detach()
 
     return step, state

@@ -24,8 +24,8 @@ def grow(chance: random.Random, leaves: int) -> Tree:
     """Return a random tree with a number of leaves."""
     if leaves == 1:
         return chance.randrange(WORDS)
-    left = chance.randint(1, leaves - 1)
-    return grow(chance, left), grow(chance, leaves - left)
+    left_leaves = chance.randint(1, leaves - 1)
+    return grow(chance, left_leaves), grow(chance, leaves - left_leaves)
 
 
 def leaves_of(tree: Tree) -> list[int]:

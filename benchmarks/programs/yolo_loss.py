@@ -29,28 +29,28 @@ def make(seed: int) -> tuple[Step, State]:
         count = int(torch.randint(0, 12, (), generator=chance))
         images = torch.randint(4, (count, 1), generator=chance)
         kinds = torch.randint(CLASSES, (count, 1), generator=chance)
-        places = torch.rand(count, 4, generator=chance) * 0.98
-        return torch.randn(4, 3, 32, 32, generator=chance), torch.cat([images, kinds, places], 1)
+        boxes = torch.rand(count, 4, generator=chance) * 0.98
+        return torch.randn(4, 3, 32, 32, generator=chance), torch.cat([images, kinds, boxes], 1)
 
     state = State(modules={"network": network}, optimizers={"sgd": optimizer}, batch=batch)
 
     def step(images: Tensor, objects: Tensor) -> Tensor:
         optimizer.zero_grad()
         output = network(images).permute(0, 2, 3, 1)
-        wanted = torch.zeros_like(output[..., 0])
+        objectness = torch.zeros_like(output[..., 0])
         loss = output.new_zeros(())
         if len(objects):
             image, kind = objects[:, 0].long(), objects[:, 1].long()
             column, row = (objects[:, 2:4] * CELLS).long().unbind(1)
-            found = output[image, row, column]
-            wanted[image, row, column] = 1.0
-            loss = functional.mse_loss(found[:, 1:5].sigmoid(), objects[:, 2:])
-            loss = loss + functional.cross_entropy(found[:, 5:], kind)
+            matched = output[image, row, column]
+            objectness[image, row, column] = 1.0
+            loss = functional.mse_loss(matched[:, 1:5].sigmoid(), objects[:, 2:])
+            loss = loss + functional.cross_entropy(matched[:, 5:], kind)
         confident = output[..., 0].detach() > 0
-        wrong = output[..., 0][confident & (wanted == 0)]
+        wrong = output[..., 0][confident & (objectness == 0)]
         if wrong.numel() > 0:
             loss = loss + wrong.sigmoid().mean()
-        loss = loss + functional.binary_cross_entropy_with_logits(output[..., 0], wanted)
+        loss = loss + functional.binary_cross_entropy_with_logits(output[..., 0], objectness)
         loss.backward()
         optimizer.step()
         state.effects.append((len(objects), confident.nonzero().shape[0]))
