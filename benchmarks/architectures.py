@@ -202,14 +202,14 @@ def coverage(name: str, case: Architecture, options: argparse.Namespace) -> Iter
 
 
 def _cells(plans: Sequence[PartitionPlan]) -> Iterator[str]:
-    by_torch = sum(plan.torch_us for plan in plans)
-    yield str(sum(len(plan.graph.nodes) for plan in plans))
-    yield str(sum(len(plan.chosen) for plan in plans))
-    yield f"{sum(plan.coverage * plan.torch_us for plan in plans) / by_torch:.1%}"
+    by_torch = sum(partition.torch_us for partition in plans)
+    yield str(sum(len(partition.graph.nodes) for partition in plans))
+    yield str(sum(len(partition.chosen) for partition in plans))
+    yield f"{sum(partition.coverage * partition.torch_us for partition in plans) / by_torch:.1%}"
     yield f"{by_torch / 1e3:.2f} ms"
-    yield f"{sum(plan.us for plan in plans) / 1e3:.2f} ms"
-    yield f"{sum(plan.saved_bytes for plan in plans) / 1e6:.0f} MB"
-    yield f"{max(plan.partition.gap for plan in plans):.2%}"
+    yield f"{sum(partition.us for partition in plans) / 1e3:.2f} ms"
+    yield f"{sum(partition.saved_bytes for partition in plans) / 1e6:.0f} MB"
+    yield f"{max(partition.partition.gap for partition in plans):.2%}"
 
 
 _left: dict[str, dict[str, Mapping[tuple[str, str], float]]] = {"inference": {}, "training": {}}

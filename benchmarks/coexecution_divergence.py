@@ -91,8 +91,12 @@ def table(records: list[Record]) -> str:
     lines = ["| program | divergences forced | at calls | result |", "|---|---|---|---|"]
     for name, windows in sorted(by_program.items()):
         reached = [call for window in windows for call in window.get("reached", ())]
-        wrong = [str(run.get("error") or run["beyond tolerance"]) for run in windows if _differs(run)]
-        exact = all(not run.get("differences") for run in windows)
+        wrong = [
+            str(window_run.get("error") or window_run["beyond tolerance"])
+            for window_run in windows
+            if _differs(window_run)
+        ]
+        exact = all(not window_run.get("differences") for window_run in windows)
         result = "; ".join(wrong[:2]) or ("equal to the last bit" if exact else f"equal within {TOLERANCE:g}")
         calls = f"{min(reached)} to {max(reached)}" if reached else "none"
         lines.append(f"| {name} | {len(reached)} | {calls} | {result} |")

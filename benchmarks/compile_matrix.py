@@ -168,12 +168,12 @@ def _items(
         )
 
 
-def shard(items: Iterable[Item], which: str) -> list[Item]:
+def shard(all_items: Iterable[Item], which: str) -> list[Item]:
     """Return every n-th item, starting with the i-th, for `which` in the form i/n, for example ``"1/8"``."""
     i, _, n = which.partition("/")
     if not (i.isdecimal() and n.isdecimal() and 1 <= int(i) <= int(n)):
         raise SystemExit(f"--shard: expected i/n with 1 <= i <= n, for example 1/8, got {which}")
-    return list(items)[int(i) - 1 :: int(n)]
+    return list(all_items)[int(i) - 1 :: int(n)]
 
 
 # -- one configuration ---------------------------------------------------------------------------------------

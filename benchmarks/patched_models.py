@@ -140,16 +140,18 @@ class PatchedModelCase:
         yield "restored", step(self.model, self.inputs, self.targets)
 
 
-def within_limits(step: StepResult, by_torch: StepResult, truth: StepResult, gradient_limit: float) -> bool:
+def within_limits(
+    tuned_step: StepResult, by_torch: StepResult, truth: StepResult, gradient_limit: float
+) -> bool:
     """Return whether the errors of a step are at most `SLACK` times those of torch in float32.
 
     Args:
-        step: The step.
+        tuned_step: The step.
         by_torch: The same step by torch in float32.
         truth: The same step in float64.
         gradient_limit: Relative error that gradients may always have.
     """
-    (output, gradient, _), limits = step.error(truth), by_torch.error(truth)
+    (output, gradient, _), limits = tuned_step.error(truth), by_torch.error(truth)
     return output <= SLACK * limits[0] and gradient <= max(SLACK * limits[1], gradient_limit)
 
 
@@ -188,13 +190,13 @@ def check_case(case: PatchedModelCase) -> tuple[list[str], bool]:
     """Run a case; return its rows of the table, and whether all errors are within the limits."""
     steps: dict[str, StepResult] = {}
     rows, right = [], True
-    for name, step in case.run():
-        steps[name] = step
+    for name, result in case.run():
+        steps[name] = result
         if name == "float64":
             continue
-        rows.append(step.row(case.name, name, truth=steps["float64"]))
-        print(rows[-1], dict(step.served), flush=True)
-        right &= within_limits(step, steps["torch"], steps["float64"], case.gradient_limit)
+        rows.append(result.row(case.name, name, truth=steps["float64"]))
+        print(rows[-1], dict(result.served), flush=True)
+        right &= within_limits(result, steps["torch"], steps["float64"], case.gradient_limit)
     same = torch.equal(steps["restored"].outputs, steps["torch"].outputs)
     return rows, right and same and any(by == "tunebench" for by, _ in steps["tunebench"].served)
 

@@ -343,20 +343,25 @@ def _cells(line: _Line, device: Device) -> list[str]:
         return ["0", *["-"] * 8]
     plain_us = line.time_us(line.at(plain)) / plain
     search = _Search(line=line, budget_bytes=budget, plain_us=plain_us)
-    batches = {mode: search.largest(mode, plain, MOST_TIME) for mode in MODES if mode != "both"}
-    batches["both"] = max(*batches.values(), search.largest("both", max(batches.values()), MOST_TIME))
-    batch = batches["both"]
+    batch_by_mode = {mode: search.largest(mode, plain, MOST_TIME) for mode in MODES if mode != "both"}
+    batch_by_mode["both"] = max(
+        *batch_by_mode.values(), search.largest("both", max(batch_by_mode.values()), MOST_TIME)
+    )
+    batch = batch_by_mode["both"]
     plan, use = plan_on_device(line.at(batch), budget, device, effort=EFFORT)
     while not use.fits:  # fragmentation
         batch = int(batch * (1 - RESOLUTION))
         plan, use = plan_on_device(line.at(batch), budget, device, effort=EFFORT)
-    batches["both"] = batch
+    batch_by_mode["both"] = batch
     assert use.allocator is not None
     assert plan.simulation.peak_bytes <= use.allocator.reserved_bytes <= budget
     recomputed, whole = search.largest("recompute", batch), search.largest("both", batch)
     return [
         str(plain),
-        *(f"{batch_size} ({search.ratio(mode, batch_size):.2f})" for mode, batch_size in batches.items()),
+        *(
+            f"{batch_size} ({search.ratio(mode, batch_size):.2f})"
+            for mode, batch_size in batch_by_mode.items()
+        ),
         f"{batch / plain:.2f}",
         f"{size_text(use.allocator.reserved_bytes)} of {size_text(budget)}",
         *(

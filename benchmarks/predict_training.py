@@ -297,10 +297,10 @@ def print_cross_validation(folder: Path) -> None:
 def print_layers(folder: Path) -> None:
     """Print the passes of one layer."""
     _header("experiment", "forward", "predicted", "error", "backward", "predicted", "error")
-    for name, measured, predicted in layer_rows(folder):
+    for name, measured, predicted_parts in layer_rows(folder):
         cells = [
             f"{measured_ms:.1f} | {found_ms:.2f} | {found_ms / measured_ms - 1:+.1%}"
-            for measured_ms, found_ms in zip(measured, predicted, strict=True)
+            for measured_ms, found_ms in zip(measured, predicted_parts, strict=True)
         ]
         print(f"| {name} | {' | '.join(cells)} |")
 

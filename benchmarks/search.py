@@ -190,15 +190,15 @@ def transfer(results: Results, data: Data, searches: Sequence[Search], seeds: in
         seeds: Number of seeds.
     """
     rows = []
-    elsewhere = {search.space: search.elsewhere for search in searches}
-    for name, group in groups(tuple(elsewhere)).items():
+    sources = {search.space: search.elsewhere for search in searches}
+    for name, group in groups(tuple(sources)).items():
         for sampler in dict.fromkeys(search.sampler for search in searches):
             cold = [Search(space=space, sampler=sampler) for space in group]
-            warm = [dataclasses.replace(search, elsewhere=elsewhere[search.space]) for search in cold]
+            warm = [dataclasses.replace(search, elsewhere=sources[search.space]) for search in cold]
             for start, of_group in (("cold", cold), ("warm", warm)):
                 if measured := figures(results, of_group, WARM_CHECKPOINTS, seeds):
                     rows.append((name, f"{sampler}, {start}", measured[0], "-", *measured[1:]))
-        shares = [_taken_over(data, space, elsewhere[space]) for space in group]
+        shares = [_taken_over(data, space, sources[space]) for space in group]
         cells = [f"{share:.3f}" for share in np.mean(shares, axis=0)]
         rows.append((name, "fastest of the other devices", "-", *cells))
     head = (f"after {count}" for count in (1, *WARM_CHECKPOINTS))

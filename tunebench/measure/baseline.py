@@ -87,18 +87,18 @@ def measure_baselines(
         Timed baselines, fastest first, then those that failed; empty if no library has the operator.
     """
     inputs = workload.draw(np.random.default_rng(seed))
-    baselines: list[Baseline | BaselineFailed] = []
+    timings: list[Baseline | BaselineFailed] = []
     seconds = time.thread_time if device.kind == "cpu" else time.monotonic
     for library, calls_of, sampler_of in _libraries(workload, device, protocol):
         calls = _or_failed(library, functools.partial(calls_of, workload, inputs))
         if isinstance(calls, BaselineFailed):
-            baselines.append(calls)
+            timings.append(calls)
             continue
         for name, call in calls.items():
             sampler = functools.partial(sampler_of, call)
-            baselines.append(_or_failed(name, functools.partial(_time, name, sampler, protocol, seconds)))
+            timings.append(_or_failed(name, functools.partial(_time, name, sampler, protocol, seconds)))
     return sorted(
-        baselines, key=lambda baseline: baseline.median_us if isinstance(baseline, Baseline) else math.inf
+        timings, key=lambda baseline: baseline.median_us if isinstance(baseline, Baseline) else math.inf
     )
 
 

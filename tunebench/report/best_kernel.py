@@ -169,8 +169,8 @@ def _of_recording(history: SearchHistory, device: Device) -> BestKernel:
     if isinstance(kernel_model, str):
         return BestKernel(missing=f"the recording has no source; {kernel_model}")
     columns = {name: np.array([record.key.config[name] for record in history.records]) for name in values}
-    roofline = recorded_roofline(kernel_model, columns, device)
-    return BestKernel(roofline=roofline, missing="the recording has neither source nor resources")
+    achieved = recorded_roofline(kernel_model, columns, device)
+    return BestKernel(roofline=achieved, missing="the recording has neither source nor resources")
 
 
 def recorded_roofline(

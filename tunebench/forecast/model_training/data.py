@@ -184,7 +184,7 @@ def _table(path: Path) -> Iterator[tuple[Device, str, float]]:
 
 
 def _exported(path: Path) -> Iterator[tuple[Device, str, float]]:
-    devices: dict[str, Device] = {}
+    device_of: dict[str, Device] = {}
     fastest: dict[tuple[str, str], float] = {}
     fields = {field.name for field in dataclasses.fields(Device)}
     with path.open(encoding="utf-8") as file:
@@ -193,15 +193,15 @@ def _exported(path: Path) -> Iterator[tuple[Device, str, float]]:
                 entry = json.loads(text)
                 if entry["what"] == "device":
                     facts = {name: value for name, value in entry.items() if name in fields}
-                    devices[entry["key"]] = Device(**facts)
+                    device_of[entry["key"]] = Device(**facts)
                 elif entry["what"] == "measurement" and entry["outcome"]["kind"] == "measured":
                     us, pair = _positive(entry["outcome"]["median_us"]), (entry["device"], entry["workload"])
-                    if devices[pair[0]].kind == "gpu":
+                    if device_of[pair[0]].kind == "gpu":
                         fastest[pair] = min(us, fastest.get(pair, us))
             except (InputError, KeyError, TypeError, ValueError) as error:
                 raise InputError(f"{path}, line {line}: {error}") from error
     for (device, workload), us in fastest.items():
-        yield devices[device], workload, us
+        yield device_of[device], workload, us
 
 
 def _positive(value: str | float) -> float:

@@ -35,13 +35,13 @@ def canonical_activation(activation: str) -> str:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _canonical(text: str) -> str:
-    expression = canonical(text)
-    if names(parse(expression)) != ("x",):
+    canonical_text = canonical(text)
+    if names(parse(canonical_text)) != ("x",):
         raise InputError(
             f"an activation must be one of {', '.join(ACTIVATIONS)} or an expression in x alone, "
-            f"got {expression}"
+            f"got {canonical_text}"
         )
-    return expression
+    return canonical_text
 
 
 def expression(activation: str) -> str:

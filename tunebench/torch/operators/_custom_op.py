@@ -104,8 +104,8 @@ class CachedDispatch:
 
     __slots__ = ("_gradients", "_op", "call", "dispatcher", "is_direct")
 
-    def __init__(self, op: CustomOp, call: OpCall, dispatcher: Dispatcher) -> None:
-        self.call, self.dispatcher, self._op = call, dispatcher, op
+    def __init__(self, op: CustomOp, call: OpCall, workload_dispatcher: Dispatcher) -> None:
+        self.call, self.dispatcher, self._op = call, workload_dispatcher, op
         is_copied = any(view is not None and view.is_copied for view in call.views)
         self.is_direct = call.copy_reason is None and not is_copied
         self._gradients: tuple[Dispatcher, ...] | None = None
@@ -246,12 +246,12 @@ class CustomOp:
 
     def _implement(self, *arguments: Any) -> Any:
         """Run the operator by the chosen implementation: a tuned kernel or torch."""
-        dispatcher = self.find_dispatcher(arguments)
-        if isinstance(dispatcher, str):
-            return run_by_torch(self.name, dispatcher, lambda: self.fallback(*arguments))
-        made = dispatcher.bound_choice()
+        workload_dispatcher = self.find_dispatcher(arguments)
+        if isinstance(workload_dispatcher, str):
+            return run_by_torch(self.name, workload_dispatcher, lambda: self.fallback(*arguments))
+        made = workload_dispatcher.bound_choice()
         if is_watched():
-            dispatcher.notify(made)
+            workload_dispatcher.notify(made)
         if made.kernel is None:
             return self.fallback(*arguments)
         if self.check is not None:
@@ -349,8 +349,12 @@ def _cached_dispatch(
         if isinstance(call, str):
             route = call
         else:
-            dispatcher = op.find_dispatcher(call.arguments(operands))
-            route = dispatcher if isinstance(dispatcher, str) else CachedDispatch(op, call, dispatcher)
+            workload_dispatcher = op.find_dispatcher(call.arguments(operands))
+            route = (
+                workload_dispatcher
+                if isinstance(workload_dispatcher, str)
+                else CachedDispatch(op, call, workload_dispatcher)
+            )
         _dispatch_cache[key] = route
     return route
 
