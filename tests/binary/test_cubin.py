@@ -109,7 +109,7 @@ def test_launches_beyond_the_binary_or_the_device_are_refused() -> None:
 
 @given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda data: b"\x7fELF\x02\x01" + data))
 def test_invalid_cubin_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="not a cubin"):
+    with pytest.raises(ValueError, match="are not a cubin"):
         read_cubin(data)
 
 

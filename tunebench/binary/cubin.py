@@ -65,11 +65,11 @@ def read_cubin(cubin: bytes) -> dict[str, KernelResources]:
         ValueError: The bytes are not a complete 64-bit little-endian ELF file.
     """
     if cubin[:6] != b"\x7fELF\x02\x01":
-        raise ValueError("not a cubin: expected the header of a 64-bit little-endian ELF file")
+        raise ValueError("the bytes are not a cubin: expected the header of a 64-bit little-endian ELF file")
     try:
         facts = _facts(_sections(cubin))
     except (struct.error, LookupError, ValueError) as error:
-        raise ValueError(f"not a cubin, or truncated: {error}") from error
+        raise ValueError(f"the bytes are not a cubin, or are truncated: {error}") from error
     reserved = _RESERVED_SMEM_BYTES if _compute_capability(cubin) >= 90 else 0
     for entry in facts.values():
         entry["static_smem_bytes"] = max(0, entry.get("static_smem_bytes", 0) - reserved)

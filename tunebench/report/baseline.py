@@ -47,7 +47,7 @@ def write_baseline(
     """
     rows = best_answers(reader, workloads=workloads, devices=devices)
     if not rows:
-        raise InputError(f"no current record for a baseline in {reader.location}: tune the workloads first")
+        raise InputError(f"{reader.location} has no current record for a baseline: tune the workloads first")
     spaces = dict.fromkeys(
         SpaceKey(device=row["device"], workload=row["workload"], variant=row["variant"]) for row in rows
     )

@@ -94,7 +94,7 @@ def _without(key: str) -> Callable[[dict[str, Any]], None]:
         (lambda data: data.update(budget_bytes=1), "does not fit this step: .*above 1"),
         (lambda data: data.update(schedule=7), "damaged: 'int' object is not iterable"),
         (lambda data: data["schedule"].pop(0), "does not fit this step: invalid schedule at action 0"),
-        (lambda data: data["schedule"].append(["fly", 0]), "unknown action 'fly'; known: run, free"),
+        (lambda data: data["schedule"].append(["fly", 0]), "'fly' is not an action: expected one of run, free"),
         (lambda data: data["schedule"].append(["run", 10]), r"the step has no Compute\(operation=10\)"),
         (lambda data: data["schedule"].append(["free", -1]), r"the step has no Free\(tensor=-1\)"),
         (lambda data: data["schedule"].append(["free", True]), "expected a whole number, found True"),

@@ -48,6 +48,6 @@ def export_optuna(
         keys = select({space.device for space in store.spaces()})
         histories = search_histories(store, workloads=texts, devices=keys) if keys else []
         if not histories:
-            raise InputError(f"no record to export in {store.location}")
+            raise InputError(f"{store.location} has no record to export")
     names = export_studies(histories, storage)
     emit(as_json, {"studies": names}, lambda to: to.print("\n".join(names), soft_wrap=True))

@@ -81,7 +81,7 @@ def _file(name: str) -> str:
 
 def _number(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > _LARGEST_ID:
-        raise LookupMiss(f"no trial {text[:40]!r}")
+        raise LookupMiss(f"there is no trial {text[:40]!r}")
     return int(text)
 
 

@@ -242,7 +242,7 @@ class Pages:
         for entry in self._browser.entries(workload):
             if entry.device_id == device.id:
                 return Line(device=device, entry=entry, read=True)
-        raise LookupMiss(f"no trial of {workload!r} on {device.key} in {self._browser.location}")
+        raise LookupMiss(f"{self._browser.location} has no trial of {workload!r} on {device.key}")
 
     def _trials(self, device_id: int, query: Query) -> Page[Any]:
         order = choose("sort", query.order, tuple(TRIAL_ORDERS))
@@ -288,7 +288,7 @@ class Pages:
         """
         trial = self._browser.trial(number)
         if trial is None:
-            raise LookupMiss(f"no trial {number} in {self._browser.location}")
+            raise LookupMiss(f"{self._browser.location} has no trial {number}")
         devices = {device.id: device for device in self._browser.devices()}
         if trial.device_id not in devices:
             raise LookupMiss(f"the device of trial {number} is not in {self._browser.location}")
@@ -352,7 +352,7 @@ class Pages:
         """
         run = self._browser.run(run_id)
         if run is None:
-            raise LookupMiss(f"no search {run_id!r} in {self._browser.location}")
+            raise LookupMiss(f"{self._browser.location} has no search {run_id!r}")
         (search,) = self._searches([run])
         points = self._browser.run_points(run_id)
         return self._render(
@@ -419,7 +419,7 @@ class Pages:
         if kind == "search":
             run = self._browser.run(name)
             if run is None:
-                raise LookupMiss(f"no search {name!r} in {self._browser.location}")
+                raise LookupMiss(f"{self._browser.location} has no search {name!r}")
             side = side_of_search(self._searches([run])[0], self._browser.run_points(name))
             trial_id = side.best_trial
         elif kind == "workload":
@@ -453,7 +453,7 @@ class Pages:
         for device in self._browser.devices():
             if device.key == key:
                 return device
-        raise LookupMiss(f"no device {key!r} in {self._browser.location}")
+        raise LookupMiss(f"{self._browser.location} has no device {key!r}")
 
 
 # -- filters and parts -------------------------------------------------------------------------------------

@@ -169,7 +169,7 @@ def _require_same_step(described: Mapping[str, Any], step: TrainingStep, path: s
 def _action(entry: Any) -> Action:
     kind, index = entry
     if kind not in _KINDS:
-        raise ValueError(f"unknown action {kind!r}; known: {', '.join(_KINDS)}")
+        raise ValueError(f"{kind!r} is not an action: expected one of {', '.join(_KINDS)}")
     return _KINDS[kind](_integer(index))
 
 
