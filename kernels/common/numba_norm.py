@@ -173,7 +173,7 @@ def _taken(workload: Norm, config: Config) -> Callable[..., Any]:
 
 
 def _again(workload: Norm, config: Config) -> Callable[..., Any]:
-    """Return the function that returns an element in a later pass: kept, stored, or computed again."""
+    """Return the function that returns an element in a later pass: kept, stored, or recomputed."""
     part, keep = _summed(workload), config["keep"] == 1
     written = workload.has_residual and workload.dtype == "f32"
 

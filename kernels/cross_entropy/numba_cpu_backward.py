@@ -1,6 +1,6 @@
 """Gradient of cross entropy on the CPU: pieces of rows in parallel, element by element.
 
-A piece is first written as if it did not contain the target class. The task whose piece contains the class
+A piece is first written without regard to the target class. The task whose piece contains the class
 then corrects that element.
 """
 

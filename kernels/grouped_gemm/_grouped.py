@@ -123,7 +123,7 @@ def busiest_blocks(
 def shares(workload: GroupedGemm, table: Table, device: Device) -> Share:
     """Return the share of the products that the busiest blocks compute, for each configuration.
 
-    Tiles are counted as if one group had all rows, which is the fewest that any split of the rows has.
+    Tiles are counted for one group with all rows: no split of the rows has fewer.
     """
     bm, bn, bk = (table[name].astype(np.float64) for name in ("bm", "bn", "bk"))
     tiles_a_block = table["tiles_a_block"].astype(np.float64) if "tiles_a_block" in table.space.names else 1.0

@@ -70,7 +70,7 @@ SPACE = Space(
             unroll,
             device,
         ),
-        # Parts have separate blocks and at least one warp access, and are no more than keep the device busy.
+        # Parts have separate blocks and at least one warp access; more would add no speed.
         lambda rows, row_threads, split: (split == 1) | ((rows == 1) & (row_threads >= 64)),
         lambda vector, split, workload: (split == 1) | (_lines(workload, vector) >= split),
         lambda split, workload, device: (
