@@ -329,7 +329,7 @@ def _nearest(name: str, named: str | None, rates: Mapping[str, float], tensor: M
 def _tensor_rates(
     base: Mapping[str, float], rates: Mapping[str, float], notes: list[str]
 ) -> dict[str, float]:
-    """Return tensor rates by type: the given ones, and the others in proportion to those of the base.
+    """Return tensor rates by type: given ones unchanged, missing ones in proportion to the rates of the base.
 
     Datasheets list one rate for fp16 and bf16 together, where a device has both.
     """

@@ -100,7 +100,7 @@ def _write(plans: Sequence[PartitionPlan], folder: Path) -> list[Path]:
 
 
 def _number(one: PartitionPlan, plans: Sequence[PartitionPlan]) -> str:
-    """Return a plan's number among those of its phase, such as `.2`; empty if it is the only one."""
+    """Return the number of a plan in its phase, such as `.2`; empty if the phase has one plan."""
     alike = [other for other in plans if other.graph.phase == one.graph.phase]
     return f".{next(place for place, other in enumerate(alike, 1) if other is one)}" if alike[1:] else ""
 

@@ -25,7 +25,7 @@ _MODEL = re.compile(r"\w+\s+((?:[A-Z]+\s+)*[A-Z0-9]*\d[A-Z0-9]*)")
 
 
 def labels(device_name: str) -> frozenset[str]:
-    """Return the Ray resources for a device; a node is used if it has at least one of them (see `may_have`).
+    """Return the Ray resources for a device; a node qualifies with at least one of them (see `may_have`).
 
     Args:
         device_name: A product in any spelling, such as ``h100-sxm``, an architecture, or the key of a device.

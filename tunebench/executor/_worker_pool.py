@@ -63,7 +63,7 @@ class Worker:
 
 @dataclass(slots=True, eq=False)
 class PendingJob:
-    """A job, and the number of workers that died while they ran it; it is suspect if there are any."""
+    """A job, and the number of workers that died running it; a job with a dead worker is suspect."""
 
     job: Job
     losses: int = 0

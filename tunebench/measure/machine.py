@@ -178,7 +178,7 @@ def busy_elsewhere(seconds: float = _SHORTEST_S) -> float:
 
 
 def spin_only_if_idle() -> None:
-    """Let the threads of OpenMP sleep while they wait for one another, if other programs use the processors.
+    """Make waiting OpenMP threads sleep instead of spin if other programs use the processors.
 
     A thread that spins takes the processor from the thread that it waits for, and its processor time says
     nothing about the kernel. Call this before OpenMP is loaded; a policy in the environment is kept.

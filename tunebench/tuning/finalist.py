@@ -74,7 +74,7 @@ class TimedConfig:
 
     @property
     def disagreement(self) -> float:
-        """Factor between its times in the search and in the rounds; 1 if it lacks one of them."""
+        """Ratio of its times in the search and in the rounds, at least 1; 1 if either is missing."""
         if not self.rounds or not math.isfinite(self.search_us):
             return 1.0
         ratio = self.median()[0] / self.search_us

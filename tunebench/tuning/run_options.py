@@ -124,7 +124,7 @@ def _complete(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_same_search(options: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
-    """Return whether a run with one set of stored options may resume one with the other."""
+    """Return whether a run may resume an interrupted run, given the stored options of both."""
     options, stored = _complete(options), _complete(stored)
     return all(options[name] == stored[name] for name, option in RUN_OPTIONS.items() if not option.resumes)
 

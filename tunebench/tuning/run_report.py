@@ -216,7 +216,7 @@ def _measured_rates(device: Device) -> str | None:
 
 
 def _timed(context: RunContext, best: Record | None) -> TimedConfig | None:
-    """Return the best as this run knows it; None if another process found it."""
+    """Return the best among the configurations of this run; None if another process found it."""
     if best is None:
         return None
     best_key = (best.key.variant, best.key.config)

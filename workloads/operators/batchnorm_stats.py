@@ -117,7 +117,7 @@ class BatchNormStats(MatrixWorkload):
         return (self._matrix("x"), *self._vectors("running_mean", "running_var"))
 
     def outputs(self) -> tuple[Tensor, ...]:
-        """Return statistics of the batch, then the running ones; or gradients of scale and shift, then dz."""
+        """Return batch and running statistics; or the gradients of scale and shift, then dz."""
         if self.is_backward:
             return (*self._vectors("dgamma", "dbeta"), *((self._matrix("dz"),) if self.has_relu else ()))
         return self._vectors("mean", "rstd", "new_mean", "new_var")

@@ -96,7 +96,7 @@ class GroupedGemm(Workload):
         return 2 * self.m * self.n * self.k
 
     def traffic(self) -> Traffic:
-        """Count the matrix of one group only: all rows may belong to it, and then no other matrix is read."""
+        """Count the matrix of one group only: if all rows belong to one group, no other matrix is read."""
         a, b, offsets = (tensor.nbytes for tensor in self.inputs())
         return Traffic(
             read_bytes=a + b // self.groups + offsets,

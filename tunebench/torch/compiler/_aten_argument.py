@@ -111,7 +111,7 @@ _CONSTANTS = {"aten::full": "fill_value", "aten::scalar_tensor": "s"}
 
 
 def number_of(value: Any) -> float | None:
-    """Return an argument as a number, if it is one, or a tensor of equal numbers or a view of it."""
+    """Return the number that an argument is, or that fills a constant tensor or its view; None otherwise."""
     if isinstance(value, (int, float)):
         return value
     if not isinstance(value, fx.Node) or not hasattr(value.target, "_schema"):

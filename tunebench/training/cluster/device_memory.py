@@ -270,7 +270,7 @@ class MemoryPricer:
     def _activations(
         self, plans: _Plans, rank: Any, layers: tuple[int, int] | None
     ) -> tuple[Any, Any, tuple[Any, Any]]:
-        """Return the bytes of the micro-batches in flight, those of work, and those of layers among them.
+        """Return bytes: micro-batches in flight, recomputation, and the layers' part of the first.
 
         The last are those of one layer, and of all layers of the device.
         """

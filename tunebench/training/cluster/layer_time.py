@@ -365,7 +365,7 @@ class LayerTimes:
         return found
 
     def kinds_of_layer(self) -> tuple[tuple[int, int], ...]:
-        """Return a first layer, one between, and a last one, which are the same if there are few layers."""
+        """Return the first, a middle and the last layer as ranges; with few layers, some are equal."""
         count = self.network.layers
         return (0, 1), (count // 2, count // 2 + 1), (count - 1, count)
 

@@ -111,7 +111,7 @@ def _file(path: str | Path) -> dict[str, object]:
 
 
 def _slowest(groups: list[TrainingCluster]) -> Link:
-    """Return the slowest link between nodes of a group; the usual one of its product if it has one node."""
+    """Return the slowest link between nodes of all groups; of one node, the usual link of its product."""
     found = [
         group.links.between if group.links.nodes > 1 else link_of(group.device, network=True)
         for group in groups

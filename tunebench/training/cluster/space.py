@@ -608,7 +608,7 @@ class PlanTable(Sequence[ClusterPlan]):
         return PlanTable(self._table.take(rows))
 
     def distinct(self, *names: str) -> tuple[list[ClusterPlan], NDArray[np.int64]]:
-        """Return one plan for each combination of some parameters, and which of them each plan has.
+        """Return one plan per combination of some parameters, and the index of the combination of each plan.
 
         Args:
             names: The parameters.

@@ -102,7 +102,7 @@ def _moments(excess: np.ndarray) -> list[int]:
 
 
 def _lifetimes(step: TrainingStep) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each tensor the operation that writes it and the last that first uses it; -1 without one."""
+    """Return the first writer and the last reader of each tensor; -1 without a reader."""
     born = np.full(len(step.tensors), len(step.operations))
     last = np.full(len(step.tensors), -1)
     for index, operation in enumerate(step.operations):

@@ -143,7 +143,7 @@ def _draw_activity(axes: Any, plan: MemoryPlan) -> None:
 
 
 def _extend(spans: list[tuple[float, float]], start: float, end: float) -> None:
-    """Append an interval as start and length, or lengthen the last one if it ends where this one starts."""
+    """Append an interval as start and length; an interval that continues the last one lengthens it."""
     if end - start <= 1e-9:
         return
     if spans and abs(sum(spans[-1]) - start) <= 1e-9:

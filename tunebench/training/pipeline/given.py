@@ -121,7 +121,7 @@ def _instant(_: int) -> float:
 
 
 def _joined(parts: Sequence[StageCosts]) -> StageCosts:
-    """Return the costs of a stage that consists of some parts; it sends what the last one sends."""
+    """Return the costs of a stage of several parts, which sends the output of the last part."""
     if len(parts) == 1:
         return parts[0]
     whole = any(part.backward_us is not None for part in parts)

@@ -408,7 +408,7 @@ class _Search:
         )
 
     def _judge(self, schedule: PipelineSchedule) -> PipelineSimulation | None:
-        """Simulate a schedule and keep it if it fits; return None for other placements, or if it does not."""
+        """Simulate a schedule and keep it if it fits; return None if it does not or is placed otherwise."""
         if schedule.placement != self._placement or (_splits(schedule) and not self._split):
             return None
         return None if any(self._judge_excess(schedule)) else self._latest

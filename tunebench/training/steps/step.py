@@ -312,7 +312,7 @@ def _stages(
 
 
 def _phase(kernels: NetworkPrediction, phase: Phase) -> TimeRange:
-    """Return the time of one phase: that of its kernels, or that of launching them if it is longer.
+    """Return the time of one phase: the longer of its kernels and their launches.
 
     The passes of a micro-batch are one queue of kernels, the optimizer another. The interval is scaled alike.
     """
