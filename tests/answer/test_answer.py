@@ -146,8 +146,8 @@ def ask_quietly(db: str) -> Answer:
 
 def test_answer_has_every_field(db: str, remember: Remember) -> None:
     versus = {"ratio": 1.5, "low": 1.2, "high": None, "probability": 0.99}
-    said = Verdict(versus_default="faster", comparison={"libraries": {"torch": versus}})
-    remember(SXM, 7, measured(12.5), bound_us=10.0, verdict=said)
+    verdict = Verdict(versus_default="faster", comparison={"libraries": {"torch": versus}})
+    remember(SXM, 7, measured(12.5), bound_us=10.0, verdict=verdict)
     answer = lookup("softmax", **DIMENSIONS, device="h100-sxm", db=db)
     assert answer == Answer(
         workload=WORKLOAD,
@@ -194,9 +194,9 @@ def test_every_way_to_ask_gives_the_same_answer(
 
 def test_text_of_a_workload_is_looked_up_with_changes(db: str, remember: Remember) -> None:
     remember(SXM, 0, measured(10.0))
-    found = lookup(WORKLOAD, device="h100-sxm", db=db)
-    assert found == lookup("softmax", **DIMENSIONS, device="h100-sxm", db=db)
-    assert lookup("softmax:rows=8,cols=128,dtype=f32", rows=64, device="h100-sxm", db=db) == found
+    answer = lookup(WORKLOAD, device="h100-sxm", db=db)
+    assert answer == lookup("softmax", **DIMENSIONS, device="h100-sxm", db=db)
+    assert lookup("softmax:rows=8,cols=128,dtype=f32", rows=64, device="h100-sxm", db=db) == answer
     with pytest.raises(InputError, match="expected dimension=value"):
         lookup("softmax:rows", device="h100-sxm", db=db)
     with pytest.raises(InputError, match="depth"):
@@ -313,8 +313,8 @@ def test_configuration_that_the_device_cannot_run_is_not_returned(db: str) -> No
     with pytest.raises(LookupMiss, match="violates"):
         lookup_workload(text, device=small, db=db, strict=True)
     with pytest.warns(Unmeasured):
-        other = lookup_workload(text, device=small, db=db)
-    assert narrow.row(other.config) is not None or other.variant != product.key
+        answer = lookup_workload(text, device=small, db=db)
+    assert narrow.row(answer.config) is not None or answer.variant != product.key
 
 
 def test_valid_record_is_not_checked_again_until_a_file_changes(
@@ -364,13 +364,13 @@ def test_other_dtypes_and_operations_are_not_neighbours(db: str, remember: Remem
 
 def test_neighbour_has_a_wider_baseline_interval(db: str, remember: Remember) -> None:
     versus = {"ratio": 1.5, "low": 1.08, "high": 2.0, "probability": 0.99}
-    said = Verdict(versus_default="faster", comparison={"libraries": {"torch": versus}})
-    remember(SXM, 1, measured(4.0), workload="softmax:rows=64,cols=256,dtype=f32", verdict=said)
+    verdict = Verdict(versus_default="faster", comparison={"libraries": {"torch": versus}})
+    remember(SXM, 1, measured(4.0), workload="softmax:rows=64,cols=256,dtype=f32", verdict=verdict)
     with pytest.warns(Unmeasured):
-        found = lookup("softmax", **DIMENSIONS, device=SXM, db=db).baselines["torch"]
-    assert found.ratio == 1.5
-    assert 0.9 < found.low < 1 < 2.0 < (found.high or 0.0)
-    assert not found.faster
+        baseline = lookup("softmax", **DIMENSIONS, device=SXM, db=db).baselines["torch"]
+    assert baseline.ratio == 1.5
+    assert 0.9 < baseline.low < 1 < 2.0 < (baseline.high or 0.0)
+    assert not baseline.faster
 
 
 def test_lookup_of_one_variant(db: str, remember: Remember) -> None:
@@ -399,7 +399,7 @@ def test_unmeasured_answer_warns_once(db: str, remember: Remember) -> None:
         for _ in range(3):
             ask(db, strict=False)
             write_count.count_write()
-    assert [one.category for one in caught] == [Unmeasured]
+    assert [warning.category for warning in caught] == [Unmeasured]
     assert caught[0].filename == __file__
 
 
@@ -580,8 +580,8 @@ def test_bundled_records_rank_after_the_users_records(
     db: str, remember: Remember, bundle: Callable[[str], None]
 ) -> None:
     versus = {"ratio": 1.5, "low": 1.2, "high": None, "probability": 0.99}
-    said = Verdict(comparison={"libraries": {"torch": versus}})
-    remember(SXM, 1, measured(3.0), verdict=said)
+    verdict = Verdict(comparison={"libraries": {"torch": versus}})
+    remember(SXM, 1, measured(3.0), verdict=verdict)
     remember(A100, 2, measured(3.0))
     bundle(db)
     assert ask(db) == (1, "measured here")
@@ -665,10 +665,10 @@ def test_miss_ends_after_a_record(db: str, remember: Remember) -> None:
 def test_replaced_file_is_noticed(db: str, remember: Remember, tmp_path: Path) -> None:
     remember(SXM, 1, measured(1.0))
     assert ask(db) == (1, "measured here")
-    other = tmp_path / "other.db"
-    with open_store(other) as store:
+    replacement = tmp_path / "other.db"
+    with open_store(replacement) as store:
         _record(store, SXM, 2, measured(2.0))
-    other.replace(db)
+    replacement.replace(db)
     later()
     assert ask(db) == (2, "measured here")
     Path(db).unlink()
@@ -679,13 +679,13 @@ def test_replaced_file_is_noticed(db: str, remember: Remember, tmp_path: Path) -
 
 def test_threads_do_not_share_a_connection(db: str, remember: Remember) -> None:
     remember(SXM, 1, measured(1.0))
-    found: list[tuple[int, str]] = []
-    threads = [threading.Thread(target=lambda: found.extend(ask(db) for _ in range(50))) for _ in range(4)]
+    answers: list[tuple[int, str]] = []
+    threads = [threading.Thread(target=lambda: answers.extend(ask(db) for _ in range(50))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [(1, "measured here")] * 200
+    assert answers == [(1, "measured here")] * 200
 
 
 @needs_fork
@@ -694,21 +694,21 @@ def test_signal_handler_looks_up_within_a_lookup(
 ) -> None:
     remember(SXM, 1, measured(3.0))
     later()
-    rows, found = _reader.AnswerReader.rows, list[tuple[int, str]]()
+    rows, answers = _reader.AnswerReader.rows, list[tuple[int, str]]()
 
     def rows_with_a_signal(*arguments: Any, **named: Any) -> Any:
-        if not found:
-            found.append((0, "interrupted"))
+        if not answers:
+            answers.append((0, "interrupted"))
             signal.raise_signal(signal.SIGUSR1)
         return rows(*arguments, **named)
 
     monkeypatch.setattr(_reader.AnswerReader, "rows", rows_with_a_signal)
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: found.append(ask(db)))
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: answers.append(ask(db)))
     try:
         assert ask(db) == (1, "measured here")
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert found == [(0, "interrupted"), (1, "measured here")]
+    assert answers == [(0, "interrupted"), (1, "measured here")]
     assert not _cache._cache._is_reading
 
 
@@ -724,9 +724,9 @@ def test_cached_answers_and_open_files_are_bounded(
         for rows in range(1, 9):
             copy = shutil.copy(db, tmp_path / str(rows))
             lookup("softmax", **{**DIMENSIONS, "rows": rows}, device=SXM, db=copy)
-    kept = _cache._cache
-    assert max(map(len, (kept.asked, kept.answers, kept.warned))) <= 3
-    assert len(kept.views) <= 4
+    cache = _cache._cache
+    assert max(map(len, (cache.asked, cache.answers, cache.warned))) <= 3
+    assert len(cache.views) <= 4
     assert ask(db) == (1, "measured here")
 
 
@@ -797,10 +797,10 @@ def test_a_server_is_read_through_an_index(
 ) -> None:
     remember(SXM, 1, measured(3.0))
     remember(PCIE, 2, Predicted(predicted_us=0.2, verification=VERIFIED))
-    here = lookup_workload(WORKLOAD, device=SXM, db=db)
-    there = lookup_workload(WORKLOAD, device=SXM, db=far_away)
-    assert there.database == far_away.replace("s3cret", "***")
-    assert there.to_json() | {"database": db} == here.to_json()
+    local_answer = lookup_workload(WORKLOAD, device=SXM, db=db)
+    server_answer = lookup_workload(WORKLOAD, device=SXM, db=far_away)
+    assert server_answer.database == far_away.replace("s3cret", "***")
+    assert server_answer.to_json() | {"database": db} == local_answer.to_json()
     assert ask(far_away, PCIE) == ask(db, PCIE)
 
     remember(SXM, 3, measured(1.0))
@@ -824,8 +824,12 @@ def test_old_indexes_are_deleted(tmp_path: Path) -> None:
         path.touch(mode=0o600)
     os.utime(unfinished[0], (0, 0))
     lookup_index.replace_index(folder / "new.db", "one", [], {})
-    left = {path.name for path in folder.iterdir()}
-    assert left == {"new.db", "current.new", *(f"{age}.db" for age in range(lookup_index.MAX_INDEXES - 1))}
+    remaining = {path.name for path in folder.iterdir()}
+    assert remaining == {
+        "new.db",
+        "current.new",
+        *(f"{age}.db" for age in range(lookup_index.MAX_INDEXES - 1)),
+    }
 
 
 def test_an_index_has_the_intervals_of_predictions(db: str, far_away: str, remember: Remember) -> None:
@@ -837,11 +841,11 @@ def test_an_index_has_the_intervals_of_predictions(db: str, far_away: str, remem
 def test_index_has_neighbours(db: str, far_away: str, remember: Remember) -> None:
     remember(PCIE, 7, measured(9.0), workload="softmax:rows=64,cols=256,dtype=f32")
     with pytest.warns(Unmeasured):
-        there = lookup_workload(WORKLOAD, device=SXM, db=far_away)
+        server_answer = lookup_workload(WORKLOAD, device=SXM, db=far_away)
     with pytest.warns(Unmeasured):
-        here = lookup_workload(WORKLOAD, device=SXM, db=db)
-    assert (there.how, there.config) == ("neighbour", numbered(7))
-    assert dataclasses.replace(here, database=there.database) == there
+        local_answer = lookup_workload(WORKLOAD, device=SXM, db=db)
+    assert (server_answer.how, server_answer.config) == ("neighbour", numbered(7))
+    assert dataclasses.replace(local_answer, database=server_answer.database) == server_answer
 
 
 def test_index_is_used_with_a_warning_when_the_server_is_down(
@@ -866,16 +870,16 @@ def test_imported_record_is_returned_as_imported_with_its_file(
     assert ask(db) == (1, "measured here")
     with open_store(db) as store:
         export_to(store, tmp_path / "of a friend.jsonl", "jsonl", Selection())
-    with open_store(tmp_path / "other.db") as other:
-        assert import_file(other, tmp_path / "of a friend.jsonl").added == 1
-        lookup_index.export_index(other, tmp_path / "index.db")
+    with open_store(tmp_path / "other.db") as imported:
+        assert import_file(imported, tmp_path / "of a friend.jsonl").added == 1
+        lookup_index.export_index(imported, tmp_path / "index.db")
     for path in ("other.db", "index.db"):
         answer = lookup_workload(WORKLOAD, device=SXM, db=tmp_path / path, strict=True)
         assert (answer.how, answer.exact) == ("imported", True)
         assert answer.because.startswith("imported from of a friend.jsonl, measured for ")
-    found = lookup_workload(WORKLOAD, device=PCIE, db=tmp_path / "other.db")
-    assert found.how == "same architecture"
-    assert found.because.startswith("imported from of a friend.jsonl, ")
+    imported_answer = lookup_workload(WORKLOAD, device=PCIE, db=tmp_path / "other.db")
+    assert imported_answer.how == "same architecture"
+    assert imported_answer.because.startswith("imported from of a friend.jsonl, ")
 
 
 def test_median_below_its_bound_is_not_returned(db: str, remember: Remember) -> None:

@@ -12,6 +12,6 @@ from benchmarks.activation_memory import formula_bytes, layer_bytes  # noqa: E40
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_layer_keeps_what_the_formulas_say(family: str, recompute: bool) -> None:
-    how = {"dropout": 0.0, "flash": False, "recompute": recompute}
-    measured = layer_bytes(family, torch.bfloat16, **how)
-    assert formula_bytes(family, "bf16", **how) == pytest.approx(measured, rel=0.003)
+    settings = {"dropout": 0.0, "flash": False, "recompute": recompute}
+    measured = layer_bytes(family, torch.bfloat16, **settings)
+    assert formula_bytes(family, "bf16", **settings) == pytest.approx(measured, rel=0.003)

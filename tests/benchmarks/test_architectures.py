@@ -24,13 +24,13 @@ def test_covered_and_left_fractions_of_the_time_sum_to_one() -> None:
     rows = list(architectures.coverage("toy", toy, options))
     for row, step in zip(rows, ("inference", "training"), strict=True):
         covered = float(row.split("|")[6].strip().removesuffix("%")) / 100
-        left = architectures._left[step]["toy"]
-        assert covered + sum(left.values()) == pytest.approx(1, abs=1e-3)
+        left_to_torch = architectures._left[step]["toy"]
+        assert covered + sum(left_to_torch.values()) == pytest.approx(1, abs=1e-3)
     assert any("softplus" in row for row in architectures.left_table())
 
 
 def test_each_architecture_has_inputs_that_can_be_read() -> None:
     assert len(SMALL) >= 60
     assert len(PUBLISHED) >= 30
-    for one in (*SMALL.values(), *PUBLISHED.values()):
-        assert len(one.specs()) == len(one.inputs)
+    for architecture in (*SMALL.values(), *PUBLISHED.values()):
+        assert len(architecture.specs()) == len(architecture.inputs)

@@ -47,19 +47,19 @@ def course(best_us: tuple[float, ...], floor_us: float = 0.0, *, ended: bool = F
 
 
 def test_trace_trial_by_trial_equals_search_at_once() -> None:
-    found = replay_traces.follow(Space.of(recording()), seed=3, trials=60)
+    trace = replay_traces.follow(Space.of(recording()), seed=3, trials=60)
     at_once = replay(Space.of(recording()), trials=60, seed=3, sampler="surrogate")
-    assert found.best_us == at_once.best_us
-    assert found.ended
-    assert len(found) == len(TABLE)
-    assert found.time_us(1000) == found.optimum_us == 11.0
+    assert trace.best_us == at_once.best_us
+    assert trace.ended
+    assert len(trace) == len(TABLE)
+    assert trace.time_us(1000) == trace.optimum_us == 11.0
 
 
 def test_trace_survives_json_round_trip() -> None:
     made = course((np.inf, 9.0, 9.0, 4.0), floor_us=2.0)
-    kept = json.loads(json.dumps(made.record()))
-    assert kept["best_us"] == [[0, None], [1, 9.0], [3, 4.0]]
-    assert SearchTrace.from_record(kept) == made
+    record = json.loads(json.dumps(made.record()))
+    assert record["best_us"] == [[0, None], [1, 9.0], [3, 4.0]]
+    assert SearchTrace.from_record(record) == made
     assert (made.time_us(0), made.time_us(1), made.time_us(3)) == (100.0, 100.0, 9.0)
 
 
@@ -81,26 +81,26 @@ def test_every_rule_keeps_the_budget(way: str) -> None:
     made = getattr(budget_schedulers, way)((3, 1, 2), (FALLING, FLAT, SHORT), 60)
     assert sum(made) == 60 or way == "hindsight"  # hindsight may spend less if more trials save nothing
     assert sum(made) <= 60
-    assert all(1 <= trials <= len(one) for trials, one in zip(made, (FALLING, FLAT, SHORT), strict=True))
+    assert all(1 <= trials <= len(trace) for trials, trace in zip(made, (FALLING, FLAT, SHORT), strict=True))
 
 
 def test_trials_go_to_improving_searches_and_hindsight_is_best() -> None:
     model = budget_schedulers.Model((0, 1, 2), (3, 1, 2))
-    own = (FALLING, FLAT, SHORT)
+    traces = (FALLING, FLAT, SHORT)
     times = {
-        name: model.time_us(own, getattr(budget_schedulers, name)(model.counts, own, 60))
+        name: model.time_us(traces, getattr(budget_schedulers, name)(model.counts, traces, 60))
         for name in ("equal", "by_time", "saving", "hindsight")
     }
-    assert times["hindsight"] == model.time_us(own, (58, 1, 1)) or times["hindsight"] == model.time_us(
-        own, (57, 1, 2)
+    assert times["hindsight"] == model.time_us(traces, (58, 1, 1)) or times["hindsight"] == model.time_us(
+        traces, (57, 1, 2)
     )
     assert times["hindsight"] <= times["saving"] < times["equal"]
     assert times["saving"] <= times["by_time"]
-    found, off = budget_schedulers.ratios([model], [own, own], 20)
-    assert found["saving"] == pytest.approx(np.full((2, 1), times["saving"] / times["equal"]))
+    ratios_by_rule, off = budget_schedulers.ratios([model], [traces, traces], 20)
+    assert ratios_by_rule["saving"] == pytest.approx(np.full((2, 1), times["saving"] / times["equal"]))
     assert off == pytest.approx(np.full((2, 1), times["equal"] / (3 * 10 + 12 + 2 * 20)))
-    low, high = budget_schedulers.interval(found["saving"])
-    assert low == pytest.approx(high) == pytest.approx(budget_schedulers.geometric(found["saving"]))
+    low, high = budget_schedulers.interval(ratios_by_rule["saving"])
+    assert low == pytest.approx(high) == pytest.approx(budget_schedulers.geometric(ratios_by_rule["saving"]))
 
 
 def test_models_draw_each_workload_once_with_weights_by_time() -> None:

@@ -42,9 +42,9 @@ def test_an_eighth_of_operators_modules_and_optimizers_equals_eager() -> None:
 
     records = [examine(case) for case in list(cases(1))[::8]]
     assert len(records) > 150
-    assert [each for each in records if each["beyond tolerance"]] == []
-    operators = [each for each in records if each["kind"] == "operator"]
-    assert sum(each["coexecuted"] > 0 for each in operators) > 0.9 * len(operators)
+    assert [record for record in records if record["beyond tolerance"]] == []
+    operators = [record for record in records if record["kind"] == "operator"]
+    assert sum(record["coexecuted"] > 0 for record in operators) > 0.9 * len(operators)
 
 
 @pytest.mark.parametrize("name", ["cov", "quantile", "nanquantile", "tensor_split"])
@@ -70,8 +70,8 @@ def test_a_difference_is_found() -> None:
 
         def scaled(*leaves: object) -> Tensor:
             result = step(*leaves)
-            for each in state.tensors.values():
-                each.mul_(1.001)
+            for tensor in state.tensors.values():
+                tensor.mul_(1.001)
             return result
 
         return scaled, state

@@ -71,8 +71,8 @@ def _prints(step: Step) -> Step:
     [(_shifts_the_loss, "loss 0"), (_draws_once_more, "random state"), (_prints, "printed text")],
 )
 def test_a_difference_in_the_last_bit_is_found(wrap: coexecution.Wrap, what: str) -> None:
-    found = coexecution.differences(_run("toy_item"), _run("toy_item", wrap))
-    assert any(what in line for line in found)
+    differences = coexecution.differences(_run("toy_item"), _run("toy_item", wrap))
+    assert any(what in line for line in differences)
 
 
 def test_effects_in_another_order_are_a_difference() -> None:
@@ -105,8 +105,8 @@ def test_saved_results_are_kept_and_a_cut_line_is_run_again(
 
     monkeypatch.setattr(coexecution, "_examine_apart", examine)
     saved = tmp_path / "results.jsonl"
-    kept = json.dumps({"program": "toy_item", "mode": "default", "steps": 2, "error": "it | failed"})
-    saved.write_text(kept + '\n{"program": "toy_item", "mo\n', encoding="utf-8")
+    first_line = json.dumps({"program": "toy_item", "mode": "default", "steps": 2, "error": "it | failed"})
+    saved.write_text(first_line + '\n{"program": "toy_item", "mo\n', encoding="utf-8")
     command = ["--program", "toy_item", "--steps", "2", "--out", str(saved)]
     coexecution.main([*command, "--table", str(tmp_path / "table.md")])
     assert ran == ["fullgraph", "capture_scalar_outputs", "coexecute"]

@@ -25,7 +25,7 @@ GEMM = "gemm:m=4,n=8,k=2,dtype=f32,epilogue=bias+gelu"
 
 
 def as_reported(reports: Any) -> list[float]:
-    return [fusion._us(one) for one in reports]
+    return [fusion._us(tuning_report) for tuning_report in reports]
 
 
 def report(us: float | None, torch: float | None = None) -> Any:
@@ -41,16 +41,15 @@ def test_fused_time_is_compared_with_sum_of_parts_and_torch() -> None:
         asked.append(str(workload))
         return report(10.0, 35.0) if str(workload) == GEMM else report(7.0)
 
-    found = fusion.row(parse(GEMM), False, tuned, as_reported)
+    row = fusion.row(parse(GEMM), False, tuned, as_reported)
     assert asked == [
         GEMM,
         "gemm:m=4,n=8,k=2,dtype=f32",
         "elementwise:rows=4,cols=8,dtype=f32,expression=gelu(c+bias),vectors=bias",
     ]
-    assert (found["parts_us"], found["gain"], found["gain_over_torch"]) == (14.0, 1.4, 3.5)
+    assert (row["parts_us"], row["gain"], row["gain_over_torch"]) == (14.0, 1.4, 3.5)
     assert (
-        list(fusion.lines(found))[1]
-        == "  10 us fused, 14 us in parts: speedup 1.40x, speedup over torch 3.50x"
+        list(fusion.lines(row))[1] == "  10 us fused, 14 us in parts: speedup 1.40x, speedup over torch 3.50x"
     )
 
 
@@ -64,10 +63,10 @@ def test_finest_parts_are_single_operations_and_equal_parts_are_tuned_once() -> 
         asked.append(workload)
         return report(1.0)
 
-    found = fusion.row(twice, False, tuned, as_reported)
+    row = fusion.row(twice, False, tuned, as_reported)
     assert len(asked) == len(set(asked))
-    assert found["parts_us"] == 5.0
-    assert found["gain_over_torch"] is None
+    assert row["parts_us"] == 5.0
+    assert row["gain_over_torch"] is None
 
 
 def test_skipped_workloads_are_listed_with_reason(

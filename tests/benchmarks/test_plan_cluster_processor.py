@@ -43,9 +43,9 @@ def calibration(longer_us: Mapping[str, float] | None = None) -> Calibration:
 )
 def test_sums_of_gradients_have_the_times_of_the_probes(text: str, longer: dict[str, float]) -> None:
     plan = plan_of(text)
-    before, after = (predicted_us(calibration(each), JOB, plan) for each in ({}, longer))
-    for one, other in zip(before, after, strict=True):
-        assert other - one == pytest.approx(1000.0 * 8 / 2)
+    before, after = (predicted_us(calibration(latencies), JOB, plan) for latencies in ({}, longer))
+    for before_us, after_us in zip(before, after, strict=True):
+        assert after_us - before_us == pytest.approx(1000.0 * 8 / 2)
 
 
 def test_a_process_that_waits_for_a_stage_leaves_its_core_to_others() -> None:

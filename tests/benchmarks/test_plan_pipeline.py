@@ -22,11 +22,13 @@ def test_softmax_is_fused_if_a_multiple_of_four_matrices_is_on_a_device(
     case = next(case for case in gpt3.CASES if case.recompute == "selective")
     run = case.stages(gpt3.MODELS["96B"], 8, 4, size, A100).run
     operations = gpt3.MODELS["96B"].operations(replace(run, tensor=4, layers=(10, 20)))
-    softmax = [each for each in operations if isinstance(each.workload, Softmax)]
-    assert {each.workload.dtype for each in softmax} == {dtype}
-    assert {each.part for each in softmax} == {"attention softmax", "recomputation"}
+    softmax = [operation for operation in operations if isinstance(operation.workload, Softmax)]
+    assert {operation.workload.dtype for operation in softmax} == {dtype}
+    assert {operation.part for operation in softmax} == {"attention softmax", "recomputation"}
     mask = [
-        each.workload for each in operations if each.part == "attention softmax" and each.phase == "forward"
+        operation.workload
+        for operation in operations
+        if operation.part == "attention softmax" and operation.phase == "forward"
     ]
     assert len(mask) == number + 1  # and dropout
 

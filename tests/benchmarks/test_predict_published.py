@@ -11,14 +11,14 @@ from benchmarks.predict_published import FILE, predicted_step, published_rows
 from tunebench import device
 
 DATA = tomllib.loads(FILE.read_text(encoding="utf-8"))
-ROWS = [row for given in DATA["set"] for row in published_rows(given)]
+ROWS = [row for dataset in DATA["set"] for row in published_rows(dataset)]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['device']}-{row['model']}-{row['gpus']}")
 def test_devices_and_batches_are_divided_completely(row: dict[str, Any]) -> None:
-    each = row.get("t", 1) * row.get("p", 1) * row.get("c", 1)
-    assert row["gpus"] % each == 0
-    assert row["batch"] % (row["gpus"] // each * row["micro"]) == 0
+    devices_per_copy = row.get("t", 1) * row.get("p", 1) * row.get("c", 1)
+    assert row["gpus"] % devices_per_copy == 0
+    assert row["batch"] % (row["gpus"] // devices_per_copy * row["micro"]) == 0
     assert row["measured"] > 0
     assert row["device"] in {product.name for product in device.described().values()}
 

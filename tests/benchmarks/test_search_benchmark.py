@@ -39,9 +39,9 @@ def cache(device: str, times_ms: dict[tuple[int, int], float | str]) -> dict[str
 def data(tmp_path: Path) -> Data:
     """Recorded spaces of two devices: the fastest configuration of `there` fails on `here`."""
     (tmp_path / "tiny").mkdir()
-    here = TIMES_MS | {(6, 1): "RuntimeFailedConfig"}
-    there = {config: time + 20 for config, time in TIMES_MS.items()} | {(6, 1): 1.0, (7, 1): 2.0}
-    for device, times_ms in (("here", here), ("there", there)):
+    times_here = TIMES_MS | {(6, 1): "RuntimeFailedConfig"}
+    times_there = {config: time + 20 for config, time in TIMES_MS.items()} | {(6, 1): 1.0, (7, 1): 2.0}
+    for device, times_ms in (("here", times_here), ("there", times_there)):
         with gzip.open(tmp_path / "tiny" / f"{device}.json.gz", "wt") as file:
             json.dump(cache(device, times_ms), file)
     return Data(tmp_path)
@@ -52,9 +52,9 @@ def recording(data: Data) -> RecordedSpace:
 
 
 def rows(data: Data, *configs: tuple[int, int]) -> list[int]:
-    found = [recording(data).table.row({"a": a, "b": b}) for a, b in configs]
-    assert None not in found
-    return [row for row in found if row is not None]
+    listed = [recording(data).table.row({"a": a, "b": b}) for a, b in configs]
+    assert None not in listed
+    return [row for row in listed if row is not None]
 
 
 # -- counting of trials --------------------------------------------------------------------------------------
@@ -104,9 +104,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Search]:
     seen: list[Search] = []
 
     def noted(search: Search, data: Data) -> Found:
-        found = run(search, data)
+        result = run(search, data)
         seen.append(search)
-        return found
+        return result
 
     monkeypatch.setattr(sampler_replays, "run", noted)
     return seen
@@ -131,7 +131,7 @@ def test_saved_search_is_not_run_again(
     data: Data, made: list[Search], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert benchmark(data, samplers="random,surrogate") == 0
-    assert [(one.sampler, one.seed) for one in made] == [
+    assert [(saved.sampler, saved.seed) for saved in made] == [
         ("random", 0),
         ("surrogate", 0),
         ("random", 1),
@@ -142,12 +142,12 @@ def test_saved_search_is_not_run_again(
     assert len(made) == 4
     assert capsys.readouterr().out == table
     assert benchmark(data, samplers="random,surrogate", seeds=3) == 0
-    assert [one.seed for one in made[4:]] == [2, 2]
+    assert [saved.seed for saved in made[4:]] == [2, 2]
 
 
 def test_seeds_give_different_searches(data: Data) -> None:
-    ones = [Search(space="tiny/here", sampler="random", seed=seed) for seed in range(8)]
-    assert len({sampler_replays.run(one, data).efficiency[25] for one in ones}) > 1
+    searches = [Search(space="tiny/here", sampler="random", seed=seed) for seed in range(8)]
+    assert len({sampler_replays.run(seeded, data).efficiency[25] for seeded in searches}) > 1
 
 
 def test_result_of_another_version_is_stale(data: Data, made: list[Search]) -> None:
@@ -175,14 +175,14 @@ def test_interrupted_benchmark_continues_with_missing_searches(
         assert benchmark(data, seeds=4) == 130
     assert len(json.loads(out(data).read_text())["searches"]) == 2
     assert benchmark(data, seeds=4) == 0
-    assert [one.seed for one in made] == [0, 1, 2, 3]
+    assert [finished.seed for finished in made] == [0, 1, 2, 3]
 
 
 def test_two_benchmarks_share_a_results_file(tmp_path: Path) -> None:
     results = [Results(tmp_path / "out.json") for _ in range(2)]
-    for seed, one in enumerate(results):
+    for seed, results_file in enumerate(results):
         made = Search(space="x/1", sampler="tpe", seed=seed)
-        one.add(Found(search=made, by="", asked=200, efficiency={25: 0.5}))
+        results_file.add(Found(search=made, by="", asked=200, efficiency={25: 0.5}))
     assert len(json.loads((tmp_path / "out.json").read_text())["searches"]) == 2
 
 
@@ -210,9 +210,13 @@ def test_strategies_without_kernel_tuner_are_skipped(
     assert "tunebench[peers]" in printed.err
     assert "| random |" in printed.out
     assert "random_sample" not in printed.out
-    there = Search(space="tiny/here", sampler="random_sample")  # run where Kernel Tuner was installed
+    searched_elsewhere = Search(
+        space="tiny/here", sampler="random_sample"
+    )  # run where Kernel Tuner was installed
     efficiency = dict.fromkeys((25, 50, 100, 200), 0.5)
-    Results(out(data)).add(Found(search=there, by="kernel-tuner 1.5.0", asked=48, efficiency=efficiency))
+    Results(out(data)).add(
+        Found(search=searched_elsewhere, by="kernel-tuner 1.5.0", asked=48, efficiency=efficiency)
+    )
     assert benchmark(data, samplers="random,random_sample", seeds=1) == 0
     assert "| random_sample | 1 | 0.500 | 0.500 |" in capsys.readouterr().out
 
@@ -254,10 +258,10 @@ def test_seeds_are_drawn_jointly_for_all_spaces() -> None:
 def test_mean_uses_only_seeds_of_all_spaces(tmp_path: Path) -> None:
     results = Results(tmp_path / "out.json")
     for space, seed, share in (("x/1", 0, 0.5), ("x/1", 1, 0.9), ("x/2", 1, 0.7)):
-        one = Search(space=space, sampler="random_sample", seed=seed)
+        random_search = Search(space=space, sampler="random_sample", seed=seed)
         shares = dict.fromkeys((25, 50, 100, 200), share)
         version = sampler_replays.version("random_sample") or ""
-        results.add(Found(search=one, by=version, asked=200, efficiency=shares))
+        results.add(Found(search=random_search, by=version, asked=200, efficiency=shares))
     lines = search.comparison(results, ["x/1", "x/2"], ["random_sample", "tpe"], 2).splitlines()[2:]
     assert [line.split(" | ")[2:4] for line in lines] == [
         ["2", lines[0].split(" | ")[3]],
@@ -277,17 +281,17 @@ def test_elsewhere_is_the_other_devices_of_the_kernel() -> None:
 
 
 def test_fastest_configuration_of_another_device_may_fail(data: Data) -> None:
-    here, there = data.space("tiny/here"), data.space("tiny/there")
-    assert search.taken_over(here, [there.recording], 1) == 0
-    assert search.taken_over(here, [there.recording], 2) == 1
-    assert search.taken_over(there, [here.recording], 1) == pytest.approx(0.5)
+    space_here, space_there = data.space("tiny/here"), data.space("tiny/there")
+    assert search.taken_over(space_here, [space_there.recording], 1) == 0
+    assert search.taken_over(space_here, [space_there.recording], 2) == 1
+    assert search.taken_over(space_there, [space_here.recording], 1) == pytest.approx(0.5)
 
 
 def test_configuration_that_failed_elsewhere_comes_last(data: Data) -> None:
-    here, there = data.space("tiny/here"), data.space("tiny/there")
+    space_here, space_there = data.space("tiny/here"), data.space("tiny/there")
     all_but_one = len(TIMES_MS) - 1
-    assert search.taken_over(there, [here.recording], all_but_one) == pytest.approx(0.5)
-    assert search.taken_over(there, [here.recording], all_but_one + 1) == 1
+    assert search.taken_over(space_there, [space_here.recording], all_but_one) == pytest.approx(0.5)
+    assert search.taken_over(space_there, [space_here.recording], all_but_one + 1) == 1
 
 
 def test_warm_table_has_search_and_fastest_of_other_devices(
@@ -295,7 +299,7 @@ def test_warm_table_has_search_and_fastest_of_other_devices(
 ) -> None:
     monkeypatch.setattr(search, "SPACES", ("tiny/here", "tiny/there", "tiny/absent"))
     assert benchmark(data, "warm", samplers="surrogate", seeds=1) == 0
-    assert [one.elsewhere for one in made] == [("tiny/there",)]
+    assert [finished.elsewhere for finished in made] == [("tiny/there",)]
     assert list(json.loads(out(data).read_text())["searches"][0]["efficiency"]) == ["25", "50"]
     lines = capsys.readouterr().out.splitlines()
     assert benchmark(data, "warm", samplers="surrogate", seeds=1) == 0

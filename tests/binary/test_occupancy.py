@@ -100,9 +100,9 @@ def held(device: Device, threads: int, registers: int, smem_bytes: int) -> int:
 
 def test_occupancy_names_its_limit() -> None:
     device = representative("sm_80")
-    found = occupancy(device, threads=128, registers=226, smem_bytes=65536)
-    assert (found.blocks, found.warps, found.most_warps) == (2, 8, 64)
-    assert found.limited_by == ("registers", "shared memory")
+    limited = occupancy(device, threads=128, registers=226, smem_bytes=65536)
+    assert (limited.blocks, limited.warps, limited.most_warps) == (2, 8, 64)
+    assert limited.limited_by == ("registers", "shared memory")
     assert occupancy(device, threads=32, registers=16, smem_bytes=0).limited_by == ("blocks",)
     assert occupancy(device, threads=1024, registers=32, smem_bytes=0).limited_by == ("threads", "registers")
     assert occupancy(device, threads=1024, registers=128, smem_bytes=0).blocks == 0

@@ -168,15 +168,15 @@ BAD_ENTRIES = {
 
 @pytest.mark.parametrize("bad", BAD_ENTRIES)
 def test_rejected_row_is_located_and_the_others_are_read(tmp_path: Path, bad: str) -> None:
-    entry, said = BAD_ENTRIES[bad]
+    entry, reason = BAD_ENTRIES[bad]
     data = cache()
     data["cache"]["bad"] = entry
     path = written(tmp_path / "a.json", data)
     log, (fault,) = scan(path)
     assert log.rows == scan(written(tmp_path / "b.json", cache()))[0].rows
     assert fault.place == "cache entry 5 ('bad')"
-    assert said in fault.reason
-    with pytest.raises(InputError, match=rf"a\.json: cache entry 5 \('bad'\): .*{said}"):
+    assert reason in fault.reason
+    with pytest.raises(InputError, match=rf"a\.json: cache entry 5 \('bad'\): .*{reason}"):
         read(path)
 
 
@@ -196,10 +196,10 @@ def test_rejected_t4_results_are_located_by_number(tmp_path: Path) -> None:
     log, faults = scan(written(tmp_path / "t4.json", {"results": results}))
     assert [row.config for row in log.rows] == [Config({"b": 8})]
     assert [fault.place for fault in faults] == ["result 1", "result 3", "result 4", "result 5", "result 6"]
-    for fault, said in zip(
+    for fault, reason in zip(
         faults, ("configuration", "lacks: c", "positive", "fortnights", "object"), strict=True
     ):
-        assert said in fault.reason
+        assert reason in fault.reason
 
 
 @pytest.mark.parametrize(
@@ -275,12 +275,14 @@ def test_written_file_reads_back_equal(tmp_path: Path, form: str, name: str) -> 
     data = cache(cache=entries, tune_params=values if form == "kernel-tuner" else {})
     log, _ = scan(written(tmp_path / "in.json", data))
     write(log, tmp_path / name, form)
-    again, faults = scan(tmp_path / name)
+    reread, faults = scan(tmp_path / name)
     assert not faults
-    assert (again.kernel, again.device, again.problem) == (log.kernel, log.device, log.problem)
-    rows, expected = ([(row.config, row.result.outcome) for row in each.rows] for each in (again, log))
+    assert (reread.kernel, reread.device, reread.problem) == (log.kernel, log.device, log.problem)
+    rows, expected = (
+        [(row.config, row.result.outcome) for row in tuning_log.rows] for tuning_log in (reread, log)
+    )
     assert rows == expected
-    table, original = again.recorded_space().table, log.recorded_space().table
+    table, original = reread.recorded_space().table, log.recorded_space().table
     assert table.space == original.space
     np.testing.assert_array_equal(table.ordinals, original.ordinals)
     assert (tmp_path / name).read_bytes()[:2] == (b"\x1f\x8b" if name.endswith("gz") else b'{"')
@@ -313,12 +315,12 @@ def one_of_each() -> TuningLog:
 
 def test_each_failure_has_its_name_in_t4(tmp_path: Path) -> None:
     write(one_of_each(), tmp_path / "t4.json", "t4")
-    first, *others = json.loads((tmp_path / "t4.json").read_text())["results"]
+    first, *rejected = json.loads((tmp_path / "t4.json").read_text())["results"]
     assert (first["invalidity"], first["correctness"]) == ("correct", 1)
     assert first["measurements"] == [{"name": "time", "value": 2e-3, "unit": "ms"}]
     assert first["times"]["runtimes"] == [2e-3, 1e-3, 3e-3]
-    assert [other["invalidity"] for other in others] == [word for _, word, _ in OUTCOMES.values()]
-    assert [other["correctness"] for other in others] == [0, 0, 0, 0, 0, 1]
+    assert [failure["invalidity"] for failure in rejected] == [word for _, word, _ in OUTCOMES.values()]
+    assert [failure["correctness"] for failure in rejected] == [0, 0, 0, 0, 0, 1]
     failures = read(tmp_path / "t4.json").failures
     assert [type(failures[row]) for row in range(1, 7)] == [kind for _, _, kind in OUTCOMES.values()]
     assert [getattr(failures[row], "reason", "") for row in (1, 2)] == [

@@ -87,14 +87,14 @@ def file(tmp_path: Path) -> Any:
     return write
 
 
-def equal(one: RecordedSpace, other: RecordedSpace) -> bool:
+def equal(space: RecordedSpace, expected: RecordedSpace) -> bool:
     return (
-        (one.kernel, one.device, one.problem) == (other.kernel, other.device, other.problem)
-        and one.table.space == other.table.space
-        and np.array_equal(one.table.ordinals, other.table.ordinals)
-        and np.array_equal(one.times_us, other.times_us, equal_nan=True)
-        and np.array_equal(one.fastest_us, other.fastest_us, equal_nan=True)
-        and one.failures == other.failures
+        (space.kernel, space.device, space.problem) == (expected.kernel, expected.device, expected.problem)
+        and space.table.space == expected.table.space
+        and np.array_equal(space.table.ordinals, expected.table.ordinals)
+        and np.array_equal(space.times_us, expected.times_us, equal_nan=True)
+        and np.array_equal(space.fastest_us, expected.fastest_us, equal_nan=True)
+        and space.failures == expected.failures
     )
 
 
@@ -140,10 +140,10 @@ def test_parameters_in_another_order_are_the_same_configurations(store: Store, f
 
 def test_another_space_under_the_same_name_is_refused(store: Store, file: Any) -> None:
     import_file(store, file(cache()))
-    other = cache({"b": 8, "m": "x", "n": 1, "time": 1.0}, tune_params_keys=["b", "m", "n"])
+    renamed = cache({"b": 8, "m": "x", "n": 1, "time": 1.0}, tune_params_keys=["b", "m", "n"])
     with pytest.raises(InputError, match=r"in\.json: .* other parameters \(b, m\).*--kernel"):
-        import_file(store, file(other))
-    assert import_file(store, file(other), ImportOverrides(kernel="Xgemm_2")).added == 1
+        import_file(store, file(renamed))
+    assert import_file(store, file(renamed), ImportOverrides(kernel="Xgemm_2")).added == 1
 
 
 def test_recorded_space_is_never_returned_by_lookup(store: Store, file: Any, tmp_path: Path) -> None:
@@ -237,8 +237,8 @@ def test_export_has_the_newest_measurement_unless_a_result_was_wrong(
     own: Store,
 ) -> None:
     record(own, 1, measured(5.0))
-    said = Verdict(versus_default="faster", comparison={"default": {"ratio": 1.1, "high": None}})
-    record(own, 1, measured(6.0), purpose="finalist", verdict=said)
+    verdict = Verdict(versus_default="faster", comparison={"default": {"ratio": 1.1, "high": None}})
+    record(own, 1, measured(6.0), purpose="finalist", verdict=verdict)
     record(own, 2, WrongResult(reason="nan"))
     record(own, 2, measured(1.0))
     record(own, 3, measured(2.0), revision="old")
@@ -319,21 +319,21 @@ def test_jsonl_export_and_import_copy_a_database(own: Store, file: Any, tmp_path
     everything(own, file)
     out = tmp_path / "all.jsonl.gz"
     assert export_to(own, out, "jsonl", Selection()) == 9
-    with open_store(tmp_path / "other.db") as other:
-        done = import_file(other, out)
+    with open_store(tmp_path / "other.db") as copy:
+        done = import_file(copy, out)
         assert (done.added, done.known, done.faults) == (9, 0, ())
-        assert import_file(other, out).added == 0
-        assert export_to(other, tmp_path / "again.jsonl.gz", "jsonl", Selection()) == 9
+        assert import_file(copy, out).added == 0
+        assert export_to(copy, tmp_path / "again.jsonl.gz", "jsonl", Selection()) == 9
         assert gzip.decompress((tmp_path / "again.jsonl.gz").read_bytes()) == gzip.decompress(
             out.read_bytes()
         )
-        expected, got = own.history(OWN.workload), other.history(OWN.workload)
+        expected, got = own.history(OWN.workload), copy.history(OWN.workload)
         plain = {"id": 0, "run_id": None, "stale": False}
         assert [dataclasses.replace(e, **plain) for e in got] == [
             dataclasses.replace(e, **plain) for e in expected
         ]
-        assert other.descriptors() == own.descriptors()
-        assert all(entry.stale for entry in other.best(OWN.workload))  # "r" is not the current revision
+        assert copy.descriptors() == own.descriptors()
+        assert all(entry.stale for entry in copy.best(OWN.workload))  # "r" is not the current revision
     with pytest.raises(LookupMiss):
         lookup_workload(OWN.workload, device="h100-sxm", db=tmp_path / "other.db", strict=True)
 
@@ -444,16 +444,20 @@ def test_rejected_line_is_located_and_the_others_imported(bad: str, own: Store, 
     record(own, 0, measured(5.0))
     path = tmp_path / "in.jsonl"
     export_to(own, path, "jsonl", Selection())
-    what, said = BAD_LINES[bad]
-    line = what if isinstance(what, str) else json.dumps(LINE | what if isinstance(what, dict) else what)
+    change, reason = BAD_LINES[bad]
+    line = (
+        change
+        if isinstance(change, str)
+        else json.dumps(LINE | change if isinstance(change, dict) else change)
+    )
     timed = json.dumps(LINE | {"outcome": TIMED, "config": {"tile": 2}})
     path.write_text(f"{path.read_text()}{line}\n\n{timed}\n")
-    with open_store(tmp_path / "other.db") as other:
-        done = import_file(other, path)
+    with open_store(tmp_path / "other.db") as target:
+        done = import_file(target, path)
         assert [fault.place for fault in done.faults] == ["line 3"]
-        assert said in done.faults[0].reason
+        assert reason in done.faults[0].reason
         assert done.added == 2
-        assert [e.key.config["tile"] for e in other.history(OWN.workload)] == [0, 2]
+        assert [e.key.config["tile"] for e in target.history(OWN.workload)] == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -475,11 +479,11 @@ def test_invalid_device_and_its_measurements_are_rejected(
     export_to(own, path, "jsonl", Selection())
     device, measurement = path.read_text().splitlines()
     path.write_text(f"{json.dumps(json.loads(device) | change)}\n{measurement}\n")
-    with open_store(tmp_path / "other.db") as other:
-        done = import_file(other, path)
+    with open_store(tmp_path / "other.db") as target:
+        done = import_file(target, path)
         assert [fault.place for fault in done.faults] == ["line 1", "line 2"]
         assert said in done.faults[0].reason
-        assert other.stats().devices == ()
+        assert target.stats().devices == ()
 
 
 def test_truncated_or_oversized_jsonl_stores_nothing(
@@ -489,15 +493,15 @@ def test_truncated_or_oversized_jsonl_stores_nothing(
     path = tmp_path / "in.jsonl.gz"
     export_to(own, path, "jsonl", Selection())
     whole = path.read_bytes()
-    with open_store(tmp_path / "other.db") as other:
+    with open_store(tmp_path / "other.db") as target:
         path.write_bytes(gzip.compress(gzip.decompress(whole) * 1000, mtime=0)[:-200])
         with pytest.raises(InputError, match=r"in\.jsonl\.gz cannot be read"):
-            import_file(other, path)
+            import_file(target, path)
         path.write_bytes(whole)
         monkeypatch.setattr("tunebench.db.jsonl_file.MAX_FILE_BYTES", 1000)
         with pytest.raises(InputError, match="contains more than"):
-            import_file(other, path)
-        assert other.stats().devices == ()
+            import_file(target, path)
+        assert target.stats().devices == ()
 
 
 # -- arbitrary files -------------------------------------------------------------------------------

@@ -50,10 +50,10 @@ def test_show_tells_times_in_warm_caches_from_those_that_lookup_returns(
 @needs_cuda
 def test_show_resources(run_json: Run, run_text: Run) -> None:
     config = "cache=shared,row_threads=256,rows=1,vector=4,unroll=1"
-    found = run_json("show", *BLOCK, "--resources", "--config", config)
-    assert (found["variant"], found["target"], found["spill_bytes"]) == ("softmax/cuda_block", "sm_90", 0)
-    assert (found["why"], found["how"]) == ("asked for", "predicted")
-    (kernel,) = found["kernels"]
+    shown = run_json("show", *BLOCK, "--resources", "--config", config)
+    assert (shown["variant"], shown["target"], shown["spill_bytes"]) == ("softmax/cuda_block", "sm_90", 0)
+    assert (shown["why"], shown["how"]) == ("asked for", "predicted")
+    (kernel,) = shown["kernels"]
     assert (kernel["grid"], kernel["block"], kernel["dynamic_smem_bytes"]) == ([64, 1, 1], [256, 1, 1], 4000)
     assert 16 <= kernel["registers"] <= 64
     assert kernel["static_smem_bytes"] == 64  # two reductions, with one float for each of 8 warps
@@ -67,16 +67,16 @@ def test_show_resources(run_json: Run, run_text: Run) -> None:
 @needs_disassembler
 def test_show_sass(run_json: Run, run_text: Run) -> None:
     gemm = ("--workload", "gemm:m=128,n=128,k=128,dtype=f16", "--arch", "sm_80", "--variant", "cuda_mma")
-    found = run_json("show", *gemm, "--sass")
-    assert set(found["claims"]) == {"HMMA", "LDSM", "LDGSTS"}
-    assert all(found["claims"][name] == found["instructions"][name] > 0 for name in found["claims"])
-    assert found["code"].count(" HMMA.") == found["instructions"]["HMMA"]
+    shown = run_json("show", *gemm, "--sass")
+    assert set(shown["claims"]) == {"HMMA", "LDSM", "LDGSTS"}
+    assert all(shown["claims"][name] == shown["instructions"][name] > 0 for name in shown["claims"])
+    assert shown["code"].count(" HMMA.") == shown["instructions"]["HMMA"]
     text = run_text("show", *gemm, "--sass")
-    assert found["code"] in text
+    assert shown["code"] in text
     first = text.splitlines()[0]
     assert first.startswith("// gemm:m=128,n=128,k=128,dtype=f16 on sm_80")
     assert ": gemm/cuda_mma bm=" in first
-    assert f"HMMA {found['instructions']['HMMA']}" in text.splitlines()[-1]
+    assert f"HMMA {shown['instructions']['HMMA']}" in text.splitlines()[-1]
 
 
 @needs_cuda
@@ -90,9 +90,9 @@ def test_show_of_a_processor(run_json: Run, run_text: Run) -> None:
     assert assembly[0].startswith("# softmax:rows=64,cols=128,dtype=f32 on ")
     assert ": softmax/numba_cpu " in assembly[0]
     assert re.match(r"# [0-9]+ instructions: [a-z]", assembly[-1])
-    found = run_json("show", *CPU, "--resources")
-    assert found["kernels"] == []
-    assert found["code_bytes"] > 0
+    shown = run_json("show", *CPU, "--resources")
+    assert shown["kernels"] == []
+    assert shown["code_bytes"] > 0
 
 
 @needs_cuda
@@ -101,8 +101,8 @@ def test_a_users_variant_is_shown_too(run_json: Run, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(kernels, "_loaded", dict(kernels._loaded))
     monkeypatch.setattr(kernels, "_files", list(kernels._files))
     file = Path(__file__).resolve().parents[2] / "docs" / "examples" / "my_cuda_kernel.py"
-    found = run_json("show", *SOFTMAX, "--variant-file", str(file), "--resources")
-    assert found["variant"] == "softmax/my_block"
+    shown = run_json("show", *SOFTMAX, "--variant-file", str(file), "--resources")
+    assert shown["variant"] == "softmax/my_block"
 
 
 @needs_cuda
@@ -114,9 +114,9 @@ def test_export(run_json: Run, run_text: Run, tmp_path: Path) -> None:
     assert "-lcuda" in text
     manifest = json.loads((out / "manifest.json").read_text())
     assert (manifest["variant"], manifest["architecture"]) == ("softmax/cuda_block", "sm_90")
-    found = run_json("export", *BLOCK, "--format", "cu", "--out", str(tmp_path / "source"))
-    assert found["files"][0] == str(tmp_path / "source" / "kernel.cu")
-    assert found["build"][0].startswith("nvcc ")
+    exported = run_json("export", *BLOCK, "--format", "cu", "--out", str(tmp_path / "source"))
+    assert exported["files"][0] == str(tmp_path / "source" / "kernel.cu")
+    assert exported["build"][0].startswith("nvcc ")
 
 
 @pytest.mark.parametrize(
@@ -144,5 +144,5 @@ def test_without_a_disassembler_one_line_says_what_to_install(
     run_refused: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tunebench.binary.disassembly.find_disassembler", lambda: None)
-    said = run_refused("show", *BLOCK, "--sass", exit_code=6)
-    assert said == f"error: nvdisasm is not installed; run: {install_command('cuda')}\n"
+    error = run_refused("show", *BLOCK, "--sass", exit_code=6)
+    assert error == f"error: nvdisasm is not installed; run: {install_command('cuda')}\n"

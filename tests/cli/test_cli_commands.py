@@ -22,23 +22,25 @@ from tunebench.workloads.networks import networks
 
 
 def test_devices(run_text: Run, run_json: Run) -> None:
-    found = {entry["name"]: entry for entry in run_json("devices")}
+    devices_by_name = {entry["name"]: entry for entry in run_json("devices")}
     cpu = device.local_cpu()
-    assert found[cpu.name]["known"] == "here"
-    assert found[cpu.name]["key"] == cpu.key
-    assert {name for name, entry in found.items() if entry["known"] == "described"} >= set(device.described())
+    assert devices_by_name[cpu.name]["known"] == "here"
+    assert devices_by_name[cpu.name]["key"] == cpu.key
+    assert {name for name, entry in devices_by_name.items() if entry["known"] == "described"} >= set(
+        device.described()
+    )
     # 132 SMs at 1980 MHz, 2 x 128 FLOP per clock. Source: NVIDIA H100 datasheet, 67 TFLOP/s.
-    assert found["h100-sxm"]["peak_gflop_s"]["f32"] == pytest.approx(66_908, abs=1)
+    assert devices_by_name["h100-sxm"]["peak_gflop_s"]["f32"] == pytest.approx(66_908, abs=1)
     text = run_text("devices")
-    assert all(name in text for name in found)
+    assert all(name in text for name in devices_by_name)
 
 
 def test_workloads_lists_operators_and_suites(run_text: Run, run_json: Run) -> None:
-    found = run_json("workloads")
-    assert {entry["operator"] for entry in found["operators"]} == set(workloads.all_operators())
-    suites = {entry["suite"]: entry for entry in found["suites"]}
+    listed = run_json("workloads")
+    assert {entry["operator"] for entry in listed["operators"]} == set(workloads.all_operators())
+    suites = {entry["suite"]: entry for entry in listed["suites"]}
     assert set(suites) == set(workloads.suites())
-    assert found["models"] == list(networks())
+    assert listed["models"] == list(networks())
     assert suites["resnet50"]["layers"] == len(workloads.suite("resnet50"))
     # ResNet-50 v1.5 needs 4.1 G multiply-adds per image. Source: torchvision's table of models.
     assert suites["resnet50"]["gflop"] == pytest.approx(2 * 4.09, rel=0.01)
@@ -48,24 +50,24 @@ def test_workloads_lists_operators_and_suites(run_text: Run, run_json: Run) -> N
 
 
 def test_workloads_shows_one_operator(run_text: Run, run_json: Run) -> None:
-    found = run_json("workloads", "softmax")
-    assert found["dimensions"] == ["rows", "cols", "dtype", "prologue", "log", "direction"]
-    assert found["usage"] in run_text("workloads", "softmax")
+    shown = run_json("workloads", "softmax")
+    assert shown["dimensions"] == ["rows", "cols", "dtype", "prologue", "log", "direction"]
+    assert shown["usage"] in run_text("workloads", "softmax")
 
 
 def test_workloads_shows_one_suite_at_a_batch(run_text: Run, run_json: Run) -> None:
-    one, eight = run_json("workloads", "gpt2"), run_json("workloads", "gpt2", "--batch", "8")
-    assert [entry["layer"] for entry in one] == [f"gpt2/{layer.name}" for layer in workloads.suite("gpt2")]
-    assert sum(e["gflop"] for e in eight) == pytest.approx(8 * sum(e["gflop"] for e in one))
+    single, eight = run_json("workloads", "gpt2"), run_json("workloads", "gpt2", "--batch", "8")
+    assert [entry["layer"] for entry in single] == [f"gpt2/{layer.name}" for layer in workloads.suite("gpt2")]
+    assert sum(e["gflop"] for e in eight) == pytest.approx(8 * sum(e["gflop"] for e in single))
     text = run_text("workloads", "gpt2")
-    assert all(entry["workload"] in text for entry in one)
+    assert all(entry["workload"] in text for entry in single)
 
 
 def test_workloads_shows_one_workload(run_text: Run, run_json: Run) -> None:
-    found = run_json("workloads", "gemm:k=4,n=3,m=2,dtype=f16")
-    assert found["workload"] == "gemm:m=2,n=3,k=4,dtype=f16"
-    assert found["gflop"] == 2 * 2 * 3 * 4 / 1e9
-    assert (found["read_bytes"], found["write_bytes"]) == (2 * (8 + 12), 2 * 6)
+    shown = run_json("workloads", "gemm:k=4,n=3,m=2,dtype=f16")
+    assert shown["workload"] == "gemm:m=2,n=3,k=4,dtype=f16"
+    assert shown["gflop"] == 2 * 2 * 3 * 4 / 1e9
+    assert (shown["read_bytes"], shown["write_bytes"]) == (2 * (8 + 12), 2 * 6)
     assert "writes c (1, 2, 3) f16" in run_text("workloads", "gemm:k=4,n=3,m=2,dtype=f16")
     layer = workloads.suite("resnet50")[0]
     changed = run_json("workloads", f"resnet50/{layer.name},n=2")
@@ -75,10 +77,10 @@ def test_workloads_shows_one_workload(run_text: Run, run_json: Run) -> None:
 def test_kernels(run_text: Run, run_json: Run) -> None:
     everything = run_json("kernels")
     assert [entry["variant"] for entry in everything] == [variant.key for variant in kernels.variants()]
-    (one,) = run_json("kernels", "softmax/numba_cpu")
+    (shown,) = run_json("kernels", "softmax/numba_cpu")
     variant = kernels.variant("softmax/numba_cpu")
-    assert one["space_size"] == variant.space.size
-    assert [p["name"] for p in one["parameters"]] == list(variant.space.names)
+    assert shown["space_size"] == variant.space.size
+    assert [p["name"] for p in shown["parameters"]] == list(variant.space.names)
     assert {entry["variant"] for entry in run_json("kernels", "softmax")} == {
         variant.key for variant in kernels.variants("softmax")
     }
@@ -91,8 +93,8 @@ def test_db_upgrade_makes_a_database_and_stats_reads_it(run_text: Run, run_json:
     made = run_json("db", "upgrade", "--db", path)
     assert (made["database"], made["before"]) == (path, None)
     assert "already" in run_text("db", "upgrade", "--db", path)
-    found = run_json("db", "stats", "--db", path)
-    assert (found["revision"], found["trials"], found["outcomes"]) == (made["after"], 0, {})
+    stats = run_json("db", "stats", "--db", path)
+    assert (stats["revision"], stats["trials"], stats["outcomes"]) == (made["after"], 0, {})
     assert "measurements" in run_text("db", "stats", "--db", path)
 
 
@@ -143,17 +145,20 @@ def test_unusable_database_is_one_line_of_error_and_unchanged(
 
 
 def test_doctor_reports_installed_components(run_text: Run, run_json: Run) -> None:
-    found = {check["subject"]: check for check in run_json("doctor")}
+    checks = {check["subject"]: check for check in run_json("doctor")}
     assert (
-        found["Python"]["status"] == found["core packages"]["status"] == found["database"]["status"] == "ok"
+        checks["Python"]["status"]
+        == checks["core packages"]["status"]
+        == checks["database"]["status"]
+        == "ok"
     )
-    assert "numpy" in found["core packages"]["found"]
-    assert found["database"]["found"].endswith("does not exist yet; the first `tunebench tune` creates it")
-    assert {"GPU", "C++ compiler", "extra cuda", "extra torch", "extra postgres"} <= set(found)
-    for check in found.values():
+    assert "numpy" in checks["core packages"]["found"]
+    assert checks["database"]["found"].endswith("does not exist yet; the first `tunebench tune` creates it")
+    assert {"GPU", "C++ compiler", "extra cuda", "extra torch", "extra postgres"} <= set(checks)
+    for check in checks.values():
         assert check["status"] == "ok" or check["remedy"]
     text = run_text("doctor", "--verbose")
-    assert all(f"{check['subject']} " in text and check["found"] in text for check in found.values())
+    assert all(f"{check['subject']} " in text and check["found"] in text for check in checks.values())
 
 
 def test_doctor_is_short_and_names_what_is_missing(run_text: Run, run_json: Run) -> None:
@@ -173,11 +178,11 @@ def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch, run_json: 
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(doctor, "_driver_version", lambda: None)
-    found = {check["subject"]: check for check in run_json("doctor")}
-    assert found["extra cuda"]["remedy"] == install_command("cuda")
-    assert "g++" in found["C++ compiler"]["remedy"]
-    assert "--arch sm_90" in found["GPU"]["remedy"]
-    assert {found[name]["status"] for name in ("extra cuda", "C++ compiler", "GPU")} == {"absent"}
+    checks = {check["subject"]: check for check in run_json("doctor")}
+    assert checks["extra cuda"]["remedy"] == install_command("cuda")
+    assert "g++" in checks["C++ compiler"]["remedy"]
+    assert "--arch sm_90" in checks["GPU"]["remedy"]
+    assert {checks[name]["status"] for name in ("extra cuda", "C++ compiler", "GPU")} == {"absent"}
 
 
 BROKEN = "numba-cuda 1 does not work with numpy 2 (AttributeError: row_stack); run: pip install 'numpy<2'"
@@ -246,8 +251,8 @@ def _options() -> Iterator[tuple[str, Any]]:
     """Yield every option of every command, with the name of its command."""
 
     def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
-        for sub, each in getattr(command, "commands", {}).items():
-            yield from walk(f"{name} {sub}", each)
+        for sub, subcommand in getattr(command, "commands", {}).items():
+            yield from walk(f"{name} {sub}", subcommand)
         for option in command.params if not hasattr(command, "commands") else ():
             if option.param_type_name == "option":
                 yield name, option
@@ -263,7 +268,7 @@ TWO_MEANINGS = {
 
 
 def test_an_option_has_one_meaning_short_form_and_value_in_all_commands() -> None:
-    found: dict[str, dict[tuple[Any, ...], str]] = {}
+    meanings: dict[str, dict[tuple[Any, ...], str]] = {}
     for command, option in _options():
         if option.hidden or (command, option.opts[0]) in TWO_MEANINGS:
             continue
@@ -272,8 +277,8 @@ def test_an_option_has_one_meaning_short_form_and_value_in_all_commands() -> Non
         value = (option.metavar or "").split("|")[0]
         files = option.opts[0] == "--out"  # the metavar says whether it is a file or a folder
         meaning = (*option.opts, option.is_flag, *(() if files else (subject, value)))
-        found.setdefault(option.opts[0], {})[meaning] = command
-    assert {name: kinds for name, kinds in found.items() if len(kinds) > 1} == {}
+        meanings.setdefault(option.opts[0], {})[meaning] = command
+    assert {name: kinds for name, kinds in meanings.items() if len(kinds) > 1} == {}
 
 
 @pytest.mark.parametrize(
@@ -327,9 +332,9 @@ def broken_plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("broken_plugin")
 def test_broken_plugin_is_skipped_with_one_warning() -> None:
     with pytest.warns(UserWarning, match="plug-in theirs = their_package.kernel: SystemExit: 0") as caught:
-        found = (kernels.variants("softmax"), kernels.variants())
-    assert len(found[0]) > 1
-    assert len(found[1]) > 50
+        variants = (kernels.variants("softmax"), kernels.variants())
+    assert len(variants[0]) > 1
+    assert len(variants[1]) > 50
     assert len(caught) == 1
 
 
@@ -425,7 +430,7 @@ def test_workload_needs_no_option(run_json: Run, run_refused: Run) -> None:
     text, device = "softmax:rows=8,cols=8,dtype=f32", ("--device", "h100-sxm")
     assert run_json("lookup", text, *device) == run_json("lookup", *device, "--workload", text)
     two = run_json("predict", text, *device, "softmax:rows=16,cols=8,dtype=f32")
-    assert [each["workload"] for each in two] == [text, "softmax:rows=16,cols=8,dtype=f32"]
+    assert [shown["workload"] for shown in two] == [text, "softmax:rows=16,cols=8,dtype=f32"]
     assert "unexpected extra argument" in run_refused("lookup", text, "more", *device)
 
 

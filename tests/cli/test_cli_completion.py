@@ -89,8 +89,12 @@ def test_shell_completes(shell: str, environment: dict[str, str]) -> None:
     lines = list(LINES.items())[:: 1 if shell == "bash" else 3]
     for line, expected in lines:
         done = subprocess.run(command(line), env=environment, capture_output=True, text=True, check=False)
-        found = [row.partition("\t")[0] for row in done.stdout.splitlines()]
-        assert [each for each in found if each in expected] == expected, (line, done.stdout, done.stderr)
+        completions = [row.partition("\t")[0] for row in done.stdout.splitlines()]
+        assert [completion for completion in completions if completion in expected] == expected, (
+            line,
+            done.stdout,
+            done.stderr,
+        )
 
 
 def test_bash_gets_what_follows_its_word_breaks(environment: dict[str, str]) -> None:
@@ -101,9 +105,9 @@ def test_bash_gets_what_follows_its_word_breaks(environment: dict[str, str]) -> 
 
 
 def test_next_dimensions_are_those_that_are_not_given() -> None:
-    found = _completion.workloads("softmax:rows=8,cols=8,")
-    assert "softmax:rows=8,cols=8,dtype=" in found
-    assert not any(each.startswith("softmax:rows=8,cols=8,rows") for each in found)
+    completions = _completion.workloads("softmax:rows=8,cols=8,")
+    assert "softmax:rows=8,cols=8,dtype=" in completions
+    assert not any(completion.startswith("softmax:rows=8,cols=8,rows") for completion in completions)
     assert _completion.workloads("nothing:") == _completion.workloads("nothing/") == []
 
 

@@ -170,14 +170,14 @@ def test_export_errors(tmp_path: Path, run_text: Run, run_refused: Run) -> None:
     out = str(tmp_path / "out.json")
     assert "tune a workload first" in run_refused("db", "export", "--out", out, exit_code=4)
     run_text("db", "import", cache(tmp_path, "a.json", *GOOD))
-    for arguments, said in (
+    for arguments, error in (
         (["--format", "csv"], "unknown format 'csv'"),
         (["--cache", "hot"], "unknown cache state 'hot'"),
         (["--cache", "cold"], "has no measurement"),
         (["--device", "h100-sxm"], "unknown device 'h100-sxm'"),
         (["--format", "jsonl", "--cache", "warm"], "--cache applies to"),
     ):
-        assert said in run_refused("db", "export", "--out", out, *arguments)
+        assert error in run_refused("db", "export", "--out", out, *arguments)
     assert not Path(out).exists()
 
 
@@ -213,15 +213,18 @@ def test_tuned_space_is_exported_read_and_replayed(tmp_path: Path, run_json: Run
 def test_merge_prints_what_was_merged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], run_json: Run, run_text: Run
 ) -> None:
-    one, other, into = (str(tmp_path / name) for name in ("one.db", "other.db", "into.db"))
-    run_text("db", "import", cache(tmp_path, "a.json", *GOOD[:3]), "--db", one)
-    run_text("db", "import", cache(tmp_path, "b.json", *GOOD), "--db", other)
-    printed = run_json("db", "merge", one, other, "--into", into)
+    first, second, into = (str(tmp_path / name) for name in ("one.db", "other.db", "into.db"))
+    run_text("db", "import", cache(tmp_path, "a.json", *GOOD[:3]), "--db", first)
+    run_text("db", "import", cache(tmp_path, "b.json", *GOOD), "--db", second)
+    printed = run_json("db", "merge", first, second, "--into", into)
     # A file imported into both databases counts as known, although the import times differ.
-    assert [(each["added"], each["known"], each["runs"]) for each in printed] == [(3, 0, 1), (1, 3, 1)]
-    assert cli.run(["db", "merge", one, str(tmp_path / "none.db"), "--into", into]) == 4
-    assert "not merged: " + one in capsys.readouterr().err
-    assert run_text("db", "merge", one, "--into", into).splitlines()[1].split()[:2] == ["0", "3"]
+    assert [(result["added"], result["known"], result["runs"]) for result in printed] == [
+        (3, 0, 1),
+        (1, 3, 1),
+    ]
+    assert cli.run(["db", "merge", first, str(tmp_path / "none.db"), "--into", into]) == 4
+    assert "not merged: " + first in capsys.readouterr().err
+    assert run_text("db", "merge", first, "--into", into).splitlines()[1].split()[:2] == ["0", "3"]
 
 
 def test_verify_reports_findings_by_exit_code(

@@ -40,9 +40,9 @@ def test_every_key_is_an_option_of_its_commands() -> None:
     for name, key in _defaults.KEYS.items():
         for command in key.commands:
             group, _, sub = command.partition(" ")
-            found = cli._load(group)
-            found = found.commands[sub] if sub else found
-            options = {option for param in found.params for option in param.opts}
+            command_object = cli._load(group)
+            command_object = command_object.commands[sub] if sub else command_object
+            options = {option for param in command_object.params for option in param.opts}
             assert f"--{name}" in options, command
 
 
@@ -78,8 +78,8 @@ def test_database_of_the_file_yields_to_the_environment_and_ends_with_the_comman
 
 def test_prices_of_other_devices_are_ignored(folder: Path, run_json: Run, run_refused: Run) -> None:
     write(folder / "tunebench.toml", "[price]\nt4 = 0.5\nl4 = 0.8\n")
-    (found,) = run_json("compare", WORKLOAD, "--device", "t4")
-    assert found["price_per_hour"] == 0.5
+    (compared,) = run_json("compare", WORKLOAD, "--device", "t4")
+    assert compared["price_per_hour"] == 0.5
     assert "device with a price" in run_refused("compare", WORKLOAD, "--device", "t4", "--price", "l4=1")
 
 
@@ -105,12 +105,12 @@ def test_bad_files_are_one_error(text: str, error: str, folder: Path, run_refuse
 def test_own_files_may_name_a_server_and_doctor_shows_the_values(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = write(
+    path = write(
         folder.parent / "config" / "tunebench" / "tunebench.toml", 'db = "postgresql://u:secret@h:1/d"'
     )
-    found = _defaults.find()
-    assert found is not None
-    assert (found.path, found.values["db"]) == (own, "postgresql://u:secret@h:1/d")
+    defaults = _defaults.find()
+    assert defaults is not None
+    assert (defaults.path, defaults.values["db"]) == (path, "postgresql://u:secret@h:1/d")
     monkeypatch.setenv("TUNEBENCH_DB", "b.db")
     assert cli.run(["doctor", "--verbose"]) == 0
     assert "db = postgresql://u:***@h:1/d" in capsys.readouterr().out

@@ -50,16 +50,16 @@ def raises():
 @pytest.fixture(scope="module")
 def traced_once() -> Callable[..., Any]:
     """The function that profiles a model, which traces each batch of the model of this file once."""
-    known: dict[Any, Any] = {}
+    profiles: dict[Any, Any] = {}
     real = model_plan.profile_step
 
     @functools.wraps(real)
-    def profile(model: Any, args: Any, **given: Any) -> Any:
-        link = given["link"]
-        key = (type(model).__name__, args[0].shape, given["device"].name, link, given["other_bytes"])
-        if key not in known:
-            known[key] = real(model, args, **given)
-        return known[key]
+    def profile(model: Any, args: Any, **arguments: Any) -> Any:
+        link = arguments["link"]
+        key = (type(model).__name__, args[0].shape, arguments["device"].name, link, arguments["other_bytes"])
+        if key not in profiles:
+            profiles[key] = real(model, args, **arguments)
+        return profiles[key]
 
     return profile
 
@@ -78,20 +78,22 @@ def typed(net: str, *more: str, device: str = "h100-sxm") -> list[str]:
 
 def test_a_plan_states_memory_and_time_in_total_and_by_layer(net: str, run_json: Run, run_text: Run) -> None:
     asked = typed(net, "--budget", "60%")
-    found = run_json(*asked)
-    plain, planned = found["without_plan"], found["with_plan"]
-    assert (found["model"], found["host_link"], found["fits"]) == ("Net", "pcie5", True)
-    assert found["budget_bytes"] == int(0.6 * plain["peak_bytes"])
-    assert planned["peak_bytes"] <= planned["reserved_bytes"] <= found["budget_bytes"] < plain["peak_bytes"]
+    shown = run_json(*asked)
+    plain, planned = shown["without_plan"], shown["with_plan"]
+    assert (shown["model"], shown["host_link"], shown["fits"]) == ("Net", "pcie5", True)
+    assert shown["budget_bytes"] == int(0.6 * plain["peak_bytes"])
+    assert planned["peak_bytes"] <= planned["reserved_bytes"] <= shown["budget_bytes"] < plain["peak_bytes"]
     assert planned["step_us"] == pytest.approx(planned["compute_us"] + planned["stall_us"])
-    assert found["lower_us"] <= planned["step_us"]
+    assert shown["lower_us"] <= planned["step_us"]
     # Tensors are 32 MiB. Backward reads the three results of tanh, and the inputs of the last two layers.
     saved = [
-        layer[f"{what}_bytes"] for layer in found["layers"] for what in ("kept", "recomputed", "swapped")
+        layer[f"{treatment}_bytes"]
+        for layer in shown["layers"]
+        for treatment in ("kept", "recomputed", "swapped")
     ]
     assert sum(saved) == 5 * 2**25
-    assert {layer["layer"] for layer in found["layers"]} == {"", *(f"layers.{place}" for place in range(3))}
-    assert sum(layer["first_us"] for layer in found["layers"]) == pytest.approx(plain["step_us"])
+    assert {layer["layer"] for layer in shown["layers"]} == {"", *(f"layers.{index}" for index in range(3))}
+    assert sum(layer["first_us"] for layer in shown["layers"]) == pytest.approx(plain["step_us"])
     text = run_text(*asked)
     for expected in (
         "training step of Net on h100-sxm",
@@ -105,12 +107,12 @@ def test_a_plan_states_memory_and_time_in_total_and_by_layer(net: str, run_json:
 def test_a_plan_file_and_a_plot_are_written(net: str, run_json: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra plot is not installed")
     out, plot = tmp_path / "plan.json", tmp_path / "memory.svg"
-    found = run_json(*typed(net, "--budget", "60%", "--out", str(out), "--plot", str(plot)))
-    assert found["written"] == [str(out), str(plot)]
+    shown = run_json(*typed(net, "--budget", "60%", "--out", str(out), "--plot", str(plot)))
+    assert shown["written"] == [str(out), str(plot)]
     assert "<svg" in plot.read_text()
     plan = read_plan(out, _profile(net))
-    assert plan.simulation.step_us == found["with_plan"]["step_us"]
-    assert plan.budget_bytes == found["budget_bytes"]
+    assert plan.simulation.step_us == shown["with_plan"]["step_us"]
+    assert plan.budget_bytes == shown["budget_bytes"]
 
 
 def _profile(net: str) -> Any:
@@ -136,12 +138,12 @@ def test_the_curve_falls_with_the_budget(net: str, run_json: Run) -> None:
 
 
 def test_the_largest_batch_is_larger_with_a_plan_and_too_large_without_one(net: str, run_json: Run) -> None:
-    found = run_json(*typed(net, "--budget", "1GB", "--max-batch", "--optimizer", "none"))
-    plain, planned = found["max_batch"]["without_plan"], found["max_batch"]["with_plan"]
+    shown = run_json(*typed(net, "--budget", "1GB", "--max-batch", "--optimizer", "none"))
+    plain, planned = shown["max_batch"]["without_plan"], shown["max_batch"]["with_plan"]
     assert planned["batch"] > 1.5 * plain["batch"] > 131072
     assert planned["sample_us"] == pytest.approx(planned["step_us"] / planned["batch"])
-    assert found["with_plan"]["reserved_bytes"] <= found["budget_bytes"] == 10**9
-    assert found["without_plan"]["reserved_bytes"] > 10**9
+    assert shown["with_plan"]["reserved_bytes"] <= shown["budget_bytes"] == 10**9
+    assert shown["without_plan"]["reserved_bytes"] > 10**9
 
 
 def test_states_of_the_optimizer_take_memory(net: str, run_json: Run) -> None:
@@ -155,10 +157,10 @@ def test_states_of_the_optimizer_take_memory(net: str, run_json: Run) -> None:
 
 
 def test_a_processor_has_no_allocator_and_no_link(net: str, run_json: Run) -> None:
-    found = run_json(*typed(net, "--budget", "70%", device="cpu"))
-    assert found["host_link"] is None
-    assert found["with_plan"]["reserved_bytes"] is None
-    assert found["with_plan"]["stall_us"] == 0
+    shown = run_json(*typed(net, "--budget", "70%", device="cpu"))
+    assert shown["host_link"] is None
+    assert shown["with_plan"]["reserved_bytes"] is None
+    assert shown["with_plan"]["stall_us"] == 0
 
 
 def test_an_impossible_budget_states_the_least(net: str, run_refused: Run) -> None:
@@ -196,12 +198,14 @@ def test_mistakes_are_refused_before_the_model_is_traced(
 
 def test_mistakes_in_the_model_are_named(net: str, run_refused: Run) -> None:
     assert "add --input" in run_refused("plan", "memory", f"{net}:make")
-    given = ("--input", "8x64:f32", "--device", "t4")
-    assert "net.py has no function none" in run_refused("plan", "memory", f"{net}:none", *given)
+    arguments = ("--input", "8x64:f32", "--device", "t4")
+    assert "net.py has no function none" in run_refused("plan", "memory", f"{net}:none", *arguments)
     assert "cannot make the model: ValueError: no weights" in run_refused(
-        "plan", "memory", f"{net}:raises", *given
+        "plan", "memory", f"{net}:raises", *arguments
     )
-    assert "Branching cannot be traced as a whole" in run_refused("plan", "memory", f"{net}:broken", *given)
+    assert "Branching cannot be traced as a whole" in run_refused(
+        "plan", "memory", f"{net}:broken", *arguments
+    )
 
 
 def test_a_plot_of_unknown_format_is_refused(net: str, run_refused: Run, tmp_path: Path) -> None:

@@ -17,24 +17,24 @@ GPT = ("plan", "cluster", "--model", "gpt2-large", "--cluster", "4 x l4, $0.7", 
 @pytest.mark.slow
 def test_plans_are_listed_with_proof_gains_and_front(run_json: Run, run_text: Run, tmp_path: Path) -> None:
     out = tmp_path / "plan.toml"
-    found = run_json(*GPT, "--top", "3", "--out", str(out))
-    assert (found["model"], found["devices"], found["seq"]) == ("gpt2-large", 4, 1024)
-    assert [each["step"]["time_us"] for each in found["plans"]] == sorted(
-        each["step"]["time_us"] for each in found["plans"]
+    shown = run_json(*GPT, "--top", "3", "--out", str(out))
+    assert (shown["model"], shown["devices"], shown["seq"]) == ("gpt2-large", 4, 1024)
+    assert [plan["step"]["time_us"] for plan in shown["plans"]] == sorted(
+        plan["step"]["time_us"] for plan in shown["plans"]
     )
-    assert found["best"] == found["plans"][0]
-    assert len(found["plans"]) == 3
-    assert found["best"]["cost"] == pytest.approx(0.7 * found["best"]["device_hours"])
-    assert found["proof"]["optimal"] is True
-    assert sum(found["shares"].values()) == pytest.approx(1)
-    assert {each["twice_the"] for each in found["gains"]} == {
+    assert shown["best"] == shown["plans"][0]
+    assert len(shown["plans"]) == 3
+    assert shown["best"]["cost"] == pytest.approx(0.7 * shown["best"]["device_hours"])
+    assert shown["proof"]["optimal"] is True
+    assert sum(shown["shares"].values()) == pytest.approx(1)
+    assert {gain["twice_the"] for gain in shown["gains"]} == {
         "memory of each device",
         "bandwidth of all links",
         "batch",
     }
-    assert [each["slower"] for each in found["sensitivity"]] == ["kernels", "communication"]
-    assert found["missing_bytes"] == 0
-    assert tomllib.loads(out.read_text())["plan"]["data"] == found["best"]["data"]
+    assert [sensitivity["slower"] for sensitivity in shown["sensitivity"]] == ["kernels", "communication"]
+    assert shown["missing_bytes"] == 0
+    assert tomllib.loads(out.read_text())["plan"]["data"] == shown["best"]["data"]
     text = run_text(*GPT)
     for expected in ("optimal for the model", "best: tensor=", "binding:", "Pareto front", "MFU", "$"):
         assert expected in text
@@ -65,9 +65,9 @@ def test_plan_for_a_framework_is_all_that_is_printed(
 
 
 def test_fixed_values_and_no_reasons(run_json: Run) -> None:
-    found = run_json(*GPT, "--fix", "tensor=2, sharding=full", "--no-reasons", "--objective", "memory")
-    assert {(each["tensor"], each["sharding"]) for each in found["plans"]} == {(2, "full")}
-    assert found["gains"] == found["sensitivity"] == []
+    shown = run_json(*GPT, "--fix", "tensor=2, sharding=full", "--no-reasons", "--objective", "memory")
+    assert {(plan["tensor"], plan["sharding"]) for plan in shown["plans"]} == {(2, "full")}
+    assert shown["gains"] == shown["sensitivity"] == []
 
 
 @pytest.mark.slow
@@ -93,9 +93,9 @@ def test_different_products_get_unequal_layers(run_json: Run, run_text: Run, run
         "flash=yes,tensor=1,sharding=none",
     )
     mixed = (*asked, "--cluster", "2 x l4 + 2 x a100-80-sxm, 2 a node, net-200")
-    found = run_json(*mixed)["best"]
-    assert sum(found["stage_layers"]) == 12
-    assert set(found["stage_products"]) == {"l4", "a100-80-sxm"}
+    best = run_json(*mixed)["best"]
+    assert sum(best["stage_layers"]) == 12
+    assert set(best["stage_products"]) == {"l4", "a100-80-sxm"}
     text = run_text(*mixed)
     for expected in ("optimal for the model", "layers of stages", "equal layers", "alone: "):
         assert expected in text
@@ -105,10 +105,10 @@ def test_different_products_get_unequal_layers(run_json: Run, run_text: Run, run
 @pytest.mark.slow
 def test_residual_networks_are_trained_by_copies(run_json: Run, run_text: Run, run_refused: Run) -> None:
     asked = ("plan", "cluster", "--model", "resnet50", "--cluster", "4 x l4, $0.7", "--batch", "256")
-    found = run_json(*asked, "--top", "2", "--stack", "compiled")
-    assert len(found["plans"]) == 2
-    assert found["plans"][0]["microbatch"] * found["plans"][0]["microbatches"] == 64
-    assert found["best"]["step_us"] < run_json(*asked)["best"]["step_us"]
+    shown = run_json(*asked, "--top", "2", "--stack", "compiled")
+    assert len(shown["plans"]) == 2
+    assert shown["plans"][0]["microbatch"] * shown["plans"][0]["microbatches"] == 64
+    assert shown["best"]["step_us"] < run_json(*asked)["best"]["step_us"]
     text = run_text(*asked)
     for expected in ("4 copies", "micro-batch", "samples/s", "all plans are predicted"):
         assert expected in text
@@ -119,9 +119,9 @@ def test_residual_networks_are_trained_by_copies(run_json: Run, run_text: Run, r
 
 def test_nothing_fits_is_an_answer(run_json: Run, run_text: Run) -> None:
     small = ("plan", "cluster", "--model", "gpt2-large", "--cluster", "1 x l4, 6GB", "--batch", "8")
-    found = run_json(*small)
-    assert found["best"] is None
-    assert found["missing_bytes"] > 0
+    shown = run_json(*small)
+    assert shown["best"] is None
+    assert shown["missing_bytes"] > 0
     assert "nothing fits: the least memory is" in run_text(*small)
 
 

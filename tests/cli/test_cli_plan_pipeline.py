@@ -28,18 +28,18 @@ KNOWN = (
 
 def test_schedules_of_a_model_are_listed_with_the_best_one(run_json: Run, run_text: Run) -> None:
     asked = (*GPT, "--microbatches", "8", "--flash-attention")
-    found = run_json(*asked)
-    assert (found["model"], found["ranks"], found["microbatches"]) == ("gpt2-large", 4, 8)
-    assert found["memory_bytes"] == 80 * 2**30
-    assert {each["name"] for each in found["schedules"]} >= set(named_schedules())
-    by_name = {each["name"]: each for each in found["schedules"]}
-    best = by_name[found["best"]]
-    assert best["step_us"] == min(each["step_us"] for each in found["schedules"] if each["fits"])
-    for each in found["schedules"]:
-        assert len(each["peak_bytes"]) == 4
-        assert each["low_us"] < each["step_us"] < each["high_us"]
+    shown = run_json(*asked)
+    assert (shown["model"], shown["ranks"], shown["microbatches"]) == ("gpt2-large", 4, 8)
+    assert shown["memory_bytes"] == 80 * 2**30
+    assert {schedule["name"] for schedule in shown["schedules"]} >= set(named_schedules())
+    by_name = {schedule["name"]: schedule for schedule in shown["schedules"]}
+    best = by_name[shown["best"]]
+    assert best["step_us"] == min(schedule["step_us"] for schedule in shown["schedules"] if schedule["fits"])
+    for schedule in shown["schedules"]:
+        assert len(schedule["peak_bytes"]) == 4
+        assert schedule["low_us"] < schedule["step_us"] < schedule["high_us"]
     assert by_name["gpipe"]["peak_bytes"][0] > by_name["1f1b"]["peak_bytes"][0]
-    assert [each["microbatch"] for each in found["estimates"]["as given"]] == [1, 2, 4]
+    assert [estimate["microbatch"] for estimate in shown["estimates"]["as given"]] == [1, 2, 4]
     text = run_text(*asked)
     for expected in (
         "gpt2-large on 4 x h100-sxm",
@@ -53,9 +53,9 @@ def test_schedules_of_a_model_are_listed_with_the_best_one(run_json: Run, run_te
 @pytest.mark.slow
 def test_less_memory_needs_balance_or_recomputation(run_json: Run, run_text: Run) -> None:
     asked = (*KNOWN, "--microbatches", "16", "--schedule", "1f1b,gpipe")
-    found = run_json(*asked, "--memory", "9GB")
-    assert found["best"] == "1f1b balanced"
-    peaks = {each["name"]: max(each["peak_bytes"]) for each in found["schedules"]}
+    shown = run_json(*asked, "--memory", "9GB")
+    assert shown["best"] == "1f1b balanced"
+    peaks = {schedule["name"]: max(schedule["peak_bytes"]) for schedule in shown["schedules"]}
     assert peaks["1f1b"] == 10e9 > 9e9 >= peaks["1f1b balanced"]
     assert run_json(*asked, "--memory", "9GB", "--no-balance")["best"] is None
     text = run_text(*asked, "--memory", "3GB")
@@ -64,9 +64,9 @@ def test_less_memory_needs_balance_or_recomputation(run_json: Run, run_text: Run
         kind: run_json(*GPT, "--microbatches", "8", "--schedule", "1f1b", "--recompute", kind)["schedules"][0]
         for kind in ("none", "selective", "full")
     }
-    steps = [each["step_us"] for each in kinds.values()]
+    steps = [schedule["step_us"] for schedule in kinds.values()]
     assert steps == sorted(steps)
-    peaks_by_kind = [max(each["peak_bytes"]) for each in kinds.values()]
+    peaks_by_kind = [max(schedule["peak_bytes"]) for schedule in kinds.values()]
     assert peaks_by_kind == sorted(peaks_by_kind, reverse=True)
 
 
@@ -97,8 +97,8 @@ def test_files_hold_the_best_schedule(run_json: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra plot is not installed")
     plot, trace, out = (tmp_path / name for name in ("plan.svg", "trace.json", "schedule.csv"))
     files = ("--plot", str(plot), "--trace", str(trace), "--out", str(out))
-    found = run_json(*KNOWN, "--microbatches", "8", "--schedule", "1f1b", *files)
-    assert found["written"] == [str(out), str(trace), str(plot)]
+    shown = run_json(*KNOWN, "--microbatches", "8", "--schedule", "1f1b", *files)
+    assert shown["written"] == [str(out), str(trace), str(plot)]
     assert "<svg" in plot.read_text()
     assert json.loads(trace.read_text())["traceEvents"]
     schedule = read_schedule(out)
@@ -175,10 +175,10 @@ def test_a_plot_of_unknown_format_is_refused(run_refused: Run, tmp_path: Path) -
 def test_search_adds_optimised_schedules_with_their_lower_bound(run_json: Run, run_text: Run) -> None:
     sizes = ("--activations", "1MB", "--memory", "3MB", "--schedule", "1f1b", "--search", "3")
     asked = ("--forward-us", "10", "--stages", "2", "--microbatches", "4", *sizes)
-    found = {each["name"]: each for each in run_json("plan", "pipeline", *asked)["schedules"]}
-    best = found["optimised, 1 stage"]
-    assert found["1f1b"]["bound_us"] is None
+    by_name = {schedule["name"]: schedule for schedule in run_json("plan", "pipeline", *asked)["schedules"]}
+    best = by_name["optimised, 1 stage"]
+    assert by_name["1f1b"]["bound_us"] is None
     assert best["bound_us"] <= best["step_us"] * (1 + 1e-9)
-    assert best["step_us"] <= found["1f1b"]["step_us"]
+    assert best["step_us"] <= by_name["1f1b"]["step_us"]
     assert best["fits"]
     assert "optimised, 1 stage: at most 0.0% above" in run_text("plan", "pipeline", *asked)

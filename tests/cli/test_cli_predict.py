@@ -47,14 +47,16 @@ def next_gpu(tmp_path: Path) -> str:
 
 def test_each_workload_on_each_device(run_json: Run, run_text: Run) -> None:
     typed = ["predict", "-w", GEMM, "-w", "resnet50/conv1,n=8", "--device", "h100-sxm", "--device", "t4"]
-    found = run_json(*typed)
-    assert [one["device"] for one in found] == ["sm_90:h100-sxm,sm=132"] * 2 + ["sm_75:t4,sm=40"] * 2
+    predictions = run_json(*typed)
+    assert [prediction["device"] for prediction in predictions] == ["sm_90:h100-sxm,sm=132"] * 2 + [
+        "sm_75:t4,sm=40"
+    ] * 2
     expected = predict(parse(GEMM), device.find("t4"))
-    assert found[2]["workload"] == GEMM
+    assert predictions[2]["workload"] == GEMM
     for name in ("time_us", "low_us", "high_us", "bound_us", "utilisation"):
-        assert found[2][name] == pytest.approx(getattr(expected, name))
+        assert predictions[2][name] == pytest.approx(getattr(expected, name))
     for name in ("binding", "basis", "because"):
-        assert found[2][name] == getattr(expected, name)
+        assert predictions[2][name] == getattr(expected, name)
     text = run_text(*typed)
     assert text.count("h100-sxm") == len(re.findall(r"\bt4\b", text)) == 2
     assert "nine" not in text
@@ -92,9 +94,9 @@ def test_a_table_is_predicted(tmp_path: Path, run_json: Run, run_text: Run) -> N
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_text(f'workload\n"{GEMM}"\n')
     typed = ["predict", "--workloads", str(source), "--device", "t4", "--out", str(out)]
-    found = run_json(*typed)
-    assert (found.pop("out"), found.pop("device")) == (str(out), "sm_75:t4,sm=40")
-    assert found == {"rows": 1, "refused": 0, "interrupted": False, "faults": []}
+    summary = run_json(*typed)
+    assert (summary.pop("out"), summary.pop("device")) == (str(out), "sm_75:t4,sm=40")
+    assert summary == {"rows": 1, "refused": 0, "interrupted": False, "faults": []}
     with out.open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert float(row["predicted_us"]) > float(row["bound_us"]) > 0
@@ -107,8 +109,8 @@ def test_unusable_rows_are_reported_with_line_numbers(
     source, out = tmp_path / "in.csv", tmp_path / "out.csv"
     source.write_text(f'workload\n"{GEMM}"\n' + "nothing\n" * 12)
     assert cli.run(["predict", "--workloads", str(source), "--device", "t4", "--out", str(out)]) == 2
-    said, err = capsys.readouterr()
-    assert "1 of 13 rows predicted" in said
+    printed, err = capsys.readouterr()
+    assert "1 of 13 rows predicted" in printed
     assert "in.csv, line 3: workload 'nothing' is neither" in err
     assert "line 12:" in err
     assert "line 13:" not in err
@@ -136,18 +138,20 @@ def test_an_interrupted_table_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_model_is_the_sum_of_its_operations(run_json: Run, run_text: Run) -> None:
-    (found,) = run_json("predict", *GPT2, "--dtype", "f16", "--device", "h100-sxm")
+    (prediction,) = run_json("predict", *GPT2, "--dtype", "f16", "--device", "h100-sxm")
     run = NetworkRun(batch=2, seq=128, dtype="f16")
     expected = predict_network(network("gpt2"), device.find("h100-sxm"), run)
     for name in ("time_us", "low_us", "high_us", "bound_us", "host_us", "launches"):
-        assert found[name] == pytest.approx(getattr(expected, name))
-    assert found["tokens_per_s"] == pytest.approx(256 / expected.time_us * 1e6)
-    assert sum(part["share"] for part in found["parts"]) == pytest.approx(1)
-    assert sum(found["basis"].values()) == pytest.approx(1)
-    assert sum(each["time_us"] for each in found["operations"]) == pytest.approx(found["device_us"])
+        assert prediction[name] == pytest.approx(getattr(expected, name))
+    assert prediction["tokens_per_s"] == pytest.approx(256 / expected.time_us * 1e6)
+    assert sum(part["share"] for part in prediction["parts"]) == pytest.approx(1)
+    assert sum(prediction["basis"].values()) == pytest.approx(1)
+    assert sum(operation["time_us"] for operation in prediction["operations"]) == pytest.approx(
+        prediction["device_us"]
+    )
     text = run_text("predict", *GPT2, "--dtype", "f16", "--device", "h100-sxm")
     assert "gpt2 on h100-sxm: a forward pass of 2 x 128 tokens in f16" in text
-    assert all(part["part"] in text for part in found["parts"])
+    assert all(part["part"] in text for part in prediction["parts"])
 
 
 def test_training_step_has_an_optimizer_by_default(run_json: Run, run_text: Run) -> None:
@@ -160,62 +164,62 @@ def test_training_step_has_an_optimizer_by_default(run_json: Run, run_text: Run)
 
 
 def test_a_model_without_sequences_has_images(run_json: Run) -> None:
-    (found,) = run_json("predict", "--model", "resnet50", "--batch", "8", "--device", "t4")
-    assert found["images_per_s"] == pytest.approx(8 / found["time_us"] * 1e6)
+    (prediction,) = run_json("predict", "--model", "resnet50", "--batch", "8", "--device", "t4")
+    assert prediction["images_per_s"] == pytest.approx(8 / prediction["time_us"] * 1e6)
 
 
 def test_list_of_workloads_keeps_their_dtype_by_default(run_json: Run) -> None:
     typed = ["predict", "--model", "llama-3-8b-decode", "--device", "h100-sxm"]
-    (own,), (single,) = run_json(*typed), run_json(*typed, "--dtype", "f32")
-    assert own["dtype"] == "bf16"
-    assert own["samples_per_s"] == pytest.approx(1e6 / own["time_us"])
+    (by_default,), (single,) = run_json(*typed), run_json(*typed, "--dtype", "f32")
+    assert by_default["dtype"] == "bf16"
+    assert by_default["samples_per_s"] == pytest.approx(1e6 / by_default["time_us"])
     assert single["dtype"] == "f32"
-    assert single["bound_us"] > 1.9 * own["bound_us"]
+    assert single["bound_us"] > 1.9 * by_default["bound_us"]
 
 
 def test_a_model_may_be_a_file(run_json: Run, tmp_path: Path) -> None:
     listed = tmp_path / "net.csv"
     listed.write_text(f'workload,count,part\n"{GEMM}",3,products\n')
-    (found,) = run_json("predict", "--model", str(listed), "--device", "t4")
-    assert (found["model"], found["dtype"]) == ("net", "f16")
-    assert [(part["part"], part["launches"]) for part in found["parts"]] == [("products", 3)]
+    (prediction,) = run_json("predict", "--model", str(listed), "--device", "t4")
+    assert (prediction["model"], prediction["dtype"]) == ("net", "f16")
+    assert [(part["part"], part["launches"]) for part in prediction["parts"]] == [("products", 3)]
 
 
 def test_a_model_on_several_devices(run_json: Run, run_text: Run) -> None:
     typed = ["predict", "--model", "gpt2", "--batch", "8", "--seq", "128", "--training"]
     typed += ["--data", "2", "--pipeline", "2", "--microbatches", "2", "--device", "h100-sxm"]
-    (found,) = run_json(*typed)
-    assert found["devices"] == 4
-    assert found["division"]["data"] == found["division"]["pipeline"] == 2
-    assert len(found["stages"]) == 2
-    shares = found["compute_us"] + found["communication_us"] + found["bubble_us"]
-    assert shares == pytest.approx(found["time_us"])
+    (prediction,) = run_json(*typed)
+    assert prediction["devices"] == 4
+    assert prediction["division"]["data"] == prediction["division"]["pipeline"] == 2
+    assert len(prediction["stages"]) == 2
+    shares = prediction["compute_us"] + prediction["communication_us"] + prediction["bubble_us"]
+    assert shares == pytest.approx(prediction["time_us"])
     text = run_text(*typed)
     assert "gpt2 on 4 x h100-sxm" in text
     assert "pipeline bubble" in text
-    assert f"{found['tokens_per_s']:,.0f} tokens per second" in text
+    assert f"{prediction['tokens_per_s']:,.0f} tokens per second" in text
 
 
 @pytest.mark.slow
 def test_insufficient_memory_is_reported(capsys: pytest.CaptureFixture[str], run_json: Run) -> None:
     typed = ["--model", "llama-3-70b", "--seq", "64", "--dtype", "bf16"]
-    said = "warning: llama-3-70b does not fit into h100-sxm: it has 80 GiB"
+    warning = "warning: llama-3-70b does not fit into h100-sxm: it has 80 GiB"
     assert cli.run(["predict", *typed, "--device", "h100-sxm"]) == 0
-    assert said in capsys.readouterr().err
+    assert warning in capsys.readouterr().err
     assert cli.run(["compare", *typed, "--device", "h100-sxm", "--device", "mi300x"]) == 0
     assert capsys.readouterr().err.count("warning") == 1
     assert cli.run(["predict", *typed, "--device", "h100-sxm", "--tensor", "4"]) == 0
     assert "warning" not in capsys.readouterr().err
-    (found,) = run_json("predict", *typed, "--device", "mi300x")
-    assert found["least_bytes"] == 2 * network("llama-3-70b").parameters()
+    (prediction,) = run_json("predict", *typed, "--device", "mi300x")
+    assert prediction["least_bytes"] == 2 * network("llama-3-70b").parameters()
 
 
 def test_training_keeps_more_than_parameters() -> None:
     gpt2 = network("gpt2")
-    held = 4 * gpt2.parameters()
-    assert min_memory_bytes(gpt2, NetworkRun(seq=8)) == held
-    assert min_memory_bytes(gpt2, NetworkRun(seq=8, mode="train")) == 2 * held
-    assert min_memory_bytes(gpt2, NetworkRun(seq=8, mode="train", optimizer="adamw")) == 4 * held
+    parameter_bytes = 4 * gpt2.parameters()
+    assert min_memory_bytes(gpt2, NetworkRun(seq=8)) == parameter_bytes
+    assert min_memory_bytes(gpt2, NetworkRun(seq=8, mode="train")) == 2 * parameter_bytes
+    assert min_memory_bytes(gpt2, NetworkRun(seq=8, mode="train", optimizer="adamw")) == 4 * parameter_bytes
     stages = min_memory_bytes(gpt2, NetworkRun(seq=8), Parallelism(pipeline=2))
     assert stages == 4 * max(gpt2.parameters(1, (0, 6)), gpt2.parameters(1, (6, 12)))
     assert min_memory_bytes(network("llama-3-8b-decode"), NetworkRun()) is None
@@ -264,16 +268,18 @@ def test_workloads_are_compared_by_the_sum_of_their_times(run_json: Run) -> None
 
 def test_several_devices_cost_several_times_as_much(run_json: Run) -> None:
     typed = ["compare", *GPT2, "--device", "h100-sxm", "--price", "h100-sxm=3.6", "--data", "2"]
-    (found,) = run_json(*typed)
-    assert found["devices"] == 2
-    assert found["cost_per_million_tokens"] == pytest.approx(2 * found["time_us"] * 1e-9 / 256 * 1e6)
+    (prediction,) = run_json(*typed)
+    assert prediction["devices"] == 2
+    assert prediction["cost_per_million_tokens"] == pytest.approx(
+        2 * prediction["time_us"] * 1e-9 / 256 * 1e6
+    )
 
 
 def test_cost_is_proportional_to_time(run_json: Run) -> None:
     times = {"time_us": 3.6e9, "low_us": 1.8e9, "high_us": 7.2e9}  # one hour
-    one = ComparedDevice(device=device.find("t4"), items=4_000_000, devices=3, **times)
-    assert one.cost_per_million() is None
-    (with_price,) = with_prices([one], {"t4": 2.0})
+    compared = ComparedDevice(device=device.find("t4"), items=4_000_000, devices=3, **times)
+    assert compared.cost_per_million() is None
+    (with_price,) = with_prices([compared], {"t4": 2.0})
     assert with_price.cost_per_million() == pytest.approx(1.5)
     assert with_price.cost_per_million(with_price.low_us) == pytest.approx(0.75)
 
@@ -354,21 +360,23 @@ def test_stored_predictions_are_shown_with_their_intervals(
     assert "90 us [50 us, 171 us]  predicted" in text
     assert " 95 us  predicted" in text
     assert run_json("lookup", "-w", GEMM, "--device", "h100-sxm", "--db", db)["interval_us"] == [50, 171]
-    said = run_text("lookup", "-w", GEMM, "--device", "h100-sxm", "--db", db)
-    assert "(predicted; " in said
-    assert "90 % interval 50 us to 171 us)" in said
+    shown = run_text("lookup", "-w", GEMM, "--device", "h100-sxm", "--db", db)
+    assert "(predicted; " in shown
+    assert "90 % interval 50 us to 171 us)" in shown
 
 
 @pytest.mark.slow
 def test_recorded_space_is_compared_with_a_device_from_a_file(run_json: Run, tmp_path: Path) -> None:
     recorded = found("recorded/convolution/RTX_2080_Ti.json.gz")
     sheet = tmp_path / "twice.toml"
-    known = device.find("rtx-2080-ti")
-    sheet.write_text(f'name = "twice"\nlike = "rtx-2080-ti"\nmax_clock_mhz = {2 * known.max_clock_mhz}\n')
+    described_device = device.find("rtx-2080-ti")
+    sheet.write_text(
+        f'name = "twice"\nlike = "rtx-2080-ti"\nmax_clock_mhz = {2 * described_device.max_clock_mhz}\n'
+    )
     described = run_json("bound", str(recorded))
     twice = run_json("bound", str(recorded), "--device", str(sheet))
     assert (described["device"], twice["device"]) == ("rtx-2080-ti", "twice")
-    fma = [one["floors"]["fma pipe"]["over_best"] for one in (described, twice)]
+    fma = [comparison["floors"]["fma pipe"]["over_best"] for comparison in (described, twice)]
     assert fma[0] == pytest.approx(2 * fma[1])
 
 
@@ -421,16 +429,16 @@ def test_memory_of_each_rank_is_listed_by_kind_with_a_verdict(run_json: Run, run
     asked += ["--device", "a100-40-sxm", "--stack", "megatron", "--flash-attention", "--pipeline", "4"]
     asked += ["--microbatches", "64"]
     ranks = run_json(*asked)[0]["memory"]
-    assert [each["rank"] for each in ranks] == [0, 1, 2, 3]
+    assert [entry["rank"] for entry in ranks] == [0, 1, 2, 3]
     first, last = ranks[0], ranks[-1]
     assert first["activations"] > ranks[1]["activations"] > ranks[2]["activations"]
     kinds = [value for name, value in first.items() if name not in ("rank", "total", "missing")]
     assert sum(kinds) == first["total"]
     assert first["missing"] == max(0, first["total"] - 40 * 2**30)
     assert last["working"] > 0
-    again = run_json(*asked, "--recompute", "full")[0]["memory"][0]
+    recomputed = run_json(*asked, "--recompute", "full")[0]["memory"][0]
     half = run_json(*asked, "--recompute", "full", "--recompute-layers", "4")[0]["memory"][0]
-    assert again["activations"] < half["activations"] < first["activations"]
+    assert recomputed["activations"] < half["activations"] < first["activations"]
     text = run_text(*asked)
     assert "does not fit" in text
     assert "fragmentation" in text

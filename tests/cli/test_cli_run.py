@@ -34,14 +34,14 @@ PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 
 def commands() -> list[list[str]]:
     """Return the words of every command that is not hidden, such as ``["db", "export-bundled"]``."""
-    found = []
+    listed = []
     for name in cli.COMMANDS:
         if is_group(name):
             group = typer.main.get_group(importlib.import_module(f"tunebench.cli.{name}").app)
-            found += [[name, sub] for sub, command in group.commands.items() if not command.hidden]
+            listed += [[name, sub] for sub, command in group.commands.items() if not command.hidden]
         else:
-            found.append([name])
-    return found
+            listed.append([name])
+    return listed
 
 
 def is_group(name: str) -> bool:
@@ -91,7 +91,7 @@ def test_every_exit_code_and_variable_is_documented() -> None:
 
 def test_every_error_of_the_tree_has_a_documented_exit_code() -> None:
     def below(cls: type[errors.TunebenchError]) -> list[type[errors.TunebenchError]]:
-        return [cls, *(found for sub in cls.__subclasses__() for found in below(sub))]
+        return [cls, *(subclass for sub in cls.__subclasses__() for subclass in below(sub))]
 
     assert {cls.exit_code for cls in below(errors.TunebenchError)} <= set(cli.EXIT_CODES)
 
@@ -154,8 +154,8 @@ def test_help_fits_80_columns_and_cuts_nothing_off(
     monkeypatch.setenv("COLUMNS", "80")
     shown = run_text(*command, "--help")
     assert max(map(len, shown.splitlines())) <= 80
-    found = _loaded(command)
-    assert all(name in shown for name in found)
+    loaded = _loaded(command)
+    assert all(name in shown for name in loaded)
 
 
 def _loaded(command: list[str]) -> list[str]:
@@ -353,9 +353,9 @@ print("after")
 
 def test_every_command_has_quiet_and_verbose(run_refused: Run) -> None:
     for command in commands():
-        found = cli._load(command[0])
-        found = found.commands[command[1]] if len(command) > 1 else found
-        options = {option for param in found.params for option in param.opts}
+        command_object = cli._load(command[0])
+        command_object = command_object.commands[command[1]] if len(command) > 1 else command_object
+        options = {option for param in command_object.params for option in param.opts}
         assert {"-q", "--quiet", "-v", "--verbose"} <= options, command
     assert "exclude each other" in run_refused("devices", "-q", "-v")
 

@@ -218,9 +218,9 @@ def test_cached_binary_gets_shared_memory_of_its_launch(
     first = compile_config(RIGHT, Toy(n=64), CONFIG, SM_80, cache)
     assert first.resources.dynamic_smem_bytes == 0
     monkeypatch.setattr(nvrtc, "compile_cuda", lambda *_: pytest.fail("compiled again"))
-    again = compile_config(ToyVariant(RIGHT._text, smem_bytes=512), Toy(n=7), CONFIG, SM_80, cache)
-    assert again.resources.dynamic_smem_bytes == 512
-    assert (again.key, again.payload, again.entries) == (first.key, first.payload, first.entries)
+    cached = compile_config(ToyVariant(RIGHT._text, smem_bytes=512), Toy(n=7), CONFIG, SM_80, cache)
+    assert cached.resources.dynamic_smem_bytes == 512
+    assert (cached.key, cached.payload, cached.entries) == (first.key, first.payload, first.entries)
 
 
 @pytest.mark.parametrize("language", ["numba-cuda", "numba-cpu"])

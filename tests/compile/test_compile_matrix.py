@@ -36,10 +36,10 @@ def sample() -> tuple[Item, ...]:
     Each variant is compiled for every second architecture that it supports.
     """
     variants = compile_matrix.cuda_variants()
-    found = list(compile_matrix.items(SAMPLED, variants, configs=24, seed=1))[::EVERY]
+    sampled = list(compile_matrix.items(SAMPLED, variants, configs=24, seed=1))[::EVERY]
     chosen: list[Item] = []
     for number, variant in enumerate(variants):
-        items = [item for item in found if item.variant == variant.key]
+        items = [item for item in sampled if item.variant == variant.key]
         supported = list(dict.fromkeys(item.architecture for item in items))
         compiled = supported[number % 2 :: 2] or supported
         chosen += [item for item in items if item.architecture in compiled]
@@ -71,15 +71,15 @@ def few(configs: int = 10, seed: int = 0) -> list[Item]:
 
 
 def test_items_cover_all_workloads_each_with_its_default() -> None:
-    found = few(configs=10)
+    listed = few(configs=10)
     softmax = [
-        item for item in found if item.variant == "softmax/cuda_block" and item.architecture == "sm_90"
+        item for item in listed if item.variant == "softmax/cuda_block" and item.architecture == "sm_90"
     ]
     assert len(softmax) == 10
     forward = [text for text in compile_matrix.WORKLOADS["softmax"] if "backward" not in text]
     assert [item.workload for item in softmax if item.default] == forward
-    assert len({item.identity for item in found}) == len(found)
-    assert not any(item.variant == "gemm/cuda_mma" and item.architecture == "sm_75" for item in found)
+    assert len({item.identity for item in listed}) == len(listed)
+    assert not any(item.variant == "gemm/cuda_mma" and item.architecture == "sm_75" for item in listed)
 
 
 def test_items_depend_only_on_the_seed() -> None:

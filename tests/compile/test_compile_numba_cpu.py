@@ -27,14 +27,14 @@ def variant() -> NumbaCpuVariant[Any]:
 
 
 def test_binaries_of_two_processes_do_not_share_symbols(variant: NumbaCpuVariant[Any]) -> None:
-    found = []
+    compiled = []
     for fault in ("none", "wrong"):
         config = Config({"fault": fault, "copy": 0})
         FunctionIdentity._unique_ids = itertools.count(1)  # same state as in a new process
-        found.append((compile_numba_cpu(variant, WORKLOAD, config), config))
+        compiled.append((compile_numba_cpu(variant, WORKLOAD, config), config))
     x = np.random.default_rng(0).standard_normal((3, 5), dtype=np.float32)
     results = []
-    for binary, config in found:
+    for binary, config in compiled:
         y = np.empty_like(x)
         load_numba_cpu(binary, variant, WORKLOAD, config)(x, y)
         results.append(float(y[0].sum()))
@@ -53,8 +53,8 @@ def test_fingerprint_changes_when_file_is_moved() -> None:
     def kernel(x: int) -> int:
         return x
 
-    here = _fingerprint(kernel)
+    fingerprint = _fingerprint(kernel)
     kernel.__module__ = module_name(
         "/elsewhere/variant.py"
     )  # compiled code looks up its globals in this module
-    assert _fingerprint(kernel) != here
+    assert _fingerprint(kernel) != fingerprint

@@ -27,14 +27,14 @@ def items() -> tuple[Item, ...]:
     variants = compilers.variants(("cuda",))
     plain = [v for v in variants if "mma" not in v.name]
     tensor = [v for v in variants if "mma" in v.name]
-    found = [
+    listed = [
         *compile_matrix.defaults(ARCHITECTURES, plain, each_type=False),
         *compile_matrix.defaults(ARCHITECTURES, tensor, each_type=True),
     ]
     first: dict[str, str] = {}
-    for item in found:
+    for item in listed:
         first.setdefault(item.variant, item.architecture)
-    return tuple(item for item in found if item.architecture == first[item.variant])
+    return tuple(item for item in listed if item.architecture == first[item.variant])
 
 
 @pytest.mark.parametrize(

@@ -40,20 +40,20 @@ def fill(db: str) -> str:
 def test_pages_of_trials_are_complete_in_both_directions(db: str, order: str, descending: bool) -> None:
     fill(db)
     with open_browser(db) as browser:
-        device = next(each.id for each in browser.devices() if each.key == DEVICE.key)
-        how: dict[str, Any] = {"order": order, "descending": descending}
-        whole = browser.trials(device, WORKLOAD, limit=100, **how)
-        pages = [browser.trials(device, WORKLOAD, limit=4, **how)]
+        device = next(entry.id for entry in browser.devices() if entry.key == DEVICE.key)
+        ordering: dict[str, Any] = {"order": order, "descending": descending}
+        whole = browser.trials(device, WORKLOAD, limit=100, **ordering)
+        pages = [browser.trials(device, WORKLOAD, limit=4, **ordering)]
         while pages[-1].after:
-            place = ("after", pages[-1].rows[-1].cursor)
-            pages.append(browser.trials(device, WORKLOAD, limit=4, place=place, **how))
+            cursor = ("after", pages[-1].rows[-1].cursor)
+            pages.append(browser.trials(device, WORKLOAD, limit=4, place=cursor, **ordering))
         rows = [row for page in pages for row in page.rows]
         assert rows == list(whole.rows)
         assert len({row.id for row in rows}) == TRIALS
         back = [pages[-1]]
         while back[0].before:
-            place = ("before", back[0].rows[0].cursor)
-            back.insert(0, browser.trials(device, WORKLOAD, limit=4, place=place, **how))
+            cursor = ("before", back[0].rows[0].cursor)
+            back.insert(0, browser.trials(device, WORKLOAD, limit=4, place=cursor, **ordering))
         assert [row for page in back for row in page.rows] == rows
 
 
@@ -65,8 +65,8 @@ def test_entry_counts_and_trial_shows_its_finalist(db: str) -> None:
         assert (entry.measurements, entry.measured, entry.predicted) == (TRIALS, 8, 1)
         assert entry.failed == sum(isinstance(outcome, FAILURES) for outcome in EVERY_OUTCOME)
         assert (entry.fastest_us, entry.least_bound_us) == (3.0, 2.5)
-        found = [(answer.kind, answer.stale) for answer in entry.answers]
-        assert found == [("measured", False), ("measured", True), ("predicted", False)]
+        answers = [(answer.kind, answer.stale) for answer in entry.answers]
+        assert answers == [("measured", False), ("measured", True), ("predicted", False)]
         (row,) = browser.trials(entry.device_id, WORKLOAD, select=TrialFilter(config="tile=21,")).rows
         assert (row.purpose, row.time_us) == ("finalist", 5.0)
         assert browser.workloads() == [(WORKLOAD, (entry.device_id,))]
@@ -132,15 +132,15 @@ def test_queries_that_pages_repeat_read_no_whole_table(tmp_path: Path) -> None:
         sa.event.listen(
             browser._engine,
             "before_cursor_execute",
-            lambda c, cursor, text, given, *_: statements.append((text, given)),
+            lambda c, cursor, text, parameters, *_: statements.append((text, parameters)),
         )
         for query in repeated:
             query(browser)
-        found = [pair for pair in statements if pair[0].startswith(("SELECT", "WITH"))]
-        assert len(found) > len(repeated)
+        queries = [pair for pair in statements if pair[0].startswith(("SELECT", "WITH"))]
+        assert len(queries) > len(repeated)
         with browser._engine.connect() as connection:
-            for text, given in found:
-                plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", given)
+            for text, parameters in queries:
+                plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", parameters)
                 scans = [
                     line
                     for *_, line in plan

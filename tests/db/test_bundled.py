@@ -39,8 +39,8 @@ def record(
     )
     with open_store(path) as store:
         begin(store, device)
-        said = Verdict(comparison={"libraries": {"torch": {"ratio": 1.5, "low": 1.4, "high": 1.6}}})
-        store.record(key, Result(outcome=outcome, conditions={"host": "node7"}), verdict=said)
+        verdict = Verdict(comparison={"libraries": {"torch": {"ratio": 1.5, "low": 1.4, "high": 1.6}}})
+        store.record(key, Result(outcome=outcome, conditions={"host": "node7"}), verdict=verdict)
 
 
 @pytest.fixture
@@ -84,9 +84,9 @@ def test_export_adds_to_a_bundled_file_and_keeps_the_newer_record(folder: Path, 
     text = (folder / "sm_90.jsonl").read_text()
     export(tmp_path / "old.db", folder)  # an older record does not replace a newer one
     assert (folder / "sm_90.jsonl").read_text() == text
-    found = bundled.read(folder / "sm_90.jsonl")
-    assert sorted(record["time_us"] for record in found.records.values()) == [6.0, 7.0]
-    assert set(found.devices) == {DEVICE.key, TWIN.key}
+    bundle = bundled.read(folder / "sm_90.jsonl")
+    assert sorted(record["time_us"] for record in bundle.records.values()) == [6.0, 7.0]
+    assert set(bundle.devices) == {DEVICE.key, TWIN.key}
 
 
 def test_predicted_emulated_and_stale_records_are_not_bundled(folder: Path, tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_predicted_emulated_and_stale_records_are_not_bundled(folder: Path, tmp_
         [key] = {entry.key for entry in store.history(WORKLOAD, DEVICE.key)}
         right = Verification(how="reference", detail="")
         store.record(key, Result(outcome=Predicted(predicted_us=1.0, verification=right)))
-        own = dataclasses.replace(key, variant="softmax/mine")
-        store.record(own, Result(outcome=Predicted(predicted_us=1.0, verification=right)))
+        own_key = dataclasses.replace(key, variant="softmax/mine")
+        store.record(own_key, Result(outcome=Predicted(predicted_us=1.0, verification=right)))
     assert export(tmp_path / "a.db", folder) == []
     assert cli.run(["db", "export-bundled", "--db", str(tmp_path / "a.db"), "--out", str(folder)]) == 2
     assert not folder.exists()

@@ -83,12 +83,12 @@ def test_only_one_process_takes_over_a_dead_claim(db: str) -> None:
 )
 def test_reused_process_number_does_not_keep_a_dead_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     owner = new_owner()
-    place, _, token = owner.rpartition(":")
+    process, _, token = owner.rpartition(":")
     boot, started, nonce = token.split(".")
     assert not is_dead(owner)
-    assert is_dead(f"{place}:{boot}.{int(started) + 1}.{nonce}")
-    assert is_dead(f"{place}:00000000.{started}.{nonce}")  # before a reboot
-    assert not is_dead(f"{place}:{nonce}")  # token of an earlier version
+    assert is_dead(f"{process}:{boot}.{int(started) + 1}.{nonce}")
+    assert is_dead(f"{process}:00000000.{started}.{nonce}")  # before a reboot
+    assert not is_dead(f"{process}:{nonce}")  # token of an earlier version
 
 
 def test_claim_made_with_a_clock_years_ahead_is_free(db: str) -> None:
@@ -208,9 +208,9 @@ def test_index_is_consistent_during_concurrent_records(
     answers = store.answers
 
     def outdone() -> Any:
-        found = answers()
+        current = answers()
         store.record(key(2), result(4.0))
-        return found
+        return current
 
     monkeypatch.setattr(store, "answers", outdone)
     path = tmp_path / "index.db"
@@ -290,9 +290,9 @@ def test_silent_server_is_reported_waited_for_and_given_up(
 
 
 def test_ctrl_c_ends_a_wait_for_a_silent_server(server: Any) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     with ExitStack() as stack:
-        policy = RetryPolicy(notify=said.append)
+        policy = RetryPolicy(notify=messages.append)
         store = stack.enter_context(open_store(server.new_database(), retry_policy=policy))
         begin(store)
         with store._read(), store._read():  # two idle connections
@@ -313,7 +313,7 @@ def test_ctrl_c_ends_a_wait_for_a_silent_server(server: Any) -> None:
                 with pytest.raises(DatabaseError):
                     store.release(key(1), "owner")
             assert time.monotonic() - started < 4
-    assert [line.partition(":")[0] for line in said] == ["waiting for the database"]
+    assert [line.partition(":")[0] for line in messages] == ["waiting for the database"]
 
 
 def test_retry_ends_after_the_limit(server: Any) -> None:
@@ -356,8 +356,8 @@ def test_retry_after_a_broken_commit_stores_no_duplicate(
         broken.clear()
         assert store.claim(key(2), new_owner())
         broken.append(None)
-        again = store.record(key(1), result(), run_id=run_id)  # the same result again is another measurement
-        assert [entry.id for entry in store.history(WORKLOAD)] == [first, again]
+        second = store.record(key(1), result(), run_id=run_id)  # the same result again is another measurement
+        assert [entry.id for entry in store.history(WORKLOAD)] == [first, second]
 
 
 def test_errors_other_than_outages_are_not_retried(store: Store) -> None:
@@ -367,7 +367,9 @@ def test_errors_other_than_outages_are_not_retried(store: Store) -> None:
     with pytest.raises(DatabaseError):
         store.record(key(1), Result(outcome=CompileFailed(reason=object())))  # type: ignore[arg-type]
     with pytest.raises(DatabaseError):
-        store._lasting(lambda connection, again: connection.execute(sa.text("SELECT nothing FROM nowhere")))
+        store._lasting(
+            lambda connection, is_retry: connection.execute(sa.text("SELECT nothing FROM nowhere"))
+        )
     assert messages == []
 
 
@@ -428,9 +430,9 @@ def test_killed_server_loses_no_record_and_tuners_continue(server: Any, tmp_path
 def test_commits_survive_simulated_power_cuts(tmp_path: Path, how: dict[str, Any]) -> None:
     """The last parameter, without durable commits, shows that the test detects lost commits."""
     try:
-        found = power_cuts.cuts(tmp_path, 12, trials=40, **how)
+        counts = power_cuts.cuts(tmp_path, 12, trials=40, **how)
     except subprocess.CalledProcessError:
         pytest.skip("strace is not allowed here")
-    assert (found["kills"], found["duplicates"], found["damaged"]) == (12, 0, 0)
-    assert found["journalled"] > 12
-    assert (found["lost"] > 0) is ("synchronous" in how)
+    assert (counts["kills"], counts["duplicates"], counts["damaged"]) == (12, 0, 0)
+    assert counts["journalled"] > 12
+    assert (counts["lost"] > 0) is ("synchronous" in how)

@@ -42,10 +42,10 @@ def test_row_of_a_damaged_size_is_one_clear_error(tmp_path: Path, monkeypatch: p
     def too_large(*_: Any) -> NoReturn:
         raise MemoryError  # as SQLite, for file 5683 of seed 0
 
-    path, said = tmp_path / "x.db", "is damaged.*a row does not fit into memory"
+    path, message = tmp_path / "x.db", "is damaged.*a row does not fit into memory"
     open_store(path).close()
-    with pytest.raises(DatabaseError, match=said), translate_errors(locate(path)):
+    with pytest.raises(DatabaseError, match=message), translate_errors(locate(path)):
         too_large()
     monkeypatch.setattr(AnswerReader, "_current", too_large)
-    with pytest.raises(DatabaseError, match=said):
+    with pytest.raises(DatabaseError, match=message):
         lookup_workload(databases.WORKLOAD, device="cpu", db=path)

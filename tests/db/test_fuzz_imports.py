@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def test_corrupt_files_are_imported_partly_or_refused(store: Store, tmp_path: Path) -> None:
     outcomes = imports.fuzz(store, tmp_path, 0, range(240))
     assert outcomes["failed"] == 0
-    assert min(outcomes[how] for how in ("whole", "with faults", "refused")) > 20
+    assert min(outcomes[outcome] for outcome in ("whole", "with faults", "refused")) > 20
 
 
 def test_failing_file_is_reported_and_kept(
@@ -103,13 +103,13 @@ BAD_LINES: dict[str, tuple[list[dict[str, Any]], str]] = {
 
 @pytest.mark.parametrize("bad", BAD_LINES)
 def test_line_that_cannot_be_stored_is_rejected_alone(bad: str, store: Store, tmp_path: Path) -> None:
-    lines, said = BAD_LINES[bad]
+    lines, reason = BAD_LINES[bad]
     good = files.good("jsonl")[:3]
     path = tmp_path / "in.jsonl"
     path.write_bytes(files.encoded([*lines, *good]).replace(b"Infinity", b"1e999"))
     done = import_file(store, path)
     assert done.refused >= 1
-    assert said in done.faults[0].reason
+    assert reason in done.faults[0].reason
     assert done.faults[0].place in ("line 1", "line 2")
     assert done.added == 2
 
@@ -137,10 +137,10 @@ MANY = {
 @pytest.mark.slow
 @pytest.mark.parametrize("what", MANY)
 def test_oversized_files_are_refused_early(what: str, store: Store, tmp_path: Path) -> None:
-    text, said = MANY[what]
+    text, reason = MANY[what]
     path = tmp_path / "in.json.gz"
     path.write_bytes(gzip.compress(text, 1))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=reason):
         import_file(store, path)
     assert store.stats().devices == ()
 

@@ -58,11 +58,11 @@ def change(db: str, *statements: str) -> None:
 def test_database_of_a_tuner_passes_the_integrity_check(filled: str) -> None:
     seen: list[tuple[int, int]] = []
     with open_store(filled, read_only=True) as store:
-        found = examine(store, lambda done, total: seen.append((done, total)))
-    assert found.clean
-    assert dict(found.counts) == {"unknown": len(EVERY_OUTCOME)}  # of softmax/example
-    assert seen[-1] == (found.rows, found.rows)
-    assert found.rows == 2 + 2 + 13 + 12 + 1 + 1  # devices, runs, trials, measurements, demand, origin
+        integrity = examine(store, lambda done, total: seen.append((done, total)))
+    assert integrity.clean
+    assert dict(integrity.counts) == {"unknown": len(EVERY_OUTCOME)}  # of softmax/example
+    assert seen[-1] == (integrity.rows, integrity.rows)
+    assert integrity.rows == 2 + 2 + 13 + 12 + 1 + 1  # devices, runs, trials, measurements, demand, origin
 
 
 CHANGED_COLUMNS = [
@@ -104,11 +104,11 @@ COLUMNS = ", ".join(column.name for column in measurement_table.c if column.name
 )
 def test_corrupted_row_is_found_and_named(kind: str, place: str, statement: str, filled: str) -> None:
     change(filled, statement)
-    found = found_in(filled)
-    assert not found.clean
-    assert set(found.counts) - set(NOTES) == {kind}
-    assert all(finding.place.startswith(place) for finding in found.first[kind])
-    assert found.first[kind][0].reason
+    integrity = found_in(filled)
+    assert not integrity.clean
+    assert set(integrity.counts) - set(NOTES) == {kind}
+    assert all(finding.place.startswith(place) for finding in integrity.first[kind])
+    assert integrity.first[kind][0].reason
 
 
 def test_constraint_violations_are_found(filled: str) -> None:
@@ -123,9 +123,11 @@ def test_constraint_violations_are_found(filled: str) -> None:
         "UPDATE measurement SET reason = CAST(x'ff' AS TEXT) WHERE id = 6",
         "UPDATE demand SET calls = 0",
     )
-    found = found_in(filled)
-    assert set(found.counts) - set(NOTES) == {"rule", "reference", "unreadable", "figure"}
-    findings = [str(finding) for kind in ("rule", "reference", "unreadable") for finding in found.first[kind]]
+    integrity = found_in(filled)
+    assert set(integrity.counts) - set(NOTES) == {"rule", "reference", "unreadable", "figure"}
+    findings = [
+        str(finding) for kind in ("rule", "reference", "unreadable") for finding in integrity.first[kind]
+    ]
     for expected in (
         "measurement 2: it violates ck_measurement_kind",
         "measurement 3: it violates ck_measurement_purpose",
@@ -148,8 +150,8 @@ def test_damaged_file_is_reported_without_row_checks(filled: str) -> None:
     data = bytearray(path.read_bytes())
     data[4096 * (page - 1) + 100 : 4096 * page] = b"\xff" * (4096 - 100)
     path.write_bytes(data)
-    found = found_in(filled)
-    assert set(found.counts) == {"damaged"}
+    integrity = found_in(filled)
+    assert set(integrity.counts) == {"damaged"}
 
 
 def test_fix_marks_trials_as_stale_and_deletes_nothing(filled: str) -> None:
@@ -158,12 +160,12 @@ def test_fix_marks_trials_as_stale_and_deletes_nothing(filled: str) -> None:
         "UPDATE trial SET revision = 'r0' WHERE id = 1",
         f"UPDATE trial SET variant = '{OWN}', revision = 'r1' WHERE id = 3",
     )
-    found = found_in(filled)
-    assert (found.counts["source"], found.counts["space"]) == (1, 1)
+    integrity = found_in(filled)
+    assert (integrity.counts["source"], integrity.counts["space"]) == (1, 1)
     with open_store(filled) as store:
         before = len(store.history(WORKLOAD))
-        fix(store, found)
-        assert found.clean
+        fix(store, integrity)
+        assert integrity.clean
         assert {e.key.revision for e in store.history(WORKLOAD) if e.stale} >= {"r0"}
         assert (len(store.history(WORKLOAD)), store.stats().stale) == (before, 2)
     assert found_in(filled).clean
@@ -176,18 +178,18 @@ def test_configuration_that_violates_a_constraint_is_reported(filled: str) -> No
         str(variant.configs(workload, DEVICE).config(row))
         for row in range(len(variant.configs(workload, DEVICE)))
     }
-    other = next(
+    invalid = next(
         changed
         for parameter in variant.space.parameters
         for value in parameter.values
         if str(changed := type(default)({**default, parameter.name: value})) not in allowed
     )
     with open_store(filled) as store:
-        trial = dataclasses.replace(key(variant=OWN), config=other)
+        trial = dataclasses.replace(key(variant=OWN), config=invalid)
         store.record(trial, Result(outcome=measured(1.0)))
-    found = found_in(filled)
-    assert found.counts["space"] == 1
-    assert "violates" in found.first["space"][0].reason
+    integrity = found_in(filled)
+    assert integrity.counts["space"] == 1
+    assert "violates" in integrity.first["space"][0].reason
 
 
 def test_claims_of_dead_tuners_are_notes_not_errors(filled: str) -> None:
@@ -195,15 +197,15 @@ def test_claims_of_dead_tuners_are_notes_not_errors(filled: str) -> None:
         filled,
         "UPDATE trial SET claim_expires_at = '2026-01-01 00:00:00.000000+00:00' WHERE state = 'claimed'",
     )
-    found = found_in(filled)
-    assert found.clean
-    assert found.counts["claim"] == 1
+    integrity = found_in(filled)
+    assert integrity.clean
+    assert integrity.counts["claim"] == 1
 
 
 def test_first_findings_of_a_kind_are_kept_and_all_are_counted() -> None:
-    found = Integrity()
+    integrity = Integrity()
     for number in range(30):
-        found.add("rule", f"trial {number}", "x\n" * 1000)
-    assert (found.counts["rule"], len(found.first["rule"])) == (30, 10)
-    assert len(str(found.first["rule"][0])) < 600
+        integrity.add("rule", f"trial {number}", "x\n" * 1000)
+    assert (integrity.counts["rule"], len(integrity.first["rule"])) == (30, 10)
+    assert len(str(integrity.first["rule"][0])) < 600
     assert set(NOTES) <= set(KINDS)

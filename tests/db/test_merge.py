@@ -53,22 +53,22 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Callable[..., Place]]:
     """Factory of SQLite databases to merge."""
-    places: list[Place] = []
+    opened: list[Place] = []
 
     def make(**changes: Any) -> Place:
-        places.append(Place(str(tmp_path / f"source{len(places)}.db"), **changes))
-        return places[-1]
+        opened.append(Place(str(tmp_path / f"source{len(opened)}.db"), **changes))
+        return opened[-1]
 
     yield make
-    for each in places:
-        each.store.close()
+    for database in opened:
+        database.store.close()
 
 
 def contents(db: str) -> list[Any]:
     """Return all measurements without ids."""
     with open_store(db, read_only=True) as store:
-        found = examine(store)
-        assert found.clean, found.first
+        integrity = examine(store)
+        assert integrity.clean, integrity.first
         return [dataclasses.replace(entry, id=0) for entry in store.history(WORKLOAD)]
 
 
@@ -92,15 +92,15 @@ def test_options_of_runs_are_merged(db: str, tmp_path: Path) -> None:
 
 
 def test_merge_copies_every_measurement_once_with_all_fields(db: str, place: Any) -> None:
-    one, other = place(), place(device=TWIN)
+    first_db, second_db = place(), place(device=TWIN)
     for number, outcome in enumerate(EVERY_OUTCOME):
-        said = Verdict(versus_default="faster", comparison={"default": {"ratio": 1.5}})
-        one.record(number, number, outcome, purpose="audit", bound_us=2.5, seed=7, verdict=said)
-    other.store.record(key(1, device=TWIN), Result(outcome=measured(3.0)), run_id=other.run)
-    one.store.finish_run(one.run, RunSummary(masked=3, wall_s=2.0))
-    first, second = merge([one.db, other.db], into=db)
+        verdict = Verdict(versus_default="faster", comparison={"default": {"ratio": 1.5}})
+        first_db.record(number, number, outcome, purpose="audit", bound_us=2.5, seed=7, verdict=verdict)
+    second_db.store.record(key(1, device=TWIN), Result(outcome=measured(3.0)), run_id=second_db.run)
+    first_db.store.finish_run(first_db.run, RunSummary(masked=3, wall_s=2.0))
+    first, second = merge([first_db.db, second_db.db], into=db)
     assert dataclasses.asdict(first) == {
-        "database": one.db,
+        "database": first_db.db,
         "added": len(EVERY_OUTCOME),
         "known": 0,
         "refused": 0,
@@ -111,31 +111,35 @@ def test_merge_copies_every_measurement_once_with_all_fields(db: str, place: Any
         "demand": 0,
     }
     assert (second.added, second.devices, second.runs) == (1, 1, 1)
-    assert contents(db) == contents(one.db) + contents(other.db)
+    assert contents(db) == contents(first_db.db) + contents(second_db.db)
     with open_store(db) as store, store._read() as connection:
         runs = {row.id: row for row in connection.execute(sa.select(schema.run_table))}
         assert {row.id: row.versions["database"] for row in runs.values()} == {
-            one.run: one.db,
-            other.run: other.db,
+            first_db.run: first_db.db,
+            second_db.run: second_db.db,
         }
-        assert (runs[one.run].masked, runs[one.run].wall_s, runs[other.run].finished_at) == (3, 2.0, None)
+        assert (runs[first_db.run].masked, runs[first_db.run].wall_s, runs[second_db.run].finished_at) == (
+            3,
+            2.0,
+            None,
+        )
         begin(store)
         store.record(key(99), Result(outcome=measured(1.0)))  # ids continue after used ones
         assert store.history(WORKLOAD)[-1].key == key(99)
 
 
 def test_merging_again_adds_only_new_measurements(db: str, place: Any) -> None:
-    one = place()
+    source = place()
     for number, outcome in enumerate(EVERY_OUTCOME):
-        one.record(number, number % 3, outcome)
-    merge([one.db], into=db)
+        source.record(number, number % 3, outcome)
+    merge([source.db], into=db)
     before = everything(db)
-    [again] = merge([one.db], into=db)
-    assert (again.added, again.known, again.runs, again.devices) == (0, len(EVERY_OUTCOME), 0, 0)
+    [repeated] = merge([source.db], into=db)
+    assert (repeated.added, repeated.known, repeated.runs, repeated.devices) == (0, len(EVERY_OUTCOME), 0, 0)
     assert everything(db) == before
-    one.record(50, 1, measured(4.0))
-    one.store.finish_run(one.run, RunSummary(masked=9))
-    [later] = merge([one.db], into=db)
+    source.record(50, 1, measured(4.0))
+    source.store.finish_run(source.run, RunSummary(masked=9))
+    [later] = merge([source.db], into=db)
     assert (later.added, later.runs) == (1, 0)
     assert contents(db)[-1].result.outcome == measured(4.0)
     with open_store(db) as store, store._read() as connection:
@@ -143,13 +147,13 @@ def test_merging_again_adds_only_new_measurements(db: str, place: Any) -> None:
 
 
 def test_latest_measurement_counts_whatever_the_merge_order(db: str, place: Any, tmp_path: Path) -> None:
-    one, other = place(), place()
-    one.record(0, 1, measured(10.0))
-    other.record(1, 1, measured(12.0))
-    one.record(2, 2, measured(11.0))
-    other.record(3, 2, Crashed(reason="x"))
-    one.record(4, 3, measured(20.0))
-    orders = [one.db, other.db], [other.db, one.db]
+    first, second = place(), place()
+    first.record(0, 1, measured(10.0))
+    second.record(1, 1, measured(12.0))
+    first.record(2, 2, measured(11.0))
+    second.record(3, 2, Crashed(reason="x"))
+    first.record(4, 3, measured(20.0))
+    orders = [first.db, second.db], [second.db, first.db]
     for sources, into in zip(orders, (db, str(tmp_path / "turned.db")), strict=True):
         merge(sources, into=into)
         times = [entry.recorded_at for entry in contents(into)]
@@ -159,33 +163,33 @@ def test_latest_measurement_counts_whatever_the_merge_order(db: str, place: Any,
 
 
 def test_merged_finalists_supersede_only_earlier_searches(db: str, place: Any) -> None:
-    one, other = place(), place()
-    one.record(0, 1, measured(9.0))
-    other.record(1, 2, measured(10.0), purpose="finalist")
-    one.record(2, 3, measured(9.9))
-    merge([other.db, one.db], into=db)
+    first, second = place(), place()
+    first.record(0, 1, measured(9.0))
+    second.record(1, 2, measured(10.0), purpose="finalist")
+    first.record(2, 3, measured(9.9))
+    merge([second.db, first.db], into=db)
     with open_store(db) as store:
         assert served(store) == [(3, 9.9, False)]
 
 
 def test_wrong_result_in_any_database_excludes_its_trial(db: str, place: Any) -> None:
-    one, other = place(), place()
-    one.record(0, 1, WrongResult(reason="nan"))
-    other.record(1, 1, measured(5.0))
-    other.record(2, 2, measured(6.0))
-    merge([other.db, one.db], into=db)
+    first, second = place(), place()
+    first.record(0, 1, WrongResult(reason="nan"))
+    second.record(1, 1, measured(5.0))
+    second.record(2, 2, measured(6.0))
+    merge([second.db, first.db], into=db)
     with open_store(db) as store:
         assert served(store) == [(2, 6.0, False)]
 
 
 def test_wrong_clock_does_not_change_the_order_within_a_database(db: str, place: Any) -> None:
-    one, other = place(), place()
-    one.record(0, 1, measured(1.0))
-    one.record(10_000_000, 1, measured(2.0))  # in twenty years
-    one.record(-5, 1, measured(3.0))  # the clock was set back
-    one.record(6, 1, measured(4.0))
-    other.record(3, 1, measured(5.0))
-    for sources in ([one.db, other.db], [other.db, one.db]):
+    first, second = place(), place()
+    first.record(0, 1, measured(1.0))
+    first.record(10_000_000, 1, measured(2.0))  # in twenty years
+    first.record(-5, 1, measured(3.0))  # the clock was set back
+    first.record(6, 1, measured(4.0))
+    second.record(3, 1, measured(5.0))
+    for sources in ([first.db, second.db], [second.db, first.db]):
         merge(sources, into=db)
     with open_store(db) as store:
         medians = [entry.result.outcome.median_us for entry in store.history(WORKLOAD)]  # type: ignore[union-attr]
@@ -193,27 +197,27 @@ def test_wrong_clock_does_not_change_the_order_within_a_database(db: str, place:
 
 
 def test_target_keeps_the_order_of_its_measurements(db: str, place: Any) -> None:
-    one = place()
-    one.record(1, 1, measured(1.0))
-    one.record(3, 1, measured(3.0))
+    source = place()
+    source.record(1, 1, measured(1.0))
+    source.record(3, 1, measured(3.0))
     with closing(Place(db).store) as store:
         store._clock = lambda: BEGAN + timedelta(minutes=2)
         store.record(key(1), Result(outcome=measured(2.0)))
-    merge([one.db], into=db)
+    merge([source.db], into=db)
     with open_store(db) as store:
         assert [e.result.outcome.median_us for e in store.history(WORKLOAD)] == [1.0, 2.0, 3.0]  # type: ignore[union-attr]
-    assert merge([one.db], into=db)[0].added == 0
+    assert merge([source.db], into=db)[0].added == 0
 
 
 def test_claims_are_not_merged_and_end_if_the_trial_was_measured(db: str, place: Any) -> None:
-    one = place()
-    one.store.claim(key(1), new_owner())
-    one.record(0, 2, measured(1.0))
+    source = place()
+    source.store.claim(key(1), new_owner())
+    source.record(0, 2, measured(1.0))
     with open_store(db) as store:
         begin(store)
         assert store.claim(key(2), new_owner())
         assert store.claim(key(3), new_owner())
-    merge([one.db], into=db)
+    merge([source.db], into=db)
     with open_store(db) as store:
         assert (store.stats().claimed, store.stats().trials) == (1, 1)
 
@@ -221,12 +225,12 @@ def test_claims_are_not_merged_and_end_if_the_trial_was_measured(db: str, place:
 def test_newest_revision_is_current_if_the_variant_is_not_installed(
     db: str, place: Any, tmp_path: Path
 ) -> None:
-    one, other = place(), place()
-    one.record(0, 1, measured(1.0), revision="old")
-    one.record(1, 1, measured(2.0), revision="new")
-    other.record(2, 1, measured(3.0), revision="older")
-    other.record(3, 1, measured(4.0), revision="old")  # the clock was set back since
-    for sources, into in (([one.db, other.db], db), ([other.db, one.db], str(tmp_path / "turned.db"))):
+    first, second = place(), place()
+    first.record(0, 1, measured(1.0), revision="old")
+    first.record(1, 1, measured(2.0), revision="new")
+    second.record(2, 1, measured(3.0), revision="older")
+    second.record(3, 1, measured(4.0), revision="old")  # the clock was set back since
+    for sources, into in (([first.db, second.db], db), ([second.db, first.db], str(tmp_path / "turned.db"))):
         merge(sources, into=into)
         with open_store(into) as store:
             assert {e.key.revision: e.stale for e in store.history(WORKLOAD)} == {
@@ -243,74 +247,74 @@ def test_installed_variant_decides_which_merged_trials_are_stale(db: str, place:
     variant, workload = kernels.variant("softmax/cuda_block"), parse(WORKLOAD)
     config = variant.default(workload, DEVICE)
     today = variant.revision(workload, config)
-    one = place()
+    source = place()
     trial = dataclasses.replace(key(variant="softmax/cuda_block"), config=config, revision=today)
-    one.store.record(trial, Result(outcome=measured(1.0)))
-    one.store.record(dataclasses.replace(trial, revision="other"), Result(outcome=measured(2.0)))
-    merge([one.db], into=db)
+    source.store.record(trial, Result(outcome=measured(1.0)))
+    source.store.record(dataclasses.replace(trial, revision="other"), Result(outcome=measured(2.0)))
+    merge([source.db], into=db)
     with open_store(db) as store:
         assert [e.stale for e in store.history(WORKLOAD)] == [False, True]
 
 
 def test_merge_keeps_the_device_description_of_the_latest_run(db: str, place: Any) -> None:
     cooler = dataclasses.replace(DEVICE, tdp_w=100.0)
-    one, other = place(), place(device=cooler)
-    other._now += timedelta(hours=1)
-    begin(other.store, cooler)
-    for sources in ([one.db, other.db], [other.db, one.db]):
+    first, second = place(), place(device=cooler)
+    second._now += timedelta(hours=1)
+    begin(second.store, cooler)
+    for sources in ([first.db, second.db], [second.db, first.db]):
         merged = merge(sources, into=db)
         with open_store(db) as store:
             assert Device(**store.descriptors()[DEVICE.key]) == cooler
-    assert [each.described for each in merged] == [[], [DEVICE.key]]
+    assert [result.described for result in merged] == [[], [DEVICE.key]]
 
 
 def test_merged_demand_is_summed_without_duplicates(db: str, place: Any) -> None:
-    one, other = place(), place()
-    for each, calls in ((one, 3), (other, 40)):
-        each.store.add_demand(DEVICE, [Demand(workload=WORKLOAD, calls=calls, time_us=calls / 2)])
+    first, second = place(), place()
+    for database, calls in ((first, 3), (second, 40)):
+        database.store.add_demand(DEVICE, [Demand(workload=WORKLOAD, calls=calls, time_us=calls / 2)])
     with open_store(db) as store:
         store.add_demand(DEVICE, [Demand(workload=WORKLOAD, calls=500, time_us=1.0)])
-    assert [each.demand for each in merge([one.db, other.db], into=db)] == [1, 1]
-    assert [each.demand for each in merge([other.db, one.db], into=db)] == [0, 0]
-    one.store.add_demand(DEVICE, [Demand(workload=WORKLOAD, calls=1, time_us=1.0)])
-    merge([one.db], into=db)
+    assert [result.demand for result in merge([first.db, second.db], into=db)] == [1, 1]
+    assert [result.demand for result in merge([second.db, first.db], into=db)] == [0, 0]
+    first.store.add_demand(DEVICE, [Demand(workload=WORKLOAD, calls=1, time_us=1.0)])
+    merge([first.db], into=db)
     with open_store(db) as store:
         [demand] = store.demand(DEVICE.key)
     assert (demand.calls, demand.time_us) == (544, 23.5)
-    merge([db], into=other.db)  # merged back: no measurement is added twice
-    assert [(d.calls, d.time_us) for d in other.store.demand(DEVICE.key)] == [(544, 23.5)]
+    merge([db], into=second.db)  # merged back: no measurement is added twice
+    assert [(d.calls, d.time_us) for d in second.store.demand(DEVICE.key)] == [(544, 23.5)]
 
 
 def test_interrupted_merge_keeps_only_complete_sources(db: str, place: Any) -> None:
-    one, other = place(), place()
-    one.record(0, 1, measured(1.0))
-    other.record(1, 2, measured(2.0))
+    first, second = place(), place()
+    first.record(0, 1, measured(1.0))
+    second.record(1, 2, measured(2.0))
     done: list[MergeResult] = []
 
     def interrupt(source: str, looked: int, total: int) -> None:
-        if source == other.db and looked:
+        if source == second.db and looked:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        merge([one.db, other.db], into=db, watcher=interrupt, done=done.append)
-    assert [each.database for each in done] == [one.db]
-    assert contents(db) == contents(one.db)
+        merge([first.db, second.db], into=db, watcher=interrupt, done=done.append)
+    assert [result.database for result in done] == [first.db]
+    assert contents(db) == contents(first.db)
     with open_store(db) as store:
         assert store.stats().runs == 1
 
 
 @pytest.mark.slow
 def test_many_trials_are_merged_in_chunks(db: str, place: Any) -> None:
-    one = place()
-    with one.store._write():
+    origin = place()
+    with origin.store._write():
         pass
     outcomes = [added(number % 700, measured(1.0 + number)) for number in range(1400)]
-    one.store.add([batch(*outcomes)])
+    origin.store.add([batch(*outcomes)])
     seen: list[tuple[int, int]] = []
     with open_store(db) as store:
         begin(store)
         store.record(key(0), Result(outcome=Crashed(reason="x")))
-    [merged] = merge([one.db], into=db, watcher=lambda source, done, total: seen.append((done, total)))
+    [merged] = merge([origin.db], into=db, watcher=lambda source, done, total: seen.append((done, total)))
     assert (merged.added, merged.known) == (1400, 0)
     assert seen[-1] == (1400, 1400)
     with open_store(db) as store:
@@ -319,22 +323,22 @@ def test_many_trials_are_merged_in_chunks(db: str, place: Any) -> None:
         ]
         assert tiles == [number % 700 for number in range(1400)]
         assert store.spaces() == {key().space: 700}
-    assert merge([one.db], into=db)[0].known == 1400
+    assert merge([origin.db], into=db)[0].known == 1400
 
 
 def test_unreadable_source_is_refused_before_the_merge(db: str, place: Any, tmp_path: Path) -> None:
-    one = place()
-    one.record(0, 1, measured(1.0))
+    source = place()
+    source.record(0, 1, measured(1.0))
     link = tmp_path / "link.db"
-    link.symlink_to(one.db)
+    link.symlink_to(source.db)
     with pytest.raises(InputError, match="into itself"):
-        merge([one.db], into=str(link))
+        merge([source.db], into=str(link))
     with pytest.raises(InputError, match="into itself"):
         merge([db], into=db)
     with pytest.raises(InputError, match="at least one database"):
         merge([], into=db)
     with pytest.raises(DatabaseError, match="does not exist"):
-        merge([one.db, str(tmp_path / "none.db")], into=db)
+        merge([source.db, str(tmp_path / "none.db")], into=db)
     if locate(db).path is not None:
         assert not Path(db).exists()
 
@@ -352,30 +356,30 @@ def test_merge_of_a_server_into_a_file(server: Any, tmp_path: Path) -> None:
 
 
 def test_measurements_that_an_import_refuses_are_not_merged(db: str, place: Any) -> None:
-    one = place()
+    source = place()
     for number in range(5):
-        one.record(number, number, measured(3.0), bound_us=2.0)
-    one.record(9, 1, measured(4.0), bound_us=2.0)  # the trial has another, true measurement
-    with one.store._write() as connection:
+        source.record(number, number, measured(3.0), bound_us=2.0)
+    source.record(9, 1, measured(4.0), bound_us=2.0)  # the trial has another, true measurement
+    with source.store._write() as connection:
         wrong = ("median_us = 5e-324", "median_us = 9.0", "bound_us = 3.5", "detail = '{}'")
         for trial, change in enumerate(wrong, start=1):
             first = f"(SELECT min(id) FROM measurement WHERE trial_id = {trial})"
             connection.exec_driver_sql(f"UPDATE measurement SET {change} WHERE id = {first}")
-    [merged] = merge([one.db], into=db)
+    [merged] = merge([source.db], into=db)
     assert (merged.added, merged.refused, len(merged.faults)) == (2, 4, 4)
     assert "below the shortest possible time" in merged.faults[0]
     assert "is below its lower bound of 3.5 us" in merged.faults[2]
-    assert sorted(each.result.outcome.median_us for each in contents(db)) == [3.0, 4.0]
-    [again] = merge([one.db], into=db)
-    assert (again.added, again.known, again.refused) == (0, 2, 4)
+    assert sorted(entry.result.outcome.median_us for entry in contents(db)) == [3.0, 4.0]
+    [repeated] = merge([source.db], into=db)
+    assert (repeated.added, repeated.known, repeated.refused) == (0, 2, 4)
 
 
 def test_unreadable_rows_name_the_verify_command(db: str, place: Any) -> None:
-    one = place()
-    one.record(0, 1, measured(1.0))
-    with one.store._write() as connection:
+    source = place()
+    source.record(0, 1, measured(1.0))
+    with source.store._write() as connection:
         connection.exec_driver_sql("UPDATE measurement SET conditions = '{'")
     with pytest.raises(DatabaseError, match=r"cannot be read .*tunebench db verify"):
-        merge([one.db], into=db)
+        merge([source.db], into=db)
     with open_store(db) as store:
         assert store.stats().runs == 0

@@ -47,8 +47,8 @@ def _copy(path: Path, target: sa.Connection) -> None:
                 continue
             target.execute(table.delete())
             for row in source.execute(sa.text(f'SELECT * FROM "{table.name}"')).mappings():
-                given = {name: value for name, value in row.items() if value is not None}
-                values = {name: _typed(value, table.c[name].type) for name, value in given.items()}
+                filled = {name: value for name, value in row.items() if value is not None}
+                values = {name: _typed(value, table.c[name].type) for name, value in filled.items()}
                 target.execute(table.insert(), values)
     file.dispose()
 
@@ -73,16 +73,16 @@ def rows(db: str) -> Rows:
     tables = sa.MetaData()
     with engine.connect() as connection:
         tables.reflect(connection)
-        found = {
+        rows_of = {
             name: [dict(row) for row in connection.execute(sa.select(table)).mappings()]
             for name, table in tables.tables.items()
             if name not in MADE_ANEW
         }
         view = connection.exec_driver_sql("SELECT measurement_id FROM answer_v1").scalars().all()
     engine.dispose()
-    for each in found.values():
-        each.sort(key=lambda row: str(row["id"]))
-    return {**found, "answer_v1": sorted(view)}
+    for table_rows in rows_of.values():
+        table_rows.sort(key=lambda row: str(row["id"]))
+    return {**rows_of, "answer_v1": sorted(view)}
 
 
 @pytest.mark.parametrize("revision", schema.REVISIONS)
@@ -118,23 +118,23 @@ def test_downgrade_names_the_data_it_would_lose(revision: str, db: str, tmp_path
         assert rows(db) == before
     assert downgrade(db, to=FIRST, force=True) == (HEAD, FIRST)
     assert upgrade(db) == (FIRST, HEAD)
-    again = rows(db)
+    upgraded = rows(db)
     for row in before["measurement"]:
         row |= {"versus_default": None, "comparison": None}
     for row in before["run"]:
         row |= {"budget_trials": None, "options": None}
-    for each in (again, before):
-        assert each.pop("answer_v1")
-    assert again == before | ({"demand": []} if "demand" in before else {})
+    for contents in (upgraded, before):
+        assert contents.pop("answer_v1")
+    assert upgraded == before | ({"demand": []} if "demand" in before else {})
 
 
-def _told(name: str, found: Rows) -> list[Any]:
+def _told(name: str, contents: Rows) -> list[Any]:
     if name == "demand":
-        return list(found.get("demand", []))
+        return list(contents.get("demand", []))
     if name in ("budgets", "options"):
         column = {"budgets": "budget_trials", "options": "options"}[name]
-        return [row for row in found["run"] if row[column]]
-    return [row for row in found["measurement"] if row["versus_default"]]
+        return [row for row in contents["run"] if row[column]]
+    return [row for row in contents["measurement"] if row["versus_default"]]
 
 
 @needs_fork
@@ -181,12 +181,12 @@ def _tables(db: str) -> dict[str, list[str]]:
     engine = create_engine(locate(db))
     with engine.connect() as connection:
         inspector = sa.inspect(connection)
-        found = {
+        tables = {
             name: sorted(column["name"] for column in inspector.get_columns(name))
             for name in inspector.get_table_names()
         }
     engine.dispose()
-    return found
+    return tables
 
 
 def test_downgrade_accepts_only_known_earlier_revisions(db: str, tmp_path: Path) -> None:

@@ -124,9 +124,9 @@ def test_ambiguous_urls_are_refused_without_their_password(text: str) -> None:
 
 def test_values_of_libpq_reach_the_driver() -> None:
     engine = create_engine(locate("host=h port=99 dbname=d user=me password='s3 cret'"))
-    _, found = engine.dialect.create_connect_args(engine.url)
+    _, arguments = engine.dialect.create_connect_args(engine.url)
     expected = {"host": "h", "port": "99", "dbname": "d", "user": "me", "password": "s3 cret"}
-    assert {name: str(value) for name, value in found.items() if name in expected} == expected
+    assert {name: str(value) for name, value in arguments.items() if name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_recorded_problems_of_a_golden_database_are_read(tmp_path: Path) -> None
             last_noted_at=last,
         )
         assert store.demand(DEVICE.key)[0] == gemm  # rows of two origins
-        assert [one.workload for one in store.demand(DEVICE.key)] == [gemm.workload, WORKLOAD]
+        assert [demand.workload for demand in store.demand(DEVICE.key)] == [gemm.workload, WORKLOAD]
 
 
 def test_upgrade_computes_the_fastest_samples_of_old_records(tmp_path: Path) -> None:
@@ -323,8 +323,8 @@ def test_upgrade_computes_the_fastest_samples_of_old_records(tmp_path: Path) -> 
     load_golden("0002", path)
     upgrade(path)
     with open_store(path) as store:
-        found = store.fastest_samples(DEVICE.key, WORKLOAD, "softmax/example")
-    assert [one.fastest_us for one in found] == [12.375, 98.5, 12.87, 10.89, 11.879999999999999]
+        samples = store.fastest_samples(DEVICE.key, WORKLOAD, "softmax/example")
+    assert [sample.fastest_us for sample in samples] == [12.375, 98.5, 12.87, 10.89, 11.879999999999999]
 
 
 # -- outcomes as columns ---------------------------------------------------------------------------
@@ -425,14 +425,14 @@ def test_a_writer_waits_for_another(tmp_path: Path) -> None:
         "import sqlite3, sys, time; c = sqlite3.connect(sys.argv[1], isolation_level=None); "
         "c.execute('BEGIN IMMEDIATE'); print('held', flush=True); time.sleep(0.3); c.execute('COMMIT')"
     )
-    other = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True)
     with open_store(path) as store:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
         store.record(key(9), result())
         assert len(store.history(WORKLOAD)) == 4
-    assert other.wait() == 0
-    other.stdout.close()
+    assert holder.wait() == 0
+    holder.stdout.close()
 
 
 def test_commits_survive_a_power_cut(tmp_path: Path) -> None:

@@ -108,8 +108,8 @@ def test_torn_write_ahead_log_keeps_commits_before_the_tear(tmp_path: Path) -> N
         else:  # unsynced bytes may be anything
             log.write_bytes(log.read_bytes()[:tear] + draw.randbytes(sizes[-1] - tear))
         with open_store(torn) as store:
-            kept = sum(size <= tear for size in sizes)
-            assert numbers(store) == list(range(kept))
+            complete = sum(size <= tear for size in sizes)
+            assert numbers(store) == list(range(complete))
             with store._read() as connection:
                 assert connection.exec_driver_sql("PRAGMA integrity_check").fetchall() == [("ok",)]
             begin(store)
@@ -121,7 +121,7 @@ def test_torn_write_ahead_log_keeps_commits_before_the_tear(tmp_path: Path) -> N
 
 def test_damaged_database_is_read_partly_or_the_error_names_a_remedy(tmp_path: Path) -> None:
     path, draw = filled(tmp_path / "x.db", 60, key=key), random.Random(2)
-    data, said = path.read_bytes(), list[str]()
+    data, messages = path.read_bytes(), list[str]()
     for attempt in range(30):
         damaged = bytearray(data)
         page = 4096 * draw.randrange(len(data) // 4096)
@@ -135,11 +135,11 @@ def test_damaged_database_is_read_partly_or_the_error_names_a_remedy(tmp_path: P
             try:
                 read(path)
             except (DatabaseError, LookupMiss) as error:
-                said.append(str(error))
+                messages.append(str(error))
         assert path.read_bytes() == damaged
-    assert len(said) > 20
-    assert not [line for line in said if "\n" in line]
-    assert [line for line in said if "is damaged. Restore a copy" in line]
+    assert len(messages) > 20
+    assert not [line for line in messages if "\n" in line]
+    assert [line for line in messages if "is damaged. Restore a copy" in line]
 
 
 def _saved(path: Path, command: str) -> Path:
@@ -206,19 +206,19 @@ def test_readers_never_see_a_database_without_tables(tmp_path: Path) -> None:
 
 def test_write_ahead_log_in_a_read_only_folder_is_read(tmp_path: Path, open_folder: Path) -> None:
     with at_work(tmp_path / "x.db", 3):
-        left = taken(tmp_path / "x.db", open_folder, "-wal")
+        abandoned = taken(tmp_path / "x.db", open_folder, "-wal")
     before = {path: path.read_bytes() for path in open_folder.iterdir()}
     for path in before:
         path.chmod(0o444)
     open_folder.chmod(0o555)
     with unprivileged():
-        assert ask(left) == 2
-        with open_store(left, read_only=True) as store:
+        assert ask(abandoned) == 2
+        with open_store(abandoned, read_only=True) as store:
             assert numbers(store) == [0, 1, 2]
             with pytest.raises(DatabaseError, match="cannot be written"):
                 store.record(key(9), result())
         with pytest.raises(DatabaseError, match="writable"):
-            open_store(left)
+            open_store(abandoned)
     assert {path: path.read_bytes() for path in open_folder.iterdir()} == before
 
 
@@ -226,14 +226,14 @@ def test_changing_write_ahead_log_is_read_when_stable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with at_work(tmp_path / "x.db", 3):
-        left = taken(tmp_path / "x.db", tmp_path / "left", "-wal")
+        abandoned = taken(tmp_path / "x.db", tmp_path / "left", "-wal")
     heads, real = [b"older", b"newer"], sqlite_file._wal_header
     monkeypatch.setattr(sqlite_file, "_wal_header", lambda log: heads.pop() if heads else real(log))
-    with contextlib.closing(sqlite_file._copy(left)) as connection:
+    with contextlib.closing(sqlite_file._copy(abandoned)) as connection:
         assert connection.execute("SELECT COUNT(*) FROM measurement").fetchone() == (3,)
     monkeypatch.setattr(sqlite_file, "_wal_header", lambda log: os.urandom(8))
     with pytest.raises(sqlite3.OperationalError, match="keeps changing"):
-        sqlite_file._copy(left)
+        sqlite_file._copy(abandoned)
 
 
 @pytest.mark.parametrize(
@@ -306,14 +306,14 @@ def test_tuner_on_a_full_disk_keeps_records_and_resumes(tmp_path: Path) -> None:
 
 def test_deleted_file_is_noticed(tmp_path: Path) -> None:
     path = filled(tmp_path / "x.db", key=key)
-    other = filled(tmp_path / "other.db", key=key)
+    replacement = filled(tmp_path / "other.db", key=key)
     with open_store(path) as store:
         begin(store)
         path.rename(tmp_path / "moved.db")
         for attempt in (lambda: store.record(key(9), result()), lambda: store.history(WORKLOAD)):
             with pytest.raises(DatabaseError, match="was deleted or replaced"):
                 attempt()
-        other.replace(path)
+        replacement.replace(path)
         with pytest.raises(DatabaseError, match="was deleted or replaced"):
             store.record(key(9), result())
         assert ask(path) == 0
@@ -342,10 +342,10 @@ def test_hard_links_are_refused_and_symbolic_links_are_followed(tmp_path: Path) 
     folder.mkdir()
     link = folder / "link.db"
     link.symlink_to(path)
-    with open_store(path) as one, open_store(link) as other:
-        one.record(key(7), result())
-        other.record(key(8), result(0.5))
-        assert numbers(one) == numbers(other) == [0, 1, 2, 7, 8]
+    with open_store(path) as direct, open_store(link) as linked:
+        direct.record(key(7), result())
+        linked.record(key(8), result(0.5))
+        assert numbers(direct) == numbers(linked) == [0, 1, 2, 7, 8]
         assert ask(link) == ask(path) == 8
     os.link(path, folder / "hard.db")
     for name in (path, folder / "hard.db"):
@@ -355,9 +355,9 @@ def test_hard_links_are_refused_and_symbolic_links_are_followed(tmp_path: Path) 
     open_store(path).close()
 
 
-def _mounted(monkeypatch: pytest.MonkeyPatch, folder: Path, place: Path, kind: str) -> None:
+def _mounted(monkeypatch: pytest.MonkeyPatch, folder: Path, mount_point: Path, kind: str) -> None:
     table = folder / "mountinfo"
-    space = str(place).replace(" ", "\\040")
+    space = str(mount_point).replace(" ", "\\040")
     table.write_text(
         f"27 1 254:0 / / rw - ext4 /dev/vda rw\n40 27 0:50 / {space} rw shared:1 - {kind} there rw\n"
     )
@@ -398,10 +398,10 @@ def test_missing_shared_memory_disables_the_write_ahead_log_with_a_warning(
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")
 
-    def connect_without(database: Any, **given: Any) -> sqlite3.Connection:
+    def connect_without(database: Any, **options: Any) -> sqlite3.Connection:
         """Connect with a build of SQLite that cannot share memory."""
-        uri = str(database) if given.pop("uri", False) else f"file:{database}?mode=rwc"
-        return connect(f"{uri}&vfs=unix-dotfile", uri=True, **given)
+        uri = str(database) if options.pop("uri", False) else f"file:{database}?mode=rwc"
+        return connect(f"{uri}&vfs=unix-dotfile", uri=True, **options)
 
     monkeypatch.setattr(sqlite3, "connect", connect_without)
     with pytest.warns(RuntimeWarning, match="cannot have shared memory"):
@@ -428,17 +428,17 @@ def test_tuner_waits_for_a_long_lock(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path, messages = filled(tmp_path / "x.db", key=key), list[str]()
     with open_store(path, retry_policy=RetryPolicy(notify=messages.append)) as store:
         begin(store)
-        other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        other.execute("BEGIN IMMEDIATE")
-        timer = threading.Timer(0.4, other.execute, ("COMMIT",))
+        holder = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        holder.execute("BEGIN IMMEDIATE")
+        timer = threading.Timer(0.4, holder.execute, ("COMMIT",))
         timer.start()
         store.record(key(9), result())
         timer.join()
-        other.execute("BEGIN IMMEDIATE")
+        holder.execute("BEGIN IMMEDIATE")
         store.retry_policy = None
         with pytest.raises(DatabaseError, match="locked by another program"):
             store.record(key(10), result())
-        other.close()
+        holder.close()
         assert numbers(store) == [0, 1, 2, 9]
     assert [line.partition(":")[0] for line in messages] == ["waiting for the database, up to 120 s", ""]
 

@@ -86,9 +86,9 @@ def test_every_outcome_comes_back_as_it_was_recorded(store: Store, outcome: Outc
     assert (entry.run_id, entry.seed, entry.stale) == (run_id, 2**40, False)
     assert list(entry.key.config.items()) == list(key().config.items())
     assert abs(datetime.now(UTC) - entry.recorded_at) < timedelta(minutes=1)
-    [known] = store.trial_outcomes(DEVICE.key, WORKLOAD, VARIANT)
-    assert (known.config, known.revision, known.outcome) == (key().config, "r1", outcome)
-    assert (known.bound_us, known.purpose) == (2.5, "audit")
+    [trial] = store.trial_outcomes(DEVICE.key, WORKLOAD, VARIANT)
+    assert (trial.config, trial.revision, trial.outcome) == (key().config, "r1", outcome)
+    assert (trial.bound_us, trial.purpose) == (2.5, "audit")
 
 
 def test_numpy_scalars_are_stored_as_numbers(store: Store) -> None:
@@ -118,25 +118,25 @@ def test_a_success_without_a_time_is_refused_by_the_database(store: Store) -> No
 
 
 def test_measured_spaces_exclude_current_trials_of_one_device(store: Store) -> None:
-    here, there = (DEVICE.key, WORKLOAD), described()["a100-80-sxm"]
+    excluded, other_device = (DEVICE.key, WORKLOAD), described()["a100-80-sxm"]
     begin(store)
-    begin(store, there)
+    begin(store, other_device)
     for number, outcome in enumerate(EVERY_OUTCOME):
-        store.record(key(number, device=there), Result(outcome=outcome))
+        store.record(key(number, device=other_device), Result(outcome=outcome))
         store.record(key(number), Result(outcome=outcome))
-    store.record(key(0, device=there), Result(outcome=measured(99.0, cache="warm")))
+    store.record(key(0, device=other_device), Result(outcome=measured(99.0, cache="warm")))
 
     def places(operator: str, kind: str) -> list[MeasuredSpace]:
-        return store.measured_spaces(operator, (VARIANT,), kind=kind, exclude=here)
+        return store.measured_spaces(operator, (VARIANT,), kind=kind, exclude=excluded)
 
-    [place] = places("softmax", "gpu")
-    assert (place.device, place.architecture, place.workload) == (there.key, "sm_80", WORKLOAD)
-    assert place.count == len(EVERY_OUTCOME) - 2  # predicted and pruned configurations were not run
+    [space] = places("softmax", "gpu")
+    assert (space.device, space.architecture, space.workload) == (other_device.key, "sm_80", WORKLOAD)
+    assert space.count == len(EVERY_OUTCOME) - 2  # predicted and pruned configurations were not run
     assert places("soft", "gpu") == places("softmax", "cpu") == []
-    times = {config["tile"]: us for config, us in store.config_times(place, cache="cold", exclude=here)}
+    times = {config["tile"]: us for config, us in store.config_times(space, cache="cold", exclude=excluded)}
     assert times == {0: 12.5, 2: 98.5} | dict.fromkeys(range(4, len(EVERY_OUTCOME)), math.inf)
-    store.recheck(*here, VARIANT, lambda config: "r2")
-    assert {place.device for place in places("softmax", "gpu")} == {DEVICE.key, there.key}
+    store.recheck(*excluded, VARIANT, lambda config: "r2")
+    assert {space.device for space in places("softmax", "gpu")} == {DEVICE.key, other_device.key}
 
 
 def test_trial_outcomes_are_one_per_trial_as_the_search_saw_it(store: Store) -> None:
@@ -147,8 +147,8 @@ def test_trial_outcomes_are_one_per_trial_as_the_search_saw_it(store: Store) -> 
     store.record(key(3), Result(outcome=measured(30.0)), purpose="audit")
     store.record(key(3), Result(outcome=measured(31.0)), purpose="audit")
     store.record(key(1, variant="softmax/other"), Result(outcome=measured(1.0)))
-    known = store.trial_outcomes(DEVICE.key, WORKLOAD, VARIANT)
-    assert [(k.config["tile"], k.outcome.median_us) for k in known] == [(1, 10.0), (2, 20.0), (3, 31.0)]
+    trials = store.trial_outcomes(DEVICE.key, WORKLOAD, VARIANT)
+    assert [(k.config["tile"], k.outcome.median_us) for k in trials] == [(1, 10.0), (2, 20.0), (3, 31.0)]
     assert len(store.history(WORKLOAD)) == 6
     assert store.trial_outcomes(TWIN.key, WORKLOAD, VARIANT) == []
 
@@ -161,9 +161,9 @@ def test_trial_outcomes_prefer_the_requested_cache_state(store: Store) -> None:
     store.record(key(3), Result(outcome=Crashed(reason="signal 11")))
 
     def times(cache: Any) -> list[Any]:
-        known = store.trial_outcomes(DEVICE.key, WORKLOAD, VARIANT, cache=cache)
-        found = {k.config["tile"]: getattr(k.outcome, "median_us", None) for k in known}
-        return [found[number] for number in (1, 2, 3)]
+        trials = store.trial_outcomes(DEVICE.key, WORKLOAD, VARIANT, cache=cache)
+        median_of = {k.config["tile"]: getattr(k.outcome, "median_us", None) for k in trials}
+        return [median_of[number] for number in (1, 2, 3)]
 
     assert times("cold") == [10.0, 6.0, None]
     assert times("warm") == times(None) == [5.0, 6.0, None]
@@ -251,8 +251,8 @@ def test_add_stores_measurements_once_and_in_order(store: Store) -> None:
     assert [(e.key, e.result.outcome) for e in entries] == [(a.key, a.result.outcome) for a in measurements]
     before = store.stats()
     assert (before.trials, before.claimed, before.runs) == (len(measurements), 0, 1)
-    again = added(0, measured(1.0), purpose="finalist", bound_us=0.5, seed=9)
-    assert store.add([batch(*measurements, again, again)]) == 1
+    repeated = added(0, measured(1.0), purpose="finalist", bound_us=0.5, seed=9)
+    assert store.add([batch(*measurements, repeated, repeated)]) == 1
     assert store.add([batch(*measurements)]) == 0
     assert store.stats().runs == 2
     last = store.history(WORKLOAD)[-1]
@@ -447,10 +447,10 @@ def test_predictions_are_compared_without_intervals(store: Store) -> None:
 
 def test_verdict_is_stored(store: Store) -> None:
     begin(store)
-    said = Verdict(versus_default="faster", comparison={"default": {"ratio": 1.25, "probability": 0.99}})
-    store.record(key(1), Result(outcome=measured(1.0)), verdict=said)
+    verdict = Verdict(versus_default="faster", comparison={"default": {"ratio": 1.25, "probability": 0.99}})
+    store.record(key(1), Result(outcome=measured(1.0)), verdict=verdict)
     store.record(key(2), Result(outcome=measured(1.0)))
-    assert [entry.verdict for entry in store.history(WORKLOAD)] == [said, Verdict()]
+    assert [entry.verdict for entry in store.history(WORKLOAD)] == [verdict, Verdict()]
 
 
 def test_fastest_samples_are_returned_and_violations_counted(store: Store) -> None:
@@ -459,12 +459,14 @@ def test_fastest_samples_are_returned_and_violations_counted(store: Store) -> No
     store.record(key(1), Result(outcome=outcome, resources=Resources(registers=40)), bound_us=5.0)
     store.record(key(2), Result(outcome=Aborted(samples_us=(30.0, 31.0), above_us=9.0)), bound_us=29.0)
     store.record(key(3), Result(outcome=Crashed(reason="x")), bound_us=29.0)
-    found = store.fastest_samples(DEVICE.key, WORKLOAD, VARIANT)
-    assert [(one.config["tile"], one.fastest_us, one.bound_us, one.cache) for one in found] == [
+    samples = store.fastest_samples(DEVICE.key, WORKLOAD, VARIANT)
+    assert [
+        (sample.config["tile"], sample.fastest_us, sample.bound_us, sample.cache) for sample in samples
+    ] == [
         (1, 4.0, 5.0, "cold"),
         (2, 30.0, 29.0, None),
     ]
-    assert found[0].resources == Resources(registers=40)
+    assert samples[0].resources == Resources(registers=40)
     assert store.fastest_samples(DEVICE.key, WORKLOAD, "softmax/none") == []
     assert store.stats().violations == 1
     assert [entry.violates_bound for entry in store.history(WORKLOAD)] == [True, False, False]
@@ -626,7 +628,7 @@ def test_threads_share_a_store(store: Store) -> None:
 def _in_processes(work: Callable[..., None], arguments: list[tuple[Any, ...]]) -> None:
     """Run a function in a new process for each tuple of arguments, all at the same time."""
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=work, args=each) for each in arguments]
+    processes = [context.Process(target=work, args=process_arguments) for process_arguments in arguments]
     for process in processes:
         process.start()
     for process in processes:
@@ -676,7 +678,7 @@ OTHER = "gemm:m=64,n=64,k=64,dtype=f32"
 
 
 def spent(store: Store, device: Device = DEVICE) -> list[tuple[str, int, float]]:
-    return [(one.workload, one.calls, one.time_us) for one in store.demand(device.key)]
+    return [(demand.workload, demand.calls, demand.time_us) for demand in store.demand(device.key)]
 
 
 def test_demand_accumulates_and_the_most_time_comes_first(db: str) -> None:
@@ -812,8 +814,8 @@ def test_samples_survive_a_downgrade_and_upgrade(db: str) -> None:
     assert upgrade(db) == ("0002", schema.HEAD)
     with open_store(db) as store:
         assert [entry.result.outcome for entry in store.history(WORKLOAD)] == list(outcomes)
-        found = store.fastest_samples(DEVICE.key, WORKLOAD, VARIANT)
-    assert [one.fastest_us for one in found] == [0.99 * 7.0, 29.0]
+        samples = store.fastest_samples(DEVICE.key, WORKLOAD, VARIANT)
+    assert [sample.fastest_us for sample in samples] == [0.99 * 7.0, 29.0]
 
 
 NEXT = """

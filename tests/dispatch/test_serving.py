@@ -49,9 +49,9 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let the lookup return an answer, or None."""
 
     def found(**changes: Any) -> None:
-        known = dataclasses.replace(KNOWN, **changes)
+        measured_answer = dataclasses.replace(KNOWN, **changes)
         for name in ("lookup_workload", "timed"):
-            monkeypatch.setattr(choice, name, lambda *_, **__: known)
+            monkeypatch.setattr(choice, name, lambda *_, **__: measured_answer)
         dispatch.forget()
 
     yield found
@@ -232,8 +232,8 @@ def test_dlpack_arrays_are_accepted() -> None:
         def __init__(self, array: Any) -> None:
             self.array = array
 
-        def __dlpack__(self, **how: Any) -> Any:
-            return self.array.__dlpack__(**how)
+        def __dlpack__(self, **options: Any) -> Any:
+            return self.array.__dlpack__(**options)
 
         def __dlpack_device__(self) -> Any:
             return self.array.__dlpack_device__()

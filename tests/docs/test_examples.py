@@ -49,8 +49,8 @@ class Block:
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     return [
-        Block(found["language"].strip(), found["body"], text.count("\n", 0, found.start()) + 1)
-        for found in _BLOCK.finditer(text)
+        Block(match["language"].strip(), match["body"], text.count("\n", 0, match.start()) + 1)
+        for match in _BLOCK.finditer(text)
     ]
 
 
@@ -132,5 +132,5 @@ def test_workflow_for_users_runs_known_commands() -> None:
 def test_guide_shows_kernel_of_examples_folder() -> None:
     guide = ROOT / "docs" / "guide" / "own-kernel.md"
     shown = [b.body for b in blocks(guide) if b.body.startswith("# file: my_kernel.py\n")]
-    kept = (ROOT / "docs" / "examples" / "my_kernel.py").read_text(encoding="utf-8")
-    assert [body.split("\n", 1)[1] for body in shown] == [kept]
+    example = (ROOT / "docs" / "examples" / "my_kernel.py").read_text(encoding="utf-8")
+    assert [body.split("\n", 1)[1] for body in shown] == [example]

@@ -14,16 +14,16 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "operators.md"
 
 def tables() -> list[dict[str, str]]:
     """Return each table of the page as the rest of its row by operator."""
-    found = []
+    page_tables = []
     for table in re.findall(r"(?:^\|.*\n)+", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE):
         rows = re.findall(r"^\| `(\w+)` \|(.*)$", table, flags=re.MULTILINE)
-        found.append(dict(rows))
-    return found
+        page_tables.append(dict(rows))
+    return page_tables
 
 
 def test_both_tables_list_every_operator() -> None:
-    known = workloads.all_operators().items()
-    shipped = {name for name, cls in known if cls.__module__.startswith("tunebench.workloads.")}
+    operators = workloads.all_operators().items()
+    shipped = {name for name, cls in operators if cls.__module__.startswith("tunebench.workloads.")}
     assert [set(table) for table in tables()] == [shipped] * 2
 
 

@@ -30,9 +30,9 @@ class Links(HTMLParser):
         self.feed(page.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.anchors |= {name for name in (given.get("id"), given.get("name")) if name}
-        self.targets += [target for target in (given.get("href"), given.get("src")) if target]
+        attributes = dict(attrs)
+        self.anchors |= {name for name in (attributes.get("id"), attributes.get("name")) if name}
+        self.targets += [target for target in (attributes.get("href"), attributes.get("src")) if target]
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +53,11 @@ def test_every_link_within_the_site_has_a_target(site: Path) -> None:
             if re.match(r"[a-z]+:|//", target) or page.name == "404.html":
                 continue
             path, _, anchor = unquote(target).partition("#")
-            found = (page.parent / path).resolve() if path else page
-            found = found / "index.html" if found.is_dir() else found
-            if not found.exists() or (anchor and found in pages and anchor not in pages[found].anchors):
+            target_page = (page.parent / path).resolve() if path else page
+            target_page = target_page / "index.html" if target_page.is_dir() else target_page
+            if not target_page.exists() or (
+                anchor and target_page in pages and anchor not in pages[target_page].anchors
+            ):
                 broken.append((str(page.relative_to(site)), target))
     assert len(pages) > 100
     assert not broken
@@ -65,9 +67,9 @@ def test_site_has_every_operator_decision_and_page_of_results(site: Path) -> Non
     assert {page.stem for page in (site / "operators").iterdir()} == set(workloads.all_operators())
     for source, target in (("docs/decisions", "decisions"), ("benchmarks/results", "results")):
         made = {page.relative_to(site / target).as_posix() for page in (site / target).rglob("*.html")}
-        kept = {page.relative_to(ROOT / source).as_posix() for page in (ROOT / source).rglob("*.md")}
-        assert kept
-        assert {page.replace("README.md", "index.md").replace(".md", ".html") for page in kept} <= made
+        sources = {page.relative_to(ROOT / source).as_posix() for page in (ROOT / source).rglob("*.md")}
+        assert sources
+        assert {page.replace("README.md", "index.md").replace(".md", ".html") for page in sources} <= made
 
 
 def test_reference_documents_public_names_with_their_arguments(site: Path) -> None:
@@ -78,7 +80,7 @@ def test_reference_documents_public_names_with_their_arguments(site: Path) -> No
 
 def test_notebooks_are_pages_and_have_no_outputs(site: Path) -> None:
     notebooks = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
-    assert {page.stem for page in (site / "notebooks").glob("*.html")} == {one.stem for one in notebooks}
+    assert {page.stem for page in (site / "notebooks").glob("*.html")} == {path.stem for path in notebooks}
     for notebook in notebooks:
         cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
         assert not [cell["outputs"] for cell in cells if cell.get("outputs")], notebook.name

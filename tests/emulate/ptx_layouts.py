@@ -38,28 +38,28 @@ class Fragment(NamedTuple):
 
     def a(self, lane: int, i: int) -> tuple[int, int]:
         """Return row and column of element a_i of a lane."""
-        group, place = lane >> 2, lane % 4
+        group, column = lane >> 2, lane % 4
         if self.k == 8:
-            return group if i in (0, 2) else group + 8, place if i in (0, 1) else place + 4
+            return group if i in (0, 2) else group + 8, column if i in (0, 1) else column + 4
         if self.k == 16:
             row = group if 0 <= i < 2 or 4 <= i < 6 else group + 8
-            return row, place * 2 + (i & 1) + (8 if i >= 4 else 0)
+            return row, column * 2 + (i & 1) + (8 if i >= 4 else 0)
         row = group if 0 <= i < 4 or 8 <= i < 12 else group + 8
-        return row, place * 4 + (i & 3) + (16 if i >= 8 else 0)
+        return row, column * 4 + (i & 3) + (16 if i >= 8 else 0)
 
     def b(self, lane: int, i: int) -> tuple[int, int]:
         """Return row and column of element b_i of a lane."""
-        group, place = lane >> 2, lane % 4
+        group, row = lane >> 2, lane % 4
         if self.k == 8:
-            return place if i == 0 else place + 4, group
+            return row if i == 0 else row + 4, group
         if self.k == 16:
-            return place * 2 + (i & 1) + (8 if i >= 2 else 0), group
-        return place * 4 + (i & 3) + (16 if i >= 4 else 0), group
+            return row * 2 + (i & 1) + (8 if i >= 2 else 0), group
+        return row * 4 + (i & 3) + (16 if i >= 4 else 0), group
 
     def d(self, lane: int, i: int) -> tuple[int, int]:
         """Return row and column of element c_i or d_i of a lane."""
-        group, place = lane >> 2, lane % 4
-        return group if i < 2 else group + 8, place * 2 + (i & 1)
+        group, column = lane >> 2, lane % 4
+        return group if i < 2 else group + 8, column * 2 + (i & 1)
 
 
 FRAGMENTS = {8: Fragment(8, 1), 16: Fragment(16, 2), 32: Fragment(32, 4)}
@@ -158,11 +158,11 @@ def canonical(swizzle_bytes: int, x_major: bool, t: int) -> Canonical:
 
 def _offset(index: int, dimension: tuple[tuple[int, Any], ...], offsets: dict[str, int], size: int) -> int:
     """Return the byte offset of an index of one dimension of a canonical layout."""
-    found = 0
+    offset = 0
     for extent, step in dimension:
-        found += index % extent * (offsets[step] if isinstance(step, str) else step * size)
+        offset += index % extent * (offsets[step] if isinstance(step, str) else step * size)
         index //= extent
-    return found
+    return offset
 
 
 def shared_image(matrix: Any, swizzle_bytes: int, x_major: bool, leading: int, stride: int) -> Any:
@@ -175,13 +175,13 @@ def shared_image(matrix: Any, swizzle_bytes: int, x_major: bool, leading: int, s
         leading: Leading dimension byte offset.
         stride: Stride dimension byte offset.
     """
-    found = np.full(16384, np.nan, np.float32)
+    image = np.full(16384, np.nan, np.float32)
     size = 32 // matrix.shape[1]
     layout, offsets = canonical(swizzle_bytes, x_major, 16 // size), {"lbo": leading, "sbo": stride}
     for x, k in np.ndindex(matrix.shape):
         at = _offset(x, layout.x, offsets, size) + _offset(k, layout.k, offsets, size)
-        found[swizzled_byte(at, swizzle_bytes) // size] = matrix[x, k]
-    return found
+        image[swizzled_byte(at, swizzle_bytes) // size] = matrix[x, k]
+    return image
 
 
 # -- im2col --------------------------------------------------------------------------------------------------
@@ -215,5 +215,5 @@ def im2col_pixels(
     box = [(x, y, n) for n in range(images + 64) for y in rows for x in columns]
     for x, y, n in box[box.index(start) :]:
         at = (x + offsets[0], y + offsets[1], n)
-        inside = all(0 <= place < extent for place, extent in zip(at, extents, strict=True))
+        inside = all(0 <= position < extent for position, extent in zip(at, extents, strict=True))
         yield at if inside else None

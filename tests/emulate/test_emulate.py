@@ -148,9 +148,9 @@ def test_race_or_unset_value_changes_result_in_some_order(name: str) -> None:
 @needs_compiler
 def test_random_order_is_reproducible_by_seed() -> None:
     body = "__shared__ int next; if (t == 0) next = 0; __syncthreads(); y[t] = atomicAdd(&next, 1);"
-    first, again, other = (run(body, X, order="random", seed=seed) for seed in (1, 1, 2))
-    np.testing.assert_array_equal(first, again)
-    assert not np.array_equal(first, other)
+    first, repeated, different = (run(body, X, order="random", seed=seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, repeated)
+    assert not np.array_equal(first, different)
 
 
 # -- kernels that are reported -------------------------------------------------------------------------------

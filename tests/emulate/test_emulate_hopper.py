@@ -29,10 +29,10 @@ toy(const __grid_constant__ TensorMap map, float* y, const float* x, int n) {
 """
 
 
-def lines(n: int, **other: Any) -> TensorMap:
+def lines(n: int, **changes: Any) -> TensorMap:
     """Return a tensor map of x as lines of 32 f32 (128 bytes); an incomplete last line is left out."""
     facts = {"extents": (32, n // 32), "strides_bytes": (128,), "box": (32, 4), "swizzle_bytes": 0}
-    return TensorMap(**{"tensor": "x", "dtype": "f32", **facts, **other})
+    return TensorMap(**{"tensor": "x", "dtype": "f32", **facts, **changes})
 
 
 class HopperToy(ToyVariant):
@@ -166,8 +166,8 @@ def test_swizzle_permutes_chunks_by_line_number(swizzle_bytes: int) -> None:
     chunks = X.reshape(8, 8, 4)
     table = SWIZZLES[swizzle_bytes]
     for line in range(8):
-        for place, chunk in enumerate(table[line % len(table)]):
-            np.testing.assert_array_equal(y[line, place], chunks[line, int(chunk)])
+        for position, chunk in enumerate(table[line % len(table)]):
+            np.testing.assert_array_equal(y[line, position], chunks[line, int(chunk)])
 
 
 @needs_compiler
@@ -261,11 +261,11 @@ def test_invalid_stores_are_reported(reason: str, wait: str, changes: dict[str, 
 # -- copies of pixels ----------------------------------------------------------------------------------------
 
 
-def pixels(lower: Any, upper: Any, strides: Any, count: int = 8, **other: Any) -> dict[str, Any]:
+def pixels(lower: Any, upper: Any, strides: Any, count: int = 8, **changes: Any) -> dict[str, Any]:
     """Return a map of x as 2 images of 4 rows of 8 pixels of 4 channels."""
     box = PixelBox(lower=lower, upper=upper, strides=strides)
     shape = {"extents": (4, 8, 4, 2), "strides_bytes": (16, 128, 512), "box": (4, count)}
-    return {**shape, "pixel_box": box, **other}
+    return {**shape, "pixel_box": box, **changes}
 
 
 LOAD_PIXELS = """
@@ -322,8 +322,8 @@ def test_im2col_copy_zero_fills_missing_channels_and_swizzles(order: Order) -> N
     y = run(body, X, order, **pixels((0, 0), (0, 0), (1, 1), **shape)).reshape(8, 8, 4)
     for line in range(8):
         for chunk in range(8):
-            there = X[line * 8 + chunk * 4 :][:4] if chunk < 2 else np.zeros(4)
-            np.testing.assert_array_equal(y[line, chunk ^ line], there)
+            expected = X[line * 8 + chunk * 4 :][:4] if chunk < 2 else np.zeros(4)
+            np.testing.assert_array_equal(y[line, chunk ^ line], expected)
 
 
 @needs_compiler

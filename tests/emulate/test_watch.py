@@ -219,8 +219,8 @@ ORDERED = {
 @pytest.mark.parametrize("name", ORDERED)
 def test_ordered_accesses_are_no_race(name: str) -> None:
     seen = [see(SHARED + ORDERED[name], order=order) for order in ORDERS]
-    for other in seen[1:]:
-        np.testing.assert_array_equal(other.outputs["y"], seen[0].outputs["y"])
+    for result in seen[1:]:
+        np.testing.assert_array_equal(result.outputs["y"], seen[0].outputs["y"])
 
 
 @needs_compiler

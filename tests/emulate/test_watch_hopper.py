@@ -56,8 +56,8 @@ def see(values: dict[str, Any], order: Order = "forward", right: str = " ", wron
 @pytest.mark.parametrize("values", [ALONE, PINGPONG, CLUSTER], ids=["alone", "pingpong", "cluster"])
 def test_package_kernel_has_no_race_in_any_order(values: dict[str, Any]) -> None:
     seen = [see(values, order) for order in ORDERS]
-    for other in seen[1:]:
-        np.testing.assert_array_equal(other.outputs["c"], seen[0].outputs["c"])
+    for result in seen[1:]:
+        np.testing.assert_array_equal(result.outputs["c"], seen[0].outputs["c"])
 
 
 @needs_compiler

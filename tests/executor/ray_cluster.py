@@ -26,8 +26,8 @@ def raylet(node: Any) -> int:
 def main() -> None:
     head = {**WORKER, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=True)
-    other = cluster.add_node(**WORKER)
-    say(address=cluster.address, head=raylet(cluster.head_node), other=raylet(other))
+    worker = cluster.add_node(**WORKER)
+    say(address=cluster.address, head=raylet(cluster.head_node), other=raylet(worker))
     for _line in sys.stdin:
         say(other=raylet(cluster.add_node(**WORKER)))
     cluster.shutdown()

@@ -285,10 +285,10 @@ def _pid() -> int:
     return os.getpid()
 
 
-def _never_start(how: str) -> None:
-    if how == "exit":
+def _never_start(fault: str) -> None:
+    if fault == "exit":
         os._exit(0)
-    if how == "hang":
+    if fault == "hang":
         time.sleep(600)
     raise DeviceError("no device here")
 
@@ -463,7 +463,7 @@ def _start_daemons(folder: str, then: str) -> None:
 
 
 def _gone(folder: Path) -> bool:
-    return not any(Path("/proc", place.name).exists() for place in folder.iterdir())
+    return not any(Path("/proc", entry.name).exists() for entry in folder.iterdir())
 
 
 def _count(folder: str | Path) -> int:
@@ -523,8 +523,8 @@ def _hold(processes: int, megabytes: int) -> None:
     for _ in range(processes - 1):
         if os.fork() == 0:
             break
-    held = bytearray(megabytes << 20)
-    held[:: 1 << 12] = b"x" * (megabytes << 8)
+    memory = bytearray(megabytes << 20)
+    memory[:: 1 << 12] = b"x" * (megabytes << 8)
     time.sleep(600)
 
 
@@ -534,12 +534,12 @@ def _reserve() -> int:
 
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
     reserved = mmap.mmap(-1, 1 << 40, flags=flags)
-    held = bytearray(200 << 20)
+    used = bytearray(200 << 20)
     for _ in range(4):
         if os.fork() == 0:
             time.sleep(600)
     time.sleep(1.0)  # several checks of the supervisor
-    return len(held) + len(reserved)
+    return len(used) + len(reserved)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

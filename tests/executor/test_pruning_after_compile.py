@@ -73,12 +73,12 @@ def test_configuration_that_cannot_win_by_its_resources_is_pruned_and_never_meas
     task, bound_us = task_and_bound_us()
     with executor() as workers:
         workers.abort_above_us = 0.99 * bound_us
-        found = result(workers.submit(task))
-    assert found.outcome == Pruned(bound_us=pytest.approx(bound_us), incumbent_us=0.99 * bound_us)
-    assert found.resources == FULL
-    assert found.bound_us == pytest.approx(bound_us)
-    assert found.effort.compile_s > 0
-    assert found.effort.measure_s == 0
+        answer = result(workers.submit(task))
+    assert answer.outcome == Pruned(bound_us=pytest.approx(bound_us), incumbent_us=0.99 * bound_us)
+    assert answer.resources == FULL
+    assert answer.bound_us == pytest.approx(bound_us)
+    assert answer.effort.compile_s > 0
+    assert answer.effort.measure_s == 0
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_configuration_that_could_win_is_measured_and_its_result_has_the_refined
     task, bound_us = task_and_bound_us()
     with executor(compile_to_full if known else compile_to_unknown) as workers:
         workers.abort_above_us = None if incumbent is None else incumbent * bound_us
-        found = result(
+        answer = result(
             workers.submit(
                 Task(variant=SIMT, workload=WORKLOAD, config=task.config, device=H100, prune=prune)
             )
         )
-    assert isinstance(found.outcome, Measured)
-    assert found.bound_us == pytest.approx(bound_us if known else 0.0)
+    assert isinstance(answer.outcome, Measured)
+    assert answer.bound_us == pytest.approx(bound_us if known else 0.0)
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -47,12 +47,12 @@ MARK = f"TUNEBENCH_TEST_MARK={secrets.token_hex(8)}"
 
 def left() -> dict[int, str]:
     """Return the command line of each living process of these tests, by its process id."""
-    found = {}
+    commands = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if MARK.encode() in (folder / "environ").read_bytes():
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().decode().strip("\0 ")
-    return found
+                commands[int(folder.name)] = (folder / "cmdline").read_bytes().decode().strip("\0 ")
+    return commands
 
 
 @dataclasses.dataclass
@@ -83,8 +83,8 @@ def environment() -> Iterator[pytest.MonkeyPatch]:
         for quiet in ("USAGE_STATS_ENABLED", "enable_metrics_collection", "enable_worker_prestart"):
             patch.setenv(f"RAY_{quiet}", "0")
         yield patch
-        for pid, what in left().items():  # of nodes that were killed: they would notice in a minute
-            if what.endswith("Agent"):
+        for pid, command in left().items():  # of nodes that were killed: they would notice in a minute
+            if command.endswith("Agent"):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(AssertionError):
             until(lambda: not left(), "", 30)
@@ -117,7 +117,7 @@ def cluster(environment: pytest.MonkeyPatch) -> Iterator[TestCluster]:
 def workers(cluster: TestCluster) -> Iterator[RayExecutor]:
     with Cluster(WorkerRequest(address=cluster.address, kind="cpu", patience_s=30.0)) as connected:
         device = find("cpu").key
-        assert [found.key for found in connected.devices] == [device]
+        assert [connected_device.key for connected_device in connected.devices] == [device]
         start = functools.partial(stages.start_executor, timeout_s=TIMEOUT_S)
         executor = connected.executors({device: worker_setup(start, {})})[device]
         until(lambda: executor.pool.workers == 2 or executor.pool.refused, "two workers")
@@ -182,9 +182,9 @@ def test_trial_that_kills_every_worker_is_a_crash_and_other_trials_are_measured(
     before = workers.pool
     killer = workers.submit(task(run="kill"))
     companions = [workers.submit(task(us=us)) for us in range(1, 9)]
-    found = outcome(killer)
-    assert isinstance(found, Crashed)
-    assert found.reason.startswith("3 workers died with it")
+    killed = outcome(killer)
+    assert isinstance(killed, Crashed)
+    assert killed.reason.startswith("3 workers died with it")
     assert [outcome(future).median_us for future in companions] == [*range(1, 9)]
     assert len(workers.pool.lost) == len(before.lost) + 3
     until(lambda: workers.pool.workers == 2, "both places have a worker again")
@@ -218,8 +218,8 @@ def actors_of(cluster: TestCluster) -> list[int]:
     nodes = {cluster.head, cluster.other}
     return [
         pid
-        for pid, what in left().items()
-        if what.startswith("ray::WorkerActor") and stages.parent_of(pid) in nodes
+        for pid, command in left().items()
+        if command.startswith("ray::WorkerActor") and stages.parent_of(pid) in nodes
     ]
 
 
@@ -274,7 +274,7 @@ def test_a_lost_cluster_is_an_error_in_a_bounded_time(cluster: TestCluster) -> N
         executor = connected.executors({device: worker_setup(start, {})})[device]
         assert isinstance(outcome(executor.submit(task())), Measured)
         future = executor.submit(task(run="hang"))
-        (gcs,) = [pid for pid, what in left().items() if "gcs_server" in what]
+        (gcs,) = [pid for pid, command in left().items() if "gcs_server" in command]
         os.kill(gcs, signal.SIGKILL)
         with pytest.raises(ClusterLost, match="cluster"):
             future.result(timeout=50)
@@ -299,15 +299,15 @@ def test_a_run_that_loses_its_cluster_keeps_what_was_found(
 ) -> None:
     monkeypatch.setattr("tunebench.tuning.start_workers", lambda *_: losing())
     database = tmp_path / "lost.db"
-    given = Plan(trials=9, variant_files=(FORTY,))
-    report = tune(WORKLOAD, device="cpu", db=database, plan=given)
+    local_plan = Plan(trials=9, variant_files=(FORTY,))
+    report = tune(WORKLOAD, device="cpu", db=database, plan=local_plan)
     assert report.interrupted
     assert report.stopped == "somewhere: there has been no worker for 60 s"
     assert report.median_us == 5.0
     assert list(recorded(database).values()) == [1, 1]
     monkeypatch.setattr("tunebench.tuning.start_workers", lambda *_: losing())
-    again = tune(WORKLOAD, device="cpu", db=database, plan=given)
-    assert again.cached == 2
+    resumed = tune(WORKLOAD, device="cpu", db=database, plan=local_plan)
+    assert resumed.cached == 2
     assert list(recorded(database).values()) == [1] * 4, "claims of what was not measured are free"
 
 
@@ -322,7 +322,9 @@ def test_a_driver_that_is_killed_leaves_neither_processes_nor_files(
     )
     with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(folder)}) as driver:
         until(
-            lambda: any(what.startswith("ray::WorkerActor") for what in left().values()),
+            lambda: any(
+                process_command.startswith("ray::WorkerActor") for process_command in left().values()
+            ),
             "a worker is started",
         )
         driver.kill()

@@ -50,10 +50,10 @@ def test_a_square_product_on_h100_by_hand(nothing_known: Path) -> None:
         "bm=128,bn=256,bk=64,stages=4,consumers=2,pingpong=0,cluster_m=2,cluster_n=1,staged=1,"
         "group_m=8,min_blocks=1"
     )
-    found = explain(SQUARE, H100, variant="cuda_wgmma", config=config, db=nothing_known)
-    assert (found.category, found.choice.why) == ("dot product", "asked for")
+    explanation = explain(SQUARE, H100, variant="cuda_wgmma", config=config, db=nothing_known)
+    assert (explanation.category, explanation.choice.why) == ("dot product", "asked for")
     # 132 SMs at 1980 MHz, 4096 FLOP per clock: 1070.5 TFLOP/s; 3352 GB/s; so 319.4 FLOP per byte in balance.
-    roof = found.roofline
+    roof = explanation.roofline
     assert roof.used.gflop_s == pytest.approx(132 * 4096 * 1980 / 1000)
     assert roof.used.balance == pytest.approx(319.4, abs=0.05)
     # 2 x 4096^3 FLOP and three matrices of 32 MiB: 4096 / 3 FLOP/byte, 4.27 times the balance point.
@@ -61,7 +61,7 @@ def test_a_square_product_on_h100_by_hand(nothing_known: Path) -> None:
     assert (roof.limit, roof.factor) == ("math", pytest.approx(4096 / 3 / 319.371, rel=1e-4))
     assert roof.us == pytest.approx(137_438_953_472 / 1_070_530_560)
     # 32 x 16 tiles on 132 SMs: the busiest SM has 4, of 2 x 128 x 256 x 4096 FLOP each: 65,536 clocks.
-    floors = found.bound.floors
+    floors = explanation.bound.floors
     assert floors["tensor pipe"] == pytest.approx(4 * 65_536 / 1980)
     # Written to and read from shared memory once: 2 x (128 + 256) x 4096 x 2 bytes, 128 per clock.
     assert floors["shared"] == pytest.approx(4 * 49_152 / 1980)
@@ -71,13 +71,13 @@ def test_a_square_product_on_h100_by_hand(nothing_known: Path) -> None:
     assert floors["issue"] == pytest.approx(4 * 2 * 4 * 256 / 4 / 1980)
     # Two matrices are read; the third fits in 50 MiB of cache.
     assert floors["dram"] == pytest.approx(2 * 33.554432e6 / 3352e3)
-    assert found.bound.us == floors["tensor pipe"]
+    assert explanation.bound.us == floors["tensor pipe"]
     # 512 / 132 waves: utilisation 0.8 - 0.05 / 3.88, and 3.5 us of launch overhead.
-    assert found.predicted_us == pytest.approx(132.396 / (0.8 - 0.05 * 132 / 512) + 3.5, rel=1e-4)
-    assert (found.limit.kind, found.limit.against) == ("math", "shared")
-    assert found.limit.factor == pytest.approx(4 / 3)
-    assert found.tiles_used == 1
-    waves, block = found.waves, found.block
+    assert explanation.predicted_us == pytest.approx(132.396 / (0.8 - 0.05 * 132 / 512) + 3.5, rel=1e-4)
+    assert (explanation.limit.kind, explanation.limit.against) == ("math", "shared")
+    assert explanation.limit.factor == pytest.approx(4 / 3)
+    assert explanation.tiles_used == 1
+    waves, block = explanation.waves, explanation.block
     assert waves is not None
     assert (waves.blocks, waves.last_blocks, waves.idle_sms) == (512, 512 - 3 * 132, 16)
     assert waves.used == pytest.approx(512 / 528)
@@ -87,7 +87,7 @@ def test_a_square_product_on_h100_by_hand(nothing_known: Path) -> None:
     assert block.smem_bytes == 4 * 49_152 + 8 * 2560 + 80
     assert (block.threads, block.occupancy.blocks, block.occupancy.warps) == (384, 1, 12)
     assert block.occupancy.limited_by == ("shared memory",)
-    assert found.shares(found.predicted_us).of_bound == pytest.approx(0.771, abs=0.001)
+    assert explanation.shares(explanation.predicted_us).of_bound == pytest.approx(0.771, abs=0.001)
 
 
 def test_a_skinny_product_on_a100_by_hand(nothing_known: Path) -> None:
@@ -95,12 +95,15 @@ def test_a_skinny_product_on_a100_by_hand(nothing_known: Path) -> None:
     config = (
         "bm=16,bn=64,warps_m=1,warps_n=4,bk=64,split_k=2,stream_k=0,stages=5,staged=1,group_m=1,min_blocks=1"
     )
-    found = explain(SKINNY, A100, variant="cuda_mma", config=config, db=nothing_known)
+    explanation = explain(SKINNY, A100, variant="cuda_mma", config=config, db=nothing_known)
     read, written = 2 * 4096 * (16 + 4096), 2 * 16 * 4096
-    assert found.roofline.intensity == pytest.approx(2 * 16 * 4096 * 4096 / (read + written))  # 15.9
+    assert explanation.roofline.intensity == pytest.approx(2 * 16 * 4096 * 4096 / (read + written))  # 15.9
     # 108 x 2048 x 1410 MHz over 2039 GB/s: 153 FLOP per byte in balance.
-    assert found.roofline.used.balance == pytest.approx(152.95, abs=0.01)
-    assert (found.roofline.limit, found.roofline.factor) == ("memory", pytest.approx(9.634, abs=0.001))
+    assert explanation.roofline.used.balance == pytest.approx(152.95, abs=0.01)
+    assert (explanation.roofline.limit, explanation.roofline.factor) == (
+        "memory",
+        pytest.approx(9.634, abs=0.001),
+    )
     # 64 tiles, two blocks each, on 108 SMs: the busiest SM has 2, each with 2048 of k.
     clocks = {
         "tensor pipe": 2 * 16 * 64 * 2048 / 2048,
@@ -110,19 +113,19 @@ def test_a_skinny_product_on_a100_by_hand(nothing_known: Path) -> None:
         # A product of 16 x 8 and its fragments: 2 + 2 instructions per warp for every 16 of k.
         "issue": 4 * 4 * 128 / 4,
     }
-    for resource, each in clocks.items():
-        assert found.bound.floors[resource] == pytest.approx(2 * each / 1410), resource  # type: ignore[index]
-    assert found.bound.us == pytest.approx(read / 2039e3)
+    for resource, clock_count in clocks.items():
+        assert explanation.bound.floors[resource] == pytest.approx(2 * clock_count / 1410), resource  # type: ignore[index]
+    assert explanation.bound.us == pytest.approx(read / 2039e3)
     # Memory reaches 77 % of its peak; two launches.
-    assert found.predicted_us == pytest.approx(read / 2039e3 / 0.77 + 7)
-    assert (found.limit.kind, found.limit.against) == ("memory", "shared")
-    assert found.waves == Waves(blocks=128, sm_count=108, blocks_per_sm=3)
-    assert found.waves.used == pytest.approx(128 / 216)
-    assert found.block is not None
-    assert found.block.occupancy is not None
+    assert explanation.predicted_us == pytest.approx(read / 2039e3 / 0.77 + 7)
+    assert (explanation.limit.kind, explanation.limit.against) == ("memory", "shared")
+    assert explanation.waves == Waves(blocks=128, sm_count=108, blocks_per_sm=3)
+    assert explanation.waves.used == pytest.approx(128 / 216)
+    assert explanation.block is not None
+    assert explanation.block.occupancy is not None
     # 5 stages of (16 + 64) x 64 x 2 bytes and 1 KB reserved: three blocks in 164 KB.
-    assert found.block.smem_bytes == 51_200
-    assert found.block.occupancy.limits["shared memory"] == 3
+    assert explanation.block.smem_bytes == 51_200
+    assert explanation.block.occupancy.limits["shared memory"] == 3
 
 
 @pytest.mark.parametrize(
@@ -140,28 +143,28 @@ def test_a_softmax_by_hand(
     """One row per block of 64 threads, 8 elements per access, kept in registers."""
     sms, mhz, gb_s, cache_mib, lanes = sheet
     config = "cache=registers,row_threads=64,rows=1,vector=8,unroll=1"
-    found = explain(ROWS, where, variant="cuda_block", config=config, db=nothing_known)
-    assert found.category == "reduction"
+    explanation = explain(ROWS, where, variant="cuda_block", config=config, db=nothing_known)
+    assert explanation.category == "reduction"
     # 5 FLOP per element of 2 + 2 bytes.
-    assert found.roofline.intensity == 1.25
-    assert found.roofline.used.balance == pytest.approx(sms * 2 * lanes * mhz / (gb_s * 1000))
-    assert [ceiling.pipe for ceiling in found.roofline.ceilings] == ["fma pipe", "tensor pipe"]
-    assert found.roofline.us == pytest.approx(16 * 2**20 / (gb_s * 1000))
+    assert explanation.roofline.intensity == 1.25
+    assert explanation.roofline.used.balance == pytest.approx(sms * 2 * lanes * mhz / (gb_s * 1000))
+    assert [ceiling.pipe for ceiling in explanation.roofline.ceilings] == ["fma pipe", "tensor pipe"]
+    assert explanation.roofline.us == pytest.approx(16 * 2**20 / (gb_s * 1000))
     # 8 MiB are read; of 8 MiB written, the cache may keep its size.
     from_memory = (8 + max(0, 8 - cache_mib)) * 2**20 / (gb_s * 1000)
-    assert found.bound.floors["dram"] == found.bound.us == pytest.approx(from_memory)
+    assert explanation.bound.floors["dram"] == explanation.bound.us == pytest.approx(from_memory)
     # Rows of the busiest SM: 1024 exponentials and 2048 multiply-adds each, or 32 + 64 instructions.
     rows = -(-4096 // sms)
-    assert found.bound.floors["special functions"] == pytest.approx(rows * 1024 / 16 / mhz)
-    assert found.bound.floors["fma pipe"] == pytest.approx(rows * 2048 / lanes / mhz)
-    assert found.bound.floors["issue"] == pytest.approx(rows * 96 / 4 / mhz)
+    assert explanation.bound.floors["special functions"] == pytest.approx(rows * 1024 / 16 / mhz)
+    assert explanation.bound.floors["fma pipe"] == pytest.approx(rows * 2048 / lanes / mhz)
+    assert explanation.bound.floors["issue"] == pytest.approx(rows * 96 / 4 / mhz)
     # Reads take 64 bytes per clock, less one sector at either end.
-    assert found.bound.floors["fill port"] == pytest.approx(rows * (2048 - 64) / 64 / mhz)
-    assert found.predicted_us == pytest.approx(from_memory / 0.77 + 3.5)
-    assert found.limit.kind == limited
-    assert found.tiles_used == 1
-    assert found.waves == Waves(blocks=4096, sm_count=sms, blocks_per_sm=resident)
-    assert found.waves.used == pytest.approx(4096 / (sms * rows))
+    assert explanation.bound.floors["fill port"] == pytest.approx(rows * (2048 - 64) / 64 / mhz)
+    assert explanation.predicted_us == pytest.approx(from_memory / 0.77 + 3.5)
+    assert explanation.limit.kind == limited
+    assert explanation.tiles_used == 1
+    assert explanation.waves == Waves(blocks=4096, sm_count=sms, blocks_per_sm=resident)
+    assert explanation.waves.used == pytest.approx(4096 / (sms * rows))
 
 
 # -- the parts --------------------------------------------------------------------------------------
@@ -169,15 +172,15 @@ def test_a_softmax_by_hand(
 
 @given(st.integers(1, 3000), st.integers(1, 200), st.integers(1, 32))
 def test_waves_match_blocks_assigned_in_turn(blocks: int, sms: int, resident: int) -> None:
-    waves, left, rounds = Waves(blocks=blocks, sm_count=sms, blocks_per_sm=resident), blocks, 0
-    while left > sms * resident:
-        left, rounds = left - sms * resident, rounds + 1
-    assert (waves.last_blocks, waves.idle_sms) == (left, sum(sm >= left for sm in range(sms)))
+    waves, remaining, rounds = Waves(blocks=blocks, sm_count=sms, blocks_per_sm=resident), blocks, 0
+    while remaining > sms * resident:
+        remaining, rounds = remaining - sms * resident, rounds + 1
+    assert (waves.last_blocks, waves.idle_sms) == (remaining, sum(sm >= remaining for sm in range(sms)))
     assert math.ceil(waves.count) == rounds + 1
-    held = [
+    blocks_of_sm = [
         len(range(sm, blocks, sms)) for sm in range(sms)
     ]  # assigned in turn, whatever the number of resident blocks
-    assert waves.used == pytest.approx(sum(held) / (sms * max(held)))
+    assert waves.used == pytest.approx(sum(blocks_of_sm) / (sms * max(blocks_of_sm)))
 
 
 @pytest.mark.parametrize("min_blocks", [1, 2])
@@ -186,11 +189,11 @@ def test_persistent_blocks_per_sm_come_from_the_launch(min_blocks: int, nothing_
         "bm=64,bn=64,bk=64,stages=2,consumers=1,pingpong=0,cluster_m=1,cluster_n=1,staged=0,group_m=1,"
         f"min_blocks={min_blocks}"
     )
-    found = explain(SQUARE, H100, variant="cuda_wgmma", config=config, db=nothing_known)
-    assert found.block is not None
-    assert found.block.occupancy is not None
-    assert found.block.occupancy.blocks > 2  # more would fit
-    assert found.waves == Waves(blocks=64 * 64, sm_count=132, blocks_per_sm=min_blocks)
+    explanation = explain(SQUARE, H100, variant="cuda_wgmma", config=config, db=nothing_known)
+    assert explanation.block is not None
+    assert explanation.block.occupancy is not None
+    assert explanation.block.occupancy.blocks > 2  # more would fit
+    assert explanation.waves == Waves(blocks=64 * 64, sm_count=132, blocks_per_sm=min_blocks)
 
 
 def bound_of(**floors: float) -> Bound:
@@ -223,11 +226,11 @@ FULL, FEW = (Waves(blocks=n, sm_count=100, blocks_per_sm=1) for n in (500, 25))
     ],
 )
 def test_limiting_resource(floors: Any, work_us: float, waves: Waves, expected: tuple[Any, ...]) -> None:
-    found = limit(bound_of(**floors), work_us + 3.5, 1, waves)
+    limiting = limit(bound_of(**floors), work_us + 3.5, 1, waves)
     *names, factor = expected
-    assert [found.kind, found.cause, found.against] == names
-    assert found.factor == (None if factor is None else pytest.approx(factor))
-    assert found.work_us == pytest.approx(work_us)
+    assert [limiting.kind, limiting.cause, limiting.against] == names
+    assert limiting.factor == (None if factor is None else pytest.approx(factor))
+    assert limiting.work_us == pytest.approx(work_us)
 
 
 def test_no_launch_limit_without_launch_overhead() -> None:
@@ -239,14 +242,14 @@ def test_every_resource_has_a_kind_of_limit() -> None:
 
 
 def test_alignment_of_rows_names_the_dimension_to_pad() -> None:
-    found = {a.tensor: a for a in alignments(parse("gemm:m=100,n=30,k=4096,dtype=f16,trans=nn"))}
-    assert [(a.line, a.aligned_bytes, a.dimension) for a in found.values()] == [
+    by_tensor = {a.tensor: a for a in alignments(parse("gemm:m=100,n=30,k=4096,dtype=f16,trans=nn"))}
+    assert [(a.line, a.aligned_bytes, a.dimension) for a in by_tensor.values()] == [
         (4096, 16, "k"),
         (30, 4, "n"),  # 60 bytes
         (30, 4, "n"),
     ]
-    assert [a.full for a in found.values()] == [True, False, False]
-    assert found["b"].wanted == 8
+    assert [a.full for a in by_tensor.values()] == [True, False, False]
+    assert by_tensor["b"].wanted == 8
     transposed = {a.tensor: a for a in alignments(parse("gemm:m=100,n=30,k=36,dtype=e4m3,trans=tt"))}
     assert (transposed["a"].line, transposed["a"].aligned_bytes, transposed["a"].wanted) == (100, 4, 16)
     assert (transposed["b"].dimension, transposed["b"].line) == ("k", 36)
@@ -260,8 +263,12 @@ def test_alignment_of_rows_names_the_dimension_to_pad() -> None:
 
 
 def fastest_us(workload: Workload, where: Device) -> float:
-    found, _ = tunable.find_variants(workload, where, compilable=False)
-    return min(one.predicted_us(row) for one in found for row in range(len(one.table)))
+    tunables, _ = tunable.find_variants(workload, where, compilable=False)
+    return min(
+        tunable_variant.predicted_us(row)
+        for tunable_variant in tunables
+        for row in range(len(tunable_variant.table))
+    )
 
 
 @pytest.mark.parametrize("cache", ["cold", "warm"])
@@ -277,18 +284,20 @@ def fastest_us(workload: Workload, where: Device) -> float:
 def test_fastest_variant_is_the_first_of_the_lowest_predicted_time(text: str, cache: CacheState) -> None:
     for where in (H100, device.local_cpu()):
         every, _ = tunable.find_variants(parse(text), where, cache=cache, compilable=False)
-        first = min(every, key=lambda one: one.predicted_us(one.fastest()))
-        found = tunable.fastest_variant(parse(text), where, cache=cache)
-        assert found is not None
-        assert found.variant is first.variant
-        assert found.predicted_us(found.fastest()) == first.predicted_us(first.fastest())
-        assert least_us(parse(text).traffic(), where, cache) <= found.predicted_us(found.fastest())
+        first = min(
+            every, key=lambda tunable_variant: tunable_variant.predicted_us(tunable_variant.fastest())
+        )
+        fastest = tunable.fastest_variant(parse(text), where, cache=cache)
+        assert fastest is not None
+        assert fastest.variant is first.variant
+        assert fastest.predicted_us(fastest.fastest()) == first.predicted_us(first.fastest())
+        assert least_us(parse(text).traffic(), where, cache) <= fastest.predicted_us(fastest.fastest())
 
 
 def advice_on(text: str, where: Device, subject: str | None = None) -> list[explanation.Advice]:
     """Return the advice on a workload; only that on one subject if given."""
     advice = advise(parse(text), Forecaster(device=where))
-    return [each for each in advice if subject in (None, each.subject)]
+    return [change for change in advice if subject in (None, change.subject)]
 
 
 @pytest.mark.parametrize(
@@ -304,17 +313,17 @@ def advice_on(text: str, where: Device, subject: str | None = None) -> list[expl
 def test_every_gain_is_the_ratio_of_two_predictions(text: str, where: Device) -> None:
     workload, advice = parse(text), advice_on(text, where)
     assert advice
-    gains = [one.gain for one in advice]
+    gains = [change.gain for change in advice]
     assert gains == sorted(gains, reverse=True)
     assert min(gains) >= 1.01
     now = fastest_us(workload, where)
-    for one in advice:
-        changed, items = one.change.workload, one.change.workload.flops() / workload.flops()
-        assert one.after_us == pytest.approx(
-            fastest_us(changed, where) / (items if one.subject == "batch" else 1)
+    for change in advice:
+        changed, items = change.change.workload, change.change.workload.flops() / workload.flops()
+        assert change.after_us == pytest.approx(
+            fastest_us(changed, where) / (items if change.subject == "batch" else 1)
         )
-        if one.subject != "fusion":
-            assert one.before_us == pytest.approx(now)
+        if change.subject != "fusion":
+            assert change.before_us == pytest.approx(now)
         assert changed != workload
 
 
@@ -331,11 +340,11 @@ def test_batch_increases_while_each_item_gets_faster() -> None:
     where, rows = H100, 64
     (batch,) = advice_on(f"softmax:rows={rows},cols=128,dtype=f16", where, "batch")
     items = batch.change.items
-    each = {
+    us_per_item = {
         n: fastest_us(parse(f"softmax:rows={rows * n},cols=128,dtype=f16"), where) / n for n in (1, 2, items)
     }
-    assert batch.gain == pytest.approx(each[1] / each[items])
-    assert each[items] < each[2] / 1.05 < each[1]
+    assert batch.gain == pytest.approx(us_per_item[1] / us_per_item[items])
+    assert us_per_item[items] < us_per_item[2] / 1.05 < us_per_item[1]
     assert batch.change.text == f"increase the batch: rows from 64 to {64 * items}"
 
 
@@ -382,12 +391,16 @@ def test_configuration_is_compared_with_the_predicted_best(nothing_known: Path) 
     slow = (
         "bm=64,bn=64,tm=4,tn=4,lanes_n=8,bk=16,split_k=1,stages=1,vec=4,group_m=1,min_blocks=1"  # one block
     )
-    found = explain(
+    explanation = explain(
         "gemm:m=64,n=64,k=8192,dtype=f32", H100, variant="cuda_simt", config=slow, db=nothing_known
     )
-    first = found.advice[0]
-    assert (first.subject, first.before_us) == ("configuration", found.predicted_us)
-    assert (found.limit.kind, found.limit.cause, found.limit.factor) == ("latency", "few blocks", 132)
+    first = explanation.advice[0]
+    assert (first.subject, first.before_us) == ("configuration", explanation.predicted_us)
+    assert (explanation.limit.kind, explanation.limit.cause, explanation.limit.factor) == (
+        "latency",
+        "few blocks",
+        132,
+    )
     best = explain(
         "gemm:m=64,n=64,k=8192,dtype=f32",
         H100,
@@ -429,19 +442,19 @@ def test_measured_time_is_relative_to_bound_and_roofline(tmp_path: Path) -> None
 def test_warm_cache_time_is_relative_to_the_warm_cache_bound(tmp_path: Path) -> None:
     db = tmp_path / "some.db"
     remember(db, T4, FAST, 30.0, "warm")
-    found = explain(ROWS, T4, db=db)
-    assert found.measured is not None
-    assert found.measured.cache == "warm"
-    assert found.bound.us == pytest.approx((4 + 4) * 2**20 / 320e3)  # 4 MiB of each may be in the cache
+    explanation = explain(ROWS, T4, db=db)
+    assert explanation.measured is not None
+    assert explanation.measured.cache == "warm"
+    assert explanation.bound.us == pytest.approx((4 + 4) * 2**20 / 320e3)  # 4 MiB of each may be in the cache
 
 
 def test_time_of_another_device_has_no_shares(tmp_path: Path) -> None:
-    db, other = tmp_path / "some.db", dataclasses.replace(T4, name="t4-of-another", sm_count=20)
-    remember(db, other, FAST, 1.0)
-    found = explain(ROWS, T4, db=db)
-    assert found.measured is not None
-    assert found.measured.how == "same architecture"
-    assert set(found.to_json()["shares"]) == {"predicted"}
+    db, smaller = tmp_path / "some.db", dataclasses.replace(T4, name="t4-of-another", sm_count=20)
+    remember(db, smaller, FAST, 1.0)
+    explanation = explain(ROWS, T4, db=db)
+    assert explanation.measured is not None
+    assert explanation.measured.how == "same architecture"
+    assert set(explanation.to_json()["shares"]) == {"predicted"}
 
 
 def test_nothing_need_be_installed_to_compile(nothing_known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -463,18 +476,18 @@ def test_device_with_few_known_limits(nothing_known: Path) -> None:
         fma_per_clock=64,
         smem_per_block_bytes=49152,
     )
-    found = explain(ROWS, future, variant="cuda_block", db=nothing_known)
-    assert found.block is not None
-    assert found.block.occupancy is None
-    assert found.waves is not None
-    assert found.waves.blocks_per_sm == 1
-    assert found.bound.floors["dram"] == pytest.approx(16 * 2**20 / 100e3)
+    explanation = explain(ROWS, future, variant="cuda_block", db=nothing_known)
+    assert explanation.block is not None
+    assert explanation.block.occupancy is None
+    assert explanation.waves is not None
+    assert explanation.waves.blocks_per_sm == 1
+    assert explanation.bound.floors["dram"] == pytest.approx(16 * 2**20 / 100e3)
 
 
 def test_cpu_has_no_blocks_and_no_launches(nothing_known: Path) -> None:
-    found = explain("softmax:rows=64,cols=64,dtype=f32", "cpu", db=nothing_known)
-    assert (found.block, found.waves, found.limit.launch_us) == (None, None, 0)
-    assert set(found.bound.floors) <= {"dram", "fma pipe"}
+    explanation = explain("softmax:rows=64,cols=64,dtype=f32", "cpu", db=nothing_known)
+    assert (explanation.block, explanation.waves, explanation.limit.launch_us) == (None, None, 0)
+    assert set(explanation.bound.floors) <= {"dram", "fma pipe"}
 
 
 def test_invalid_configuration_is_rejected(nothing_known: Path) -> None:
@@ -488,12 +501,12 @@ def test_invalid_configuration_is_rejected(nothing_known: Path) -> None:
 def test_the_command_for_people_and_as_json(capsys: pytest.CaptureFixture[str], nothing_known: Path) -> None:
     arguments = ("explain", "-w", SQUARE, "--device", "a100-80-sxm", "--db", str(nothing_known))
     assert cli.run([*arguments, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["variant"], found["why"], found["category"]) == ("gemm/cuda_mma", "default", "dot product")
-    assert found["limit"]["kind"] == "math"
-    assert found["waves"]["idle_sms"] == 5 * 108 - 512
-    assert found["block"]["occupancy"]["limited_by"]
-    assert found == json.loads(json.dumps(explain(SQUARE, A100, db=nothing_known).to_json()))
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["variant"], shown["why"], shown["category"]) == ("gemm/cuda_mma", "default", "dot product")
+    assert shown["limit"]["kind"] == "math"
+    assert shown["waves"]["idle_sms"] == 5 * 108 - 512
+    assert shown["block"]["occupancy"]["limited_by"]
+    assert shown == json.loads(json.dumps(explain(SQUARE, A100, db=nothing_known).to_json()))
     assert cli.run(arguments) == 0
     text = capsys.readouterr().out
     for part in (
@@ -616,8 +629,8 @@ def test_the_plot_holds_ceilings_and_points(tmp_path: Path) -> None:
 
     db = tmp_path / "some.db"
     remember(db, T4, FAST, 60.0)
-    found = explained(db)
-    (axes,) = figure(found).axes
+    explanation = explained(db)
+    (axes,) = figure(explanation).axes
     drawn = {line.get_label().partition(":")[0]: line for line in axes.get_lines()}
     assert set(drawn) == {
         *("fma pipe in f32", "tensor pipe in f16", "memory"),
@@ -630,10 +643,10 @@ def test_the_plot_holds_ceilings_and_points(tmp_path: Path) -> None:
         assert y == pytest.approx(320 * x)
     assert drawn["attainable"].get_xydata()[0] == pytest.approx((1.25, 1.25 * 320))
     assert drawn["measured"].get_xydata()[0] == pytest.approx((1.25, 5 * 4096 * 1024 / 60e3))
-    draw(found, tmp_path / "roofline.png")
+    draw(explanation, tmp_path / "roofline.png")
     assert (tmp_path / "roofline.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InputError, match=r"must be one of .*\.svg"):
-        draw(found, tmp_path / "roofline.txt")
+        draw(explanation, tmp_path / "roofline.txt")
 
 
 @pytest.mark.parametrize(
@@ -643,9 +656,9 @@ def test_time_below_the_roofline_names_its_reason(
     nothing_known: Path, capsys: pytest.CaptureFixture[str], variant: str, beaten: bool
 ) -> None:
     text = "conv2d:n=32,c=256,h=28,w=28,k=256,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc"
-    found = explain(text, H100, variant=variant, db=nothing_known)
-    shares = found.shares(found.predicted_us)
-    assert found.roofline.limit == "math"
+    explanation = explain(text, H100, variant=variant, db=nothing_known)
+    shares = explanation.shares(explanation.predicted_us)
+    assert explanation.roofline.limit == "math"
     assert shares.of_bound <= 1
     assert (shares.of_roofline > 1) is beaten
     command = [
@@ -664,21 +677,21 @@ def test_time_below_the_roofline_names_its_reason(
 
 
 def test_fusion_is_compared_with_its_parts() -> None:
-    found = explain("gemm:m=512,n=3072,k=768,dtype=f16,epilogue=bias+gelu", "h100-sxm")
-    assert found.fusing is not None
-    product, chain = found.fusing.parts
+    explanation = explain("gemm:m=512,n=3072,k=768,dtype=f16,epilogue=bias+gelu", "h100-sxm")
+    assert explanation.fusing is not None
+    product, chain = explanation.fusing.parts
     assert (product.variant.partition("/")[0], chain.variant.partition("/")[0]) == ("gemm", "elementwise")
-    assert found.fusing.parts_us == product.us + chain.us
-    assert found.fusing.gain > 1
+    assert explanation.fusing.parts_us == product.us + chain.us
+    assert explanation.fusing.gain > 1
     # The product stays in the cache between the two kernels; alone, the expression would read it from memory.
-    forecaster = Forecaster(device=found.choice.device)
-    alone = forecaster.best(found.fusing.workloads[1])
+    forecaster = Forecaster(device=explanation.choice.device)
+    alone = forecaster.best(explanation.fusing.workloads[1])
     assert alone is not None
     assert chain.us < alone.us
-    assert found.to_json()["fusing"]["parts"][0]["workload"] == "gemm:m=512,n=3072,k=768,dtype=f16"
+    assert explanation.to_json()["fusing"]["parts"][0]["workload"] == "gemm:m=512,n=3072,k=768,dtype=f16"
 
 
 def test_unfused_workload_has_no_fusion_gain() -> None:
-    found = explain("gemm:m=512,n=3072,k=768,dtype=f16", "h100-sxm")
-    assert found.fusing is None
-    assert found.to_json()["fusing"] is None
+    explanation = explain("gemm:m=512,n=3072,k=768,dtype=f16", "h100-sxm")
+    assert explanation.fusing is None
+    assert explanation.to_json()["fusing"] is None

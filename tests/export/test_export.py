@@ -288,8 +288,8 @@ def test_example_passes_every_kernel_its_parameters(
     assert code == 0, err
     workload, config = choice.workload, choice.config
     tensors = variant.tensors(workload, config)
-    held = [tensor for tensor in tensors.values() if tensor.shape]
-    memory = {tensor.name: {"memory": i, "bytes": tensor.nbytes} for i, tensor in enumerate(held)}
+    stored = [tensor for tensor in tensors.values() if tensor.shape]
+    memory = {tensor.name: {"memory": i, "bytes": tensor.nbytes} for i, tensor in enumerate(stored)}
     launches = variant.launches(workload, config)
     lines = [json.loads(line) for line in err.splitlines()]
     assert len(lines) == RUNS * len(launches)
@@ -311,18 +311,18 @@ def test_example_passes_every_kernel_its_parameters(
 
 def test_exported_variants_cover_all_kinds_of_launch() -> None:
     device = representative("sm_90")
-    found = set()
+    kinds = set()
     for variant in EVERY:
         workload = parse(workload_of(variant))
         launches = variant.launches(workload, variant.default(workload, device))
-        found |= {"several launches"} if len(launches) > 1 else set()
+        kinds |= {"several launches"} if len(launches) > 1 else set()
         for launch in launches:
-            found |= {type(argument).__name__ for argument in launch.arguments}
-            found |= {"cluster"} if launch.cluster > 1 else set()
-            found |= {"persistent blocks"} if launch.grid_on(device.sm_count) != launch.grid else set()
-            found |= {"much shared memory"} if launch.smem_bytes > 48 * 1024 else set()
+            kinds |= {type(argument).__name__ for argument in launch.arguments}
+            kinds |= {"cluster"} if launch.cluster > 1 else set()
+            kinds |= {"persistent blocks"} if launch.grid_on(device.sm_count) != launch.grid else set()
+            kinds |= {"much shared memory"} if launch.smem_bytes > 48 * 1024 else set()
     hard = {"several launches", "cluster", "persistent blocks", "much shared memory"}
-    assert found == {"str", "Scalar", "TensorMap", *hard}
+    assert kinds == {"str", "Scalar", "TensorMap", *hard}
 
 
 @needs_nvrtc
@@ -380,7 +380,10 @@ def test_manifest_matches_parameters_of_the_binary(key: str, text: str) -> None:
         ]
         assert passed == parameter_sizes(binary.payload, launch["symbol"])
     launches = choice.variant.launches(choice.workload, choice.config)  # type: ignore[attr-defined]
-    shapes = [(tuple(one["grid"]), tuple(one["block"]), one["smem_bytes"]) for one in facts["launches"]]
+    shapes = [
+        (tuple(launch_facts["grid"]), tuple(launch_facts["block"]), launch_facts["smem_bytes"])
+        for launch_facts in facts["launches"]
+    ]
     sms = choice.device.sm_count
     assert shapes == [(launch.grid_on(sms), launch.block, launch.smem_bytes) for launch in launches]
     assert json.loads(json.dumps(facts)) == facts
@@ -405,9 +408,9 @@ def test_inputs_with_a_rule_are_drawn_by_the_rule(tmp_path: Path, driver: Path) 
     # The fake driver's kernel reads the integers as subnormal floats, multiples of 2^-149.
     _, out, _ = Program(tmp_path, driver).run()
     (factor,) = random_f32(1)
-    given = np.arange(3, 1003, dtype=np.int32).view(np.float32) * np.float32(factor)
+    drawn = np.arange(3, 1003, dtype=np.int32).view(np.float32) * np.float32(factor)
     assert float(out.splitlines()[1].replace(",", "").split()[4]) == pytest.approx(
-        float(given.astype(np.float64).sum()), rel=1e-6, abs=0
+        float(drawn.astype(np.float64).sum()), rel=1e-6, abs=0
     )
 
 
@@ -543,8 +546,8 @@ def test_gpu_script_builds_and_runs_every_variant(
     device = representative("sm_90")
     chosen = {choice.variant.key for choice in exported.choices(device)}
     operators = {parse(text).operator for text in exported.WORKLOADS}
-    known = (variant for operator in operators for variant in kernels.variants(operator))
-    assert chosen == {variant.key for variant in known if isinstance(variant, GpuVariant)}
+    all_variants = (variant for operator in operators for variant in kernels.variants(operator))
+    assert chosen == {variant.key for variant in all_variants if isinstance(variant, GpuVariant)}
     assert operators >= {"conv2d", "gemm", "layernorm", "softmax"}
     # Two variants are enough. The fake driver runs no real cubin and fails with a message.
     some = (
@@ -585,5 +588,5 @@ def test_nvcc_compiles_the_kernels_of_the_manifest(tmp_path: Path) -> None:
     write_export(choice, binary, tmp_path, "cu")
     subprocess.run(build_lines(choice, "cu")[0].split(), cwd=tmp_path, check=True)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    there = read_cubin((tmp_path / "kernel.cubin").read_bytes())
-    assert [launch["symbol"] for launch in manifest["launches"]] == list(there)
+    entries = read_cubin((tmp_path / "kernel.cubin").read_bytes())
+    assert [launch["symbol"] for launch in manifest["launches"]] == list(entries)

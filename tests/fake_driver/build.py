@@ -45,5 +45,5 @@ def seen_by(program: str, folder: Path) -> dict[str, Any]:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    found: dict[str, Any] = json.loads(ran.stdout)
-    return found
+    seen: dict[str, Any] = json.loads(ran.stdout)
+    return seen

@@ -84,8 +84,8 @@ def in_threads(gpu: Gpu, served: GpuKernel, stream: int) -> int:
 def scenarios() -> dict[str, Any]:
     gpu = Gpu(0)
     first, second = Memory(gpu, 1), Memory(gpu, 2)
-    kept = CudaDevice(0).create_stream()  # the handle is valid only while the stream object lives
-    stream = int(kept.handle)
+    stream_object = CudaDevice(0).create_stream()  # the handle is valid only while the stream object lives
+    stream = int(stream_object.handle)
     seen: dict[str, Any] = {}
     variants = {
         "right": Calls("right"),

@@ -39,11 +39,13 @@ class Session:
     def __init__(self, protocol: Protocol) -> None:
         self.runner = CudaRunner(protocol, DEVICE)
 
-    def run(self, variant: Any, abort_above_us: float | None = None, **how: Any) -> dict[str, Any]:
+    def run(self, variant: Any, abort_above_us: float | None = None, **changes: Any) -> dict[str, Any]:
         """Return the outcome of one task as JSON; a device error is returned with its type and reason."""
-        payload = how.pop("payload", b"fake")
+        payload = changes.pop("payload", b"fake")
         try:
-            outcome, _ = self.runner.run(task(variant, **how), fake_binary(variant, payload), abort_above_us)
+            outcome, _ = self.runner.run(
+                task(variant, **changes), fake_binary(variant, payload), abort_above_us
+            )
         except DeviceError as error:
             return {"kind": type(error).__name__, "reason": str(error)}
         return to_json(outcome)
