@@ -8,12 +8,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from tests.fork_server import WORKER_MODULES, ForkServer, fork_workers
 from tests.support import REQUIREMENTS, missing
 from tunebench import kernels, workloads
 from tunebench.testing.postgres import Server, serving
@@ -134,6 +135,19 @@ LONGEST = (
 """Files that take the longest, which start first, so that no process is left with a long file at the end."""
 
 
+NEW_WORKERS = (
+    "db/test_faults.py",
+    "db/test_store_faults.py",
+    "executor/",
+    "gpu/",
+    "measure/",
+    "packaging/",
+    "tuning/test_user_code_limits.py",
+)
+"""Files and folders whose worker processes are new interpreters, as users have them: they test how workers
+start, end and protect themselves. Elsewhere, workers are forks of a process that has imported what they
+need, which saves seconds of processor time for each."""
+
 ENVIRONMENT = {
     "OMP_WAIT_POLICY": "passive",  # spinning threads take processors from other tests, and launches 10 ms
     "TUNEBENCH_CPU_CACHE": "1",  # flushed before each sample, which takes 0.1 s for the cache of a server
@@ -243,6 +257,34 @@ def _own_variants() -> Iterator[None]:
     for name in set(sys.modules) - modules:
         if name.startswith(kernels._USER):
             del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def _worker_server(_session_folder: Path) -> Iterator[Callable[[], ForkServer]]:
+    """Return the server whose forks are worker processes; it starts when it is first called."""
+    servers: list[ForkServer] = []
+
+    def server() -> ForkServer:
+        if not servers:
+            torch = [] if missing("torch") else ["torch"]
+            servers.append(ForkServer.start([*WORKER_MODULES, *torch], "tests.fork_server:warm_numba"))
+        return servers[0]
+
+    yield server
+    for started in servers:
+        started.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _workers(request: pytest.FixtureRequest, _worker_server: Callable[[], ForkServer]) -> Iterator[None]:
+    """Let worker processes be forks, unless the module tests their start."""
+    file = request.path.relative_to(Path(__file__).parent).as_posix()
+    if missing("fork-server") or file.startswith(NEW_WORKERS):
+        yield
+        return
+    restore = fork_workers(_worker_server)
+    yield
+    restore()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -84,6 +85,7 @@ REQUIREMENTS = {
     "matplotlib": Requirement(missing=_package("matplotlib", "plot")),
     "pandas": Requirement(missing=_package("pandas", "dataframe")),
     "fork": Requirement(missing=_unless(lambda: hasattr(os, "fork"), "this system has no fork")),
+    "fork-server": Requirement(missing=_unless(lambda: sys.platform == "linux", "forks need Linux")),
     "sqlite3": Requirement(
         missing=_unless(lambda: shutil.which("sqlite3"), "the sqlite3 shell is not installed")
     ),

@@ -10,22 +10,30 @@ The language of a fenced block decides how it is run:
 - ``console norun``: not run, because it changes the machine; a comment before it gives the reason.
 
 The blocks of a page share a folder and a database. Pages share only the cache of compiled kernels, that of
-all tests.
+all tests. A line that is only a `tunebench` command runs in a fork of a process that has imported the
+commands, and a program in a fork of one that has imported the packages that most programs import
+(tests/fork_server.py); bash runs every other line.
 """
 
 from __future__ import annotations
 
 import doctest
+import functools
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.fork_server import WORKER_MODULES, ForkServer
+from tests.support import missing
 from tunebench import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +41,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"console", "console norun", "python", "python torch", "toml", "sql", "text", "yaml"}
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
+HAS_FORK = missing("fork-server") is None
 
 _BLOCK = re.compile(r"^```(?P<language>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -62,18 +71,113 @@ def commands(body: str) -> list[tuple[str, str]]:
     return list(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def run(command: list[str], folder: Path) -> str:
+PACKAGES = ("numpy", "ml_dtypes", "numba", "optuna", "rich.console", "sqlalchemy.dialects.sqlite", "typer")
+"""Packages that most programs import."""
+
+COMMAND_MODULES = (*PACKAGES, *WORKER_MODULES, "alembic.command", "alembic.autogenerate", "highspy")
+"""Modules that commands import when they run, besides those of the commands."""
+
+TIMEOUT_S = 300
+
+
+class Processes:
+    """The servers whose forks run the examples; each starts when it is first used."""
+
+    @functools.cached_property
+    def commands(self) -> ForkServer:
+        return ForkServer.start(COMMAND_MODULES, "tests.docs.example_process:import_commands")
+
+    @functools.cached_property
+    def programs(self) -> ForkServer:
+        return ForkServer.start(PACKAGES)
+
+    @functools.cached_property
+    def torch_programs(self) -> ForkServer:
+        return self.programs.extended(["torch"])
+
+    @functools.cached_property
+    def tuning(self) -> ForkServer:
+        """The server of `tunebench tune`, whose workers measure PyTorch if it is installed."""
+        return self.commands.extended(["torch"] if HAS_TORCH else [])
+
+    def run_line(self, line: str, folder: Path) -> str:
+        """Run a line of a console block and return what it prints on stdout."""
+        words = shlex.split(line)
+        if words[0] != "tunebench" or not HAS_FORK or has_shell_syntax(line):
+            return run(["bash", "-c", line], folder)
+        server = self.tuning if words[1] == "tune" else self.commands
+        return run_fork(server, "run_command", words[1:], folder)
+
+    def run_program(self, program: Path, *, torch: bool) -> None:
+        """Run a program."""
+        if HAS_FORK:
+            server = self.torch_programs if torch else self.programs
+            run_fork(server, "run_program", [str(program)], program.parent)
+        else:
+            run([sys.executable, str(program)], program.parent)
+
+    def close(self) -> None:
+        for server in reversed(vars(self).values()):
+            server.close()
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    servers = Processes()
+    yield servers
+    servers.close()
+
+
+def has_shell_syntax(line: str) -> bool:
+    """Return whether bash would not only split a line into words: pipes, variables, patterns, comments."""
+    punctuation = shlex.shlex(line, posix=True, punctuation_chars="|&;<>()$`*?#~")
+    punctuation.whitespace_split = True
+    return any(set(word) <= set("|&;<>()$`*?#~") for word in punctuation) or "$" in line or "#" in line
+
+
+def environment_of(folder: Path) -> Mapping[str, str]:
     scripts = Path(sys.executable).parent
-    environment = {
+    return {
         **os.environ,
         "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
         "TUNEBENCH_DB": str(folder / "tunebench.db"),
     }
+
+
+def run(command: list[str], folder: Path) -> str:
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+        command,
+        cwd=folder,
+        env=environment_of(folder),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def run_fork(server: ForkServer, function: str, arguments: list[str], folder: Path) -> str:
+    """Call a function of tests/docs/example_process.py in a fork; return what it prints on stdout."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors, open(os.devnull) as nothing:
+        process = server.launch(
+            f"tests.docs.example_process:{function}",
+            *arguments,
+            folder=folder,
+            environment=environment_of(folder),
+            streams=[stream.fileno() for stream in (nothing, output, errors)],
+        )
+        try:
+            exit_code = process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        for stream in (output, errors):
+            stream.seek(0)
+        printed, complaints = output.read().decode(), errors.read().decode()
+    assert exit_code == 0, f"exit code {exit_code}\n{printed}\n{complaints}"
+    return printed
 
 
 def same(shown: str, printed: str) -> bool:
@@ -103,12 +207,12 @@ RUNNABLE = [page for page in PAGES if any(block.language in RUN for block in blo
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_examples_of_page_run(page: Path, tmp_path: Path) -> None:
+def test_examples_of_page_run(page: Path, processes: Processes, tmp_path: Path) -> None:
     for block in blocks(page):
         where = f"{page.relative_to(ROOT)}:{block.line}"
         if block.language == "console":
             for command, shown in commands(block.body):
-                printed = run(["bash", "-c", command], tmp_path)
+                printed = processes.run_line(command, tmp_path)
                 assert not shown.strip() or same(shown, printed), f"{where}: $ {command}\n{printed}"
         elif block.language == "toml" or block.language in RUN:
             named = re.match(r"# file: (\S+)\n", block.body)
@@ -117,7 +221,7 @@ def test_examples_of_page_run(page: Path, tmp_path: Path) -> None:
             target = tmp_path / (named[1] if named else f"example_{block.line}.py")
             target.write_text(block.body.removeprefix(named[0]) if named else block.body, encoding="utf-8")
             if not named:
-                run([sys.executable, str(target)], tmp_path)
+                processes.run_program(target, torch=block.language == "python torch")
 
 
 def test_workflow_for_users_runs_known_commands() -> None:

@@ -1,0 +1,42 @@
+"""What runs in the process of an example: a `tunebench` command, or a Python program."""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from tests.fork_server import ForkServer, fork_workers
+
+SCRIPT = Path(sys.executable).with_name("tunebench")
+
+
+def import_commands() -> None:
+    """Import every command, and what the commands import when they run; start no thread."""
+    from tests.fork_server import warm_numba
+    from tunebench import cli
+
+    for name in cli.COMMANDS:
+        importlib.import_module(f"tunebench.cli.{name}")
+    warm_numba()
+
+
+def run_command(*arguments: str) -> NoReturn:
+    """Run `tunebench` with these arguments; its worker processes are forks, too."""
+    from tunebench.__main__ import main
+
+    sys.argv[:] = [str(SCRIPT), *arguments]
+    if arguments[0] == "tune":
+        server = ForkServer.fork()
+        fork_workers(lambda: server)
+    main()
+    sys.exit()
+
+
+def run_program(path: str) -> None:
+    """Run a Python file as the main program."""
+    sys.argv[:] = [path]
+    sys.path[0] = str(Path(path).parent)
+    runpy.run_path(path, run_name="__main__")
