@@ -29,10 +29,15 @@ def run_command(*arguments: str) -> NoReturn:
 
     sys.argv[:] = [str(SCRIPT), *arguments]
     if arguments[0] == "tune":
-        server = ForkServer.fork()
-        fork_workers(lambda: server)
+        _fork_workers()
     main()
     sys.exit()
+
+
+def _fork_workers() -> None:
+    """Let worker processes be forks of this process, as it is now."""
+    server = ForkServer.fork()
+    fork_workers(lambda: server)
 
 
 def run_program(path: str) -> None:
@@ -40,3 +45,9 @@ def run_program(path: str) -> None:
     sys.argv[:] = [path]
     sys.path[0] = str(Path(path).parent)
     runpy.run_path(path, run_name="__main__")
+
+
+def run_tuning_program(path: str) -> None:
+    """Run a Python file that tunes as the main program; its worker processes are forks."""
+    _fork_workers()
+    run_program(path)

@@ -77,6 +77,9 @@ PACKAGES = ("numpy", "ml_dtypes", "numba", "optuna", "rich.console", "sqlalchemy
 COMMAND_MODULES = (*PACKAGES, *WORKER_MODULES, "alembic.command", "alembic.autogenerate", "highspy")
 """Modules that commands import when they run, besides those of the commands."""
 
+SHELL_PUNCTUATION = "|&;<>()*?~"
+"""Characters that mean something to bash outside of quotes, besides `$`, `#` and the backquote."""
+
 TIMEOUT_S = 300
 
 
@@ -110,11 +113,13 @@ class Processes:
 
     def run_program(self, program: Path, *, torch: bool) -> None:
         """Run a program."""
-        if HAS_FORK:
+        if not HAS_FORK:
+            run([sys.executable, str(program)], program.parent)
+        elif "tunebench.tune(" in program.read_text(encoding="utf-8"):
+            run_fork(self.tuning, "run_tuning_program", [str(program)], program.parent)
+        else:
             server = self.torch_programs if torch else self.programs
             run_fork(server, "run_program", [str(program)], program.parent)
-        else:
-            run([sys.executable, str(program)], program.parent)
 
     def close(self) -> None:
         for server in reversed(vars(self).values()):
@@ -129,10 +134,10 @@ def processes() -> Iterator[Processes]:
 
 
 def has_shell_syntax(line: str) -> bool:
-    """Return whether bash would not only split a line into words: pipes, variables, patterns, comments."""
-    punctuation = shlex.shlex(line, posix=True, punctuation_chars="|&;<>()$`*?#~")
-    punctuation.whitespace_split = True
-    return any(set(word) <= set("|&;<>()$`*?#~") for word in punctuation) or "$" in line or "#" in line
+    """Return whether bash would do more with a line than split it into words."""
+    words = shlex.shlex(line, posix=True, punctuation_chars=SHELL_PUNCTUATION)
+    words.whitespace_split = True
+    return any(set(word) <= set(SHELL_PUNCTUATION) for word in words) or bool({"$", "#", "`"} & set(line))
 
 
 def environment_of(folder: Path) -> Mapping[str, str]:
@@ -189,6 +194,13 @@ def test_output_check_accepts_matching_and_refuses_other_output() -> None:
     assert commands("$ a \\\n  b\nout\n$ c\n") == [("a b", "out\n"), ("c", "")]
     assert same("one ... three\n...", "one two  three\nfour")
     assert not same("one", "two")
+
+
+def test_bash_runs_lines_with_shell_syntax() -> None:
+    for line in ("a b > c", "a|b", "a; b", "a && b", "a $HOME", "a *.toml", "a  # why"):
+        assert has_shell_syntax(line), line
+    for line in ("a --b c=1,d=2", "a 'b|c*(d)'", 'a "8 x b, 2.5/h" --c "d=e|f"'):
+        assert not has_shell_syntax(line), line
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
