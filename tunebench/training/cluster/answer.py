@@ -44,7 +44,7 @@ class PlanSensitivity:
         slower: What takes 10 % longer: kernels or communication.
         plan: The best plan then.
         regret: How much longer the step of the original choice takes than that of the best plan then, as a
-        share.
+            share.
     """
 
     slower: str

@@ -45,8 +45,9 @@ class PricedPlan:
         memory: Memory of the fullest device.
         limit_bytes: Memory of each device.
         mfu: Model FLOP utilisation: FLOPs of the model without recomputation over the peak of the devices in
-        use. samples_per_s: Sequences per second. cost: Price of the step; None if the price of a device hour
-        is not known.
+            use.
+        samples_per_s: Sequences per second.
+        cost: Price of the step; None if the price of a device hour is not known.
         stored: Whether host memory and NVMe of a node hold what is not on its devices.
     """
 
@@ -99,8 +100,10 @@ class SearchResult:
         objective: What was minimised.
         best: The best plans that fit, best first; none if nothing fits.
         front: Plans for which no other that fits has both a shorter step and less memory, shortest step
-        first. proof: How all plans were closed. least_memory: The plan whose node lacks
-        the least memory of all kinds, and of such plans that with the least memory of a device.
+            first.
+        proof: How all plans were closed.
+        least_memory: The plan whose node lacks the least memory of all kinds; of several, the one with the
+            least memory of a device.
     """
 
     objective: Objective

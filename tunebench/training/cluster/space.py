@@ -78,7 +78,7 @@ class TrainingJob:
         batch: Sequences in a step, of all devices together.
         seq: Tokens per sequence.
         dtype: Dtype of parameters, gradients and activations; states of the optimizer are f32, with an f32
-        copy of the parameters in mixed precision (f16, bf16).
+            copy of the parameters in mixed precision (f16, bf16).
         fp8: Scaling of 8-bit floats in linear layers, by Transformer Engine; ``"none"`` without them.
         flash: Whether attention may be one kernel that stores no scores.
         gradient_overlap: Whether gradients are summed during the backward pass, and updated parameters are
@@ -87,7 +87,7 @@ class TrainingJob:
         wide_gradients: Whether gradients are summed in f32.
         cuda_graphs: Whether kernels are launched as CUDA graphs, without host time for each.
         tensor_overlap: Whether collectives of tensor parallelism may run during products of the backward
-        pass.
+            pass.
         full_sharding: Whether plans may also shard gradients (ZeRO-2) and parameters (ZeRO-3, FSDP) that
             are on the device. Predicted times are optimistic: published runs of FSDP took 1.1 to 1.3 times as
             long, the first version of ZeRO-3 1.5 to 4.9 times.

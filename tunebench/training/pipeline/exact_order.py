@@ -4,8 +4,7 @@ The program has the start of each pass and transfer, and for each two streams of
 a link, which of two of their members is first. Memory counts the activations of passes, not the tensors that
 are sent and received. Transfers may take any order, while the simulation serves them in the order of their
 issue: the optimum is that of the simulation if links are not contended and transferred tensors take no
-memory,
-and a lower bound of it otherwise.
+memory, and a lower bound of it otherwise.
 """
 
 from __future__ import annotations

@@ -102,8 +102,7 @@ class SimulationState(NamedTuple):
         placement: Rank of each stage.
         acceptors: Rank that accepts the evictions of each rank.
         times: Forward, full backward, input gradient, weight gradient, all-gather and reduction of each
-        stage,
-            in microseconds (stages, 6).
+            stage, in microseconds (stages, 6).
         sizes: Activations, retained, sent, evicted and gathered bytes of each stage (stages, 5).
         routes: Source, target and kind of link of each copy of each stage (4, stages, 3).
         copy_us: Time of each copy of each stage (4, stages).
