@@ -118,12 +118,31 @@ def quick(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run all tests; tests with a missing requirement (GPU, g++, PostgreSQL) are skipped with the reason."""
+    """Run the tests; those with a missing requirement (GPU, g++, PostgreSQL) are skipped with the reason."""
     session.install("--no-compile", *TORCH)  # by pip, which takes the build that a machine is set up for
     _install(session, "-e", ".[cuda,postgres,cluster,dashboard,dev,docs]", *FRAMEWORKS)
     session.run("pytest", *PARALLEL, *_passed(), "--processor-time=40", *session.posargs, env=BYTECODE)
     if all(argument.startswith("--") for argument in session.posargs):
-        _run_with_nvrtc(session, NVRTC, "pytest", *PARALLEL, "tests/compile/test_defaults.py")
+        # Code for tensor cores is what compilers have been seen to treat differently.
+        tensor_cores = ("-k", "test_default_compiles_without_problems and mma")
+        _run_with_nvrtc(session, NVRTC, "pytest", *PARALLEL, *tensor_cores, "tests/compile/test_defaults.py")
+
+
+@nox.session
+def exhaustive(session: nox.Session) -> None:
+    """Run all tests and the sweeps that `tests` leaves out; write benchmarks/results/exhaustive/tests.json.
+
+    Run it before a release, and commit what it writes: tests, failures and seconds by file.
+    """
+    session.install("--no-compile", *TORCH)
+    _install(session, "-e", ".[cuda,postgres,cluster,dashboard,dev,docs]", *FRAMEWORKS)
+    report = Path(session.create_tmp(), "tests.xml").resolve()
+    sweeps = ("--exhaustive", "--every-sample", "--configs=5", f"--junitxml={report}")
+    session.run("pytest", *PARALLEL, *sweeps, *session.posargs, env=BYTECODE, success_codes=[0, 1])
+    if not session.posargs:
+        _run_with_nvrtc(session, NVRTC, "pytest", *PARALLEL, "--exhaustive", "tests/compile/test_defaults.py")
+    result = Path("benchmarks", "results", "exhaustive", "tests.json")
+    session.run("python", "-m", "tests.summary", str(report), str(result))
 
 
 def _passed() -> tuple[str, ...]:

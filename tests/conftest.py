@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import signal
@@ -45,6 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--every-sample",
         action="store_true",
         help="run all of PyTorch's OpInfo samples in tests/torch/test_torch.py (default: a few)",
+    )
+    parser.addoption(
+        "--exhaustive",
+        action="store_true",
+        help="run also the tests marked `exhaustive`, which are left out by default",
     )
 
 
@@ -175,8 +181,15 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by folder, fixtures and requirements, and skip those with a requirement that is not met."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests by folder, fixtures and requirements, and skip those with a requirement that is not met.
+
+    Leave out those marked `exhaustive` without `--exhaustive`.
+    """
+    if not config.getoption("exhaustive"):
+        sweeps = [item for item in items if item.get_closest_marker("exhaustive")]
+        config.hook.pytest_deselected(items=sweeps)
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
     folder = Path(__file__).parent
     places = {folder / file: place for place, file in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
@@ -194,9 +207,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Refuse test modules that load users' variants on import, since all tests would see them."""
+    """Refuse test modules that load users' variants on import, since all tests would see them.
+
+    Then exempt what collection created from garbage collection.
+    """
     if kernels._loaded:
         raise pytest.UsageError(f"load in a fixture, not on import: {', '.join(kernels._loaded)}")
+    gc.collect()
+    gc.freeze()  # modules and tests: to visit them again and again takes a fifth of Numba's time
 
 
 KEPT_DAYS = 7

@@ -1,11 +1,13 @@
 """Defaults of all CUDA C++ variants: compiled without spills and without objections of ptxas.
 
-`nox -s tests` also runs this file with the NVRTC that PyTorch for CUDA 13.0 pins.
+`nox -s tests` also compiles those for tensor cores with the NVRTC that PyTorch for CUDA 13.0 pins, and
+`nox -s exhaustive` all of them.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 
@@ -37,9 +39,20 @@ def items() -> tuple[Item, ...]:
     return tuple(item for item in listed if item.architecture == first[item.variant])
 
 
-@pytest.mark.parametrize(
-    "item", items(), ids=lambda item: f"{item.variant}-{item.architecture}-{item.workload}"
-)
+def cases() -> list[Any]:
+    """Return the items; of f16 and bf16, which use the same instructions, one is marked `exhaustive`."""
+    covered: set[str] = set()
+    chosen = []
+    for item in items():
+        is_half = any(f"dtype={dtype}" in item.workload for dtype in ("f16", "bf16"))
+        marks = [pytest.mark.exhaustive] if is_half and item.variant in covered else []
+        covered |= {item.variant} if is_half else set()
+        name = f"{item.variant}-{item.architecture}-{item.workload}"
+        chosen.append(pytest.param(item, id=name, marks=marks))
+    return chosen
+
+
+@pytest.mark.parametrize("item", cases())
 def test_default_compiles_without_problems(item: Item) -> None:
     assert compile_matrix.examine(item)["problems"] == []
 

@@ -43,8 +43,22 @@ def test_emulated_results_are_right(
         checks.assert_right_in_every_order(variant, small, config, sanitize=True)
 
 
+def binary_cases() -> list[Any]:
+    """Return all cases; those on another device or with another type of tensor cores are not `exhaustive`."""
+    covered: set[tuple[str, ...]] = set()
+    chosen = []
+    for case in checks.on_devices(CASES):
+        variant, workload, device = case.values
+        paths = {(variant.key, device.architecture)}
+        paths |= {(variant.key, workload.dtype)} if "mma" in variant.name else set()
+        marks = [pytest.mark.exhaustive] if paths <= covered else []
+        covered |= paths
+        chosen.append(pytest.param(*case.values, id=case.id, marks=marks))
+    return chosen
+
+
 @needs_nvrtc
-@pytest.mark.parametrize(("variant", "workload", "device"), checks.on_devices(CASES))
+@pytest.mark.parametrize(("variant", "workload", "device"), binary_cases())
 def test_binary_matches_declared_resources(
     variant: CudaVariant[Any], workload: Workload, device: Device
 ) -> None:

@@ -25,33 +25,31 @@ from tunebench.workloads import parse, suite, suites
 VARIANTS = package_variants(NumbaCpuVariant)
 ARCHITECTURES = ("x86_64-v4", "x86_64-v3", "x86_64-v2", "aarch64")
 
-# Odd sizes cut every tile; together they cover each type, transpose, layout, direction and epilogue.
+# Odd sizes cut every tile; together they cover each type, transpose, layout, direction and epilogue. A path
+# of `FURTHER` combines what other paths cover differently, and runs with --exhaustive.
 _CONV2D = "conv2d:n=2,c=6,h=11,w=9,k=4"
 _DEPTHWISE = "conv2d:n=2,c=40,h=11,w=9,k=40,groups=40,layout=nhwc"
-PATHS = [
+_WINOGRAD = [
+    "conv2d:n=2,c=40,h=11,w=9,k=37,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=bias+residual,act=max(min(x,6),0)",
+    "conv2d:n=2,c=16,h=8,w=13,k=70,r=3,s=3,stride=1,pad=0,dtype=bf16,layout=nhwc,direction=dgrad",
+]
+DEFAULT = [
     "gemm:m=37,n=41,k=67,dtype=f32,epilogue=bias+gelu",
     "gemm:m=37,n=41,k=67,dtype=f16,batch=3,trans=nt,epilogue=bias+silu+residual",
-    "gemm:m=37,n=41,k=67,dtype=bf16,epilogue=bias+residual,act=0.5*x*(1+tanh(0.7978845608*(x+0.044715*x*x*x)))",
-    "gemm:m=1,n=83,k=131,dtype=bf16,trans=tn,epilogue=bias+relu",
-    "gemm:m=37,n=41,k=67,dtype=f16,batch=2,trans=tn,epilogue=bias,pre=max(x*scale+shift,0)",
-    "gemm:m=37,n=41,k=67,dtype=f32,act=tanh(x),pre=gelu(x-shift)",
-    "gemm:m=19,n=17,k=13,dtype=tf32,batch=2,trans=tt,out=f16",
+    "gemm:m=1,n=83,k=131,dtype=bf16,trans=tn,epilogue=bias+residual,act=0.5*x*(1+tanh(0.7978845608*(x+0.044715*x*x*x)))",
+    "gemm:m=19,n=17,k=13,dtype=tf32,batch=2,trans=tt,out=f16,epilogue=bias+relu,pre=gelu(x*scale-shift)",
     f"{_CONV2D},r=3,s=2,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=bias+residual+relu",
-    f"{_CONV2D},r=3,s=3,stride=2,pad=2,pad_w=3,dtype=f16,layout=nchw,dilation=2,groups=2,epilogue=scale+bias+relu",
+    f"{_CONV2D},r=3,s=3,stride=2,pad=2,pad_w=3,dtype=f16,layout=nchw,dilation=2,groups=2,epilogue=scale+bias,"
+    "act=tanh(x),pre=max(x*scale+shift,0)",
     f"{_CONV2D},r=3,s=2,stride=2,pad=1,dtype=bf16,layout=nhwc,groups=2,direction=dgrad",
     f"{_CONV2D},r=2,s=3,stride=3,pad=1,pad_w=2,dtype=f32,layout=nchw,dilation=2,direction=dgrad",
     f"{_CONV2D},r=3,s=3,stride=1,pad=3,dtype=tf32,layout=nhwc,groups=2,direction=wgrad",
     f"{_CONV2D},r=2,s=3,stride=2,pad=1,pad_w=0,dtype=f16,layout=nchw,direction=wgrad",
     f"{_DEPTHWISE},r=3,s=3,stride=2,pad=1,pad_w=2,dtype=f16,epilogue=scale+bias,act=x*min(max(x+3,0),6)/6",
-    f"{_CONV2D},r=3,s=3,stride=1,pad=2,dtype=f16,layout=nhwc,groups=2,epilogue=bias,pre=max(x*scale+shift,0)",
-    f"{_CONV2D},r=3,s=2,stride=2,pad=1,dtype=f32,layout=nchw,groups=2,act=tanh(x),pre=sigmoid(x-shift)",
-    f"{_DEPTHWISE},r=3,s=3,stride=1,pad=1,dtype=f32,pre=exp(min(x,0))*scale",
     f"{_DEPTHWISE},r=3,s=2,stride=2,pad=1,pad_w=0,dtype=f32,direction=dgrad",
     f"{_DEPTHWISE},r=2,s=3,stride=1,pad=0,pad_w=2,dtype=bf16,direction=wgrad,dilation=2",
-    "conv2d:n=2,c=40,h=11,w=9,k=37,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=bias+residual,act=max(min(x,6),0)",
-    "conv2d:n=2,c=16,h=8,w=13,k=70,r=3,s=3,stride=1,pad=0,dtype=bf16,layout=nhwc,direction=dgrad",
+    *_WINOGRAD,
     "softmax:rows=11,cols=131,dtype=f16,prologue=scale+mask",
-    "softmax:rows=11,cols=131,dtype=f32",
     "softmax:rows=11,cols=131,dtype=f32,prologue=scale,log=true",
     "softmax:rows=11,cols=131,dtype=f16,prologue=scale,direction=backward",
     "softmax:rows=11,cols=131,dtype=bf16,log=true,direction=backward",
@@ -63,10 +61,8 @@ PATHS = [
     "rmsnorm:rows=11,cols=131,dtype=f16,prologue=residual,stats=true,eps=0.25",
     "rmsnorm:rows=11,cols=300,dtype=f32,direction=backward",
     "gated_gemm:m=19,n=17,k=130,dtype=bf16,trans=nt,activation=gelu",
-    "gated_gemm:m=7,n=33,k=13,dtype=f16,activation=sigmoid,out=f32",
     "grouped_gemm:groups=5,m=37,n=41,k=67,dtype=f32",
     "grouped_gemm:groups=9,m=19,n=17,k=130,dtype=bf16,trans=nt,skew=zipf",
-    "grouped_gemm:groups=3,m=7,n=33,k=13,dtype=f16,skew=one,out=f32",
     "elementwise:rows=11,cols=131,dtype=f32,expression=alpha*gelu(x+bias)-tanh(x),vectors=bias,scalars=alpha",
     "elementwise:rows=12,cols=50,dtype=bf16,expression=silu(x)/max(exp(x),2)+x,out=f16",
     "elementwise:rows=11,cols=33,dtype=f16,expression=(x-mean)*rstd*g,vectors=g,columns=mean+rstd",
@@ -100,18 +96,35 @@ PATHS = [
     "strided_reduction:shape=700x3,dtype=f32,expression=x,operands=x.bf16.3_1,reduce=min,axes=2",
     "batchnorm_stats:rows=603,cols=75,dtype=f32",
     "batchnorm_stats:rows=301,cols=131,dtype=f16,eps=0.25,momentum=1",
-    "batchnorm_stats:rows=303,cols=75,dtype=bf16,direction=backward",
     "batchnorm_stats:rows=303,cols=75,dtype=bf16,direction=backward,act=relu",
     "attention:batch=1,heads=4,seq_q=37,head_dim=20,dtype=f16,seq_k=45,heads_k=2,causal=true",
     "attention:batch=2,heads=2,seq_q=1,head_dim=33,dtype=bf16,seq_k=131,heads_k=1",
-    "attention:batch=1,heads=2,seq_q=41,head_dim=16,dtype=f32",
+    "attention:batch=2,heads=2,seq_q=47,head_dim=16,dtype=f32,seq_k=41,causal=true,bias=bk,align=first,scale=1,window=9",
     "attention:batch=1,heads=4,seq_q=39,head_dim=40,dtype=f16,seq_k=83,heads_k=2,causal=true,direction=backward",
-    "attention:batch=2,heads=4,seq_q=37,head_dim=20,dtype=f16,seq_k=45,heads_k=2,causal=true,bias=bhqk,scale=1,window=9",
-    "attention:batch=2,heads=2,seq_q=77,head_dim=16,dtype=f32,seq_k=41,causal=true,bias=bk,align=first",
     "attention:batch=2,heads=2,seq_q=39,head_dim=17,dtype=bf16,seq_k=33,causal=true,direction=backward,bias=hqk,"
     "align=first,window=9",
+]
+
+FURTHER = [
+    "gemm:m=37,n=41,k=67,dtype=bf16,epilogue=bias+residual,act=0.5*x*(1+tanh(0.7978845608*(x+0.044715*x*x*x)))",
+    "gemm:m=1,n=83,k=131,dtype=bf16,trans=tn,epilogue=bias+relu",
+    "gemm:m=37,n=41,k=67,dtype=f16,batch=2,trans=tn,epilogue=bias,pre=max(x*scale+shift,0)",
+    "gemm:m=37,n=41,k=67,dtype=f32,act=tanh(x),pre=gelu(x-shift)",
+    "gemm:m=19,n=17,k=13,dtype=tf32,batch=2,trans=tt,out=f16",
+    f"{_CONV2D},r=3,s=3,stride=2,pad=2,pad_w=3,dtype=f16,layout=nchw,dilation=2,groups=2,epilogue=scale+bias+relu",
+    f"{_CONV2D},r=3,s=3,stride=1,pad=2,dtype=f16,layout=nhwc,groups=2,epilogue=bias,pre=max(x*scale+shift,0)",
+    f"{_CONV2D},r=3,s=2,stride=2,pad=1,dtype=f32,layout=nchw,groups=2,act=tanh(x),pre=sigmoid(x-shift)",
+    f"{_DEPTHWISE},r=3,s=3,stride=1,pad=1,dtype=f32,pre=exp(min(x,0))*scale",
+    "softmax:rows=11,cols=131,dtype=f32",
+    "gated_gemm:m=7,n=33,k=13,dtype=f16,activation=sigmoid,out=f32",
+    "grouped_gemm:groups=3,m=7,n=33,k=13,dtype=f16,skew=one,out=f32",
+    "batchnorm_stats:rows=303,cols=75,dtype=bf16,direction=backward",
+    "attention:batch=1,heads=2,seq_q=41,head_dim=16,dtype=f32",
+    "attention:batch=2,heads=4,seq_q=37,head_dim=20,dtype=f16,seq_k=45,heads_k=2,causal=true,bias=bhqk,scale=1,window=9",
+    "attention:batch=2,heads=2,seq_q=77,head_dim=16,dtype=f32,seq_k=41,causal=true,bias=bk,align=first",
     "attention:batch=2,heads=4,seq_q=37,head_dim=20,dtype=f32,heads_k=2,direction=backward,bias=bqk,scale=1",
 ]
+PATHS = [*DEFAULT, *FURTHER]
 
 
 def _serving(text: str) -> list[Any]:
@@ -121,7 +134,16 @@ def _serving(text: str) -> list[Any]:
     return [pytest.param(v, workload, id=f"{v.key}-{text}") for v in found]
 
 
-ON_PATHS = [case for text in PATHS for case in _serving(text)]
+def _is_further(variant: NumbaCpuVariant[Any], text: str) -> bool:
+    """Return whether a case runs with --exhaustive only."""
+    return text in FURTHER or (text in _WINOGRAD and variant.name != "numba_cpu_winograd")
+
+
+ON_PATHS = [
+    pytest.param(*case.values, id=case.id, marks=[pytest.mark.exhaustive] * _is_further(case.values[0], text))
+    for text in PATHS
+    for case in _serving(text)
+]
 FIRST = {case.values[0]: case for case in reversed(ON_PATHS)}
 """The first path of each variant."""
 
@@ -154,19 +176,20 @@ def test_results_are_right(
         "strided_reduction:shape=7x3x5,dtype=f32,expression=x,reduce=sum,operands=x.f32.0_1_0.byi.i64.5_0_1_0_3_11",
     ],
 )
-@pytest.mark.parametrize("index", [11, -1, 2**40])
-def test_kernels_raise_for_an_index_that_is_not_valid(text: str, index: int) -> None:
+def test_kernels_raise_for_an_index_that_is_not_valid(text: str) -> None:
     import numba
 
     workload = parse(text)
     ((variant, _),) = (case.values for case in _serving(text))
     config = variant.default(workload, local_cpu())
-    arrays = {**workload.draw(np.random.default_rng(0)), "out": np.empty(workload.outputs()[0].shape, "f4")}
-    arrays |= {one.name: np.empty(one.shape, "f4") for one in variant.scratch(workload, config)}
-    arrays["i"][4] = index
     kernel = numba.njit(parallel=True, fastmath=set(variant.fastmath))(variant.kernel(workload, config))
-    with pytest.raises(IndexError, match="an index in i is out of range"):
-        kernel(*(arrays[name] for name in variant.arguments(workload, config)))
+    for index in (11, -1, 2**40):
+        out = np.empty(workload.outputs()[0].shape, "f4")
+        arrays = {**workload.draw(np.random.default_rng(0)), "out": out}
+        arrays |= {tensor.name: np.empty(tensor.shape, "f4") for tensor in variant.scratch(workload, config)}
+        arrays["i"][4] = index
+        with pytest.raises(IndexError, match="an index in i is out of range"):
+            kernel(*(arrays[name] for name in variant.arguments(workload, config)))
 
 
 SIZES = [

@@ -38,8 +38,9 @@ _FLAGS = (
     # Kernels access the same bytes as several types. Like the hardware, they neither set errno nor trap.
     *("-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math"),
 )
-_OPTIMISATION: dict[Mode, str] = {"plain": "-O1", "sanitize": "-O0", "watch": "-O1"}
-"""Sanitized runs use small workloads, which finish sooner than an optimised compilation."""
+_OPTIMISATION: dict[Mode, str] = {"plain": "-O1", "sanitize": "-Og", "watch": "-O1"}
+"""Sanitized runs use small workloads, which finish sooner than an optimised compilation. `-Og` removes much
+of what `-O0` would instrument, and so compiles in less time than either."""
 
 _SANITIZE = (
     *("-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"),
@@ -119,11 +120,13 @@ def _flags(compiler: str, mode: Mode) -> tuple[str, ...]:
     """Return the flags of a kernel's compilation."""
     # Fill uninitialised local variables with a pattern that makes results wrong.
     pattern = ("-ftrivial-auto-var-init=pattern",) if _gcc_version(compiler) >= 12 else ()
+    # Checks of accesses compile in less time as calls than in place.
+    calls = ("--param=asan-instrumentation-with-call-threshold=0",) if _gcc_version(compiler) else ()
     if mode == "watch" and _gcc_version(compiler) < OLDEST_GCC_THAT_WATCHES:
         raise NotEmulated(
             f"counting needs g++ {OLDEST_GCC_THAT_WATCHES} or later; {compiler} is older or another compiler"
         )
-    return (*_FLAGS, _OPTIMISATION[mode], *pattern, *_EXTRA[mode])
+    return (*_FLAGS, _OPTIMISATION[mode], *pattern, *(calls if mode == "sanitize" else ()), *_EXTRA[mode])
 
 
 def _linked(mode: Mode) -> tuple[str, ...]:
