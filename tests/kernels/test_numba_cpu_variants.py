@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numba.core import config as numba_config
+from numba.core.registry import cpu_target
 
 from tests.kernels import kernel_checks as checks
 from tests.support import package_variants
@@ -163,6 +164,7 @@ def test_results_are_right(
     if workload == FIRST[variant].values[1]:
         config = variant.default(workload, local_cpu())
     else:
+        assert cpu_target.target_context  # is created with the level of optimisation of the first path
         monkeypatch.setattr(numba_config, "OPT", 0)
     inputs = workload.draw(np.random.default_rng(1))
     outputs = checks.run_on_cpu(variant, workload, config, inputs)
