@@ -50,10 +50,10 @@ def test_a_square_product_on_h100_by_hand(nothing_known: Path) -> None:
         "bm=128,bn=256,bk=64,stages=4,consumers=2,pingpong=0,cluster_m=2,cluster_n=1,staged=1,"
         "group_m=8,min_blocks=1"
     )
-    explanation = explain(SQUARE, H100, variant="cuda_wgmma", config=config, db=nothing_known)
-    assert (explanation.category, explanation.choice.why) == ("dot product", "asked for")
+    analysis = explain(SQUARE, H100, variant="cuda_wgmma", config=config, db=nothing_known)
+    assert (analysis.category, analysis.choice.why) == ("dot product", "asked for")
     # 132 SMs at 1980 MHz, 4096 FLOP per clock: 1070.5 TFLOP/s; 3352 GB/s; so 319.4 FLOP per byte in balance.
-    roof = explanation.roofline
+    roof = analysis.roofline
     assert roof.used.gflop_s == pytest.approx(132 * 4096 * 1980 / 1000)
     assert roof.used.balance == pytest.approx(319.4, abs=0.05)
     # 2 x 4096^3 FLOP and three matrices of 32 MiB: 4096 / 3 FLOP/byte, 4.27 times the balance point.
@@ -61,7 +61,7 @@ def test_a_square_product_on_h100_by_hand(nothing_known: Path) -> None:
     assert (roof.limit, roof.factor) == ("math", pytest.approx(4096 / 3 / 319.371, rel=1e-4))
     assert roof.us == pytest.approx(137_438_953_472 / 1_070_530_560)
     # 32 x 16 tiles on 132 SMs: the busiest SM has 4, of 2 x 128 x 256 x 4096 FLOP each: 65,536 clocks.
-    floors = explanation.bound.floors
+    floors = analysis.bound.floors
     assert floors["tensor pipe"] == pytest.approx(4 * 65_536 / 1980)
     # Written to and read from shared memory once: 2 x (128 + 256) x 4096 x 2 bytes, 128 per clock.
     assert floors["shared"] == pytest.approx(4 * 49_152 / 1980)
@@ -71,13 +71,13 @@ def test_a_square_product_on_h100_by_hand(nothing_known: Path) -> None:
     assert floors["issue"] == pytest.approx(4 * 2 * 4 * 256 / 4 / 1980)
     # Two matrices are read; the third fits in 50 MiB of cache.
     assert floors["dram"] == pytest.approx(2 * 33.554432e6 / 3352e3)
-    assert explanation.bound.us == floors["tensor pipe"]
+    assert analysis.bound.us == floors["tensor pipe"]
     # 512 / 132 waves: utilisation 0.8 - 0.05 / 3.88, and 3.5 us of launch overhead.
-    assert explanation.predicted_us == pytest.approx(132.396 / (0.8 - 0.05 * 132 / 512) + 3.5, rel=1e-4)
-    assert (explanation.limit.kind, explanation.limit.against) == ("math", "shared")
-    assert explanation.limit.factor == pytest.approx(4 / 3)
-    assert explanation.tiles_used == 1
-    waves, block = explanation.waves, explanation.block
+    assert analysis.predicted_us == pytest.approx(132.396 / (0.8 - 0.05 * 132 / 512) + 3.5, rel=1e-4)
+    assert (analysis.limit.kind, analysis.limit.against) == ("math", "shared")
+    assert analysis.limit.factor == pytest.approx(4 / 3)
+    assert analysis.tiles_used == 1
+    waves, block = analysis.waves, analysis.block
     assert waves is not None
     assert (waves.blocks, waves.last_blocks, waves.idle_sms) == (512, 512 - 3 * 132, 16)
     assert waves.used == pytest.approx(512 / 528)
@@ -87,7 +87,7 @@ def test_a_square_product_on_h100_by_hand(nothing_known: Path) -> None:
     assert block.smem_bytes == 4 * 49_152 + 8 * 2560 + 80
     assert (block.threads, block.occupancy.blocks, block.occupancy.warps) == (384, 1, 12)
     assert block.occupancy.limited_by == ("shared memory",)
-    assert explanation.shares(explanation.predicted_us).of_bound == pytest.approx(0.771, abs=0.001)
+    assert analysis.shares(analysis.predicted_us).of_bound == pytest.approx(0.771, abs=0.001)
 
 
 def test_a_skinny_product_on_a100_by_hand(nothing_known: Path) -> None:
@@ -95,12 +95,12 @@ def test_a_skinny_product_on_a100_by_hand(nothing_known: Path) -> None:
     config = (
         "bm=16,bn=64,warps_m=1,warps_n=4,bk=64,split_k=2,stream_k=0,stages=5,staged=1,group_m=1,min_blocks=1"
     )
-    explanation = explain(SKINNY, A100, variant="cuda_mma", config=config, db=nothing_known)
+    analysis = explain(SKINNY, A100, variant="cuda_mma", config=config, db=nothing_known)
     read, written = 2 * 4096 * (16 + 4096), 2 * 16 * 4096
-    assert explanation.roofline.intensity == pytest.approx(2 * 16 * 4096 * 4096 / (read + written))  # 15.9
+    assert analysis.roofline.intensity == pytest.approx(2 * 16 * 4096 * 4096 / (read + written))  # 15.9
     # 108 x 2048 x 1410 MHz over 2039 GB/s: 153 FLOP per byte in balance.
-    assert explanation.roofline.used.balance == pytest.approx(152.95, abs=0.01)
-    assert (explanation.roofline.limit, explanation.roofline.factor) == (
+    assert analysis.roofline.used.balance == pytest.approx(152.95, abs=0.01)
+    assert (analysis.roofline.limit, analysis.roofline.factor) == (
         "memory",
         pytest.approx(9.634, abs=0.001),
     )
@@ -114,18 +114,18 @@ def test_a_skinny_product_on_a100_by_hand(nothing_known: Path) -> None:
         "issue": 4 * 4 * 128 / 4,
     }
     for resource, clock_count in clocks.items():
-        assert explanation.bound.floors[resource] == pytest.approx(2 * clock_count / 1410), resource  # type: ignore[index]
-    assert explanation.bound.us == pytest.approx(read / 2039e3)
+        assert analysis.bound.floors[resource] == pytest.approx(2 * clock_count / 1410), resource  # type: ignore[index]
+    assert analysis.bound.us == pytest.approx(read / 2039e3)
     # Memory reaches 77 % of its peak; two launches.
-    assert explanation.predicted_us == pytest.approx(read / 2039e3 / 0.77 + 7)
-    assert (explanation.limit.kind, explanation.limit.against) == ("memory", "shared")
-    assert explanation.waves == Waves(blocks=128, sm_count=108, blocks_per_sm=3)
-    assert explanation.waves.used == pytest.approx(128 / 216)
-    assert explanation.block is not None
-    assert explanation.block.occupancy is not None
+    assert analysis.predicted_us == pytest.approx(read / 2039e3 / 0.77 + 7)
+    assert (analysis.limit.kind, analysis.limit.against) == ("memory", "shared")
+    assert analysis.waves == Waves(blocks=128, sm_count=108, blocks_per_sm=3)
+    assert analysis.waves.used == pytest.approx(128 / 216)
+    assert analysis.block is not None
+    assert analysis.block.occupancy is not None
     # 5 stages of (16 + 64) x 64 x 2 bytes and 1 KB reserved: three blocks in 164 KB.
-    assert explanation.block.smem_bytes == 51_200
-    assert explanation.block.occupancy.limits["shared memory"] == 3
+    assert analysis.block.smem_bytes == 51_200
+    assert analysis.block.occupancy.limits["shared memory"] == 3
 
 
 @pytest.mark.parametrize(
@@ -143,28 +143,28 @@ def test_a_softmax_by_hand(
     """One row per block of 64 threads, 8 elements per access, kept in registers."""
     sms, mhz, gb_s, cache_mib, lanes = sheet
     config = "cache=registers,row_threads=64,rows=1,vector=8,unroll=1"
-    explanation = explain(ROWS, where, variant="cuda_block", config=config, db=nothing_known)
-    assert explanation.category == "reduction"
+    analysis = explain(ROWS, where, variant="cuda_block", config=config, db=nothing_known)
+    assert analysis.category == "reduction"
     # 5 FLOP per element of 2 + 2 bytes.
-    assert explanation.roofline.intensity == 1.25
-    assert explanation.roofline.used.balance == pytest.approx(sms * 2 * lanes * mhz / (gb_s * 1000))
-    assert [ceiling.pipe for ceiling in explanation.roofline.ceilings] == ["fma pipe", "tensor pipe"]
-    assert explanation.roofline.us == pytest.approx(16 * 2**20 / (gb_s * 1000))
+    assert analysis.roofline.intensity == 1.25
+    assert analysis.roofline.used.balance == pytest.approx(sms * 2 * lanes * mhz / (gb_s * 1000))
+    assert [ceiling.pipe for ceiling in analysis.roofline.ceilings] == ["fma pipe", "tensor pipe"]
+    assert analysis.roofline.us == pytest.approx(16 * 2**20 / (gb_s * 1000))
     # 8 MiB are read; of 8 MiB written, the cache may keep its size.
     from_memory = (8 + max(0, 8 - cache_mib)) * 2**20 / (gb_s * 1000)
-    assert explanation.bound.floors["dram"] == explanation.bound.us == pytest.approx(from_memory)
+    assert analysis.bound.floors["dram"] == analysis.bound.us == pytest.approx(from_memory)
     # Rows of the busiest SM: 1024 exponentials and 2048 multiply-adds each, or 32 + 64 instructions.
     rows = -(-4096 // sms)
-    assert explanation.bound.floors["special functions"] == pytest.approx(rows * 1024 / 16 / mhz)
-    assert explanation.bound.floors["fma pipe"] == pytest.approx(rows * 2048 / lanes / mhz)
-    assert explanation.bound.floors["issue"] == pytest.approx(rows * 96 / 4 / mhz)
+    assert analysis.bound.floors["special functions"] == pytest.approx(rows * 1024 / 16 / mhz)
+    assert analysis.bound.floors["fma pipe"] == pytest.approx(rows * 2048 / lanes / mhz)
+    assert analysis.bound.floors["issue"] == pytest.approx(rows * 96 / 4 / mhz)
     # Reads take 64 bytes per clock, less one sector at either end.
-    assert explanation.bound.floors["fill port"] == pytest.approx(rows * (2048 - 64) / 64 / mhz)
-    assert explanation.predicted_us == pytest.approx(from_memory / 0.77 + 3.5)
-    assert explanation.limit.kind == limited
-    assert explanation.tiles_used == 1
-    assert explanation.waves == Waves(blocks=4096, sm_count=sms, blocks_per_sm=resident)
-    assert explanation.waves.used == pytest.approx(4096 / (sms * rows))
+    assert analysis.bound.floors["fill port"] == pytest.approx(rows * (2048 - 64) / 64 / mhz)
+    assert analysis.predicted_us == pytest.approx(from_memory / 0.77 + 3.5)
+    assert analysis.limit.kind == limited
+    assert analysis.tiles_used == 1
+    assert analysis.waves == Waves(blocks=4096, sm_count=sms, blocks_per_sm=resident)
+    assert analysis.waves.used == pytest.approx(4096 / (sms * rows))
 
 
 # -- the parts --------------------------------------------------------------------------------------
@@ -189,11 +189,11 @@ def test_persistent_blocks_per_sm_come_from_the_launch(min_blocks: int, nothing_
         "bm=64,bn=64,bk=64,stages=2,consumers=1,pingpong=0,cluster_m=1,cluster_n=1,staged=0,group_m=1,"
         f"min_blocks={min_blocks}"
     )
-    explanation = explain(SQUARE, H100, variant="cuda_wgmma", config=config, db=nothing_known)
-    assert explanation.block is not None
-    assert explanation.block.occupancy is not None
-    assert explanation.block.occupancy.blocks > 2  # more would fit
-    assert explanation.waves == Waves(blocks=64 * 64, sm_count=132, blocks_per_sm=min_blocks)
+    analysis = explain(SQUARE, H100, variant="cuda_wgmma", config=config, db=nothing_known)
+    assert analysis.block is not None
+    assert analysis.block.occupancy is not None
+    assert analysis.block.occupancy.blocks > 2  # more would fit
+    assert analysis.waves == Waves(blocks=64 * 64, sm_count=132, blocks_per_sm=min_blocks)
 
 
 def bound_of(**floors: float) -> Bound:
@@ -391,12 +391,12 @@ def test_configuration_is_compared_with_the_predicted_best(nothing_known: Path) 
     slow = (
         "bm=64,bn=64,tm=4,tn=4,lanes_n=8,bk=16,split_k=1,stages=1,vec=4,group_m=1,min_blocks=1"  # one block
     )
-    explanation = explain(
+    analysis = explain(
         "gemm:m=64,n=64,k=8192,dtype=f32", H100, variant="cuda_simt", config=slow, db=nothing_known
     )
-    first = explanation.advice[0]
-    assert (first.subject, first.before_us) == ("configuration", explanation.predicted_us)
-    assert (explanation.limit.kind, explanation.limit.cause, explanation.limit.factor) == (
+    first = analysis.advice[0]
+    assert (first.subject, first.before_us) == ("configuration", analysis.predicted_us)
+    assert (analysis.limit.kind, analysis.limit.cause, analysis.limit.factor) == (
         "latency",
         "few blocks",
         132,
@@ -442,19 +442,19 @@ def test_measured_time_is_relative_to_bound_and_roofline(tmp_path: Path) -> None
 def test_warm_cache_time_is_relative_to_the_warm_cache_bound(tmp_path: Path) -> None:
     db = tmp_path / "some.db"
     remember(db, T4, FAST, 30.0, "warm")
-    explanation = explain(ROWS, T4, db=db)
-    assert explanation.measured is not None
-    assert explanation.measured.cache == "warm"
-    assert explanation.bound.us == pytest.approx((4 + 4) * 2**20 / 320e3)  # 4 MiB of each may be in the cache
+    analysis = explain(ROWS, T4, db=db)
+    assert analysis.measured is not None
+    assert analysis.measured.cache == "warm"
+    assert analysis.bound.us == pytest.approx((4 + 4) * 2**20 / 320e3)  # 4 MiB of each may be in the cache
 
 
 def test_time_of_another_device_has_no_shares(tmp_path: Path) -> None:
     db, smaller = tmp_path / "some.db", dataclasses.replace(T4, name="t4-of-another", sm_count=20)
     remember(db, smaller, FAST, 1.0)
-    explanation = explain(ROWS, T4, db=db)
-    assert explanation.measured is not None
-    assert explanation.measured.how == "same architecture"
-    assert set(explanation.to_json()["shares"]) == {"predicted"}
+    analysis = explain(ROWS, T4, db=db)
+    assert analysis.measured is not None
+    assert analysis.measured.how == "same architecture"
+    assert set(analysis.to_json()["shares"]) == {"predicted"}
 
 
 def test_nothing_need_be_installed_to_compile(nothing_known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,18 +476,18 @@ def test_device_with_few_known_limits(nothing_known: Path) -> None:
         fma_per_clock=64,
         smem_per_block_bytes=49152,
     )
-    explanation = explain(ROWS, future, variant="cuda_block", db=nothing_known)
-    assert explanation.block is not None
-    assert explanation.block.occupancy is None
-    assert explanation.waves is not None
-    assert explanation.waves.blocks_per_sm == 1
-    assert explanation.bound.floors["dram"] == pytest.approx(16 * 2**20 / 100e3)
+    analysis = explain(ROWS, future, variant="cuda_block", db=nothing_known)
+    assert analysis.block is not None
+    assert analysis.block.occupancy is None
+    assert analysis.waves is not None
+    assert analysis.waves.blocks_per_sm == 1
+    assert analysis.bound.floors["dram"] == pytest.approx(16 * 2**20 / 100e3)
 
 
 def test_cpu_has_no_blocks_and_no_launches(nothing_known: Path) -> None:
-    explanation = explain("softmax:rows=64,cols=64,dtype=f32", "cpu", db=nothing_known)
-    assert (explanation.block, explanation.waves, explanation.limit.launch_us) == (None, None, 0)
-    assert set(explanation.bound.floors) <= {"dram", "fma pipe"}
+    analysis = explain("softmax:rows=64,cols=64,dtype=f32", "cpu", db=nothing_known)
+    assert (analysis.block, analysis.waves, analysis.limit.launch_us) == (None, None, 0)
+    assert set(analysis.bound.floors) <= {"dram", "fma pipe"}
 
 
 def test_invalid_configuration_is_rejected(nothing_known: Path) -> None:
@@ -629,8 +629,8 @@ def test_the_plot_holds_ceilings_and_points(tmp_path: Path) -> None:
 
     db = tmp_path / "some.db"
     remember(db, T4, FAST, 60.0)
-    explanation = explained(db)
-    (axes,) = figure(explanation).axes
+    analysis = explained(db)
+    (axes,) = figure(analysis).axes
     drawn = {line.get_label().partition(":")[0]: line for line in axes.get_lines()}
     assert set(drawn) == {
         *("fma pipe in f32", "tensor pipe in f16", "memory"),
@@ -643,10 +643,10 @@ def test_the_plot_holds_ceilings_and_points(tmp_path: Path) -> None:
         assert y == pytest.approx(320 * x)
     assert drawn["attainable"].get_xydata()[0] == pytest.approx((1.25, 1.25 * 320))
     assert drawn["measured"].get_xydata()[0] == pytest.approx((1.25, 5 * 4096 * 1024 / 60e3))
-    draw(explanation, tmp_path / "roofline.png")
+    draw(analysis, tmp_path / "roofline.png")
     assert (tmp_path / "roofline.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InputError, match=r"must be one of .*\.svg"):
-        draw(explanation, tmp_path / "roofline.txt")
+        draw(analysis, tmp_path / "roofline.txt")
 
 
 @pytest.mark.parametrize(
@@ -656,9 +656,9 @@ def test_time_below_the_roofline_names_its_reason(
     nothing_known: Path, capsys: pytest.CaptureFixture[str], variant: str, beaten: bool
 ) -> None:
     text = "conv2d:n=32,c=256,h=28,w=28,k=256,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc"
-    explanation = explain(text, H100, variant=variant, db=nothing_known)
-    shares = explanation.shares(explanation.predicted_us)
-    assert explanation.roofline.limit == "math"
+    analysis = explain(text, H100, variant=variant, db=nothing_known)
+    shares = analysis.shares(analysis.predicted_us)
+    assert analysis.roofline.limit == "math"
     assert shares.of_bound <= 1
     assert (shares.of_roofline > 1) is beaten
     command = [
@@ -677,21 +677,21 @@ def test_time_below_the_roofline_names_its_reason(
 
 
 def test_fusion_is_compared_with_its_parts() -> None:
-    explanation = explain("gemm:m=512,n=3072,k=768,dtype=f16,epilogue=bias+gelu", "h100-sxm")
-    assert explanation.fusing is not None
-    product, chain = explanation.fusing.parts
+    analysis = explain("gemm:m=512,n=3072,k=768,dtype=f16,epilogue=bias+gelu", "h100-sxm")
+    assert analysis.fusing is not None
+    product, chain = analysis.fusing.parts
     assert (product.variant.partition("/")[0], chain.variant.partition("/")[0]) == ("gemm", "elementwise")
-    assert explanation.fusing.parts_us == product.us + chain.us
-    assert explanation.fusing.gain > 1
+    assert analysis.fusing.parts_us == product.us + chain.us
+    assert analysis.fusing.gain > 1
     # The product stays in the cache between the two kernels; alone, the expression would read it from memory.
-    forecaster = Forecaster(device=explanation.choice.device)
-    alone = forecaster.best(explanation.fusing.workloads[1])
+    forecaster = Forecaster(device=analysis.choice.device)
+    alone = forecaster.best(analysis.fusing.workloads[1])
     assert alone is not None
     assert chain.us < alone.us
-    assert explanation.to_json()["fusing"]["parts"][0]["workload"] == "gemm:m=512,n=3072,k=768,dtype=f16"
+    assert analysis.to_json()["fusing"]["parts"][0]["workload"] == "gemm:m=512,n=3072,k=768,dtype=f16"
 
 
 def test_unfused_workload_has_no_fusion_gain() -> None:
-    explanation = explain("gemm:m=512,n=3072,k=768,dtype=f16", "h100-sxm")
-    assert explanation.fusing is None
-    assert explanation.to_json()["fusing"] is None
+    analysis = explain("gemm:m=512,n=3072,k=768,dtype=f16", "h100-sxm")
+    assert analysis.fusing is None
+    assert analysis.to_json()["fusing"] is None

@@ -51,15 +51,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the counts (default: none)")
     options = parser.parse_args()
     parts = options.parts or ["sqlite", "postgresql", "cli", "signals", "power", "kernels", "busy"]
-    found: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
     for part in parts:
         with tempfile.TemporaryDirectory() as name:
             os.environ["TUNEBENCH_CACHE"] = str(Path(name) / "cache")
-            found[part] = _run(part, Path(name), options.kills, options.seed)
-        print(part, json.dumps(found[part]), flush=True)
+            counts[part] = _run(part, Path(name), options.kills, options.seed)
+        print(part, json.dumps(counts[part]), flush=True)
     if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
-    sys.exit(bool(re.search(r'"faults": [1-9]', json.dumps(found))))
+        options.json.write_text(json.dumps(counts, indent=2) + "\n")
+    sys.exit(bool(re.search(r'"faults": [1-9]', json.dumps(counts))))
 
 
 def _run(part: str, folder: Path, kills: int, seed: int) -> dict[str, Any]:

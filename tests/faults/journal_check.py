@@ -127,8 +127,8 @@ class JournalCheck:
         if lines:
             with self.store._read() as connection:
                 span = {"first": min(lines), "last": max(lines)}
-                found = {row[0]: list(row) for row in connection.execute(sa.text(_STORED), span)}
-            self.counts.lost += sum(found.get(number) != line for number, line in lines.items())
+                stored = {row[0]: list(row) for row in connection.execute(sa.text(_STORED), span)}
+            self.counts.lost += sum(stored.get(number) != line for number, line in lines.items())
 
     def claim_trials_of_the_dead(self) -> None:
         """Claim and release each trial that a dead tuner has claimed."""
@@ -175,8 +175,8 @@ def _name(store: Store) -> str:
 def is_damaged(path: Path) -> bool:
     """Return whether SQLite's integrity or foreign key check of a file fails."""
     with contextlib.closing(sqlite3.connect(path, timeout=60)) as connection:
-        found = connection.execute("PRAGMA integrity_check").fetchall()
-        return found != [("ok",)] or bool(connection.execute("PRAGMA foreign_key_check").fetchall())
+        report = connection.execute("PRAGMA integrity_check").fetchall()
+        return report != [("ok",)] or bool(connection.execute("PRAGMA foreign_key_check").fetchall())
 
 
 def is_best(db: str, number: int) -> bool:

@@ -148,7 +148,10 @@ class JournaledStore(Store):
     ) -> list[int]:
         """Record measurements, then write and flush their journal lines."""
         ids = super().record_together(measurements, run_id=run_id)
-        lines = [json.dumps(_line(id_, each)) + "\n" for id_, each in zip(ids, measurements, strict=True)]
+        lines = [
+            json.dumps(_line(id_, measurement)) + "\n"
+            for id_, measurement in zip(ids, measurements, strict=True)
+        ]
         os.write(self.journal, "".join(lines).encode())
         os.fsync(self.journal)
         return ids
@@ -182,13 +185,13 @@ def tune(store: Store, workload: Softmax, seed: int, trials: int = SIDE * SIDE) 
     table = VARIANT.configs(workload, device)
     costs = VARIANT.costs(workload, table, device)
     bounds = bound(costs, workload.traffic(), device, cache="cold", rows=len(table))
-    found = [TunableVariant(variant=VARIANT, table=table, costs=costs, bounds=bounds, device=device)]
+    tunables = [TunableVariant(variant=VARIANT, table=table, costs=costs, bounds=bounds, device=device)]
     plan = Plan(trials=trials, sampler="random", seed=seed, baselines=False, warm=False)
     target = TuningTarget(device=device, runner="cpu")
     setup = TuningSetup(target=target, plan=plan, store=store)
-    one = WeightedWorkload(workload=workload, variants=found)
+    weighted = WeightedWorkload(workload=workload, variants=tunables)
     with _StandInExecutor(seed) as executor:
-        tune_one(setup, one, lambda: executor, lambda progress: None)
+        tune_one(setup, weighted, lambda: executor, lambda progress: None)
 
 
 def tune_forever(db: str, journal: Path, seed: int, workloads: int) -> None:

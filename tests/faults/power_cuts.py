@@ -83,14 +83,14 @@ def operations(trace_file: Path, folder: Path) -> Iterator[Operation]:
         texts = [bytes.fromhex(text.replace("\\x", "")) for text in _TEXT.findall(arguments)]
         first, last = arguments.split(",")[0], arguments.rsplit(",", 1)[-1].strip()
         if call == "openat":
-            place = Path(texts[0].decode("utf-8", "replace"))
+            path = Path(texts[0].decode("utf-8", "replace"))
             names.pop(returned, None)
-            if place == folder or place.parent == folder:
-                names[returned] = place.name if place != folder else "."
+            if path == folder or path.parent == folder:
+                names[returned] = path.name if path != folder else "."
         elif call == "unlink":
-            place = Path(texts[0].decode("utf-8", "replace"))
-            if place.parent == folder:
-                yield ("unlink", place.name, None, None)
+            path = Path(texts[0].decode("utf-8", "replace"))
+            if path.parent == folder:
+                yield ("unlink", path.name, None, None)
         elif first in names and not names[first].endswith("-shm"):
             yield from _of_file(call, names[first], texts, last)
             if call == "close":
@@ -124,14 +124,14 @@ class SimulatedDisk:
 
     def do(self, operation: Operation) -> None:
         """Apply one operation."""
-        what, name, _, _ = operation
-        if what == "flush" and name == ".":
+        kind, name, _, _ = operation
+        if kind == "flush" and name == ".":
             self.unlinked.clear()
-        elif what == "flush":
+        elif kind == "flush":
             data = self.sure.setdefault(name, bytearray())
-            for each in self.pending.pop(name, []):
-                _apply(data, each)
-        elif what == "unlink":
+            for write in self.pending.pop(name, []):
+                _apply(data, write)
+        elif kind == "unlink":
             self.pending.pop(name, None)
             if name in self.sure:
                 self.unlinked[name] = self.sure.pop(name)
@@ -141,40 +141,40 @@ class SimulatedDisk:
 
     def cut(self, folder: Path, draw: random.Random) -> None:
         """Write the files to a folder as a power cut could leave them."""
-        left = {name: bytearray(data) for name, data in self.sure.items()}
-        left |= {name: bytearray(data) for name, data in self.unlinked.items() if draw.random() < 0.5}
+        contents = {name: bytearray(data) for name, data in self.sure.items()}
+        contents |= {name: bytearray(data) for name, data in self.unlinked.items() if draw.random() < 0.5}
         for name, pending in self.pending.items():
-            data = left.setdefault(name, bytearray())
+            data = contents.setdefault(name, bytearray())
             share = draw.choice((0.0, 0.3, 0.7, 1.0))
-            for each in pending:
-                for part in _parts(each):
+            for write in pending:
+                for part in _parts(write):
                     if draw.random() < share:
                         _apply(data, part)
-        for name, data in left.items():
+        for name, data in contents.items():
             (folder / name).write_bytes(data)
 
 
 def _parts(operation: Operation) -> Iterator[Operation]:
     """Yield the parts of an operation that may reach the disk independently: its sectors."""
-    what, name, data, place = operation
-    if what != "write" or place is None:
+    kind, name, data, offset = operation
+    if kind != "write" or offset is None:
         yield operation
         return
     start = 0
     while start < len(data):
-        end = min(len(data), start + SECTOR - (place + start) % SECTOR)
-        yield ("write", name, data[start:end], place + start)
+        end = min(len(data), start + SECTOR - (offset + start) % SECTOR)
+        yield ("write", name, data[start:end], offset + start)
         start = end
 
 
 def _apply(data: bytearray, operation: Operation) -> None:
-    what, _, value, place = operation
-    if what == "truncate":
+    kind, _, value, offset = operation
+    if kind == "truncate":
         data[value:] = bytes(max(0, value - len(data)))
     else:
-        place = len(data) if place is None else place
-        data.extend(bytes(max(0, place - len(data))))
-        data[place : place + len(value)] = value
+        offset = len(data) if offset is None else offset
+        data.extend(bytes(max(0, offset - len(data))))
+        data[offset : offset + len(value)] = value
 
 
 def cuts(
@@ -204,29 +204,29 @@ def cuts(
     draw, home = random.Random(seed), folder / "traced"
     home.mkdir(parents=True)
     done = list(operations(trace(home, trials, synchronous=synchronous, network=network), home))
-    first = next(place for place, each in enumerate(done) if each[1] == "journal")
+    first = next(index for index, disk_operation in enumerate(done) if disk_operation[1] == "journal")
     moments = sorted(draw.randrange(first, len(done)) for _ in range(count))
-    left, counts, journalled = SimulatedDisk(), FaultCounts(), 0
-    for place, operation in enumerate(done):
-        left.do(operation)
-        while moments and moments[0] == place:
+    simulated, counts, journalled = SimulatedDisk(), FaultCounts(), 0
+    for index, operation in enumerate(done):
+        simulated.do(operation)
+        while moments and moments[0] == index:
             moments.pop(0)
-            journalled += _look(left, folder / f"cut{len(moments)}", counts, draw)
+            journalled += _look(simulated, folder / f"cut{len(moments)}", counts, draw)
     return {
         "operations": len(done),
-        "flushes": sum(each[0] == "flush" for each in done),
+        "flushes": sum(disk_operation[0] == "flush" for disk_operation in done),
         **{name: getattr(counts, name) for name in ("kills", "lost", "duplicates", "damaged")},
         "journalled": journalled,
         "faults": counts.lost + counts.duplicates + counts.damaged,
     }
 
 
-def _look(left: SimulatedDisk, folder: Path, counts: FaultCounts, draw: random.Random) -> int:
+def _look(simulated: SimulatedDisk, folder: Path, counts: FaultCounts, draw: random.Random) -> int:
     """Cut the power, check the database, and return the number of flushed journal lines."""
     folder.mkdir()
-    left.cut(folder, draw)
+    simulated.cut(folder, draw)
     sure = folder / "sure"  # only the flushed part of the journal
-    sure.write_bytes(left.sure.get("journal", bytearray()))
+    sure.write_bytes(simulated.sure.get("journal", bytearray()))
     counts.kills += 1
     try:
         with open_store(folder / "power.db") as store:
@@ -235,4 +235,4 @@ def _look(left: SimulatedDisk, folder: Path, counts: FaultCounts, draw: random.R
         counts.damaged += 1
         print(f"  {error}", file=sys.stderr)
     shutil.rmtree(folder)
-    return left.sure.get("journal", bytearray()).count(b"\n")
+    return simulated.sure.get("journal", bytearray()).count(b"\n")

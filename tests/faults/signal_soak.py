@@ -81,9 +81,9 @@ def signal_soak(
                 _await_growth(journal, size)
             time.sleep(draw.uniform(0, latest_s))
             _send(tuner, number, counts)
-            left = _left(mark, scratch)
-            counts.leftovers += len(left)
-            for line in left:
+            leftovers = _left(mark, scratch)
+            counts.leftovers += len(leftovers)
+            for line in leftovers:
                 print(f"left by {number.name}: {line}", file=sys.stderr)
             if number is signal.SIGKILL:
                 check.claim_trials_of_the_dead()
@@ -114,8 +114,8 @@ def _send(tuner: subprocess.Popen[str], number: signal.Signals, counts: FaultCou
     early = tuner.returncode in (-number, 1) and not out and "tunebench/__main__" not in err
     if not (report and clean and tuner.returncode == 130) and not early:
         counts.wrong += 1
-        said = f"after {number.name}: status {tuner.returncode}, {out[:200]!r}, {err[-2000:]}"
-        print(said, file=sys.stderr)
+        message = f"after {number.name}: status {tuner.returncode}, {out[:200]!r}, {err[-2000:]}"
+        print(message, file=sys.stderr)
 
 
 def _await_growth(journal: Path, size: int) -> None:
@@ -128,19 +128,19 @@ def _left(mark: str, scratch: Path) -> list[str]:
     """Return the processes with a mark in their environment, and the temporary files, that do not vanish."""
     deadline = time.monotonic() + _GONE_S
     while True:
-        left = [*_marked(mark), *map(str, scratch.iterdir())]
-        if not left or time.monotonic() > deadline:
-            return left
+        leftovers = [*_marked(mark), *map(str, scratch.iterdir())]
+        if not leftovers or time.monotonic() > deadline:
+            return leftovers
         time.sleep(0.05)
 
 
 def _marked(mark: str) -> list[str]:
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
+    marked = []
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if f"{_MARK}={mark}".encode() in (place / "environ").read_bytes():
-                found.append(f"process {place.name}: {(place / 'cmdline').read_bytes()[:100]!r}")
-    return found
+            if f"{_MARK}={mark}".encode() in (process / "environ").read_bytes():
+                marked.append(f"process {process.name}: {(process / 'cmdline').read_bytes()[:100]!r}")
+    return marked
 
 
 def _claims(store: Store) -> int:

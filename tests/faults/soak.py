@@ -102,23 +102,23 @@ class TunersAndReaders:
         tuner.start()
         return tuner
 
-    def kill(self, place: int) -> None:
+    def kill(self, index: int) -> None:
         """Kill one tuner; `replace` starts another one."""
         self.replace_dead()
-        os.kill(self._tuners[place].pid, signal.SIGKILL)
-        self._tuners[place].join()
+        os.kill(self._tuners[index].pid, signal.SIGKILL)
+        self._tuners[index].join()
         self._counts.kills += 1
 
-    def replace(self, place: int) -> None:
+    def replace(self, index: int) -> None:
         """Start a tuner in place of a killed one."""
-        self._tuners[place] = self._tuner()
+        self._tuners[index] = self._tuner()
 
     def replace_dead(self) -> None:
         """Count and replace tuners that ended without being killed."""
-        for place, tuner in enumerate(self._tuners):
+        for index, tuner in enumerate(self._tuners):
             if not tuner.is_alive():
                 self._counts.deaths += 1
-                self.replace(place)
+                self.replace(index)
 
     def close(self) -> None:
         """Kill the tuners, end the readers, and add the readers' counts."""
@@ -133,11 +133,11 @@ class TunersAndReaders:
             reader.join()
 
     def _add(self, counts: Counter[str]) -> None:
-        for what, count in counts.items():
-            kind = what.partition(":")[0]
+        for fault, count in counts.items():
+            kind = fault.partition(":")[0]
             setattr(self._counts, kind, getattr(self._counts, kind) + count)
             if kind != "lookups":
-                print(f"  {count} x {what}", file=sys.stderr)
+                print(f"  {count} x {fault}", file=sys.stderr)
 
 
 # -- soaks -----------------------------------------------------------------------------------------
@@ -156,11 +156,11 @@ def sqlite_soak(folder: Path, kills: int, *, seed: int = 0, pause_s: float = 1.0
 
     def kill_tuner(group: TunersAndReaders, check: JournalCheck, _number: int) -> None:
         time.sleep(draw.uniform(0, pause_s))
-        place = draw.randrange(TUNERS)
-        group.kill(place)
+        index = draw.randrange(TUNERS)
+        group.kill(index)
         check.claim_trials_of_the_dead()
         check.check()
-        group.replace(place)
+        group.replace(index)
 
     return _soak(str(folder / "soak.db"), folder / "journal", kills, kill_tuner)
 

@@ -104,7 +104,7 @@ def test_an_interval_holds_the_expected_time_and_is_not_below_the_bound() -> Non
 
 
 def _expected_us(
-    m: Array, n: Array, k: Array, memory_us: Array, tile: tuple[int, int, int], found: Device
+    m: Array, n: Array, k: Array, memory_us: Array, tile: tuple[int, int, int], gpu: Device
 ) -> Array:
     """Return predicted times of bf16 products whose blocks compute one tile of a part of the reduction."""
     tile_m, tile_n, splits = tile
@@ -118,15 +118,15 @@ def _expected_us(
         mma_dtype="bf16",
         fill_bytes=2 * (tile_m + tile_n) * depth,
     )
-    floors = {**bound(costs, NOTHING, found).floors, "dram": memory_us}
+    floors = {**bound(costs, NOTHING, gpu).floors, "dram": memory_us}
     bounds = Bounds(us=np.maximum.reduce(list(floors.values())), floors=floors, assumed=False)
-    return predict_us(bounds, costs, found)
+    return predict_us(bounds, costs, gpu)
 
 
-def _memory_us(m: Array, n: Array, k: Array, found: Device) -> Array:
+def _memory_us(m: Array, n: Array, k: Array, gpu: Device) -> Array:
     return np.array(
         [
-            dram_us(Traffic(read_bytes=int(reads), write_bytes=int(writes)), found, "cold")
+            dram_us(Traffic(read_bytes=int(reads), write_bytes=int(writes)), gpu, "cold")
             for reads, writes in zip(2 * (m + n) * k, 2 * m * n, strict=True)
         ]
     )
@@ -150,9 +150,9 @@ def _error(expected: Array, measured: Array) -> float:
 )
 def test_known_error_with_one_tile_per_block(data: str, name: str, filling: float, over_all: float) -> None:
     m, n, k, measured = _products(data)
-    found = device.find(name)
-    expected = _expected_us(m, n, k, _memory_us(m, n, k, found), (128, 128, 1), found)
-    fills = np.ceil(m / 128) * np.ceil(n / 128) >= found.sm_count
+    gpu = device.find(name)
+    expected = _expected_us(m, n, k, _memory_us(m, n, k, gpu), (128, 128, 1), gpu)
+    fills = np.ceil(m / 128) * np.ceil(n / 128) >= gpu.sm_count
     assert 0.3 < fills.mean() < 0.6
     assert _error(expected[fills], measured[fills]) == pytest.approx(filling, abs=0.5)
     assert _error(expected, measured) == pytest.approx(over_all, abs=1)
@@ -170,11 +170,11 @@ def test_known_error_with_one_tile_per_block(data: str, name: str, filling: floa
 )
 def test_known_error_of_the_best_tile(data: str, name: str, error: float, within: float) -> None:
     m, n, k, measured = _products(data)
-    found = device.find(name)
-    memory_us = _memory_us(m, n, k, found)
+    gpu = device.find(name)
+    memory_us = _memory_us(m, n, k, gpu)
     expected = np.full(len(m), np.inf)
     for tile in itertools.product((16, 32, 64, 128), (32, 64, 128, 256), (1, 2, 4, 8, 16)):
-        expected = np.minimum(expected, _expected_us(m, n, k, memory_us, tile, found))
+        expected = np.minimum(expected, _expected_us(m, n, k, memory_us, tile, gpu))
     assert _error(expected, measured) == pytest.approx(error, abs=0.5)
     low, high = INTERVAL
     inside = (measured >= low * expected) & (measured <= high * expected)

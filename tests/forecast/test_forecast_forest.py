@@ -33,9 +33,9 @@ def test_forest_evaluates_rows_in_chunks(monkeypatch: pytest.MonkeyPatch, at_onc
 
 def test_forest_round_trips_through_arrays() -> None:
     arrays = forked().arrays()
-    again = Forest.from_arrays(arrays)
-    assert again(ROWS).tolist() == VALUES
-    assert {name: array.tolist() for name, array in again.arrays().items()} == {
+    reread = Forest.from_arrays(arrays)
+    assert reread(ROWS).tolist() == VALUES
+    assert {name: array.tolist() for name, array in reread.arrays().items()} == {
         name: array.tolist() for name, array in arrays.items()
     }
 
@@ -54,8 +54,8 @@ def test_forest_predicts_like_scikit_learn() -> None:
     grown = ensemble.HistGradientBoostingRegressor(
         loss="absolute_error", max_iter=30, max_leaf_nodes=15, min_samples_leaf=5, random_state=0
     ).fit(rows, target)
-    found = fit._forest(grown)
+    converted = fit._forest(grown)
     asked = np.concatenate([rows, rng.standard_normal((200, 5)).astype(np.float32)])
-    assert found(asked) == pytest.approx(grown.predict(asked), abs=1e-5)
-    assert 1 < found.depth < 15
-    assert len(found.roots) == 30
+    assert converted(asked) == pytest.approx(grown.predict(asked), abs=1e-5)
+    assert 1 < converted.depth < 15
+    assert len(converted.roots) == 30

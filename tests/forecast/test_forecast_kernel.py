@@ -21,8 +21,8 @@ def kernels(text: str, on: str = A100) -> list[LibraryKernel]:
     return list(library_kernels(workloads.parse(text), device.find(on)))
 
 
-def figures(found: LibraryKernel) -> dict[str, float]:
-    return dict(zip(COLUMNS[found.family], found.figures, strict=True))
+def figures(launched: LibraryKernel) -> dict[str, float]:
+    return dict(zip(COLUMNS[launched.family], launched.figures, strict=True))
 
 
 def test_every_operator_has_library_kernels() -> None:
@@ -31,26 +31,30 @@ def test_every_operator_has_library_kernels() -> None:
 
 def test_a_product_with_its_bias_is_one_launch() -> None:
     for epilogue in ("none", "bias"):
-        (found,) = kernels(f"gemm:m=64,n=48,k=32,batch=3,dtype=bf16,out=f32,epilogue={epilogue}")
+        (launched,) = kernels(f"gemm:m=64,n=48,k=32,batch=3,dtype=bf16,out=f32,epilogue={epilogue}")
         sizes = {"batch": 3, "m": 64, "n": 48, "k": 32}
-        assert figures(found) == {**sizes, "in_bytes": 2, "out_bytes": 4, "extra_bytes": 0}
-        assert (found.family, found.arithmetic, found.proxy) == ("product", "bf16", "")
+        assert figures(launched) == {**sizes, "in_bytes": 2, "out_bytes": 4, "extra_bytes": 0}
+        assert (launched.family, launched.arithmetic, launched.proxy) == ("product", "bf16", "")
 
 
 @pytest.mark.parametrize(
     ("epilogue", "reads"), [("bias+gelu", 1), ("bias+gelu+residual", 2), ("residual", 2)]
 )
 def test_other_epilogues_are_a_launch_over_the_result(epilogue: str, reads: int) -> None:
-    _, found = kernels(f"gemm:m=64,n=48,k=32,batch=3,dtype=f16,epilogue={epilogue}")
+    _, launched = kernels(f"gemm:m=64,n=48,k=32,batch=3,dtype=f16,epilogue={epilogue}")
     nbytes = 2 * 3 * 64 * 48
-    assert (found.family, found.figures) == ("elementwise", (3 * 64, 48, reads * nbytes, nbytes))
-    assert found.proxy == "f16 predicted as f32 with the same bytes"
+    assert (launched.family, launched.figures) == ("elementwise", (3 * 64, 48, reads * nbytes, nbytes))
+    assert launched.proxy == "f16 predicted as f32 with the same bytes"
 
 
 def test_8_bit_operands_are_converted_first() -> None:
-    (found,) = kernels("gemm:m=64,n=48,k=32,batch=2,dtype=e4m3", "h100-sxm")
-    assert figures(found)["extra_bytes"] == 3 * 2 * 64 * 32
-    assert (figures(found)["in_bytes"], figures(found)["out_bytes"], found.arithmetic) == (1, 2, "e4m3")
+    (launched,) = kernels("gemm:m=64,n=48,k=32,batch=2,dtype=e4m3", "h100-sxm")
+    assert figures(launched)["extra_bytes"] == 3 * 2 * 64 * 32
+    assert (figures(launched)["in_bytes"], figures(launched)["out_bytes"], launched.arithmetic) == (
+        1,
+        2,
+        "e4m3",
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,10 +76,10 @@ def test_8_bit_operands_are_converted_first() -> None:
 def test_a_type_without_tensor_cores_is_multiplied_in_another(
     dtype: str, on: str, arithmetic: str, said: str
 ) -> None:
-    (found,) = kernels(f"gemm:m=64,n=64,k=64,dtype={dtype}", on)
-    assert found.arithmetic == arithmetic
-    assert found.proxy.startswith(said)
-    assert bool(found.proxy) == bool(said)
+    (launched,) = kernels(f"gemm:m=64,n=64,k=64,dtype={dtype}", on)
+    assert launched.arithmetic == arithmetic
+    assert launched.proxy.startswith(said)
+    assert bool(launched.proxy) == bool(said)
 
 
 def test_a_gated_product_is_two_products_and_a_gate() -> None:
@@ -89,22 +93,22 @@ def test_a_gated_product_is_two_products_and_a_gate() -> None:
 def test_groups_of_other_types_are_a_batch_of_equal_products(
     groups: int, m: int, batch: int, rows: int
 ) -> None:
-    (found,) = kernels(f"grouped_gemm:groups={groups},m={m},n=64,k=32,dtype=f32")
-    assert found.figures == (batch, rows, 64, 32, 4, 4, 0)
-    assert "equal products" in found.proxy
+    (launched,) = kernels(f"grouped_gemm:groups={groups},m={m},n=64,k=32,dtype=f32")
+    assert launched.figures == (batch, rows, 64, 32, 4, 4, 0)
+    assert "equal products" in launched.proxy
 
 
 @pytest.mark.parametrize(("skew", "skewed"), [("uniform", 0), ("zipf", 1)])
 def test_groups_in_16_bits_are_a_measured_kernel(skew: str, skewed: int) -> None:
-    (found,) = kernels(f"grouped_gemm:groups=8,m=96,n=64,k=32,dtype=bf16,skew={skew}")
-    assert (found.family, found.figures) == ("grouped product", (8, 96, 64, 32, 2, 2, skewed))
-    assert not found.proxy
+    (launched,) = kernels(f"grouped_gemm:groups=8,m=96,n=64,k=32,dtype=bf16,skew={skew}")
+    assert (launched.family, launched.figures) == ("grouped product", (8, 96, 64, 32, 2, 2, skewed))
+    assert not launched.proxy
 
 
 def test_groups_whose_rows_belong_to_one_are_one_product() -> None:
-    (found,) = kernels("grouped_gemm:groups=8,m=96,n=64,k=32,dtype=bf16,skew=one")
-    assert (found.family, found.figures) == ("product", (1, 96, 64, 32, 2, 2, 0))
-    assert "one has all rows" in found.proxy
+    (launched,) = kernels("grouped_gemm:groups=8,m=96,n=64,k=32,dtype=bf16,skew=one")
+    assert (launched.family, launched.figures) == ("product", (1, 96, 64, 32, 2, 2, 0))
+    assert "one has all rows" in launched.proxy
 
 
 CONV = "conv2d:n=2,c=16,h=10,w=12,k=32,r=3,s=3,stride=1,pad=1,layout=nhwc,dtype=f16"
@@ -118,37 +122,37 @@ def test_convolution_is_an_implicit_product_with_the_bytes_of_its_images(
     direction: str, m: int, n: int, k: int
 ) -> None:
     workload = workloads.parse(f"{CONV},direction={direction}")
-    (found,) = library_kernels(workload, device.find(A100))
-    got = figures(found)
-    assert found.figures[:6] == (1, m, n, k, 2, 2)
+    (launched,) = library_kernels(workload, device.find(A100))
+    got = figures(launched)
+    assert launched.figures[:6] == (1, m, n, k, 2, 2)
     assert 2 * m * n * k == workload.flops()
     assert 2 * (m * k + k * n + m * n) + got["extra_bytes"] == workload.traffic().total_bytes
 
 
 def test_gradients_of_strided_convolution_skip_inserted_zeros() -> None:
-    (found,) = kernels(CONV.replace("stride=1", "stride=2") + ",direction=dgrad")
-    assert figures(found)["k"] == 32 * 9 // 4
+    (launched,) = kernels(CONV.replace("stride=1", "stride=2") + ",direction=dgrad")
+    assert figures(launched)["k"] == 32 * 9 // 4
 
 
 def test_a_convolution_of_one_tap_is_the_product_itself() -> None:
-    (found,) = kernels("conv2d:n=2,c=16,h=10,w=12,k=32,r=1,s=1,stride=1,pad=0,layout=nhwc,dtype=f16")
-    assert found.figures == (1, 240, 32, 16, 2, 2, 0)
+    (launched,) = kernels("conv2d:n=2,c=16,h=10,w=12,k=32,r=1,s=1,stride=1,pad=0,layout=nhwc,dtype=f16")
+    assert launched.figures == (1, 240, 32, 16, 2, 2, 0)
 
 
 @pytest.mark.parametrize("direction", ["fprop", "dgrad", "wgrad"])
 def test_depthwise_convolution_is_predicted_from_its_bytes(direction: str) -> None:
     text = CONV.replace("c=16", "c=32") + f",groups=32,direction={direction}"
     traffic = workloads.parse(text).traffic()
-    (found,) = kernels(text)
-    assert (found.family, found.figures) == (
+    (launched,) = kernels(text)
+    assert (launched.family, launched.figures) == (
         "elementwise",
         (240, 32, traffic.read_bytes, traffic.write_bytes),
     )
 
 
 def test_groups_of_many_channels_are_a_batch() -> None:
-    (found,) = kernels(CONV + ",groups=2")
-    assert found.figures[:4] == (2, 240, 16, 72)
+    (launched,) = kernels(CONV + ",groups=2")
+    assert launched.figures[:4] == (2, 240, 16, 72)
 
 
 @pytest.mark.parametrize(("epilogue", "reads"), [("scale+bias+relu", 1), ("bias+residual", 2)])
@@ -186,9 +190,14 @@ def test_an_epilogue_of_a_convolution_is_a_launch(epilogue: str, reads: int) -> 
     ],
 )
 def test_rows_are_read_and_written_once(text: str, expected: list[tuple[str, int, int]]) -> None:
-    found = kernels(f"{text},rows=8,cols=32")
-    assert [(one.family, *one.figures[2:]) for one in found] == expected
-    assert all(figures(one).items() >= MATRIX.items() and one.arithmetic == "f32" for one in found)
+    launched = kernels(f"{text},rows=8,cols=32")
+    assert [
+        (launched_kernel.family, *launched_kernel.figures[2:]) for launched_kernel in launched
+    ] == expected
+    assert all(
+        figures(launched_kernel).items() >= MATRIX.items() and launched_kernel.arithmetic == "f32"
+        for launched_kernel in launched
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,7 +217,7 @@ def test_rows_are_read_and_written_once(text: str, expected: list[tuple[str, int
     ],
 )
 def test_unmeasured_kernels_name_their_proxy(text: str, said: str) -> None:
-    assert [one.proxy for one in kernels(f"{text},rows=8,cols=32")] == [said]
+    assert [launched.proxy for launched in kernels(f"{text},rows=8,cols=32")] == [said]
 
 
 ATTENTION = "attention:batch=2,heads=8,heads_k=2,seq_q=64,seq_k=128,head_dim=32"
@@ -216,9 +225,9 @@ ATTENTION = "attention:batch=2,heads=8,heads_k=2,seq_q=64,seq_k=128,head_dim=32"
 
 @pytest.mark.parametrize(("direction", "products"), [("forward", 2), ("backward", 5)])
 def test_attention_of_16_bits_is_one_kernel(direction: str, products: int) -> None:
-    (found,) = kernels(f"{ATTENTION},dtype=bf16,direction={direction}")
-    assert (found.family, found.arithmetic) == ("attention", "bf16")
-    assert found.figures == (2, 8, 2, 64, 128, 32, False, 2, products)
+    (launched,) = kernels(f"{ATTENTION},dtype=bf16,direction={direction}")
+    assert (launched.family, launched.arithmetic) == ("attention", "bf16")
+    assert launched.figures == (2, 8, 2, 64, 128, 32, False, 2, products)
 
 
 @pytest.mark.parametrize(
@@ -236,9 +245,9 @@ def test_attention_of_16_bits_is_one_kernel(direction: str, products: int) -> No
     ],
 )
 def test_attention_that_was_not_measured_names_its_proxy(more: str, on: str, said: str) -> None:
-    (found,) = kernels(f"attention:batch=2,heads=8,seq_q=64,head_dim=32,{more}", on)
-    assert found.proxy.startswith(said)
-    assert bool(found.proxy) == bool(said)
+    (launched,) = kernels(f"attention:batch=2,heads=8,seq_q=64,head_dim=32,{more}", on)
+    assert launched.proxy.startswith(said)
+    assert bool(launched.proxy) == bool(said)
 
 
 @pytest.mark.parametrize(
@@ -253,15 +262,15 @@ def test_attention_that_was_not_measured_names_its_proxy(more: str, on: str, sai
     ],
 )
 def test_family_of_attention_follows_from_mask_and_lengths(sizes: str, family: str) -> None:
-    (found,) = kernels(f"attention:batch=2,heads=8,head_dim=32,dtype=bf16,{sizes}")
-    assert found.family == family
+    (launched,) = kernels(f"attention:batch=2,heads=8,head_dim=32,dtype=bf16,{sizes}")
+    assert launched.family == family
 
 
 @pytest.mark.parametrize(("direction", "times"), [("forward", 1), ("backward", 2)])
 def test_attention_in_f32_is_products_and_a_softmax(direction: str, times: int) -> None:
     *products, softmax = kernels(f"{ATTENTION},dtype=f32,direction={direction}")
     pair = [(16, 64, 128, 32, 4, 4, 0), (16, 64, 32, 128, 4, 4, 0)]
-    assert [one.figures for one in products] == pair * times
+    assert [launched.figures for launched in products] == pair * times
     nbytes = 4 * 16 * 64 * 128
     assert (softmax.family, softmax.figures) == ("softmax", (16 * 64, 128, times * nbytes, nbytes))
 
@@ -288,7 +297,7 @@ class Histogram(NeverComputed):
 
 
 def test_user_operator_is_predicted_from_its_bytes() -> None:
-    (found,) = library_kernels(Histogram(rows=1000, bins=256), device.find(A100))
-    assert (found.family, found.arithmetic) == ("elementwise", "f32")
-    assert found.figures == (4, 256, 2000, 2 * (4 * 256 + 1))
-    assert found.proxy == "histogram predicted as an elementwise operation"
+    (launched,) = library_kernels(Histogram(rows=1000, bins=256), device.find(A100))
+    assert (launched.family, launched.arithmetic) == ("elementwise", "f32")
+    assert launched.figures == (4, 256, 2000, 2 * (4 * 256 + 1))
+    assert launched.proxy == "histogram predicted as an elementwise operation"

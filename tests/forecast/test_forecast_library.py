@@ -55,22 +55,22 @@ EVERY = [
 ]
 
 
-def holds(found: Any) -> None:
-    ends = np.array([found.bound_us, found.low_us, found.time_us, found.high_us])
-    assert np.isfinite(ends).all()
-    assert (np.diff(ends, axis=0) >= 0).all()
-    assert (found.utilisation * found.time_us >= found.bound_us * (1 - 1e-12)).all()
-    assert (found.time_us > 1.0).all()
-    assert [b == "interpolated" for b in found.basis] == [not why for why in found.because]
+def holds(predictions: Any) -> None:
+    ordered = np.array([predictions.bound_us, predictions.low_us, predictions.time_us, predictions.high_us])
+    assert np.isfinite(ordered).all()
+    assert (np.diff(ordered, axis=0) >= 0).all()
+    assert (predictions.utilisation * predictions.time_us >= predictions.bound_us * (1 - 1e-12)).all()
+    assert (predictions.time_us > 1.0).all()
+    assert [b == "interpolated" for b in predictions.basis] == [not why for why in predictions.because]
 
 
 @pytest.mark.parametrize("on", DEVICES.values(), ids=DEVICES)
 def test_every_operator_on_every_device(on: device.Device) -> None:
     assert {workload.operator for workload in EVERY} == set(workloads.all_operators())
     with np.errstate(all="raise", under="ignore"):
-        found = predict_all(EVERY, on)
-    assert len(found) == len(EVERY)
-    holds(found)
+        predictions = predict_all(EVERY, on)
+    assert len(predictions) == len(EVERY)
+    holds(predictions)
 
 
 sizes = st.one_of(st.integers(1, 300), st.integers(1, 2**14), st.sampled_from([1, 2**20]))
@@ -81,23 +81,28 @@ ways = st.sampled_from(["forward", "backward"])
 
 
 def made(operator: str, **dimensions: Any) -> st.SearchStrategy[Workload]:
-    return st.fixed_dictionaries(dimensions).map(lambda given: workloads.workload(operator, **given))
+    return st.fixed_dictionaries(dimensions).map(
+        lambda dimensions_drawn: workloads.workload(operator, **dimensions_drawn)
+    )
 
 
-def _conv(given: dict[str, Any]) -> Workload:
-    groups, h, w = given["groups"], given["h"], given["w"]
-    given |= {
-        "c": groups * given["c"],
-        "k": groups * given["k"],
-        "r": min(given["r"], h),
-        "s": min(given["s"], w),
+def _conv(dimensions: dict[str, Any]) -> Workload:
+    groups, h, w = dimensions["groups"], dimensions["h"], dimensions["w"]
+    dimensions |= {
+        "c": groups * dimensions["c"],
+        "k": groups * dimensions["k"],
+        "r": min(dimensions["r"], h),
+        "s": min(dimensions["s"], w),
     }
-    return workloads.workload("conv2d", **given, layout="nhwc")
+    return workloads.workload("conv2d", **dimensions, layout="nhwc")
 
 
-def _attention(given: dict[str, Any]) -> Workload:
-    given |= {"heads": given["heads_k"] * given.pop("group"), "seq_k": given["seq_q"] + given.pop("more")}
-    return workloads.workload("attention", **given)
+def _attention(dimensions: dict[str, Any]) -> Workload:
+    dimensions |= {
+        "heads": dimensions["heads_k"] * dimensions.pop("group"),
+        "seq_k": dimensions["seq_q"] + dimensions.pop("more"),
+    }
+    return workloads.workload("attention", **dimensions)
 
 
 pictures = dict.fromkeys(("n", "c", "h", "w", "k", "groups", "r", "s", "stride"), few)
@@ -132,9 +137,9 @@ anything = st.one_of(
 @given(st.lists(anything, min_size=1, max_size=8), st.sampled_from(sorted(DEVICES)))
 def test_many_are_predicted_as_each_is(problems: list[Workload], name: str) -> None:
     with np.errstate(all="raise", under="ignore"):
-        found = predict_all(problems, DEVICES[name])
-    holds(found)
-    for problem, many in zip(problems, found, strict=True):
+        predictions = predict_all(problems, DEVICES[name])
+    holds(predictions)
+    for problem, many in zip(problems, predictions, strict=True):
         alone = predict(problem, DEVICES[name])
         assert alone.time_us == pytest.approx(many.time_us, rel=1e-9)
         assert (alone.low_us, alone.high_us) == pytest.approx((many.low_us, many.high_us), rel=1e-9)
@@ -242,9 +247,9 @@ def test_later_devices_are_faster_at_large_products(slow: str, fast: str) -> Non
     ],
 )
 def test_prediction_states_its_basis_and_reason(text: str, on: str, because: str) -> None:
-    found = predict(workloads.parse(text), DEVICES[on])
-    assert found.because == because
-    assert found.basis == ("extrapolated" if because else "interpolated")
+    prediction = predict(workloads.parse(text), DEVICES[on])
+    assert prediction.because == because
+    assert prediction.basis == ("extrapolated" if because else "interpolated")
 
 
 SMALL = [
@@ -320,11 +325,11 @@ def simple(excess: float) -> ForecastModel:
 
 def test_launches_of_a_workload_add_up() -> None:
     workload = workloads.parse("gated_gemm:m=1024,n=2048,k=512,dtype=bf16")
-    (found,) = predict_all([workload], A100, model=simple(0.5))
+    (prediction,) = predict_all([workload], A100, model=simple(0.5))
     product_us = 2 * 1024 * 2048 * 512 / (108 * 1410 * 2048)
     gate_us = 2 * 3 * 1024 * 2048 / (A100.dram_gb_s * 1e3)
     expected = np.exp(0.5) * (2 * product_us + gate_us + 3 * LAUNCH_US)
-    assert found.time_us == pytest.approx(expected)
+    assert prediction.time_us == pytest.approx(expected)
     # The products were measured; the bf16 gate was not, so its interval is wider.
     low_us, high_us = [
         np.exp(0.5)
@@ -334,23 +339,23 @@ def test_launches_of_a_workload_add_up() -> None:
         )
         for end in (-0.1, 0.2)
     ]
-    assert (found.low_us, found.high_us) == pytest.approx((low_us, high_us))
-    assert found.utilisation == pytest.approx((2 * product_us) / expected)
+    assert (prediction.low_us, prediction.high_us) == pytest.approx((low_us, high_us))
+    assert prediction.utilisation == pytest.approx((2 * product_us) / expected)
 
 
 def test_utilisation_is_relative_to_the_roofline_even_with_caches() -> None:
     workload = workloads.parse("elementwise:rows=1024,cols=1024,dtype=f32,expression=x")
-    (found,) = predict_all([workload], A100, model=simple(0.5))
+    (prediction,) = predict_all([workload], A100, model=simple(0.5))
     memory_us = 2 * 4 * 2**20 / (A100.dram_gb_s * 1e3)
-    assert found.bound_us == 0
-    assert found.utilisation == pytest.approx(memory_us / (np.exp(0.5) * (memory_us + LAUNCH_US)))
+    assert prediction.bound_us == 0
+    assert prediction.utilisation == pytest.approx(memory_us / (np.exp(0.5) * (memory_us + LAUNCH_US)))
 
 
 def test_no_time_is_below_its_bound() -> None:
     workload = workloads.parse("gemm:m=8192,n=8192,k=8192,dtype=bf16")
-    (found,) = predict_all([workload], A100, model=simple(-3.0))
-    assert found.bound_us == found.low_us == found.time_us == found.high_us
-    assert (found.utilisation, found.binding) == (1.0, "tensor pipe")
+    (prediction,) = predict_all([workload], A100, model=simple(-3.0))
+    assert prediction.bound_us == prediction.low_us == prediction.time_us == prediction.high_us
+    assert (prediction.utilisation, prediction.binding) == (1.0, "tensor pipe")
 
 
 # -------------------------------------------------------------------------------------------------- bounds
@@ -430,18 +435,18 @@ class Pairs(NeverComputed):
 def test_bound_limited_by_arithmetic_names_its_pipe(
     workload: Workload, on: device.Device, binding: str
 ) -> None:
-    found = predict(workload, on)
-    assert found.time_us == found.bound_us > 1000
-    assert found.utilisation == 1.0
-    assert found.binding == binding
-    assert found.because == "pairs predicted as an elementwise operation"
+    prediction = predict(workload, on)
+    assert prediction.time_us == prediction.bound_us > 1000
+    assert prediction.utilisation == 1.0
+    assert prediction.binding == binding
+    assert prediction.because == "pairs predicted as an elementwise operation"
 
 
 @pytest.mark.parametrize(
     "workload", [Pairs(points=1), Pairs(points=10**6, terms=0), Pairs(points=9, moves=False)]
 )
 def test_empty_operator_can_be_predicted(workload: Workload) -> None:
-    found = predict(workload, A100)
-    assert math.isfinite(found.time_us)
-    assert found.bound_us < 0.01
-    assert found.binding == "launch"
+    prediction = predict(workload, A100)
+    assert math.isfinite(prediction.time_us)
+    assert prediction.bound_us < 0.01
+    assert prediction.binding == "launch"

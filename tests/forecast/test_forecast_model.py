@@ -72,52 +72,56 @@ def test_kind_of_kernel_follows_from_family_and_arithmetic(
 def test_measured_device_is_predicted_by_its_own_expert() -> None:
     asked = model(knowing(A100, np.log(2)), knowing(B200, np.log(8)))
     for on, times, name in ((A100, 2, "a100-80-sxm"), (B200, 8, "b200")):
-        found = asked.blend("norm", roofline_of(0.0), on, "bf16")
-        assert found.us == pytest.approx(times * (7 + LAUNCH_US))  # the weight of the other is negligible
-        assert (found.nearest, found.near) == (name, True)
+        blend = asked.blend("norm", roofline_of(0.0), on, "bf16")
+        assert blend.us == pytest.approx(times * (7 + LAUNCH_US))  # the weight of the other is negligible
+        assert (blend.nearest, blend.near) == (name, True)
 
 
 def test_experts_are_weighted_by_distance() -> None:
-    ends, known = (A100, B200, P4), np.array([0.4, 1.4, 9.0])
-    asked = model(*(knowing(end, excess) for end, excess in zip(ends, known, strict=True)))
-    found = asked.blend("norm", roofline_of(0.0, 1.0), H100, "bf16")
-    weights = np.array([(squared(H100, end) + DISTANCE_OFFSET) ** -DISTANCE_POWER for end in ends])
+    measured_devices, excesses = (A100, B200, P4), np.array([0.4, 1.4, 9.0])
+    asked = model(*(knowing(end, excess) for end, excess in zip(measured_devices, excesses, strict=True)))
+    blend = asked.blend("norm", roofline_of(0.0, 1.0), H100, "bf16")
+    weights = np.array(
+        [(squared(H100, end) + DISTANCE_OFFSET) ** -DISTANCE_POWER for end in measured_devices]
+    )
     weights /= weights.sum()
     assert 0.01 < weights.min() < 0.03
-    expected = np.exp(weights @ known) * (7 + LAUNCH_US)
-    assert found.us == pytest.approx([expected, expected])
-    assert (found.nearest, found.near) == ("a100-80-sxm", False)
+    expected = np.exp(weights @ excesses) * (7 + LAUNCH_US)
+    assert blend.us == pytest.approx([expected, expected])
+    assert (blend.nearest, blend.near) == ("a100-80-sxm", False)
 
 
 def test_experts_predict_each_row() -> None:
     expert = dataclasses.replace(knowing(A100, 0.0, columns=2), forest=forked())
     roofline = roofline_of([0.0, 0.0], [2.0, -3.0])
-    found = model(expert).blend("norm", roofline, A100, "bf16").us
-    assert np.log(found / roofline.us) == pytest.approx([110.5, 120.5])
+    predicted_us = model(expert).blend("norm", roofline, A100, "bf16").us
+    assert np.log(predicted_us / roofline.us) == pytest.approx([110.5, 120.5])
 
 
 @pytest.mark.parametrize(("share", "low", "high"), [(0.0, -0.1, 0.2), (0.25, -0.2, 0.4), (1.0, -0.5, 1.0)])
 def test_intervals_widen_with_distance(share: float, low: float, high: float) -> None:
     """Expect a quarter of the way for memory faster by half an octave, whose square is a quarter."""
     on = dataclasses.replace(A100, dram_gb_s=A100.dram_gb_s * 2**share**0.5) if share < 1 else P4
-    found = model(knowing(A100, 0.3)).blend("norm", roofline_of(0.0), on, "bf16")
-    assert np.log(found.low_us / found.us) == pytest.approx(low)
-    assert np.log(found.high_us / found.us) == pytest.approx(high)
-    assert found.near == (share < 1)
+    blend = model(knowing(A100, 0.3)).blend("norm", roofline_of(0.0), on, "bf16")
+    assert np.log(blend.low_us / blend.us) == pytest.approx(low)
+    assert np.log(blend.high_us / blend.us) == pytest.approx(high)
+    assert blend.near == (share < 1)
 
 
 def test_interval_of_another_board_is_wider_than_that_of_the_measured_one() -> None:
     on = dataclasses.replace(A100, dram_gb_s=A100.dram_gb_s * 1.01)
-    found = model(knowing(A100, 0.3)).blend("norm", roofline_of(0.0), on, "bf16")
-    assert np.log(found.low_us / found.us) == pytest.approx(-0.1 - 0.4 * of_model.BOARD_SHARE)
+    blend = model(knowing(A100, 0.3)).blend("norm", roofline_of(0.0), on, "bf16")
+    assert np.log(blend.low_us / blend.us) == pytest.approx(-0.1 - 0.4 * of_model.BOARD_SHARE)
 
 
 @pytest.mark.parametrize(("skill", "rates_count"), [("norm", True), ("grouped product", False)])
 def test_rates_of_a_device_do_not_count_for_kernels_that_read_weights(skill: Any, rates_count: bool) -> None:
     """Expect the same mean of both experts for any bandwidth if only generations count."""
-    of = ForecastModel({skill: (knowing(A100, 0.0), knowing(H100, 1.0))}, {skill: of_model.Spread(-0.5, 1.0)})
+    forecast = ForecastModel(
+        {skill: (knowing(A100, 0.0), knowing(H100, 1.0))}, {skill: of_model.Spread(-0.5, 1.0)}
+    )
     slow, fast = (
-        of.blend(skill, roofline_of(0.0), dataclasses.replace(A100, dram_gb_s=gb_s), "bf16").us
+        forecast.blend(skill, roofline_of(0.0), dataclasses.replace(A100, dram_gb_s=gb_s), "bf16").us
         for gb_s in (A100.dram_gb_s, 4 * A100.dram_gb_s)
     )
     assert (slow.tolist() != fast.tolist()) == rates_count
@@ -126,27 +130,27 @@ def test_rates_of_a_device_do_not_count_for_kernels_that_read_weights(skill: Any
 def test_intervals_widen_outside_the_measured_range() -> None:
     margin = of_model.FEATURE_MARGIN
     features = (10.0, 10 + 0.99 * margin, 10 + 1.01 * margin, -10 - 0.99 * margin, -10 - 1.01 * margin)
-    found = model(knowing(A100, 0.3)).blend("norm", roofline_of(*features), A100, "bf16")
-    assert found.extrapolated.tolist() == [False, False, True, False, True]
-    widening = np.where(found.extrapolated, WIDENING_EXTRAPOLATED, 1)
-    assert np.log(found.low_us / found.us) == pytest.approx(widening * -0.1)
-    assert np.log(found.high_us / found.us) == pytest.approx(widening * 0.2)
+    blend = model(knowing(A100, 0.3)).blend("norm", roofline_of(*features), A100, "bf16")
+    assert blend.extrapolated.tolist() == [False, False, True, False, True]
+    widening = np.where(blend.extrapolated, WIDENING_EXTRAPOLATED, 1)
+    assert np.log(blend.low_us / blend.us) == pytest.approx(widening * -0.1)
+    assert np.log(blend.high_us / blend.us) == pytest.approx(widening * 0.2)
 
 
 def test_kernels_shorter_than_any_measured_one_are_extrapolated() -> None:
     """A prediction of 10 us counts as inside if the shortest kernel took less than twice as long."""
     for least_us, extrapolated in ((10.0, False), (19.0, False), (21.0, True)):
         expert = dataclasses.replace(knowing(A100, 0.0), least_us=least_us)
-        found = model(expert).blend("norm", roofline_of(0.0), A100, "bf16")
-        assert found.extrapolated.tolist() == [extrapolated]
+        blend = model(expert).blend("norm", roofline_of(0.0), A100, "bf16")
+        assert blend.extrapolated.tolist() == [extrapolated]
 
 
 def test_intervals_widen_for_proxies() -> None:
     roofline, proxy = roofline_of(0.0, 0.0, 99.0), np.array([False, True, True])
-    found = model(knowing(A100, 0.3)).blend("norm", roofline, A100, "bf16", proxy=proxy)
+    blend = model(knowing(A100, 0.3)).blend("norm", roofline, A100, "bf16", proxy=proxy)
     widening = np.where(proxy, WIDENING_PROXY, 1)
-    assert np.log(found.high_us / found.us) == pytest.approx(widening * 0.2)
-    assert np.log(found.low_us / found.us) == pytest.approx(widening * -0.1)
+    assert np.log(blend.high_us / blend.us) == pytest.approx(widening * 0.2)
+    assert np.log(blend.low_us / blend.us) == pytest.approx(widening * -0.1)
 
 
 def test_range_of_any_expert_counts_as_measured() -> None:
@@ -161,10 +165,10 @@ def test_spread_interpolates_between_two() -> None:
 def test_without_a_device_the_other_experts_predict() -> None:
     whole = model(knowing(A100, 0.4), knowing(B200, 1.4))
     rest = whole.without("a100-80-sxm")
-    found = rest.blend("norm", roofline_of(0.0), A100, "bf16")
-    assert (found.nearest, found.near) == ("b200", False)
-    assert found.us == pytest.approx(np.exp(1.4) * (7 + LAUNCH_US))
-    assert np.log(found.high_us / found.us) == pytest.approx(FAR.high)
+    blend = rest.blend("norm", roofline_of(0.0), A100, "bf16")
+    assert (blend.nearest, blend.near) == ("b200", False)
+    assert blend.us == pytest.approx(np.exp(1.4) * (7 + LAUNCH_US))
+    assert np.log(blend.high_us / blend.us) == pytest.approx(FAR.high)
     assert len(whole.experts["norm"]) == 2
 
 
@@ -181,9 +185,9 @@ def test_unknown_kind_of_kernel_lists_known_ones() -> None:
 # ---------------------------------------------------------------------------------------------- its file
 
 
-def written(of: ForecastModel) -> bytes:
+def written(forecast: ForecastModel) -> bytes:
     file = io.BytesIO()
-    of.save(file)
+    forecast.save(file)
     return file.getvalue()
 
 
@@ -197,12 +201,12 @@ def made() -> ForecastModel:
 def test_model_round_trips_through_its_file(tmp_path: Path) -> None:
     whole = made()
     whole.save(tmp_path / "model.npz")
-    again = ForecastModel.load(tmp_path / "model.npz")
-    assert written(again) == written(whole) == (tmp_path / "model.npz").read_bytes()
-    assert again.far == whole.far
+    reread = ForecastModel.load(tmp_path / "model.npz")
+    assert written(reread) == written(whole) == (tmp_path / "model.npz").read_bytes()
+    assert reread.far == whole.far
     rows = roofline_of([0.0, 0.0], [2.0, -11.0])
     for skill in ("norm", "softmax"):
-        got, expected = (of.blend(skill, rows, H100, "bf16") for of in (again, whole))
+        got, expected = (forecast.blend(skill, rows, H100, "bf16") for forecast in (reread, whole))
         assert got.us.tolist() == expected.us.tolist()
         assert got.low_us.tolist() == expected.low_us.tolist()
         assert got.extrapolated.tolist() == expected.extrapolated.tolist() == [False, True]
@@ -212,8 +216,8 @@ def test_model_round_trips_through_its_file(tmp_path: Path) -> None:
 def test_model_of_another_format_is_rejected(
     monkeypatch: pytest.MonkeyPatch, name: str, value: float
 ) -> None:
-    with monkeypatch.context() as other:
-        other.setattr(of_model, name, value)
+    with monkeypatch.context() as patch:
+        patch.setattr(of_model, name, value)
         file = written(made())
     with pytest.raises(ValueError, match=f"{value}.*{getattr(of_model, name)}"):
         ForecastModel.load(io.BytesIO(file))
@@ -261,16 +265,16 @@ def test_bundled_experts_are_valid(skill: Skill) -> None:
         assert np.array_equal(leaf, trees.right == 0)
         assert (trees.left[~leaf] > 0).all()
         assert (trees.right[~leaf] > 0).all()
-        ends = np.append(trees.roots[1:], len(leaf))  # children are in the same tree
-        end = np.repeat(ends, ends - trees.roots)
+        tree_ends = np.append(trees.roots[1:], len(leaf))  # children are in the same tree
+        end = np.repeat(tree_ends, tree_ends - trees.roots)
         assert (np.arange(len(leaf)) + np.maximum(trees.left, trees.right) < end).all()
 
 
 def test_bundled_model_saves_to_the_same_bytes() -> None:
     file = Path(of_model.__file__).with_name("model.npz")
-    with np.load(file) as kept, np.load(io.BytesIO(written(bundled_model()))) as again:
-        assert sorted(kept.files) == sorted(again.files)
-        assert all(np.array_equal(kept[name], again[name]) for name in kept.files)
+    with np.load(file) as bundled, np.load(io.BytesIO(written(bundled_model()))) as rewritten:
+        assert sorted(bundled.files) == sorted(rewritten.files)
+        assert all(np.array_equal(bundled[name], rewritten[name]) for name in bundled.files)
 
 
 def test_experts_of_random_sizes_are_corrected_for_sizes_of_models() -> None:

@@ -37,15 +37,15 @@ H100 = device.find("h100-sxm")
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_parts_and_phases_add_up_to_the_whole(dtype: str) -> None:
     run = NetworkRun(batch=4, seq=512, mode="train", dtype=dtype, optimizer="adamw")  # type: ignore[arg-type]
-    found = predict_network(network("gpt2-large"), H100, run)
-    assert 0 < found.bound_us <= found.low_us <= found.time_us <= found.high_us
-    assert not found.waits_for_host
-    assert (found.items, found.items_per_s) == (2048, pytest.approx(2048e6 / found.time_us))
-    for lines in (found.parts(), found.phases()):
-        assert sum(line.time_us for line in lines) == pytest.approx(found.time_us)
+    prediction = predict_network(network("gpt2-large"), H100, run)
+    assert 0 < prediction.bound_us <= prediction.low_us <= prediction.time_us <= prediction.high_us
+    assert not prediction.waits_for_host
+    assert (prediction.items, prediction.items_per_s) == (2048, pytest.approx(2048e6 / prediction.time_us))
+    for lines in (prediction.parts(), prediction.phases()):
+        assert sum(line.time_us for line in lines) == pytest.approx(prediction.time_us)
         assert sum(line.share for line in lines) == pytest.approx(1.0)
-        assert sum(line.launches for line in lines) == found.launches
-    assert {line.part for line in found.phases()} == {"forward", "backward", "optimizer"}
+        assert sum(line.launches for line in lines) == prediction.launches
+    assert {line.part for line in prediction.phases()} == {"forward", "backward", "optimizer"}
 
 
 def test_items_of_a_network_without_sequences_are_images() -> None:
@@ -58,21 +58,21 @@ def test_alike_workloads_are_predicted_once(monkeypatch: pytest.MonkeyPatch) -> 
     def recorded(
         workloads: Iterable[Workload], on: Device, *, model: ForecastModel | None, sustained: bool
     ) -> Predictions:
-        asked.extend(given := tuple(workloads))
-        return predict_all(given, on, model=model, sustained=sustained)
+        asked.extend(listed := tuple(workloads))
+        return predict_all(listed, on, model=model, sustained=sustained)
 
     monkeypatch.setattr(of_network, "predict_all", recorded)
-    found = predict_network(network("gpt2"), H100, NetworkRun(batch=4, seq=512, mode="train"))
-    assert len(asked) == len(set(asked)) < len(found.operations) < found.launches
+    prediction = predict_network(network("gpt2"), H100, NetworkRun(batch=4, seq=512, mode="train"))
+    assert len(asked) == len(set(asked)) < len(prediction.operations) < prediction.launches
 
 
 def test_a_small_network_waits_for_the_host() -> None:
     run = NetworkRun(batch=1, seq=8)
-    found = predict_network(network("gpt2"), H100, run)
-    assert found.waits_for_host
-    assert found.time_us == found.host_us == pytest.approx(HOST_US * found.launches)
+    prediction = predict_network(network("gpt2"), H100, run)
+    assert prediction.waits_for_host
+    assert prediction.time_us == prediction.host_us == pytest.approx(HOST_US * prediction.launches)
     graph = predict_network(network("gpt2"), H100, run, host_us_per_launch=0.0)
-    assert graph.time_us == graph.device_us < found.time_us
+    assert graph.time_us == graph.device_us < prediction.time_us
 
 
 def test_launches_in_a_loop_take_the_host_less_time() -> None:
@@ -101,9 +101,9 @@ def test_an_operation_that_the_device_waits_for_takes_the_launch_by_the_host_too
 
 def test_interval_of_a_sum_is_between_linear_and_root_sum_of_squares() -> None:
     work = [parse(f"gemm:m=4096,n=4096,k={k},dtype=f32") for k in (4096, 8192)]
-    times = predict_operations([Operation(workload=each, part="a", count=3) for each in work], H100)
-    widths = [each.time_us - each.low_us for each in times]
-    lists = LIST_ERROR * sum(each.time_us for each in times)
+    times = predict_operations([Operation(workload=workload, part="a", count=3) for workload in work], H100)
+    widths = [time.time_us - time.low_us for time in times]
+    lists = LIST_ERROR * sum(time.time_us for time in times)
     assert interval_widths(times, together=1.0)[0] == pytest.approx(math.hypot(sum(widths), lists))
     assert interval_widths(times, together=0.0)[0] == pytest.approx(math.hypot(*widths, lists))
     assert (

@@ -108,11 +108,11 @@ def _sample(name: str) -> list[tuple[str, NDArray[Any], NDArray[np.float64], Pre
     with gzip.open(found(f"predict/{name}.csv.gz"), "rt", encoding="utf-8") as file:
         header, *lines = file
     drawn = np.random.default_rng(0).choice(len(lines), ROWS, replace=False)
-    known = host_times()
+    host_by_split = host_times()
     by_device: dict[str, list[tuple[str, Workload, float, HostTime]]] = {}
     for row in csv.DictReader([header, *(lines[index] for index in np.sort(drawn))]):
         on = DEVICES[row["device"]]
-        host = known[on, row["op"], row["split"]] if FILES[name] is _operator else NO_HOST
+        host = host_by_split[on, row["op"], row["split"]] if FILES[name] is _operator else NO_HOST
         if made := FILES[name](row):
             by_device.setdefault(on, []).append((*made, host))
     samples = []
@@ -137,8 +137,8 @@ def test_errors_on_measured_devices(name: str) -> None:
     kinds = np.concatenate([kind for _, kind, *_ in samples])
     us = np.concatenate([us for _, _, us, *_ in samples])
     predicted, low, high = (
-        np.concatenate([np.maximum(floor, lead + getattr(p, of)) for *_, p, (floor, lead) in samples])
-        for of in ("time_us", "low_us", "high_us")
+        np.concatenate([np.maximum(floor, lead + getattr(p, field)) for *_, p, (floor, lead) in samples])
+        for field in ("time_us", "low_us", "high_us")
     )
     for kind in np.unique(kinds):
         rows = kinds == kind

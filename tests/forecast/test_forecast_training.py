@@ -249,7 +249,7 @@ def measurement(us: float, text: str, key: str, kind: str = "measured") -> dict[
 
 
 def test_the_fastest_of_an_exported_workload_counts(tmp_path: Path) -> None:
-    text, other = "softmax:rows=64,cols=64,dtype=f32", "softmax:rows=8,cols=8,dtype=f32"
+    text, second = "softmax:rows=64,cols=64,dtype=f32", "softmax:rows=8,cols=8,dtype=f32"
     path = exported(
         tmp_path / "own.jsonl",
         facts(A100, name="mine", sm_count=90),  # a device without a description
@@ -259,7 +259,7 @@ def test_the_fastest_of_an_exported_workload_counts(tmp_path: Path) -> None:
         measurement(3.0, text, A100.key),
         measurement(4.0, text, A100.key),
         measurement(1.0, text, A100.key, kind="wrong"),
-        measurement(9.0, other, A100.key),
+        measurement(9.0, second, A100.key),
         measurement(1.0, text, P100.key),
     )
     rows = data.read_file(path)
@@ -313,22 +313,22 @@ def scaled(skill: str, on: Device, figures: Iterable[Any], group: Any, factor: A
 
 def behind_host(kernels: MeasuredKernels, floor_us: float, lead_us: float) -> MeasuredKernels:
     """Return the kernels as they are measured behind a host."""
-    ones = np.ones(len(kernels.us))
+    unit = np.ones(len(kernels.us))
     us = np.maximum(floor_us, lead_us + kernels.us)
-    return dataclasses.replace(kernels, us=us, floor_us=floor_us * ones, lead_us=lead_us * ones)
+    return dataclasses.replace(kernels, us=us, floor_us=floor_us * unit, lead_us=lead_us * unit)
 
 
 @pytest.mark.usefixtures("learns")
 def test_an_expert_learns_a_factor_and_a_trend() -> None:
     for steep, allowed in ((0.0, 0.001), (0.1, 0.08)):
-        kept = fit.train_expert(table(A100, 1.5, steep=steep))
-        missed = fit.errors(kept, fit.assemble_model({"softmax": [kept]}))
+        trained = fit.train_expert(table(A100, 1.5, steep=steep))
+        missed = fit.errors(trained, fit.assemble_model({"softmax": [trained]}))
         assert np.abs(missed).max() < allowed
-        assert -allowed < kept.expert.near.low <= 0 <= kept.expert.near.high < allowed
-    features = kept.roofline.features
-    assert kept.expert.least.tolist() == features.min(axis=0).tolist()
-    assert kept.expert.most.tolist() == features.max(axis=0).tolist()
-    assert kept.expert.device == "a100-80-sxm"
+        assert -allowed < trained.expert.near.low <= 0 <= trained.expert.near.high < allowed
+    features = trained.roofline.features
+    assert trained.expert.least.tolist() == features.min(axis=0).tolist()
+    assert trained.expert.most.tolist() == features.max(axis=0).tolist()
+    assert trained.expert.device == "a100-80-sxm"
 
 
 @pytest.mark.usefixtures("learns")
@@ -336,24 +336,24 @@ def test_an_expert_learns_times_without_the_host() -> None:
     plain = table(A100, 1.5, steep=0.1)
     hosted = behind_host(plain, 40.0, 20.0)
     assert 0 < hosted.visible.mean() < 1
-    kept = fit.train_expert(hosted)
-    missed = fit.errors(kept, fit.assemble_model({"softmax": [kept]}))
+    trained = fit.train_expert(hosted)
+    missed = fit.errors(trained, fit.assemble_model({"softmax": [trained]}))
     assert len(missed) == hosted.visible.sum()
     assert np.abs(missed).max() < 0.08
-    assert kept.expert.least_us == plain.us[hosted.visible].min()
+    assert trained.expert.least_us == plain.us[hosted.visible].min()
     unknown = dataclasses.replace(hosted, kernel_us=np.where(hosted.visible, hosted.kernel_us, np.nan))
-    again = fit.train_expert(unknown).expert
-    assert again.least_us == kept.expert.least_us
-    assert again.least[0] > kept.expert.least[0]  # the hidden kernels are those with the fewest bytes
+    retrained = fit.train_expert(unknown).expert
+    assert retrained.least_us == trained.expert.least_us
+    assert retrained.least[0] > trained.expert.least[0]  # the hidden kernels are those with the fewest bytes
 
 
 @pytest.mark.usefixtures("learns")
 def test_the_same_table_gives_the_same_expert() -> None:
-    once, again, other = (fit.train_expert(table(on, steep=0.1)).expert for on in (A100, A100, H100))
-    assert once.near == again.near
+    once, repeated, of_h100 = (fit.train_expert(table(on, steep=0.1)).expert for on in (A100, A100, H100))
+    assert once.near == repeated.near
     for name, array in once.forest.arrays().items():
-        assert np.array_equal(array, again.forest.arrays()[name])
-    assert once.near != other.near
+        assert np.array_equal(array, repeated.forest.arrays()[name])
+    assert once.near != of_h100.near
 
 
 def products(on: Device, *, of_models: float | None) -> MeasuredKernels:
@@ -361,27 +361,27 @@ def products(on: Device, *, of_models: float | None) -> MeasuredKernels:
     odd = np.array(list(itertools.product(range(33, 2000, 130), repeat=3)))
     even = 16 * (odd[::3] // 16 + 1) if of_models else odd[:0]
     sizes = np.concatenate([odd, even])
-    ones = np.ones(len(sizes))
+    unit = np.ones(len(sizes))
     group = np.array(["at random"] * len(odd) + ["of models"] * len(even))
     factor = np.where(group == "of models", of_models or 1.0, 1.0)
-    return scaled("product f32", on, (ones, *sizes.T, 4 * ones, 4 * ones, 0 * ones), group, factor)
+    return scaled("product f32", on, (unit, *sizes.T, 4 * unit, 4 * unit, 0 * unit), group, factor)
 
 
 @pytest.mark.usefixtures("learns")
 def test_correction_for_random_sizes_is_the_lower_median() -> None:
-    kept = [
+    trained = [
         fit.train_expert(products(on, of_models=times))
         for on, times in ((A100, None), (H100, 0.8), (P100, 0.9), (device.find("t4"), 0.7))
     ]
-    assert [one.even for one in kept] == [
+    assert [expert.even for expert in trained] == [
         None,
         *(pytest.approx(np.log(t), abs=0.02) for t in (0.8, 0.9, 0.7)),
     ]
-    experts = fit.assemble_model({"product f32": kept}).experts["product f32"]
-    assert [one.even for one in experts] == [pytest.approx(np.log(0.8), abs=0.02), 0.0, 0.0, 0.0]
-    two = fit.assemble_model({"product f32": kept[:3]}).experts["product f32"]
+    experts = fit.assemble_model({"product f32": trained}).experts["product f32"]
+    assert [expert.even for expert in experts] == [pytest.approx(np.log(0.8), abs=0.02), 0.0, 0.0, 0.0]
+    two = fit.assemble_model({"product f32": trained[:3]}).experts["product f32"]
     assert two[0].even == pytest.approx(np.log(0.9), abs=0.02)
-    alone = fit.assemble_model({"product f32": kept[:1]}).experts["product f32"]
+    alone = fit.assemble_model({"product f32": trained[:1]}).experts["product f32"]
     assert alone[0].even == 0.0
 
 
@@ -401,9 +401,9 @@ def test_groups_have_equal_weight() -> None:
 
 def test_spread_contains_90_percent_of_errors() -> None:
     errors = np.linspace(-1, 3, 2001)
-    found = fit.spread([errors])
-    assert (found.low, found.high) == pytest.approx((-0.8, 2.8), abs=0.01)
-    assert np.mean((errors >= found.low) & (errors <= found.high)) == pytest.approx(0.9, abs=0.002)
+    interval = fit.spread([errors])
+    assert (interval.low, interval.high) == pytest.approx((-0.8, 2.8), abs=0.01)
+    assert np.mean((errors >= interval.low) & (errors <= interval.high)) == pytest.approx(0.9, abs=0.002)
     shifted = fit.spread([errors + 10])
     assert (shifted.low, shifted.high) == (
         0.0,
@@ -412,8 +412,8 @@ def test_spread_contains_90_percent_of_errors() -> None:
 
 
 def test_sets_of_errors_have_equal_weight() -> None:
-    found = fit.spread([np.zeros(9000), np.zeros(0), np.full(30, -2.0)])
-    assert (found.low, found.high) == (-2.0, 0.0)
+    interval = fit.spread([np.zeros(9000), np.zeros(0), np.full(30, -2.0)])
+    assert (interval.low, interval.high) == (-2.0, 0.0)
 
 
 @pytest.mark.usefixtures("learns")
@@ -428,15 +428,15 @@ def test_errors_seen_on_few_devices_are_stretched() -> None:
 @pytest.mark.usefixtures("learns")
 def test_far_error_comes_from_devices_left_out() -> None:
     """Predict each of two devices, apart by a factor of 4, from the other one."""
-    kept = [fit.train_expert(table(A100, 1.0)), fit.train_expert(table(H100, 4.0))]
-    far = fit.assemble_model({"softmax": kept}).far["softmax"]
+    trained = [fit.train_expert(table(A100, 1.0)), fit.train_expert(table(H100, 4.0))]
+    far = fit.assemble_model({"softmax": trained}).far["softmax"]
     assert (far.low, far.high) == pytest.approx(
         (-fit.MOST_OF_FEW * np.log(4), fit.MOST_OF_FEW * np.log(4)), rel=0.01
     )
-    one = fit.train_expert(table(A100, steep=0.1))
-    alone = fit.assemble_model({"softmax": [one]}).far["softmax"]
-    assert alone.low == pytest.approx(fit.FAR_OF_ONE * one.expert.near.low)
-    assert alone.high == pytest.approx(fit.FAR_OF_ONE * one.expert.near.high)
+    single = fit.train_expert(table(A100, steep=0.1))
+    alone = fit.assemble_model({"softmax": [single]}).far["softmax"]
+    assert alone.low == pytest.approx(fit.FAR_OF_ONE * single.expert.near.low)
+    assert alone.high == pytest.approx(fit.FAR_OF_ONE * single.expert.near.high)
 
 
 # ---------------------------------------------------------------------------------------- devices left out
@@ -444,19 +444,19 @@ def test_far_error_comes_from_devices_left_out() -> None:
 
 @pytest.mark.usefixtures("learns")
 def test_each_device_is_left_out_in_turn() -> None:
-    kept = [fit.train_expert(table(on, times)) for on, times in ((A100, 1.5), (H100, 1.5), (P100, 3.0))]
-    found = list(evaluation.evaluate_holdouts({"softmax": kept}))
-    assert [(error.device, error.group, error.rows) for error in found] == [
-        (one.table.device.name, group, 80) for one in kept for group in ("a", "b")
+    trained = [fit.train_expert(table(on, times)) for on, times in ((A100, 1.5), (H100, 1.5), (P100, 3.0))]
+    errors = list(evaluation.evaluate_holdouts({"softmax": trained}))
+    assert [(error.device, error.group, error.rows) for error in errors] == [
+        (expert.table.device.name, group, 80) for expert in trained for group in ("a", "b")
     ]
-    p100 = found[-1]
+    p100 = errors[-1]
     assert p100.percent == pytest.approx(50, abs=1)
     assert p100.bias_percent == pytest.approx(-50, abs=1)
     assert p100.within_percent == 0  # the two others agree, so the interval has no width
-    times = kept[-1].roofline
-    b = kept[-1].table.group == "b"
+    times = trained[-1].roofline
+    b = trained[-1].table.group == "b"
     roofline = np.maximum(times.compute_us, times.memory_us)[b]
-    missed = 100 * np.mean(1 - roofline / kept[-1].table.us[b])
+    missed = 100 * np.mean(1 - roofline / trained[-1].table.us[b])
     assert p100.others_percent["roofline"] == pytest.approx(missed)
     assert set(p100.others_percent) == {
         "roofline",
@@ -467,10 +467,10 @@ def test_each_device_is_left_out_in_turn() -> None:
     assert p100.hidden == 0
     # H100 is nearer to A100, which has the same ratio; P100 widens the interval but hardly changes the
     # prediction.
-    assert found[0].percent < 25
-    assert found[0].within_percent == 100
-    assert found[0].below_bound == 0
-    assert evaluation.coverage(found) == pytest.approx(np.mean([error.within_percent for error in found]))
+    assert errors[0].percent < 25
+    assert errors[0].within_percent == 100
+    assert errors[0].below_bound == 0
+    assert evaluation.coverage(errors) == pytest.approx(np.mean([error.within_percent for error in errors]))
 
 
 @pytest.mark.usefixtures("learns")
@@ -486,10 +486,10 @@ def measured(path: Path, on: Iterable[Device], count: int) -> Path:
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(("device", "workload", "time_us"))
-        for one in on:
-            of = table(one, 2.0)
-            for (row, col, *_), us in list(zip(of.figures, of.us, strict=True))[:count]:
-                rows.writerow((one.name, f"softmax:rows={row:.0f},cols={col:.0f},dtype=f32", us))
+        for gpu in on:
+            kernels = table(gpu, 2.0)
+            for (row, col, *_), us in list(zip(kernels.figures, kernels.us, strict=True))[:count]:
+                rows.writerow((gpu.name, f"softmax:rows={row:.0f},cols={col:.0f},dtype=f32", us))
     return path
 
 
@@ -503,33 +503,33 @@ def test_the_command_writes_model_and_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     out, errors = tmp_path / "model.npz", tmp_path / "results" / "errors.json"
-    files = [measured(tmp_path / f"{one.name}.csv", [one], 120) for one in (A100, H100)]
-    given = [argument for path in files for argument in ("--measured", path)]
-    assert run(monkeypatch, *given, "--out", out, "--errors", errors) == 0
+    files = [measured(tmp_path / f"{gpu.name}.csv", [gpu], 120) for gpu in (A100, H100)]
+    arguments = [argument for path in files for argument in ("--measured", path)]
+    assert run(monkeypatch, *arguments, "--out", out, "--errors", errors) == 0
     model = ForecastModel.load(out)
     assert [expert.device for expert in model.experts["softmax"]] == ["a100-80-sxm", "h100-sxm"]
-    of = table(P100)
-    blend = model.blend("softmax", fit.table_roofline(of), P100, "f32")
-    assert blend.us / fit.table_roofline(of).us == pytest.approx(2.0, rel=0.01)
+    kernels = table(P100)
+    blend = model.blend("softmax", fit.table_roofline(kernels), P100, "f32")
+    assert blend.us / fit.table_roofline(kernels).us == pytest.approx(2.0, rel=0.01)
     entries = json.loads(errors.read_text())
     assert [(error["device"], error["group"], error["rows"]) for error in entries] == [
         ("a100-80-sxm", "softmax", 120),
         ("h100-sxm", "softmax", 120),
     ]
     assert all(error["percent"] < 1 for error in entries)
-    said = capsys.readouterr().err
-    assert "softmax on h100-sxm: 120 rows" in said
-    assert "without a100-80-sxm: softmax: 0.0 %" in said
-    assert "coverage of the 90 % interval: 100.0 %" in said
+    printed = capsys.readouterr().err
+    assert "softmax on h100-sxm: 120 rows" in printed
+    assert "without a100-80-sxm: softmax: 0.0 %" in printed
+    assert "coverage of the 90 % interval: 100.0 %" in printed
 
 
 def test_too_few_rows_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     own_rows = measured(tmp_path / "own.csv", [A100], fit.FEWEST - 1)
     assert run(monkeypatch, "--measured", own_rows, "--out", tmp_path / "model.npz") == 1
     assert not (tmp_path / "model.npz").exists()
-    said = capsys.readouterr().err
-    assert "99 rows are too few" in said
-    assert "error: no measurements to train on" in said
+    printed = capsys.readouterr().err
+    assert "99 rows are too few" in printed
+    assert "error: no measurements to train on" in printed
 
 
 def test_what_cannot_be_read_is_an_error_of_one_line(
@@ -552,13 +552,13 @@ def test_ctrl_c_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 @pytest.mark.usefixtures("learns")
 def test_errors_of_a_device_left_out_contain_the_median_host_of_the_others() -> None:
     hosts = [(A100, 30.0, 20.0), (H100, 40.0, 20.0), (P100, 90.0, 60.0)]
-    kept = [fit.train_expert(behind_host(table(on, 1.5), floor, lead)) for on, floor, lead in hosts]
-    found = list(evaluation.evaluate_holdouts({"softmax": kept}))
-    a100, p100 = found[0], found[-1]
+    trained = [fit.train_expert(behind_host(table(on, 1.5), floor, lead)) for on, floor, lead in hosts]
+    errors = list(evaluation.evaluate_holdouts({"softmax": trained}))
+    a100, p100 = errors[0], errors[-1]
     assert a100.hidden > 0
     assert p100.kernel_percent < 1
     # The others have floors of 30 and 40 us and leads of 20 us, and the kernels are predicted exactly.
-    us = kept[2].table.kernel_us[kept[2].table.group == "b"]
+    us = trained[2].table.kernel_us[trained[2].table.group == "b"]
     expected = 100 * np.mean(1 - np.maximum(35.0, 20.0 + us) / np.maximum(90.0, 60.0 + us))
     assert p100.percent == pytest.approx(expected, abs=0.5)
     assert p100.others_percent["roofline"] < 60

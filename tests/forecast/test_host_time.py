@@ -45,14 +45,14 @@ def unfittable(table: OperatorTable, **changed: object) -> OperatorTable:
 @pytest.mark.parametrize(("floor_us", "lead_us"), [(48.0, 20.0), (32.0, 21.0), (95.0, 67.0)])
 def test_host_is_separated_from_the_kernel(floor_us: float, lead_us: float) -> None:
     table = products(floor_us, lead_us)
-    (found,) = separate([table])
-    assert found.host.floor_us == pytest.approx(floor_us, rel=0.01)
-    assert found.host.lead_us == pytest.approx(lead_us, abs=1.5)
+    (separated,) = separate([table])
+    assert separated.host.floor_us == pytest.approx(floor_us, rel=0.01)
+    assert separated.host.lead_us == pytest.approx(lead_us, abs=1.5)
     expected = LAUNCH_US + table.work * np.array([RATES[name] for name in table.kind])
-    assert np.abs(found.kernel_us - expected)[4:].max() < 0.04 * table.us.max()
+    assert np.abs(separated.kernel_us - expected)[4:].max() < 0.04 * table.us.max()
     hidden = table.us < 1.1 * floor_us
     assert hidden.any()
-    assert np.abs(found.kernel_us - expected)[hidden].max() < 1.5  # read from the line, so without noise
+    assert np.abs(separated.kernel_us - expected)[hidden].max() < 1.5  # read from the line, so without noise
 
 
 def test_law_without_a_floor_is_a_line() -> None:
@@ -66,31 +66,35 @@ def test_law_without_a_floor_is_a_line() -> None:
 def test_kernels_of_a_kind_that_is_always_hidden_are_unknown() -> None:
     table = products(48.0, 20.0)
     short = table.kind == "narrow"
-    (found,) = separate([dataclasses.replace(table, us=np.where(short, 48.0, table.us))])
-    assert np.isnan(found.kernel_us[short]).all()
-    assert np.isfinite(found.kernel_us[~short]).all()
+    (separated,) = separate([dataclasses.replace(table, us=np.where(short, 48.0, table.us))])
+    assert np.isnan(separated.kernel_us[short]).all()
+    assert np.isfinite(separated.kernel_us[~short]).all()
 
 
 def test_table_without_a_fit_gets_the_lead_of_a_similar_table() -> None:
-    known = [products(48.0, 20.0), products(60.0, 40.0, device="b"), products(70.0, 50.0, operator="linear")]
+    fittable = [
+        products(48.0, 20.0),
+        products(60.0, 40.0, device="b"),
+        products(70.0, 50.0, operator="linear"),
+    ]
     rows = dataclasses.replace(products(0.0, 15.0, operator="add"), family="elementwise")
     asked = {
-        "same operator, other part": (unfittable(known[1], part="test"), 40),
-        "same operator, other devices": (unfittable(known[0], device="c"), 30),
+        "same operator, other part": (unfittable(fittable[1], part="test"), 40),
+        "same operator, other devices": (unfittable(fittable[0], device="c"), 30),
         "rows, from rows of the device": (unfittable(rows, operator="softmax", family="softmax"), 15),
         "nothing known": (unfittable(rows, operator="softmax", family="softmax", device="c"), 0),
     }
-    found = separate([*known, rows, *(table for table, _ in asked.values())])[4:]
-    for times, (name, (_, lead_us)) in zip(found, asked.items(), strict=True):
+    separated = separate([*fittable, rows, *(table for table, _ in asked.values())])[4:]
+    for times, (name, (_, lead_us)) in zip(separated, asked.items(), strict=True):
         assert times.host == HostTime(0.0, pytest.approx(lead_us, abs=1.5)), name
 
 
 def test_lead_from_elsewhere_leaves_kernels_their_time_at_peak_rates() -> None:
-    known = products(60.0, 40.0)
-    short = unfittable(known, part="test", us=np.full(400, 45.0), peak_us=np.full(400, 15.0))
-    assert separate([known, short])[1].host == HostTime(0.0, 30.0)
+    fittable = products(60.0, 40.0)
+    short = unfittable(fittable, part="test", us=np.full(400, 45.0), peak_us=np.full(400, 15.0))
+    assert separate([fittable, short])[1].host == HostTime(0.0, 30.0)
 
 
 def test_too_few_rows_are_left_as_measured() -> None:
-    (found,) = separate([products(48.0, 20.0, rows=20)])
-    assert found.host == HostTime()
+    (separated,) = separate([products(48.0, 20.0, rows=20)])
+    assert separated.host == HostTime()

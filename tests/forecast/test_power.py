@@ -92,7 +92,7 @@ def test_networks_run_at_the_power_limit() -> None:
 def test_attention_of_pytorch_is_that_of_flash_attention_2_on_hopper() -> None:
     text = "attention:batch=4,heads=16,seq_q=4096,head_dim=128,dtype=bf16,causal=true"
     for device, expected in ((H100, FLASH_3_SPEEDUP[False]), (A100, 1.0), (devices.find("b200"), 1.0)):
-        given = [Operation(workload=parse(text), part="attention")]
-        (fast,) = predict_operations(given, device)
-        (torch,) = predict_operations(given, device, torch_attention=True)
+        operations = [Operation(workload=parse(text), part="attention")]
+        (fast,) = predict_operations(operations, device)
+        (torch,) = predict_operations(operations, device, torch_attention=True)
         assert torch.each_us == pytest.approx(expected * fast.each_us)

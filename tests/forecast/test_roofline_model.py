@@ -84,24 +84,24 @@ def test_energy_lies_between_processes() -> None:
 
 
 def test_a_product_is_its_operations_or_its_bytes() -> None:
-    found = product(batch=3, m=1024, n=512, k=256, extra_bytes=1000)
-    assert found.compute_us == pytest.approx(2 * 3 * 1024 * 512 * 256 / (108 * 1410 * 2048))
+    roofline = product(batch=3, m=1024, n=512, k=256, extra_bytes=1000)
+    assert roofline.compute_us == pytest.approx(2 * 3 * 1024 * 512 * 256 / (108 * 1410 * 2048))
     nbytes = 3 * 2 * (1024 * 256 + 256 * 512 + 1024 * 512) + 1000
-    assert found.memory_us == pytest.approx(nbytes / (A100.dram_gb_s * 1e3))
-    assert found.us == pytest.approx(max(found.compute_us[0], found.memory_us[0]) + LAUNCH_US)
+    assert roofline.memory_us == pytest.approx(nbytes / (A100.dram_gb_s * 1e3))
+    assert roofline.us == pytest.approx(max(roofline.compute_us[0], roofline.memory_us[0]) + LAUNCH_US)
 
 
 def test_types_of_operands_and_results_count() -> None:
-    found = product("f32", m=10, n=20, k=30, in_bytes=1, out_bytes=4)
-    assert found.memory_us == pytest.approx((300 + 600 + 4 * 200) / (A100.dram_gb_s * 1e3))
-    assert found.compute_us == pytest.approx(2 * 6000 / (108 * 1410 * 2 * 64))
+    roofline = product("f32", m=10, n=20, k=30, in_bytes=1, out_bytes=4)
+    assert roofline.memory_us == pytest.approx((300 + 600 + 4 * 200) / (A100.dram_gb_s * 1e3))
+    assert roofline.compute_us == pytest.approx(2 * 6000 / (108 * 1410 * 2 * 64))
 
 
 @pytest.mark.parametrize("family", ["elementwise", "softmax", "norm"])
 def test_row_kernels_are_predicted_from_bytes(family: Family) -> None:
-    found = one(family, "f32", rows=64, cols=100, read_bytes=51200, write_bytes=25600)
-    assert found.compute_us == pytest.approx(0)
-    assert found.memory_us == pytest.approx(76800 / (A100.dram_gb_s * 1e3))
+    roofline = one(family, "f32", rows=64, cols=100, read_bytes=51200, write_bytes=25600)
+    assert roofline.compute_us == pytest.approx(0)
+    assert roofline.memory_us == pytest.approx(76800 / (A100.dram_gb_s * 1e3))
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_row_kernels_are_predicted_from_bytes(family: Family) -> None:
 def test_attention_counts_the_pairs_that_a_query_sees(seq_q: int, seq_k: int, causal: bool) -> None:
     heads = {"batch": 2, "heads": 8, "head_dim": 64, "dtype": "bf16"}
     workload: Any = workloads.workload("attention", **heads, seq_q=seq_q, seq_k=seq_k, causal=causal)
-    found = attention(seq_q=seq_q, seq_k=seq_k, causal=causal)
+    roofline = attention(seq_q=seq_q, seq_k=seq_k, causal=causal)
     flops = 2 * 2 * 2 * 8 * workload.pairs * 64
-    assert found.compute_us == pytest.approx(flops / peak_flop_per_us(A100, "bf16"))
+    assert roofline.compute_us == pytest.approx(flops / peak_flop_per_us(A100, "bf16"))
 
 
 SIMT = {"batch": 1, "in_bytes": 4, "out_bytes": 4, "extra_bytes": 0, "k": 4096}
@@ -134,13 +134,13 @@ SIMT = {"batch": 1, "in_bytes": 4, "out_bytes": 4, "extra_bytes": 0, "k": 4096}
 def test_f32_products_share_issue_slots_with_other_instructions(
     on: device.Device, m: int, n: int, longer: float
 ) -> None:
-    found = product("f32", on, m=m, n=n, **SIMT)
-    assert found.compute_us == pytest.approx(longer * 2 * m * n * SIMT["k"] / peak_flop_per_us(on, "f32"))
+    roofline = product("f32", on, m=m, n=n, **SIMT)
+    assert roofline.compute_us == pytest.approx(longer * 2 * m * n * SIMT["k"] / peak_flop_per_us(on, "f32"))
 
 
 def test_issue_slots_do_not_add_to_a_power_limit() -> None:
-    found = product("f32", L4, m=8192, n=8192, **SIMT)
-    assert found.compute_us == pytest.approx(2 * 8192**2 * SIMT["k"] / flop_per_us(L4, "f32"))
+    roofline = product("f32", L4, m=8192, n=8192, **SIMT)
+    assert roofline.compute_us == pytest.approx(2 * 8192**2 * SIMT["k"] / flop_per_us(L4, "f32"))
 
 
 def test_grouped_products_read_the_matrices_of_filled_groups() -> None:
@@ -182,11 +182,11 @@ def test_features_are_finite_for_sizes_from_1_to_a_million(family: Family, on: d
         sizes = [[r, c, 4 * r * c, w] for r, c in itertools.product(SIZES, repeat=2) for w in (0, 4 * r * c)]
     arithmetic: Arithmetic = "f32" if on is MI210 else "f16"
     with np.errstate(all="raise"):
-        found = roofline_times(family, arithmetic, np.array(sizes, dtype=np.float64), on)
-    assert found.features.shape[0] == len(sizes)
-    assert np.isfinite(found.features).all()
-    assert np.isfinite(found.us).all()
-    assert (found.us > LAUNCH_US).all()
+        roofline = roofline_times(family, arithmetic, np.array(sizes, dtype=np.float64), on)
+    assert roofline.features.shape[0] == len(sizes)
+    assert np.isfinite(roofline.features).all()
+    assert np.isfinite(roofline.us).all()
+    assert (roofline.us > LAUNCH_US).all()
 
 
 def test_waves_and_alignment_of_a_product() -> None:
@@ -201,8 +201,8 @@ def test_waves_and_alignment_of_a_product() -> None:
 
 def test_view_of_a_smaller_array_moves_fewer_bytes() -> None:
     workload = workloads.parse("conv2d:n=8,c=64,h=56,w=56,k=64,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc")
-    (found,) = library_kernels(workload, A100)
-    of_law = roofline_times("product", "f16", np.array([found.figures], dtype=np.float64), A100)
+    (launched,) = library_kernels(workload, A100)
+    of_law = roofline_times("product", "f16", np.array([launched.figures], dtype=np.float64), A100)
     assert of_law.memory_us == pytest.approx(workload.traffic().total_bytes / (A100.dram_gb_s * 1e3))
 
 
@@ -219,8 +219,8 @@ def test_coordinates_are_generation_rate_bandwidth_and_vendor() -> None:
 
 def test_alike_devices_are_near_and_others_far() -> None:
     def apart(a: str, b: str) -> float:
-        ends = [np.array(coordinates(device.find(name), "f32")) for name in (a, b)]
-        return float(np.sum((ends[0] - ends[1]) ** 2))
+        points = [np.array(coordinates(device.find(name), "f32")) for name in (a, b)]
+        return float(np.sum((points[0] - points[1]) ** 2))
 
     assert apart("a100-40-pcie", "a100-80-sxm") < 0.2
     assert (

@@ -98,12 +98,12 @@ def main(
             `numbers` (a range) and `out`.
         keeps: Accept ``--out``, a folder that keeps failing inputs.
     """
-    given = _arguments(doc, inputs, count, keeps)
+    arguments = _arguments(doc, inputs, count, keeps)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        outcomes = fuzz(Path(folder), given)
+        outcomes = fuzz(Path(folder), arguments)
     seconds = time.perf_counter() - began
-    print(f"{len(given.numbers)} {inputs} in {seconds:.0f} s: {dict(sorted(outcomes.items()))}")
+    print(f"{len(arguments.numbers)} {inputs} in {seconds:.0f} s: {dict(sorted(outcomes.items()))}")
     return 1 if outcomes["failed"] else 0
 
 

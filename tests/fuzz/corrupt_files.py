@@ -115,18 +115,18 @@ _OUTCOMES: tuple[dict[str, Any], ...] = (
 def _lines() -> list[dict[str, Any]]:
     """Return a device and measurements, some of installed variants with their current revision."""
     device = described()["h100-sxm"]
-    found: list[dict[str, Any]] = [
+    lines: list[dict[str, Any]] = [
         {"what": "device", "tunebench": "0.1.0", "key": device.key, **dataclasses.asdict(device)}
     ]
     texts = ("softmax:rows=64,cols=64,dtype=f32", "gemm:m=64,n=64,k=64,dtype=f16")
-    places = [("softmax/example", texts[0], {"tile": 1, "ratio": 0.5, "order": "nk"}, "r1")]
+    spaces = [("softmax/example", texts[0], {"tile": 1, "ratio": 0.5, "order": "nk"}, "r1")]
     for key, text in (("softmax/cuda_block", texts[0]), ("gemm/cuda_mma", texts[1])):
         variant, workload = kernels.variant(key), parse(text)
         config = variant.default(workload, device)
-        places.append((key, text, dict(config), variant.revision(workload, config)))
+        spaces.append((key, text, dict(config), variant.revision(workload, config)))
     for number, outcome in enumerate(_OUTCOMES):
-        variant_key, text, values, revision = places[number % len(places)]
-        found.append(
+        variant_key, text, values, revision = spaces[number % len(spaces)]
+        lines.append(
             {
                 "what": "measurement",
                 "device": device.key,
@@ -146,7 +146,7 @@ def _lines() -> list[dict[str, Any]]:
                 "comparison": {},
             }
         )
-    return found
+    return lines
 
 
 def good(form: str) -> Any:
@@ -202,35 +202,35 @@ def _places(data: Any) -> Iterator[tuple[Any, Any]]:
 
 def _change(data: Any, rng: random.Random) -> None:
     """Delete, rename or replace one random value."""
-    places = list(_places(data))
-    if not places:
+    entries = list(_places(data))
+    if not entries:
         return
-    holder, key = rng.choice(places)
-    what = rng.random()
-    if what < 0.5:
+    holder, key = rng.choice(entries)
+    choice = rng.random()
+    if choice < 0.5:
         holder[key] = copy.deepcopy(rng.choice(ODD))
-    elif what < 0.65:
-        elsewhere, other = rng.choice(places)
-        holder[key] = copy.deepcopy(elsewhere[other])
-    elif what < 0.75 and isinstance(holder[key], int | float):
+    elif choice < 0.65:
+        elsewhere, other_key = rng.choice(entries)
+        holder[key] = copy.deepcopy(elsewhere[other_key])
+    elif choice < 0.75 and isinstance(holder[key], int | float):
         holder[key] = rng.choice((-1, 0, 1e-9, 1e9, 1e300, -1.0)) * holder[key]
-    elif what < 0.85 or isinstance(holder, list):
+    elif choice < 0.85 or isinstance(holder, list):
         del holder[key]
-    elif what < 0.95:
+    elif choice < 0.95:
         holder[rng.choice(NAMES)] = holder.pop(key)
     else:
         holder[rng.choice(NAMES)] = copy.deepcopy(rng.choice(ODD))
 
 
 def _shuffle(lines: list[Any], rng: random.Random) -> None:
-    what = rng.random()
-    if what < 0.1:
+    choice = rng.random()
+    if choice < 0.1:
         rng.shuffle(lines)
-    elif what < 0.2 and lines:
+    elif choice < 0.2 and lines:
         del lines[rng.randrange(len(lines))]
-    elif what < 0.4 and lines:
+    elif choice < 0.4 and lines:
         lines.insert(rng.randint(0, len(lines)), copy.deepcopy(rng.choice(lines)))
-    elif what < 0.45:
+    elif choice < 0.45:
         lines *= rng.randint(2, 100)
 
 
@@ -238,8 +238,8 @@ def _damage(text: bytes, rng: random.Random) -> bytes:
     at, until = sorted(rng.randint(0, len(text)) for _ in range(2))
     match rng.randrange(7):
         case 0 if text:
-            place = rng.randrange(len(text))
-            return text[:place] + bytes([text[place] ^ 1 << rng.randrange(8)]) + text[place + 1 :]
+            position = rng.randrange(len(text))
+            return text[:position] + bytes([text[position] ^ 1 << rng.randrange(8)]) + text[position + 1 :]
         case 1:
             return text[:at]
         case 2:
@@ -254,12 +254,12 @@ def _damage(text: bytes, rng: random.Random) -> bytes:
 
 
 def _compress(text: bytes, rng: random.Random) -> bytes:
-    what = rng.random()
-    if what < 0.02:  # expands to much more than its size
+    choice = rng.random()
+    if choice < 0.02:  # expands to much more than its size
         text += rng.choice((b" ", b"\n", b"1\n", b"0,", b"[", b"9", b'"')) * rng.choice((1 << 20, 1 << 24))
     packed = gzip.compress(text, 1, mtime=0)
-    if what < 0.5:
+    if choice < 0.5:
         return _damage(packed, rng)
-    if what < 0.6:
+    if choice < 0.6:
         return packed + gzip.compress(encoded(good(rng.choice(FORMATS))), mtime=0)
     return packed

@@ -86,9 +86,9 @@ def _header(data: bytearray, draw: random.Random) -> None:
 
 def _overwrite(data: bytearray, draw: random.Random) -> None:
     size = draw.choice((1, 8, 64, 512, 4096))
-    place = draw.randrange(len(data))
+    position = draw.randrange(len(data))
     piece = draw.choice((bytes(size), b"\xff" * size, draw.randbytes(size)))
-    data[place : place + size] = piece[: len(data) - place]
+    data[position : position + size] = piece[: len(data) - position]
 
 
 def _cut(data: bytearray, draw: random.Random) -> None:
@@ -97,37 +97,37 @@ def _cut(data: bytearray, draw: random.Random) -> None:
 
 def _exchange_pages(data: bytearray, draw: random.Random) -> None:
     pages = max(1, len(data) // 4096)
-    one, other = (4096 * draw.randrange(pages) for _ in range(2))
-    piece = bytes(data[one : one + 4096])
+    first, second = (4096 * draw.randrange(pages) for _ in range(2))
+    piece = bytes(data[first : first + 4096])
     if draw.random() < 0.5:
-        data[one : one + 4096] = data[other : other + 4096]
-    data[other : other + 4096] = piece
+        data[first : first + 4096] = data[second : second + 4096]
+    data[second : second + 4096] = piece
 
 
 def _shift(data: bytearray, draw: random.Random) -> None:
-    place, size = draw.randrange(len(data)), draw.choice((1, 7, 4096))
+    position, size = draw.randrange(len(data)), draw.choice((1, 7, 4096))
     if draw.random() < 0.5:
-        del data[place : place + size]
+        del data[position : position + size]
     else:
-        data[place:place] = draw.randbytes(size)
+        data[position:position] = draw.randbytes(size)
 
 
 def _replace_text(data: bytearray, draw: random.Random) -> None:
     word = draw.choice(_SCHEMA_WORDS + _VALUES)
-    places = _places(bytes(data), word)
-    if places:
-        place = draw.choice(places)
-        other = draw.choice((draw.randbytes(len(word)), bytes(len(word)), word[::-1], b"9" * len(word)))
-        data[place : place + len(word)] = other
+    positions = _places(bytes(data), word)
+    if positions:
+        position = draw.choice(positions)
+        replacement = draw.choice((draw.randbytes(len(word)), bytes(len(word)), word[::-1], b"9" * len(word)))
+        data[position : position + len(word)] = replacement
 
 
 def _places(data: bytes, word: bytes) -> list[int]:
-    found: list[int] = []
-    place = data.find(word)
-    while place >= 0 and len(found) < 1000:
-        found.append(place)
-        place = data.find(word, place + 1)
-    return found
+    positions: list[int] = []
+    position = data.find(word)
+    while position >= 0 and len(positions) < 1000:
+        positions.append(position)
+        position = data.find(word, position + 1)
+    return positions
 
 
 _KINDS: tuple[Callable[[bytearray, random.Random], None], ...] = (
@@ -151,8 +151,8 @@ def _result(step: Callable[[Path], str], path: Path) -> str:
     try:
         return step(path)
     except DatabaseError as error:
-        said = str(error)
-    assert "\n" not in said, said
+        message = str(error)
+    assert "\n" not in message, message
     return "refused"
 
 
@@ -241,9 +241,9 @@ def fuzz(folder: Path, seed: int, numbers: range, failed: Path | None = None) ->
     return command.count_outcomes(numbers, check_file, fail, limit_s=TIME_LIMIT_S)
 
 
-def _fuzz(folder: Path, given: argparse.Namespace) -> Counter[str]:
+def _fuzz(folder: Path, arguments: argparse.Namespace) -> Counter[str]:
     print(f"SQLite {sqlite3.sqlite_version}")
-    return fuzz(folder, given.seed, given.numbers, given.out)
+    return fuzz(folder, arguments.seed, arguments.numbers, arguments.out)
 
 
 if __name__ == "__main__":

@@ -64,10 +64,10 @@ def import_outcome(store: Store, path: Path) -> str:
             connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
             for table in _TABLES
         ]
-        found = Integrity()
-        check_rules(connection, found)
-        check_rows(connection, found, lambda done, total: None)
-    wrong = {kind: [*map(str, first)] for kind, first in found.first.items() if kind not in ALLOWED}
+        integrity = Integrity()
+        check_rules(connection, integrity)
+        check_rows(connection, integrity, lambda done, total: None)
+    wrong = {kind: [*map(str, first)] for kind, first in integrity.first.items() if kind not in ALLOWED}
     assert not wrong, f"expected a valid database, found {wrong}"
     if done is None:
         assert counts == [0, 0, 0, 0], f"expected no rows of a refused file, found {counts}"
@@ -113,10 +113,10 @@ def fuzz(store: Store, folder: Path, seed: int, numbers: range, failed: Path | N
     return command.count_outcomes(numbers, check, fail, limit_s=TIME_LIMIT_S)
 
 
-def _fuzz(folder: Path, given: argparse.Namespace) -> Counter[str]:
+def _fuzz(folder: Path, arguments: argparse.Namespace) -> Counter[str]:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     with open_store(folder / "fuzz.db") as store:
-        outcomes = fuzz(store, folder, given.seed, given.numbers, given.out)
+        outcomes = fuzz(store, folder, arguments.seed, arguments.numbers, arguments.out)
     print(f"at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB")
     return outcomes
 

@@ -178,36 +178,36 @@ def _shuffle(chance: random.Random, items: list[str]) -> None:
 
 
 def _exchange_values(chance: random.Random, items: list[str]) -> None:
-    one, other = chance.randrange(len(items)), chance.choice(items)
-    items[one] = items[one].partition("=")[0] + "=" + other.partition("=")[2]
+    target, source = chance.randrange(len(items)), chance.choice(items)
+    items[target] = items[target].partition("=")[0] + "=" + source.partition("=")[2]
 
 
 def _limit(chance: random.Random, items: list[str]) -> None:
-    place = chance.randrange(len(items))
-    items[place] = items[place].partition("=")[0] + "=" + chance.choice(_LIMITS)
+    index = chance.randrange(len(items))
+    items[index] = items[index].partition("=")[0] + "=" + chance.choice(_LIMITS)
 
 
 def _rename(chance: random.Random, items: list[str]) -> None:
-    place = chance.randrange(len(items))
-    name, equals, value = items[place].partition("=")
-    items[place] = chance.choice((name.upper(), name[:-1], name + "s", "k", "__class__", "")) + equals + value
+    index = chance.randrange(len(items))
+    name, equals, value = items[index].partition("=")
+    items[index] = chance.choice((name.upper(), name[:-1], name + "s", "k", "__class__", "")) + equals + value
 
 
 def _nest(chance: random.Random, items: list[str]) -> None:
-    place, deep = chance.randrange(len(items)), chance.choice((1, 2, 50, 3000))
-    name, equals, value = items[place].partition("=")
+    index, deep = chance.randrange(len(items)), chance.choice((1, 2, 50, 3000))
+    name, equals, value = items[index].partition("=")
     wrap = chance.choice(("(", "-", "exp(", "max(x,"))
-    items[place] = name + equals + wrap * deep + value + ")" * (deep if "(" in wrap else 0)
+    items[index] = name + equals + wrap * deep + value + ")" * (deep if "(" in wrap else 0)
 
 
 def _insert(chance: random.Random, text: str) -> str:
-    place = chance.randrange(len(text) + 1)
-    return text[:place] + chance.choice(_CHARACTERS) + text[place:]
+    position = chance.randrange(len(text) + 1)
+    return text[:position] + chance.choice(_CHARACTERS) + text[position:]
 
 
 def _delete(chance: random.Random, text: str) -> str:
-    place = chance.randrange(len(text) + 1)
-    return text[:place] + text[place + chance.choice((1, 1, 5, 1000)) :]
+    position = chance.randrange(len(text) + 1)
+    return text[:position] + text[position + chance.choice((1, 1, 5, 1000)) :]
 
 
 def _separate(chance: random.Random, text: str) -> str:
@@ -242,8 +242,8 @@ def check(text: str, *, search: bool) -> str:
         assert message, "an error without a message"
         assert len(message) <= LONGEST_MESSAGE, f"a message of {len(message)} characters"
         return "refused"
-    again = parse(str(workload))
-    assert (again, str(again)) == (workload, str(workload)), f"{workload} parses to {again}"
+    reparsed = parse(str(workload))
+    assert (reparsed, str(reparsed)) == (workload, str(workload)), f"{workload} parses to {reparsed}"
     str(workload).encode()
     if ":" in text:
         _check_stated(workload, text)
@@ -288,17 +288,17 @@ def _check_stated(workload: Workload, text: str) -> None:
 def _values(text: str) -> str:
     """Return the value of an accepted expression, computed by Python."""
     names = sorted(expression.names(expression.parse(text)))
-    given = {name: np.float64(1.25 + 0.5 * place) for place, name in enumerate(names)}
-    known = {"__builtins__": {}, **_functions(), **given}
+    values = {name: np.float64(1.25 + 0.5 * index) for index, name in enumerate(names)}
+    scope = {"__builtins__": {}, **_functions(), **values}
     with np.errstate(all="ignore"):
         try:
-            return f"{eval(text.strip(), known):.6g}"
+            return f"{eval(text.strip(), scope):.6g}"
         except ZeroDivisionError:
             return "division by zero"
 
 
 def _functions() -> dict[str, Callable[..., Any]]:
-    own: dict[str, Callable[..., Any]] = {
+    meanings: dict[str, Callable[..., Any]] = {
         "eq": lambda a, b: float(a == b),
         "ne": lambda a, b: float(a != b),
         "lt": lambda a, b: float(a < b),
@@ -322,8 +322,10 @@ def _functions() -> dict[str, Callable[..., Any]]:
         "step": lambda a: float(a > 0),
         "relu": lambda a: np.maximum(a, 0),
     }
-    others = set(expression.FUNCTIONS) - set(own)  # any function that differs for different arguments
-    return own | {name: (lambda *a, n=name: sum(math.pi * len(n) * np.tanh(v) for v in a)) for name in others}
+    unknown = set(expression.FUNCTIONS) - set(meanings)  # any function that differs for different arguments
+    return meanings | {
+        name: (lambda *a, n=name: sum(math.pi * len(n) * np.tanh(v) for v in a)) for name in unknown
+    }
 
 
 def _check_search(workload: Workload) -> None:
@@ -361,4 +363,6 @@ def fuzz(seed: int, numbers: range) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(command.main(__doc__, "texts", 100_000, lambda _, given: fuzz(given.seed, given.numbers)))
+    sys.exit(
+        command.main(__doc__, "texts", 100_000, lambda _, arguments: fuzz(arguments.seed, arguments.numbers))
+    )

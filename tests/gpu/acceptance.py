@@ -123,8 +123,10 @@ def find_device(arch: str | None) -> Device:
     for gpu in gpus:
         if arch in (None, gpu.architecture):
             return gpu
-    here = ", ".join(f"{gpu.name} ({gpu.architecture})" for gpu in gpus) or "no NVIDIA GPU"
-    print(f"acceptance needs a GPU{f' of {arch}' if arch else ''}; this machine has {here}", file=sys.stderr)
+    present = ", ".join(f"{gpu.name} ({gpu.architecture})" for gpu in gpus) or "no NVIDIA GPU"
+    print(
+        f"acceptance needs a GPU{f' of {arch}' if arch else ''}; this machine has {present}", file=sys.stderr
+    )
     raise SystemExit(5)
 
 

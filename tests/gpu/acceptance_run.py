@@ -224,15 +224,15 @@ def items_to_verify(
     for text in workloads:
         if not in_time():
             break
-        found, reason = gpu_candidates(text, device)
+        candidates, reason = gpu_candidates(text, device)
         problems += [reason] if reason else []
-        for candidate in found:
+        for candidate in candidates:
             default = candidate.table.row(candidate.variant.default(parse(text), device))
             if default is None:
                 problems.append(f"{candidate.variant.key}: the default for {text} is not in its space")
-            others = [item for item in shuffled(text, candidate) if item.row != default]
+            further = [item for item in shuffled(text, candidate) if item.row != default]
             first = [] if default is None else [AcceptanceItem(text, candidate, default)]
-            for turn, item in zip(turns, [*first, *others], strict=False):
+            for turn, item in zip(turns, [*first, *further], strict=False):
                 turn.append(item)
     for turn in turns:
         turn.sort(key=lambda item: "wgmma" not in item.candidate.variant.key)

@@ -159,11 +159,11 @@ def sanitize(session: AcceptanceRun) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         running = [pool.submit(_check, session, tool, *job, small[job[1]]) for job in jobs]
         for future, (checker, key) in zip(running, jobs, strict=True):
-            done, found = future.result()
+            done, problem = future.result()
             session.measured += done
-            undone += [] if done else [f"{checker} {key}: {found}"]
-            problems += [f"{checker} {key}: {found}"] if done and found else []
-            session.report.say(f"sanitize: {checker} {key}: {found or 'clean'}"[:400])
+            undone += [] if done else [f"{checker} {key}: {problem}"]
+            problems += [f"{checker} {key}: {problem}"] if done and problem else []
+            session.report.say(f"sanitize: {checker} {key}: {problem or 'clean'}"[:400])
             session.report.put("sanitize", total=len(jobs), problems=problems[:MOST_QUOTED], undone=undone)
     session.report.put("sanitize", complete=not undone)
 
@@ -200,9 +200,9 @@ def record(session: AcceptanceRun) -> None:
     for text, key in RECORDED:
         if session.match not in text:
             continue
-        found = [c for c in gpu_candidates(text, session.device)[0] if c.variant.key == key]
-        missing += [] if found else [f"{key} does not support {text}"]
-        spaces += [shuffled(text, c) for c in found]
+        candidates = [c for c in gpu_candidates(text, session.device)[0] if c.variant.key == key]
+        missing += [] if candidates else [f"{key} does not support {text}"]
+        spaces += [shuffled(text, c) for c in candidates]
     items = in_turns(spaces, TURN)
     tally = OutcomeTally(session, "record", len(items), missing)
     closest: dict[str, float] = {}
@@ -210,14 +210,14 @@ def record(session: AcceptanceRun) -> None:
     for item, result in run_items(session, items, BRIEFLY):
         tally.add(item, result)
         if isinstance(result, Result) and isinstance(result.outcome, Measured) and item.bound_us:
-            place = f"{item.text} {item.candidate.variant.key}"
+            searched = f"{item.text} {item.candidate.variant.key}"
             ratio = result.outcome.median_us / item.bound_us
-            closest[place] = min(ratio, closest.get(place, ratio))
+            closest[searched] = min(ratio, closest.get(searched, ratio))
             forecast_us = item.candidate.predicted_us(item.row)
-            predicted.setdefault(place, []).append(result.outcome.median_us / forecast_us)
+            predicted.setdefault(searched, []).append(result.outcome.median_us / forecast_us)
     tally.end(closest_to_bound=closest, over_prediction=_quantiles(predicted))
 
 
 def _quantiles(ratios: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """Return the 5 %, 50 % and 95 % quantiles of each list of ratios: measured over predicted time."""
-    return {place: np.quantile(values, (0.05, 0.5, 0.95)).tolist() for place, values in ratios.items()}
+    return {searched: np.quantile(values, (0.05, 0.5, 0.95)).tolist() for searched, values in ratios.items()}

@@ -71,11 +71,11 @@ LEAST_FLOPS = 1e5
 
 def _one_of_each(texts: list[str]) -> list[str]:
     """Return the smallest workload above `LEAST_FLOPS` of each operator and direction, in f16."""
-    found: dict[tuple[str, str], str] = {}
+    first_texts: dict[tuple[str, str], str] = {}
     for workload in sorted(map(parse, texts), key=lambda workload: workload.flops()):
         if workload.dtype == "f16" and workload.flops() > LEAST_FLOPS:
-            found.setdefault((workload.operator, getattr(workload, "direction", "")), str(workload))
-    return list(found.values())
+            first_texts.setdefault((workload.operator, getattr(workload, "direction", "")), str(workload))
+    return list(first_texts.values())
 
 
 REFERENCES = _one_of_each(SANITIZED)

@@ -125,8 +125,8 @@ def _read(
     status = _kill(process)
     if status != 0:
         errors.seek(0)
-        said = [*noise, *errors.read().decode(errors="replace").splitlines()]
-        last = [line.strip() for line in said if line.strip()][-12:]
+        output_lines = [*noise, *errors.read().decode(errors="replace").splitlines()]
+        last = [line.strip() for line in output_lines if line.strip()][-12:]
         reason = " | ".join([*last[-1:], *last[:-1]])  # the last line has the error
         yield {"problem": f"exit status {status}: {reason}"[:2000]}
     elif not count:

@@ -357,14 +357,16 @@ def _baselines(
         calls = torch_calls(workload, tensors)
     except Exception as error:  # baselines may raise any exception: report it in place of the time
         return [TimedCall("torch", functools.partial(_refuse, error))]
-    found = []
+    timed_calls = []
     if "torch" in names:
-        found += [TimedCall(name, functools.partial(_timed, gpu, call)) for name, call in calls.items()]
+        timed_calls += [TimedCall(name, functools.partial(_timed, gpu, call)) for name, call in calls.items()]
     if "triton" in names and importlib.util.find_spec("triton"):
         program = triton_program(workload, tensors, device)
         if program is not None:
-            found.append(TimedCall("triton", functools.partial(_triton, gpu, workload, tensors, program)))
-    return found
+            timed_calls.append(
+                TimedCall("triton", functools.partial(_triton, gpu, workload, tensors, program))
+            )
+    return timed_calls
 
 
 def _refuse(error: Exception) -> Callable[[], Sequence[float]]:
@@ -404,20 +406,20 @@ def tuned(text: str, trials: str, minutes: str, database: str, *variants: str) -
 
 def answers(arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Run one command and yield its answers."""
-    what, *rest = arguments
-    if what == "facts":
+    request, *rest = arguments
+    if request == "facts":
         yield from facts(rest)
-    elif what == "smoke":
+    elif request == "smoke":
         yield from smoke(*rest)
-    elif what == "imports":
+    elif request == "imports":
         yield imports()
-    elif what == "carried":
+    elif request == "carried":
         yield from carried(*rest)
-    elif what == "conformance":
+    elif request == "conformance":
         yield from conformance(Path(rest[0]), rest[1:], on_device(find("cuda")))
-    elif what == "small":
+    elif request == "small":
         yield from small(rest[0], rest[1:])
-    elif what == "tune":
+    elif request == "tune":
         yield tuned(*rest)
     else:
         yield from contest([ContestJob(**job) for job in json.loads(rest[0])])

@@ -57,9 +57,9 @@ class _Job:
         """Return the job with the next variant; without any, the baselines alone; after that, None."""
         if self.contest.variant is None:
             return None
-        variant, *others = (*self.others, None)
+        variant, *further = (*self.others, None)
         contest = dataclasses.replace(self.contest, variant=variant, config="")
-        return _Job(contest, tuple(other for other in others if other))
+        return _Job(contest, tuple(further_variant for further_variant in further if further_variant))
 
 
 def ranked(session: AcceptanceRun, text: str) -> list[str]:
@@ -112,9 +112,9 @@ def headline(session: AcceptanceRun, texts: Collection[str] | None = None) -> No
     for text in HEADLINE:
         if session.match in text and text in texts:
             variants = sorted(ranked(session, text), key=broken.__contains__)
-            first, *others = [*variants, None]
+            first, *further = [*variants, None]
             contest = ContestJob(workload=text, variant=first, baselines=("torch",))
-            jobs.append(_Job(contest, tuple(filter(None, others))))
+            jobs.append(_Job(contest, tuple(filter(None, further))))
     contests.run(jobs, HEADLINE_S)
     with_triton = [
         _again(row, "triton")
@@ -419,8 +419,8 @@ class _Contests:
         if old is None or _own_us(old) is None:
             self._rows[key] = row
         elif key in self._now and _identity(old) == _identity(row):
-            timed = [one for one in old["rows"] if "median_us" in one]
-            names = {one["name"] for one in timed}
+            timed = [entry for entry in old["rows"] if "median_us" in entry]
+            names = {entry["name"] for entry in timed}
             self._rows[key] = {**old, "rows": [*timed, *(r for r in row["rows"] if r["name"] not in names)]}
         elif _own_us(row) is not None and (_ratio(row) is not None or _ratio(old) is None):
             self._rows[key] = row

@@ -52,12 +52,12 @@ def wrappers_in(source: str) -> list[str]:
 def _assembling_macros(source: str) -> list[str]:
     """Return the macros that expand to inline assembly."""
     macros = re.findall(r"^#\s*define (\w+)((?:.*\\\n)*.*)", source, flags=re.MULTILINE)
-    found: list[str] = []
+    assembling: list[str] = []
     for _ in macros:  # a macro may use a macro that is defined later
         for name, text in macros:
-            if name not in found and re.search(rf"\b(?:{'|'.join(['asm', *found])})\b", text):
-                found.append(name)
-    return found
+            if name not in assembling and re.search(rf"\b(?:{'|'.join(['asm', *assembling])})\b", text):
+                assembling.append(name)
+    return assembling
 
 
 def _body(code: str, start: int) -> str:

@@ -244,8 +244,8 @@ class StandIn:
         """Return the libraries; Triton has the product, attention, softmax and layernorm, forward."""
         self.spend(COST_S["element"] * sum(tensor.size for tensor in workload.inputs()))
         forward = getattr(workload, "direction", "forward") == "forward" and workload.operator != "conv2d"
-        there = [name for name in names if name != "triton" or forward]
-        return [TimedCall(name, functools.partial(self._library, name)) for name in there]
+        available = [name for name in names if name != "triton" or forward]
+        return [TimedCall(name, functools.partial(self._library, name)) for name in available]
 
     def _library(self, name: str) -> Any:
         if self.use(name, COST_S[name]):
@@ -407,7 +407,7 @@ def rehearse(
         kills_s: Time at which a run is killed, by its name, in seconds from its start.
         carries: Whether machine code is carried.
     """
-    found = []
+    figures = []
     previous: Path | None = None
     for run in runs:
         now = [fault for fault in faults if fault.run in ("", run)]
@@ -420,15 +420,15 @@ def rehearse(
         with _replaced(stand_in), contextlib.suppress(_Killed):
             status = _run(run, stand_in, work, archive)
         previous = archive if archive.is_file() else previous
-        found.append(_figures(run, stand_in.now, previous, folder / f"again {run}", status))
-    return found
+        figures.append(_figures(run, stand_in.now, previous, folder / f"again {run}", status))
+    return figures
 
 
 def _run(run: str, stand_in: StandIn, work: Path, archive: Path) -> int:
-    said = io.StringIO()
+    output = io.StringIO()
     # A run that is not killed needs its tar file at the end only.
     now = (lambda: 0.0) if stand_in.kill_s is None else stand_in.clock
-    report = AcceptanceReport(work, archives=[archive], say=lambda line: said.write(f"{line}\n"), now=now)
+    report = AcceptanceReport(work, archives=[archive], say=lambda line: output.write(f"{line}\n"), now=now)
     session = AcceptanceRun(
         H100,
         report,
@@ -465,5 +465,5 @@ def _figures(run: str, wall_s: float, archive: Path | None, folder: Path, status
 
 
 def _compared(row: Mapping[str, Any]) -> bool:
-    timed = {one["name"] for one in row["rows"] if "median_us" in one}
+    timed = {entry["name"] for entry in row["rows"] if "median_us" in entry}
     return row["variant"] in timed and len(timed) > 1

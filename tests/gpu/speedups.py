@@ -55,10 +55,10 @@ def ratios(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for row in rows:
         times = {entry["name"]: entry["median_us"] for entry in row.get("rows", []) if "median_us" in entry}
         ours = {name: us for name, us in times.items() if name in row["paths"]}
-        others = {name: us for name, us in times.items() if name not in row["paths"]}
-        if ours and others:
+        library_times = {name: us for name, us in times.items() if name not in row["paths"]}
+        if ours and library_times:
             paths = {**ours, ALL: min(ours.values())}
-            compared = {**others, "fastest": min(others.values())}
+            compared = {**library_times, "fastest": min(library_times.values())}
             by_workload[row["workload"]] = {
                 path: {name: us / own_us for name, us in compared.items()} for path, own_us in paths.items()
             }
@@ -72,13 +72,13 @@ def fusion_gains(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float
         rows: Tuning reports, one per workload; fused workloads with an unmeasured part are skipped.
     """
     times = {row["workload"]: row["median_us"] for row in rows if row.get("median_us")}
-    found = {}
+    gains = {}
     for text, whole_us in times.items():
         parts = [times.get(str(part)) for part in parse(text).unfused()]
         if parts and None not in parts:
             parts_us = math.fsum(us for us in parts if us is not None)
-            found[text] = {"whole_us": whole_us, "parts_us": parts_us, "gain": parts_us / whole_us}
-    return found
+            gains[text] = {"whole_us": whole_us, "parts_us": parts_us, "gain": parts_us / whole_us}
+    return gains
 
 
 def bandwidth_shares(rows: Iterable[Mapping[str, Any]], copy_gb_s: float | None) -> dict[str, float]:
@@ -90,17 +90,17 @@ def bandwidth_shares(rows: Iterable[Mapping[str, Any]], copy_gb_s: float | None)
     """
     if not copy_gb_s:
         return {}
-    found = {}
+    shares = {}
     for row in rows:
         workload = parse(row["workload"])
         if row.get("median_us") and workload.category != "dot product":
-            found[row["workload"]] = workload.traffic().total_bytes / row["median_us"] / 1e3 / copy_gb_s
-    return found
+            shares[row["workload"]] = workload.traffic().total_bytes / row["median_us"] / 1e3 / copy_gb_s
+    return shares
 
 
-def _means(found: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
+def _means(ratios_by_workload: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
     gathered: dict[str, dict[str, list[float]]] = {}
-    for paths in found:
+    for paths in ratios_by_workload:
         for path, compared in paths.items():
             for name, ratio in compared.items():
                 gathered.setdefault(path, {}).setdefault(name, []).append(ratio)

@@ -266,8 +266,8 @@ def test_imports_are_timed_and_failures_named(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_every_listed_workload_parses_and_has_a_variant(text: str) -> None:
     parse(text)
-    found, reason = acceptance_run.gpu_candidates(text, H100)
-    assert found, reason
+    candidates, reason = acceptance_run.gpu_candidates(text, H100)
+    assert candidates, reason
 
 
 def test_recorded_spaces_are_small_enough_to_be_measured_whole() -> None:
@@ -313,8 +313,8 @@ def test_defaults_are_verified_first_and_nothing_twice() -> None:
         assert item.candidate.table.config(item.row) == variant.default(parse(item.text), H100)
     assert len(items) == 4 * candidates
     assert len(set(map(str, items))) == len(items)
-    again, _ = acceptance_run.items_to_verify(workloads, 4, H100)
-    assert list(map(str, items)) == list(map(str, again))
+    repeated, _ = acceptance_run.items_to_verify(workloads, 4, H100)
+    assert list(map(str, items)) == list(map(str, repeated))
 
 
 def test_configurations_to_verify_are_listed_in_time_only() -> None:
@@ -383,9 +383,9 @@ class Instant(WorkerExecutor[Task]):
 
 
 def run(on: WorkerExecutor[Task], items: Sequence[Any], folder: Path, until: float = float("inf")) -> Any:
-    here = session(folder)
-    here.until, here.start_executor = until, lambda *_: on
-    return list(acceptance_run.run_items(here, items, acceptance_run.Protocol()))
+    current = session(folder)
+    current.until, current.start_executor = until, lambda *_: on
+    return list(acceptance_run.run_items(current, items, acceptance_run.Protocol()))
 
 
 def test_all_items_run_when_one_raises(tmp_path: Path) -> None:
@@ -403,21 +403,21 @@ def test_no_item_starts_after_the_time_limit(tmp_path: Path) -> None:
 
 
 def test_three_hangs_of_a_variant_end_the_variant_and_not_the_step(tmp_path: Path) -> None:
-    here = session(tmp_path)
-    here.start_executor = lambda device, protocol, refuse: Hanging(refuse)
+    current = session(tmp_path)
+    current.start_executor = lambda device, protocol, refuse: Hanging(refuse)
     items, _ = acceptance_run.items_to_verify([SOFTMAX], 6, H100)
-    tally = acceptance_run.OutcomeTally(here, "verify", len(items))
-    for one, answer in acceptance_run.run_items(here, items, acceptance_run.Protocol()):
-        tally.add(one, answer)
+    tally = acceptance_run.OutcomeTally(current, "verify", len(items))
+    for verified, answer in acceptance_run.run_items(current, items, acceptance_run.Protocol()):
+        tally.add(verified, answer)
     tally.end()
-    hanging = sum(one.candidate.variant.key == "softmax/cuda_block" for one in items)
+    hanging = sum(verified.candidate.variant.key == "softmax/cuda_block" for verified in items)
     assert hanging > 4
     assert tally.outcomes == {
         "timed_out": 3,
         "left out": hanging - 3,
         "measured": len(items) - hanging,
     }
-    entry = here.report.steps["verify"]
+    entry = current.report.steps["verify"]
     assert entry["stopped"] == ["softmax/cuda_block"]
     assert not entry["complete"]
 
@@ -443,15 +443,15 @@ class Hanging(Instant):
 def test_a_time_below_its_bound_is_a_problem() -> None:
     assert item().bound_us > 0
     assert acceptance_run.fault_of(item(), result(item().bound_us * 1.01)) is None
-    found = acceptance_run.fault_of(item(), result(item().bound_us * 0.99))
-    assert found is not None
-    assert "is below its bound of" in found
+    fault = acceptance_run.fault_of(item(), result(item().bound_us * 0.99))
+    assert fault is not None
+    assert "is below its bound of" in fault
 
 
 def test_unmeasured_outcome_is_a_problem() -> None:
-    found = acceptance_run.fault_of(item(), Result(outcome=LaunchFailed(reason="for no reason")))
-    assert found is not None
-    assert found.endswith("launch_failed: for no reason")
+    fault = acceptance_run.fault_of(item(), Result(outcome=LaunchFailed(reason="for no reason")))
+    assert fault is not None
+    assert fault.endswith("launch_failed: for no reason")
 
 
 def session(
@@ -466,8 +466,8 @@ def session(
 
 def test_a_tally_counts_and_keeps_lines_and_problems(tmp_path: Path) -> None:
     lines_said: list[str] = []
-    here = session(tmp_path, lines_said)
-    tally = acceptance_run.OutcomeTally(here, "verify", 4, ["a problem"])
+    current = session(tmp_path, lines_said)
+    tally = acceptance_run.OutcomeTally(current, "verify", 4, ["a problem"])
     tally.add(item(0), result(1000.0))
     tally.add(item(1), Result(outcome=LaunchFailed(reason="no")))
     tally.add(item(2), RuntimeError("a fault"))
@@ -504,8 +504,8 @@ def test_tar_file_has_the_folder_and_a_copy_of_the_database(tmp_path: Path) -> N
     report.line("verify", {"a": 1})
     report.pack()
     AcceptanceReport.unpack(archive, tmp_path / "again")
-    found = {path.name for path in (tmp_path / "again").iterdir()}
-    assert found == {"report.json", "verify.jsonl", "acceptance.db"}
+    names = {path.name for path in (tmp_path / "again").iterdir()}
+    assert names == {"report.json", "verify.jsonl", "acceptance.db"}
     with open_store(tmp_path / "again" / "acceptance.db", read_only=True) as store:
         assert store.best(SOFTMAX, H100.key) == []
     assert [path.name for path in archive.parent.iterdir()] == [ARCHIVE]

@@ -19,11 +19,11 @@ SOFTMAX = "softmax:rows=64,cols=100,dtype=f32"
 
 
 def call(name: str, rounds: Sequence[Sequence[float] | Exception], log: list[str]) -> TimedCall:
-    left = list(rounds)
+    remaining = list(rounds)
 
     def take() -> Sequence[float]:
         log.append(name)
-        now = left.pop(0)
+        now = remaining.pop(0)
         if isinstance(now, Exception):
             raise now
         return now
@@ -34,9 +34,9 @@ def call(name: str, rounds: Sequence[Sequence[float] | Exception], log: list[str
     return TimedCall(name, prepare)
 
 
-def compared(calls: Sequence[TimedCall], **how: Any) -> tuple[list[str], list[dict[str, Any]]]:
+def compared(calls: Sequence[TimedCall], **options: Any) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the names that a comparison yields, and its rows."""
-    comparison, names = interleaved.compare(calls, **how), []
+    comparison, names = interleaved.compare(calls, **options), []
     while True:
         try:
             names.append(next(comparison))
@@ -123,11 +123,11 @@ def test_ratios_by_workload_and_path_with_geometric_means() -> None:
         {"workload": "not timed", "paths": ["mma"], "problem": "not done"},
         {"workload": "alone", "paths": ["mma"], "rows": times(mma=1.0)},
     ]
-    found = speedups.ratios(rows)
-    assert set(found["by_workload"]) == {"one", "two"}
-    assert found["by_workload"]["one"]["mma"] == {"torch": 2.0, "triton": 0.5, "fastest": 0.5}
-    assert found["by_workload"]["one"]["simt"]["torch"] == 1.0
-    means = found["geometric_means"]
+    ratios = speedups.ratios(rows)
+    assert set(ratios["by_workload"]) == {"one", "two"}
+    assert ratios["by_workload"]["one"]["mma"] == {"torch": 2.0, "triton": 0.5, "fastest": 0.5}
+    assert ratios["by_workload"]["one"]["simt"]["torch"] == 1.0
+    means = ratios["geometric_means"]
     assert means["mma"]["torch"] == {"ratio": pytest.approx(2.0), "workloads": 1}
     assert means["simt"]["torch"] == {"ratio": pytest.approx(0.5**0.5), "workloads": 2}
     assert means["best of all"]["torch"] == {"ratio": pytest.approx(1.0), "workloads": 2}

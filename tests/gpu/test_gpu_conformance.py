@@ -140,13 +140,13 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_named_with_lane_and_register(name: str) -> None:
     old, new, reported = FAULTS[name]
-    found = conform(by_name()[name], faulty(old, new))
-    assert found is not None
-    assert found.startswith(", ".join(by_name()[name].wrappers))
-    assert "lane " in found
-    assert ", expected 0x" in found
+    fault = conform(by_name()[name], faulty(old, new))
+    assert fault is not None
+    assert fault.startswith(", ".join(by_name()[name].wrappers))
+    assert "lane " in fault
+    assert ", expected 0x" in fault
     for part in reported:
-        assert part in found
+        assert part in fault
 
 
 def test_one_wrong_register_is_reported() -> None:
@@ -172,10 +172,10 @@ def test_any_nan_equals_nan_and_zeros_have_signs() -> None:
 
 def test_operands_are_repeatable_and_of_their_kind() -> None:
     for case in CASES:
-        one, other = draw(case), draw(case)
-        assert np.array_equal(one["inputs"], other["inputs"])
+        first, second = draw(case), draw(case)
+        assert np.array_equal(first["inputs"], second["inputs"])
         workload = WrapperVariant(case).workload
-        assert one["inputs"].shape == (workload.threads, workload.in_words)
+        assert first["inputs"].shape == (workload.threads, workload.in_words)
     inputs = draw(by_name()["mma_m16n8k16_f16"])["inputs"]
     halves = np.ascontiguousarray(inputs[:, 4:]).view(np.float16)
     assert set(np.unique(halves)) == set(range(-8, 9))
@@ -195,10 +195,10 @@ def test_wgmma_cases_compute_matrix_products(case: WrapperCase) -> None:
     summed = np.int32 if case.outputs[0].kind == "i32" else np.float32
     sums = words.view(summed).reshape(-1, case.threads, n // 2)[:, :128]
     rows, columns = np.moveaxis([[wgmma_sum(t, i) for i in range(n // 2)] for t in range(128)], -1, 0)
-    for lines, found in zip(blocks, sums, strict=True):
+    for lines, product in zip(blocks, sums, strict=True):
         a = lines[:64].T if a_along_m else lines[:64]
         b = np.hstack(np.split(lines[64:], n // 64)) if b_along_n else lines[64:].T
-        assert np.array_equal(found, (a @ b)[rows, columns])
+        assert np.array_equal(product, (a @ b)[rows, columns])
 
 
 @needs_compiler
@@ -226,23 +226,23 @@ def test_ldmatrix_elements_are_where_the_isa_states(case: WrapperCase) -> None:
     trans, matrices = "trans" in case.name, 2 if "x2" in case.name else 4
     for (words, permutation), result in warps(case):
         rows = np.ascontiguousarray(words).view(np.uint16)  # row of 8 elements of each thread
-        found = np.ascontiguousarray(result).view(np.uint16).reshape(32, matrices, 2)
-        for lane, matrix, half in np.ndindex(found.shape):
+        elements = np.ascontiguousarray(result).view(np.uint16).reshape(32, matrices, 2)
+        for lane, matrix, half in np.ndindex(elements.shape):
             row, column = ldmatrix_element(lane, half, trans)
-            assert found[lane, matrix, half] == rows[permutation[8 * matrix + row, 0], column]
+            assert elements[lane, matrix, half] == rows[permutation[8 * matrix + row, 0], column]
 
 
 def warps(case: WrapperCase) -> Iterator[tuple[list[Any], Any]]:
     """Yield the operands and the result of each warp of a case, as elements by lane."""
     variant, inputs = WrapperVariant(case), draw(case)
     outputs = conformance.on_host(variant, variant.workload, Config({"unused": 0}), inputs)["outputs"]
-    ends = np.cumsum([operand.count for operand in case.inputs])[:-1]
+    boundaries = np.cumsum([operand.count for operand in case.inputs])[:-1]
     for words, result in zip(
         inputs["inputs"].reshape(-1, 32, variant.workload.in_words),
         outputs.reshape(-1, 32, variant.workload.out_words),
         strict=True,
     ):
-        parts = zip(case.inputs, np.split(words, ends, axis=1), strict=True)
+        parts = zip(case.inputs, np.split(words, boundaries, axis=1), strict=True)
         yield [_elements(part, operand) for operand, part in parts], _elements(result, case.outputs[0])
 
 
@@ -259,9 +259,9 @@ def test_every_case_compiles_for_the_device(architecture: str) -> None:
     from tunebench.compile.nvrtc import compile_cuda
 
     gpu, config = representative(architecture), Config({"unused": 0})
-    here = [case for case in CASES if case.runs_on(gpu)]
-    assert len(here) >= (8 if architecture == "sm_75" else 15)
-    for case in here:
+    runnable = [case for case in CASES if case.runs_on(gpu)]
+    assert len(runnable) >= (8 if architecture == "sm_75" else 15)
+    for case in runnable:
         variant = WrapperVariant(case)
         binary = compile_cuda(variant, variant.workload, config, gpu)
         assert binary.target == ("sm_90a" if architecture == "sm_90" else architecture)
@@ -357,12 +357,12 @@ def test_outputs_are_emulated_for_a_part_of_the_step_only(
     monkeypatch.setattr(conformance, "on_host", on_host)
     monkeypatch.setattr(conformance, "find_compiler", lambda: "g++")
     child = Child()
-    here = session(tmp_path, child)
-    here.clock, here.until = lambda: now[0], 20.0
-    conformance.conformance(here)
+    current = session(tmp_path, child)
+    current.clock, current.until = lambda: now[0], 20.0
+    conformance.conformance(current)
     assert len(emulated) == 3  # 40 % of 20 s
     assert child.asked == [emulated]
-    step = here.report.steps["conformance"]
+    step = current.report.steps["conformance"]
     assert not step["complete"]
     assert sum("no expected outputs" in problem for problem in step["problems"]) > 40
 
@@ -430,31 +430,31 @@ def test_hopper_cases_come_first_from_barrier_to_multicast(names: list[str]) -> 
 
 def test_cases_share_a_process_until_one_of_them_ends_it(names: list[str], tmp_path: Path) -> None:
     child = Child(**{names[2]: "lane 3 differs", names[4]: "hang", names[6]: "crash"})
-    here = session(tmp_path, child)
-    conformance.conformance(here)
+    current = session(tmp_path, child)
+    conformance.conformance(current)
     assert child.asked == [names, *([name] for name in names[5:])]
-    step = here.report.steps["conformance"]
+    step = current.report.steps["conformance"]
     assert step["problems"] == [f"{names[2]}: lane 3 differs", f"{names[4]}: hang", f"{names[6]}: crash"]
     assert (step["complete"], step["undone"]) == (True, [])
 
 
 def test_second_run_repeats_only_what_did_not_pass(names: list[str], tmp_path: Path) -> None:
-    here = session(tmp_path, Child(**{names[2]: "differs", names[4]: "hang"}))
-    conformance.conformance(here)
-    again = Child()
-    here.child = again
-    here.report.begin("conformance")
-    conformance.conformance(here)
-    assert again.asked == [[names[2], names[4]]]
-    step = here.report.steps["conformance"]
+    current = session(tmp_path, Child(**{names[2]: "differs", names[4]: "hang"}))
+    conformance.conformance(current)
+    second_child = Child()
+    current.child = second_child
+    current.report.begin("conformance")
+    conformance.conformance(current)
+    assert second_child.asked == [[names[2], names[4]]]
+    step = current.report.steps["conformance"]
     assert (step["problems"], step["complete"]) == ([], True)
     assert step["cases"] == dict.fromkeys(names)
 
 
 def test_process_that_does_not_start_is_tried_twice(names: list[str], tmp_path: Path) -> None:
-    here = session(tmp_path, lambda *_: iter([{"problem": "exit status 1: no driver"}]))
-    conformance.conformance(here)
-    step = here.report.steps["conformance"]
+    current = session(tmp_path, lambda *_: iter([{"problem": "exit status 1: no driver"}]))
+    conformance.conformance(current)
+    step = current.report.steps["conformance"]
     assert step["problems"] == ["before any case: exit status 1: no driver"] * 2
     assert not step["complete"]
     assert step["undone"] == names

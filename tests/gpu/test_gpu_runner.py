@@ -54,8 +54,8 @@ def compiled(variant: Variant[Any], workload: Workload, config: Config, on: Devi
     return compile_config(variant, workload, config, on, BinaryCache(_environment.binary_folder()))
 
 
-def ask(variant: Variant[Any], workload: Workload, config: Config, on: Device, **how: Any) -> Task:
-    return Task(variant=variant, workload=workload, config=config, device=on, seed=5, **how)
+def ask(variant: Variant[Any], workload: Workload, config: Config, on: Device, **options: Any) -> Task:
+    return Task(variant=variant, workload=workload, config=config, device=on, seed=5, **options)
 
 
 class Runs:
@@ -65,10 +65,10 @@ class Runs:
         self.runner, self.on = CudaRunner(protocol, on), on
 
     def __call__(
-        self, variant: Variant[Any], workload: Workload = TOY, config: Config = CONFIG, **how: Any
+        self, variant: Variant[Any], workload: Workload = TOY, config: Config = CONFIG, **options: Any
     ) -> Outcome:
         binary = compiled(variant, workload, config, self.on)
-        return self.runner.run(ask(variant, workload, config, self.on, **how), binary, None)[0]
+        return self.runner.run(ask(variant, workload, config, self.on, **options), binary, None)[0]
 
     def toy(self, text: str, **launch: Any) -> Outcome:
         return self(ToyVariant(text, **launch))
@@ -139,9 +139,9 @@ def test_too_much_shared_memory_is_refused(run: Runs) -> None:
 
 
 def test_a_binary_of_another_architecture_is_refused(run: Runs) -> None:
-    other = find("a100-80-sxm" if run.on.compute_capability[0] != 8 else "h100-sxm")
+    other_device = find("a100-80-sxm" if run.on.compute_capability[0] != 8 else "h100-sxm")
     variant = ToyVariant(RIGHT)
-    binary = compiled(variant, TOY, CONFIG, other)
+    binary = compiled(variant, TOY, CONFIG, other_device)
     with pytest.raises(DeviceError, match="CUDA_ERROR_"):
         run.runner.run(ask(variant, TOY, CONFIG, run.on), binary, None)
     assert isinstance(run.toy(RIGHT), Measured)
@@ -217,9 +217,9 @@ def test_a_large_product_is_verified_in_parts(run: Runs) -> None:
 
 def test_torch_baseline_is_timed(gpu: Device) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    found = measure_baselines(parse("softmax:rows=4096,cols=1024,dtype=f32"), gpu, COLD, 0)
-    assert [baseline.name for baseline in found] == ["torch"]
-    assert 0 < found[0].median_us < 10_000
+    baselines = measure_baselines(parse("softmax:rows=4096,cols=1024,dtype=f32"), gpu, COLD, 0)
+    assert [baseline.name for baseline in baselines] == ["torch"]
+    assert 0 < baselines[0].median_us < 10_000
 
 
 def test_gpu_is_found() -> None:

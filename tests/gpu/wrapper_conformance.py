@@ -167,21 +167,21 @@ def write_expected(
     Returns:
         The names of the cases without outputs: there is no C++ compiler, or no time.
     """
-    known = _read_expected(path)
-    kept = {key: known[key] for key in map(_key, cases) if key in known}
-    missing = [case for case in cases if _key(case) not in kept]
+    earlier = _read_expected(path)
+    outputs = {key: earlier[key] for key in map(_key, cases) if key in earlier}
+    missing = [case for case in cases if _key(case) not in outputs]
     for case in missing:
         if find_compiler() is None or not in_time():
             break
         variant = WrapperVariant(case)
         inputs = draw(case)
-        kept[_key(case)] = on_host(variant, variant.workload, Config({"unused": 0}), inputs)["outputs"]
-    if kept.keys() != known.keys():
+        outputs[_key(case)] = on_host(variant, variant.workload, Config({"unused": 0}), inputs)["outputs"]
+    if outputs.keys() != earlier.keys():
         half = path.with_suffix(".tmp")
         with half.open("wb") as file:
-            np.savez_compressed(file, **kept)
+            np.savez_compressed(file, **outputs)
         half.replace(path)
-    return [case.name for case in missing if _key(case) not in kept]
+    return [case.name for case in missing if _key(case) not in outputs]
 
 
 def _read_expected(path: Path) -> dict[str, Any]:
@@ -220,12 +220,14 @@ def conformance(session: AcceptanceRun) -> None:
         (case for case in CASES if case.runs_on(session.device)),
         key=lambda case: failed.isdisjoint(case.wrappers),
     )
-    others = [case.name for case in CASES if not case.runs_on(session.device)]
+    elsewhere = [case.name for case in CASES if not case.runs_on(session.device)]
     earlier = report.before.get("conformance", {}).get("cases", {})
-    found: dict[str, str | None] = {case.name: None for case in cases if earlier.get(case.name, "") is None}
+    problems_by_case: dict[str, str | None] = {
+        case.name: None for case in cases if earlier.get(case.name, "") is None
+    }
     end_s = session.left_s * (1 - EMULATION_SHARE)
     unknown = write_expected(session.folder / EXPECTED, cases, in_time=lambda: session.left_s > end_s)
-    pending = [case.name for case in cases if case.name not in found and case.name not in unknown]
+    pending = [case.name for case in cases if case.name not in problems_by_case and case.name not in unknown]
     problems = uncovered() + [f"{name}: no expected outputs, and no C++ compiler or time" for name in unknown]
     alone, starts = False, 0
     while pending and session.left_s > 1 and starts < MOST_STARTS:
@@ -233,16 +235,18 @@ def conformance(session: AcceptanceRun) -> None:
         now = _in_a_process(session, asked)
         starts = starts + 1 if NOT_STARTED in now else 0
         alone = alone or len(now) < len(asked)
-        found |= now
+        problems_by_case |= now
         problems += [f"{name}: {text}" for name, text in now.items() if text is not None]
         pending = [name for name in pending if name not in now]
-        report.put("conformance", cases=found, problems=problems, undone=pending, not_here=others)
+        report.put(
+            "conformance", cases=problems_by_case, problems=problems, undone=pending, not_here=elsewhere
+        )
     for problem in problems:
         report.say(f"conformance: WRONG: {problem}"[:400])
-    passed = sum(text is None for text in found.values())
+    passed = sum(text is None for text in problems_by_case.values())
     session.measured += passed
     report.say(f"conformance: {passed} cases agree with emulation; not run: {len(pending)}")
-    facts = {"cases": found, "problems": problems, "undone": pending, "not_here": others}
+    facts = {"cases": problems_by_case, "problems": problems, "undone": pending, "not_here": elsewhere}
     report.put("conformance", **facts, complete=not pending and not unknown)
 
 
@@ -274,18 +278,18 @@ def called_wrappers(source: str) -> set[str]:
 
 def _in_a_process(session: AcceptanceRun, names: Sequence[str]) -> dict[str, str | None]:
     """Run cases in one process and return the differences of those that ran; the one that ended it failed."""
-    found: dict[str, str | None] = {}
+    problems_by_case: dict[str, str | None] = {}
     running = NOT_STARTED
     limits = ChildLimits(total_s=session.left_s, answer_s=CASE_S, start_s=START_S)
     arguments = ["conformance", str(session.folder / EXPECTED), *names]
     for answer in session.child(arguments, limits):
         if "case" in answer:
-            found[answer["case"]] = answer["found"]
+            problems_by_case[answer["case"]] = answer["found"]
         elif "running" in answer:
             running = answer["running"]
-        elif running not in found and session.left_s > 0:
-            found[running] = str(answer["problem"])
-    return found
+        elif running not in problems_by_case and session.left_s > 0:
+            problems_by_case[running] = str(answer["problem"])
+    return problems_by_case
 
 
 def main() -> None:

@@ -102,10 +102,10 @@ EPILOGUES = {
 
 @pytest.mark.parametrize("case", EPILOGUES)
 def test_chain_after_product_is_its_epilogue_if_it_fits(case: str) -> None:
-    expression, places, epilogue = EPILOGUES[case]
-    made = graph(product(), pointwise("after", expression, **places), outputs=("after",), **SHAPES)
-    found = several(made).get(("mm", "after"))
-    assert found == (None if epilogue is None else f"{GEMM},{epilogue}")
+    expression, operand_texts, epilogue = EPILOGUES[case]
+    made = graph(product(), pointwise("after", expression, **operand_texts), outputs=("after",), **SHAPES)
+    fused = several(made).get(("mm", "after"))
+    assert fused == (None if epilogue is None else f"{GEMM},{epilogue}")
 
 
 def test_several_nodes_form_one_epilogue() -> None:
@@ -116,9 +116,9 @@ def test_several_nodes_form_one_epilogue() -> None:
         outputs=("gelu",),
         **SHAPES,
     )
-    found = several(made)
-    assert found["mm", "add", "gelu"] == f"{GEMM},epilogue=bias+gelu"
-    assert found["add", "gelu"] == ("elementwise:rows=64,cols=32,dtype=f32,expression=gelu(x0+x1),vectors=x1")
+    fused = several(made)
+    assert fused["mm", "add", "gelu"] == f"{GEMM},epilogue=bias+gelu"
+    assert fused["add", "gelu"] == ("elementwise:rows=64,cols=32,dtype=f32,expression=gelu(x0+x1),vectors=x1")
 
 
 def test_value_with_other_readers_is_not_fused() -> None:
@@ -128,9 +128,9 @@ def test_value_with_other_readers_is_not_fused() -> None:
         pointwise("e", "exp(x0)", x0="mm/whole"),
     )
     assert several(graph(*nodes, outputs=("relu", "e"), **SHAPES)) == {}
-    kept = (product(), pointwise("add", "x0+x1", x0="mm/whole", x1="r/whole"))
-    assert several(graph(*kept, outputs=("add",), **SHAPES))
-    assert several(graph(*kept, outputs=("add", "mm"), **SHAPES)) == {}
+    product_and_sum = (product(), pointwise("add", "x0+x1", x0="mm/whole", x1="r/whole"))
+    assert several(graph(*product_and_sum, outputs=("add",), **SHAPES))
+    assert several(graph(*product_and_sum, outputs=("add", "mm"), **SHAPES)) == {}
 
 
 def test_diamond_is_one_expression() -> None:
@@ -141,9 +141,9 @@ def test_diamond_is_one_expression() -> None:
         pointwise("v", "x0*x1", x0="t/whole", x1="u/whole"),
         outputs=("v",),
     )
-    found = several(made)
-    assert found["s", "t", "u", "v"].endswith("expression=tanh(sigmoid(x0))*square(sigmoid(x0))")
-    assert ("s", "t") not in found  # u also reads s
+    fused = several(made)
+    assert fused["s", "t", "u", "v"].endswith("expression=tanh(sigmoid(x0))*square(sigmoid(x0))")
+    assert ("s", "t") not in fused  # u also reads s
 
 
 def test_vectors_of_different_lengths_are_strided_operands() -> None:
@@ -160,11 +160,11 @@ def test_vectors_of_different_lengths_are_strided_operands() -> None:
     }
 
 
-def shifted(name: str, of: str) -> Node:
+def shifted(name: str, source: str) -> Node:
     """Return a node that reads all columns of a tensor but the first; the last one of its result is 0."""
     index = IndexMap((64, 32), (32, 1), 1, (Guard((0, 1), 0, 31),))
     return dataclasses.replace(
-        pointwise(name, "2*x0"), reads=(of,), operands={"x0": NodeOperand(of, "strided", index)}
+        pointwise(name, "2*x0"), reads=(source,), operands={"x0": NodeOperand(source, "strided", index)}
     )
 
 
@@ -238,8 +238,8 @@ def taking(**roles: str) -> Node:
 
 @pytest.mark.parametrize("case", AHEAD)
 def test_chain_before_product_is_its_prologue_if_it_fits(case: str) -> None:
-    expression, places, pre = AHEAD[case]
-    made = graph(pointwise("a", expression, **places), taking(), outputs=("mm",), **OPERANDS)
+    expression, operand_texts, pre = AHEAD[case]
+    made = graph(pointwise("a", expression, **operand_texts), taking(), outputs=("mm",), **OPERANDS)
     assert several(made).get(("a", "mm")) == (None if pre is None else f"{GEMM},{pre}")
     for group in groups(made):
         if len(group.nodes) > 1:
@@ -271,24 +271,24 @@ def test_product_has_prologue_and_epilogue() -> None:
         outputs=("after",),
         **OPERANDS,
     )
-    found = several(made)
-    assert found["n", "a", "mm", "after"] == f"{GEMM},epilogue=bias,pre=relu(x*scale+shift)"
-    assert found["a", "mm", "after"] == f"{GEMM},epilogue=bias,pre=relu(x)"
-    assert found["mm", "after"] == f"{GEMM},epilogue=bias"
+    fused = several(made)
+    assert fused["n", "a", "mm", "after"] == f"{GEMM},epilogue=bias,pre=relu(x*scale+shift)"
+    assert fused["a", "mm", "after"] == f"{GEMM},epilogue=bias,pre=relu(x)"
+    assert fused["mm", "after"] == f"{GEMM},epilogue=bias"
     kinds = {group.kind for group in groups(made) if len(group.nodes) > 2}
     assert kinds == {"prologue"}
 
 
 def test_operand_with_other_readers_has_no_prologue() -> None:
-    ahead = pointwise("a", "relu(x0)", x0="h/whole")
-    assert several(graph(ahead, taking(), outputs=("mm",), **OPERANDS))
-    assert several(graph(ahead, taking(), outputs=("mm", "a"), **OPERANDS)) == {}
+    chain_node = pointwise("a", "relu(x0)", x0="h/whole")
+    assert several(graph(chain_node, taking(), outputs=("mm",), **OPERANDS))
+    assert several(graph(chain_node, taking(), outputs=("mm", "a"), **OPERANDS)) == {}
     square = computing("mm", "gemm:m=64,n=64,k=16,dtype=f32,trans=nt", a="a", b="a", c="mm")
-    assert several(graph(ahead, square, outputs=("mm",), **{**OPERANDS, "mm": (64, 64)})) == {}
+    assert several(graph(chain_node, square, outputs=("mm",), **{**OPERANDS, "mm": (64, 64)})) == {}
     copied = dataclasses.replace(taking(), copied=4096)
     scaled = pointwise("a", "x0*x1", x0="h/whole", x1="g/vector")
     assert several(graph(scaled, copied, outputs=("mm",), **OPERANDS)) == {}
-    assert several(graph(ahead, copied, outputs=("mm",), **OPERANDS))
+    assert several(graph(chain_node, copied, outputs=("mm",), **OPERANDS))
 
 
 LAYER = "conv2d:n=2,c=8,h=4,w=4,k=4,r=3,s=3,stride=1,pad=1,dtype=f32"
@@ -314,11 +314,11 @@ def test_convolution_has_prologue_and_epilogue(layout: str, place: str) -> None:
         outputs=("after",),
         **IMAGES,
     )
-    found = several(made)
-    assert found["a", "conv"] == f"{layer},pre=relu(x*scale+shift)"
-    assert found["a", "conv", "after"] == f"{layer},epilogue=bias+relu,pre=relu(x*scale+shift)"
-    other = {"vector": "channel", "channel": "vector"}[place]
-    scaled = pointwise("a", "x0*x1", x0="h/whole", x1=f"g/{other}")
+    fused = several(made)
+    assert fused["a", "conv"] == f"{layer},pre=relu(x*scale+shift)"
+    assert fused["a", "conv", "after"] == f"{layer},epilogue=bias+relu,pre=relu(x*scale+shift)"
+    wrong_broadcast = {"vector": "channel", "channel": "vector"}[place]
+    scaled = pointwise("a", "x0*x1", x0="h/whole", x1=f"g/{wrong_broadcast}")
     conv = computing("conv", layer, x="a", w="w", y="conv")
     assert several(graph(scaled, conv, outputs=("conv",), **IMAGES)) == {}
     gradient = computing("conv", f"{layer},direction=dgrad", dy="a", w="w", dx="conv")
@@ -337,11 +337,11 @@ def test_chain_before_reduction_is_fused() -> None:
         computing("total", SUM, x0="b", out="total"),
     )
     made = graph(*nodes, outputs=("total",), total=(32,), **SHAPES)
-    found = several(made)
-    assert found["a", "b", "total"] == SUM.replace("x0", "square(x0)*x1,vectors=x1")
-    assert found["b", "total"] == SUM.replace("x0", "x0*x1,vectors=x1")
-    kept = graph(*nodes, outputs=("total", "b"), total=(32,), **SHAPES)
-    assert [names for names in several(kept) if "total" in names] == []
+    fused = several(made)
+    assert fused["a", "b", "total"] == SUM.replace("x0", "square(x0)*x1,vectors=x1")
+    assert fused["b", "total"] == SUM.replace("x0", "x0*x1,vectors=x1")
+    with_output = graph(*nodes, outputs=("total", "b"), total=(32,), **SHAPES)
+    assert [names for names in several(with_output) if "total" in names] == []
 
 
 def test_value_per_row_is_a_column_operand() -> None:
@@ -390,18 +390,18 @@ def chain() -> Graph:
 
 @pytest.mark.parametrize("name", ["h100-sxm", "a100-80-sxm"])
 def test_plan_is_cheapest_and_reports_savings(name: str) -> None:
-    found = plan(chain(), described()[name])
-    assert [len(offer.group.nodes) for offer in found.chosen] == [3, 1]
-    (fused,) = found.fused
+    partition_plan = plan(chain(), described()[name])
+    assert [len(offer.group.nodes) for offer in partition_plan.chosen] == [3, 1]
+    (fused,) = partition_plan.fused
     assert fused.group.workloads == (f"{GEMM},epilogue=bias+gelu",)
-    assert found.partition.exact
-    assert found.us == pytest.approx(found.partition.cost_us)
-    assert found.alone_us - found.us == pytest.approx(fused.saved_us)
+    assert partition_plan.partition.exact
+    assert partition_plan.us == pytest.approx(partition_plan.partition.cost_us)
+    assert partition_plan.alone_us - partition_plan.us == pytest.approx(fused.saved_us)
     assert fused.saved_us > 0
     assert fused.saved_bytes == 4 * 64 * 32 * 4  # both internal tensors are neither written nor read
-    assert 0 < found.coverage < 1
-    assert found.workloads == {f"{GEMM},epilogue=bias+gelu": 1}
-    assert json.loads(json.dumps(found.to_json()))["groups"][0]["nodes"] == ["mm", "add", "gelu"]
+    assert 0 < partition_plan.coverage < 1
+    assert partition_plan.workloads == {f"{GEMM},epilogue=bias+gelu": 1}
+    assert json.loads(json.dumps(partition_plan.to_json()))["groups"][0]["nodes"] == ["mm", "add", "gelu"]
 
 
 def test_chain_between_products_becomes_epilogue() -> None:
@@ -418,9 +418,9 @@ def test_chain_between_products_becomes_epilogue() -> None:
 
 
 def test_preferring_torch_groups_nothing() -> None:
-    found = plan(chain(), described()["h100-sxm"], preferred="torch")
-    assert {offer.price.by for offer in found.chosen} == {"torch"}
-    assert len(found.chosen) == 4
+    partition_plan = plan(chain(), described()["h100-sxm"], preferred="torch")
+    assert {offer.price.by for offer in partition_plan.chosen} == {"torch"}
+    assert len(partition_plan.chosen) == 4
 
 
 def test_suite_has_each_workload_once_with_its_count() -> None:
@@ -469,10 +469,10 @@ def test_unreadable_graph_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_single_node_groups_come_first_in_order() -> None:
-    found: tuple[FusedGroup, ...] = groups(chain())
-    assert [group.nodes for group in found[:4]] == [(0,), (1,), (2,), (3,)]
-    assert found[3] == FusedGroup(nodes=(3,), kind="torch")
-    assert dataclasses.replace(found[0], roles={}).workloads == (GEMM,)
+    all_groups: tuple[FusedGroup, ...] = groups(chain())
+    assert [group.nodes for group in all_groups[:4]] == [(0,), (1,), (2,), (3,)]
+    assert all_groups[3] == FusedGroup(nodes=(3,), kind="torch")
+    assert dataclasses.replace(all_groups[0], roles={}).workloads == (GEMM,)
 
 
 def gated(up: str) -> Graph:
@@ -500,14 +500,14 @@ def test_measured_group_time_is_divided_and_beats_predictions(
 ) -> None:
     """The fused product was measured: 50 us by a tuned kernel, five times as long by torch."""
     monkeypatch.setattr(
-        "tunebench.graph.price.recorded", known := FakeTimes({f"{GEMM},epilogue=bias+gelu": 50.0})
+        "tunebench.graph.price.recorded", times := FakeTimes({f"{GEMM},epilogue=bias+gelu": 50.0})
     )
-    found = plan(chain(), device := described()["h100-sxm"], measured_only=True)
-    assert known.asked
-    assert sum(price.us for price in found.torch_prices[:3]) == pytest.approx(250.0)
-    assert {price.how for price in found.torch_prices[:3]} == {"measured"}
-    assert [offer.price.us for offer in found.fused] == [50.0]
-    assert {price.by for price in found.fused[0].alone} == {"torch"}
+    partition_plan = plan(chain(), device := described()["h100-sxm"], measured_only=True)
+    assert times.asked
+    assert sum(price.us for price in partition_plan.torch_prices[:3]) == pytest.approx(250.0)
+    assert {price.how for price in partition_plan.torch_prices[:3]} == {"measured"}
+    assert [offer.price.us for offer in partition_plan.fused] == [50.0]
+    assert {price.by for price in partition_plan.fused[0].alone} == {"torch"}
     believed = plan(chain(), device)  # groups without measurements are still offered for tuning
     assert {price.by for offer in believed.fused for price in offer.alone} == {"torch"}
     monkeypatch.setattr(
@@ -521,8 +521,8 @@ def test_measured_group_time_is_divided_and_beats_predictions(
 def test_plan_by_measured_kernels_alone_predicts_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tunebench.graph.price.recorded", FakeTimes({f"{GEMM},epilogue=bias+gelu": 50.0}))
     monkeypatch.setattr("tunebench.graph.price.Forecaster.best", None)
-    found = plan(chain(), described()["h100-sxm"], measured_only=True)
-    assert [offer.price.us for offer in found.fused] == [50.0]
+    partition_plan = plan(chain(), described()["h100-sxm"], measured_only=True)
+    assert [offer.price.us for offer in partition_plan.fused] == [50.0]
 
 
 class FakeTimes:
@@ -570,10 +570,10 @@ def test_deprecated_names_warn(old: str, new: str) -> None:
 
 
 def test_deprecated_attributes_of_plans_warn() -> None:
-    found = plan(chain(), described()["h100-sxm"])
+    partition_plan = plan(chain(), described()["h100-sxm"])
     for old, new in (("problems", "workloads"), ("library_us", "torch_us"), ("library", "torch_prices")):
         with pytest.warns(FutureWarning, match=f"PartitionPlan.{new}"):
-            assert getattr(found, old) == getattr(found, new)
+            assert getattr(partition_plan, old) == getattr(partition_plan, new)
 
 
 def test_plan_prices_each_workload_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -588,17 +588,17 @@ def test_plan_prices_each_workload_once(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Prices, "_predict_tuned", count)
     layers = [
         node
-        for place in range(4)
+        for layer in range(4)
         for node in (
-            computing(f"c{place}", GEMM, a="x", b="w", c=f"c{place}"),
-            pointwise(f"r{place}", "relu(x0)", x0=f"c{place}/whole"),
+            computing(f"c{layer}", GEMM, a="x", b="w", c=f"c{layer}"),
+            pointwise(f"r{layer}", "relu(x0)", x0=f"c{layer}/whole"),
         )
     ]
-    shapes = {**SHAPES, **{f"{kind}{place}": (64, 32) for kind in "cr" for place in range(4)}}
-    found = plan(
-        graph(*layers, outputs=tuple(f"r{place}" for place in range(4)), **shapes), described()["h100-sxm"]
+    shapes = {**SHAPES, **{f"{kind}{layer}": (64, 32) for kind in "cr" for layer in range(4)}}
+    partition_plan = plan(
+        graph(*layers, outputs=tuple(f"r{layer}" for layer in range(4)), **shapes), described()["h100-sxm"]
     )
-    assert len(found.fused) == 4
+    assert len(partition_plan.fused) == 4
     assert len(asked) == len(set(asked)) == 3
 
 

@@ -36,10 +36,10 @@ def divisions(nodes: frozenset[int], candidates: Sequence[PartitionCandidate]) -
     if not nodes:
         yield []
         return
-    for index, each in enumerate(candidates):
-        if min(nodes) in each.nodes and each.nodes <= nodes:
-            for others in divisions(nodes - each.nodes, candidates):
-                yield [index, *others]
+    for index, group in enumerate(candidates):
+        if min(nodes) in group.nodes and group.nodes <= nodes:
+            for rest in divisions(nodes - group.nodes, candidates):
+                yield [index, *rest]
 
 
 def can_run(graph: Graph, groups: Sequence[frozenset[int]]) -> bool:
@@ -57,8 +57,8 @@ def can_run(graph: Graph, groups: Sequence[frozenset[int]]) -> bool:
 
 def is_convex(graph: Graph, group: frozenset[int]) -> bool:
     """Return whether a group is convex: whether it can run when all other nodes are alone."""
-    others = [frozenset({node}) for node in range(len(graph)) if node not in group]
-    return can_run(graph, [group, *others])
+    single_nodes = [frozenset({node}) for node in range(len(graph)) if node not in group]
+    return can_run(graph, [group, *single_nodes])
 
 
 def worth(candidates: Sequence[PartitionCandidate], chosen: Sequence[int]) -> tuple[Fraction, int, int]:
@@ -115,13 +115,13 @@ KINDS: Sequence[Callable[[random.Random], Graph]] = (scattered, chain, tree, dia
 def groups_of(graph: Graph, draw: random.Random) -> list[PartitionCandidate]:
     """Return single nodes and random convex groups of up to five nodes, in any order, connected or not."""
     cost = draw.choice([lambda size: draw.choice([1.0, 2.0]), lambda size: size**0.5 * draw.uniform(0.1, 3)])
-    found = alone([cost(1) for _ in graph])
+    candidates = alone([cost(1) for _ in graph])
     for _ in range(draw.randint(0, 25)):
         nodes = frozenset(draw.sample(range(len(graph)), min(len(graph), draw.randint(1, 5))))
         if is_convex(graph, nodes):
-            found.append(candidate(cost(len(nodes)), *nodes))
-    draw.shuffle(found)
-    return found
+            candidates.append(candidate(cost(len(nodes)), *nodes))
+    draw.shuffle(candidates)
+    return candidates
 
 
 CASES = 120
@@ -137,11 +137,11 @@ def test_partition_equals_brute_force(kind: Callable[[random.Random], Graph]) ->
         candidates = groups_of(graph, draw)
         best = best_of_all(graph, candidates)
         deadlocked += best != best_of_all(graph, candidates, deadlocks=True)
-        found = cheapest_partition(graph, candidates)
-        assert worth(candidates, found.chosen) == best
-        assert found.exact
-        assert found.cost_us == found.lower_us == float(best[0])
-        assert_runs_in_order(graph, candidates, found)
+        partition = cheapest_partition(graph, candidates)
+        assert worth(candidates, partition.chosen) == best
+        assert partition.exact
+        assert partition.cost_us == partition.lower_us == float(best[0])
+        assert_runs_in_order(graph, candidates, partition)
         assert_valid(graph, candidates, cheapest_partition(graph, candidates, limit_s=0), best[0])
     assert deadlocked >= {"scattered": 3, "abreast": 5}.get(kind.__name__, 0)
 
@@ -158,10 +158,12 @@ def test_partition_equals_brute_force_on_more_graphs_that_deadlock(
         assert worth(candidates, cheapest_partition(graph, candidates).chosen) == best
 
 
-def assert_runs_in_order(graph: Graph, candidates: Sequence[PartitionCandidate], found: Partition) -> None:
+def assert_runs_in_order(
+    graph: Graph, candidates: Sequence[PartitionCandidate], partition: Partition
+) -> None:
     """Assert that each node is in one group, and that every group runs after the groups it reads."""
     done: set[int] = set()
-    for index in found.chosen:
+    for index in partition.chosen:
         nodes = candidates[index].nodes
         assert not nodes & done
         assert all(set(graph[node]) <= done | nodes for node in nodes)
@@ -170,15 +172,15 @@ def assert_runs_in_order(graph: Graph, candidates: Sequence[PartitionCandidate],
 
 
 def assert_valid(
-    graph: Graph, candidates: Sequence[PartitionCandidate], found: Partition, best: Fraction
+    graph: Graph, candidates: Sequence[PartitionCandidate], partition: Partition, best: Fraction
 ) -> None:
     """Assert that cost and lower bound are true, whether or not the partition is optimal."""
-    cost = worth(candidates, found.chosen)[0]
-    assert found.cost_us == float(cost)
-    assert found.lower_us <= float(best) <= found.cost_us
-    assert found.exact == (found.lower_us == found.cost_us)
-    assert found.gap >= 0
-    assert_runs_in_order(graph, candidates, found)
+    cost = worth(candidates, partition.chosen)[0]
+    assert partition.cost_us == float(cost)
+    assert partition.lower_us <= float(best) <= partition.cost_us
+    assert partition.exact == (partition.lower_us == partition.cost_us)
+    assert partition.gap >= 0
+    assert_runs_in_order(graph, candidates, partition)
 
 
 @pytest.mark.parametrize(("kind", "count"), [("inception", 60), ("branches", 150), ("grid", 400)])
@@ -187,26 +189,26 @@ def test_time_limit_leaves_a_valid_gap(kind: str, count: int) -> None:
     exact = cheapest_partition(case.predecessors, case.candidates)
     assert exact.exact
     for limit_s in (0, 1e-3, 1e-2):
-        found = cheapest_partition(case.predecessors, case.candidates, limit_s=limit_s)
-        assert_valid(case.predecessors, case.candidates, found, Fraction(exact.cost_us))
+        partition = cheapest_partition(case.predecessors, case.candidates, limit_s=limit_s)
+        assert_valid(case.predecessors, case.candidates, partition, Fraction(exact.cost_us))
     assert cheapest_partition(case.predecessors, case.candidates, limit_s=0).gap > 0
 
 
 def test_groups_that_deadlock_are_not_both_chosen() -> None:
     graph = [[], [], [0], [1]]  # 0 -> 2 and 1 -> 3
     crossed = [*alone([5, 5, 5, 5]), candidate(1, 0, 3), candidate(2, 1, 2)]
-    found = cheapest_partition(graph, crossed)
-    assert (set(found.chosen), found.cost_us) == ({4, 1, 2}, 11)
-    assert found.chosen == (1, 4, 2)
-    assert found.exact
+    partition = cheapest_partition(graph, crossed)
+    assert (set(partition.chosen), partition.cost_us) == ({4, 1, 2}, 11)
+    assert partition.chosen == (1, 4, 2)
+    assert partition.exact
 
 
 def test_longer_cycles_of_groups_are_not_chosen() -> None:
     graph = [[], [], [], [0], [1], [2]]  # 0 -> 3, 1 -> 4, 2 -> 5
     circle = [candidate(1, 0, 4), candidate(2, 1, 5), candidate(3, 2, 3)]
-    found = cheapest_partition(graph, [*alone([9] * 6), *circle])
-    assert found.cost_us == 1 + 2 + 9 + 9
-    assert found.exact
+    partition = cheapest_partition(graph, [*alone([9] * 6), *circle])
+    assert partition.cost_us == 1 + 2 + 9 + 9
+    assert partition.exact
 
 
 def test_group_that_contains_a_whole_cycle_is_chosen() -> None:
@@ -217,9 +219,9 @@ def test_group_that_contains_a_whole_cycle_is_chosen() -> None:
 
 def test_groups_deadlock_through_nodes_between_them() -> None:
     graph = [[], [], [0], [2], [3], [1], [5], [6]]  # 0 -> 2 -> 3 -> 4 and 1 -> 5 -> 6 -> 7
-    found = cheapest_partition(graph, [*alone([3] * 8), candidate(1, 0, 7), candidate(1, 1, 4)])
-    assert found.cost_us == 1 + 3 * 6
-    assert found.exact
+    partition = cheapest_partition(graph, [*alone([3] * 8), candidate(1, 0, 7), candidate(1, 1, 4)])
+    assert partition.cost_us == 1 + 3 * 6
+    assert partition.exact
 
 
 def test_long_chain_is_optimal() -> None:
@@ -228,13 +230,13 @@ def test_long_chain_is_optimal() -> None:
     costs = {(start, size): draw.uniform(1, 3) * size for start in range(count) for size in (1, 2, 3, 5, 8)}
     costs = {(start, size): cost for (start, size), cost in costs.items() if start + size <= count}
     candidates = [candidate(cost, *range(start, start + size)) for (start, size), cost in costs.items()]
-    found = cheapest_partition(chain_of(count), candidates)
+    partition = cheapest_partition(chain_of(count), candidates)
     best = [Fraction(0)]  # of the first nodes
     for end in range(1, count + 1):
         sizes = [size for size in (1, 2, 3, 5, 8) if size <= end]
         best.append(min(best[end - size] + Fraction(costs[end - size, size]) for size in sizes))
-    assert found.exact
-    assert found.cost_us == float(best[-1])
+    assert partition.exact
+    assert partition.cost_us == float(best[-1])
 
 
 def chain_of(count: int) -> Graph:
@@ -251,9 +253,9 @@ def test_tree_of_any_shape_is_optimal(shape: str) -> None:
         for _ in range(4):
             nodes = benchmark.grown_group(near, node, draw.randint(2, 6), draw)
             candidates.append(candidate(len(nodes) * draw.uniform(0.5, 4), *nodes))
-    found = cheapest_partition(graph, candidates)
-    assert found.exact
-    assert found.cost_us == float(best_of_tree(graph, candidates))
+    partition = cheapest_partition(graph, candidates)
+    assert partition.exact
+    assert partition.cost_us == float(best_of_tree(graph, candidates))
 
 
 def tree_of(shape: str, count: int, draw: random.Random) -> Graph:
@@ -274,15 +276,18 @@ def best_of_tree(graph: Graph, candidates: Sequence[PartitionCandidate]) -> Frac
             children[parent].append(node)
     best: dict[int, Fraction] = {}
     tops: dict[int, list[PartitionCandidate]] = {}
-    for each in candidates:
-        tops.setdefault(min(each.nodes), []).append(each)
+    for group in candidates:
+        tops.setdefault(min(group.nodes), []).append(group)
     for node in reversed(range(len(graph))):
         best[node] = min(
-            Fraction(each.cost_us)
+            Fraction(group.cost_us)
             + sum(
-                best[child] for member in each.nodes for child in children[member] if child not in each.nodes
+                best[child]
+                for member in group.nodes
+                for child in children[member]
+                if child not in group.nodes
             )
-            for each in tops[node]
+            for group in tops[node]
         )
     return best[0]
 
@@ -290,9 +295,9 @@ def best_of_tree(graph: Graph, candidates: Sequence[PartitionCandidate]) -> Frac
 @pytest.mark.parametrize("kind", ["resnet", "unet", "training"])
 def test_model_of_a_thousand_nodes_is_optimal(kind: str) -> None:
     case = benchmark.case(kind, 1000, 0)
-    found = cheapest_partition(case.predecessors, case.candidates)
-    assert found.exact
-    assert_runs_in_order(case.predecessors, case.candidates, found)
+    partition = cheapest_partition(case.predecessors, case.candidates)
+    assert partition.exact
+    assert_runs_in_order(case.predecessors, case.candidates, partition)
 
 
 def test_ties_go_to_fewer_groups_then_to_earlier_candidates() -> None:
@@ -312,12 +317,12 @@ def test_cheapest_of_candidates_with_the_same_nodes_is_chosen() -> None:
 
 def test_cost_is_the_exact_sum_rounded_once() -> None:
     costs = [1e16, 1.0, 1.0]  # 1e16 + 1 + 1 in floats is 1e16 when added from the left
-    found = cheapest_partition(chain_of(3), alone(costs))
-    assert (found.chosen, found.cost_us) == ((0, 1, 2), 1e16 + 2)
-    found = cheapest_partition(chain_of(3), [*alone(costs), candidate(1e16, 0, 1)])
-    assert (found.chosen, found.cost_us) == ((3, 2), 1e16)
-    found = cheapest_partition(chain_of(2), [*alone([1e300, 5e-324]), candidate(0.0, 0, 1)])
-    assert (found.cost_us, found.gap, found.exact) == (0.0, 0.0, True)
+    partition = cheapest_partition(chain_of(3), alone(costs))
+    assert (partition.chosen, partition.cost_us) == ((0, 1, 2), 1e16 + 2)
+    partition = cheapest_partition(chain_of(3), [*alone(costs), candidate(1e16, 0, 1)])
+    assert (partition.chosen, partition.cost_us) == ((3, 2), 1e16)
+    partition = cheapest_partition(chain_of(2), [*alone([1e300, 5e-324]), candidate(0.0, 0, 1)])
+    assert (partition.cost_us, partition.gap, partition.exact) == (0.0, 0.0, True)
 
 
 def test_gap_over_lower_bound_zero_is_infinite() -> None:
@@ -326,8 +331,8 @@ def test_gap_over_lower_bound_zero_is_infinite() -> None:
 
 
 def test_graph_without_nodes_has_empty_partition() -> None:
-    found = cheapest_partition([], [])
-    assert (found.chosen, found.cost_us, found.gap) == ((), 0.0, 0.0)
+    partition = cheapest_partition([], [])
+    assert (partition.chosen, partition.cost_us, partition.gap) == ((), 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -362,27 +367,27 @@ def test_negative_time_limit_is_refused() -> None:
 def test_cost_does_not_depend_on_node_numbers_or_candidate_order(draw: random.Random) -> None:
     kind = draw.choice(["branches", "inception", "transformer", "grid"])
     case = benchmark.case(kind, draw.randint(10, 25), draw.randint(0, 10**6), tries=4, largest=4)
-    found = cheapest_partition(case.predecessors, case.candidates)
+    partition = cheapest_partition(case.predecessors, case.candidates)
     names = list(range(len(case.predecessors)))
     draw.shuffle(names)
     graph: list[list[int]] = [[] for _ in names]
     for node, before in enumerate(case.predecessors):
-        graph[names[node]] = [names[other] for other in before]
-    renamed = [candidate(each.cost_us, *(names[node] for node in each.nodes)) for each in case.candidates]
+        graph[names[node]] = [names[predecessor] for predecessor in before]
+    renamed = [candidate(group.cost_us, *(names[node] for node in group.nodes)) for group in case.candidates]
     draw.shuffle(renamed)
-    again = cheapest_partition(graph, renamed)
-    assert (again.cost_us, again.lower_us, len(again.chosen)) == (
-        found.cost_us,
-        found.lower_us,
-        len(found.chosen),
+    renumbered = cheapest_partition(graph, renamed)
+    assert (renumbered.cost_us, renumbered.lower_us, len(renumbered.chosen)) == (
+        partition.cost_us,
+        partition.lower_us,
+        len(partition.chosen),
     )
-    assert_runs_in_order(graph, renamed, again)
+    assert_runs_in_order(graph, renamed, renumbered)
 
 
 def test_same_input_gives_same_partition() -> None:
     case = benchmark.case("branches", 120, 0)
-    once, again = (cheapest_partition(case.predecessors, case.candidates) for _ in range(2))
-    assert once == again
+    once, repeated = (cheapest_partition(case.predecessors, case.candidates) for _ in range(2))
+    assert once == repeated
 
 
 def test_benchmark_row_shows_proof_and_gap() -> None:

@@ -165,10 +165,10 @@ WORKLOADS = {
 
 def cases() -> list[Any]:
     """Return every variant with every workload that it supports."""
-    found = []
+    parameters = []
     for variant in package_variants(CudaVariant):
         for text in WORKLOADS[variant.operator.operator]:
             workload = workloads.parse(text)
             if variant.refuses(workload, H100) is None:
-                found.append(pytest.param(variant, workload, id=f"{variant.key}-{text}"))
-    return found
+                parameters.append(pytest.param(variant, workload, id=f"{variant.key}-{text}"))
+    return parameters

@@ -80,13 +80,15 @@ def _golden(fault: PlantedFault) -> str | None:
     return None
 
 
-def _difference(found: tuple[str, ...], expected: tuple[str, ...]) -> str:
+def _difference(actual: tuple[str, ...], expected: tuple[str, ...]) -> str:
     """Return the first different instruction, with long lists of registers shortened."""
-    for one, other in zip(found, expected, strict=False):
-        if one != other:
-            short = (re.sub(r"\{(\w+\[0\])(?:,\w+\[\d+\]){7,}\}", r"{\1,...}", text) for text in (one, other))
+    for got, wanted_text in zip(actual, expected, strict=False):
+        if got != wanted_text:
+            short = (
+                re.sub(r"\{(\w+\[0\])(?:,\w+\[\d+\]){7,}\}", r"{\1,...}", text) for text in (got, wanted_text)
+            )
             return ", expected ".join(short)
-    return f"{len(found)} instructions, expected {len(expected)}"
+    return f"{len(actual)} instructions, expected {len(expected)}"
 
 
 GEMM = {**watch_hopper.ALONE, "bm": 128, "consumers": 2}

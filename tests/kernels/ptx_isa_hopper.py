@@ -49,7 +49,7 @@ def _copy(name: str, axes: int, *, pixels: bool = False, multicast: bool = False
     call = ", ".join(
         ["target", "map", *(f"int({at})" for at in coordinates), *offsets, "barrier", *["blocks"] * multicast]
     )
-    places = {
+    operands = {
         "dstMem": "target",
         "tensorMap": "map",
         "tensorCoords": f"{{{','.join(coordinates)}}}",
@@ -63,9 +63,9 @@ def _copy(name: str, axes: int, *, pixels: bool = False, multicast: bool = False
         "completion_mechanism": "mbarrier::complete_tx::bytes",
     }
     if pixels:
-        places["im2colOffsets"] = f"{{{','.join(offsets)}}}"
+        operands["im2colOffsets"] = f"{{{','.join(offsets)}}}"
     if multicast:
-        places["ctaMask"], qualifiers["multicast"] = "blocks", "multicast::cluster"
+        operands["ctaMask"], qualifiers["multicast"] = "blocks", "multicast::cluster"
     narrow = (*offsets, *["blocks"] * multicast)
     words = ("target", *coordinates, "barrier")
     mode = ".IM2COL" * pixels + ".MULTICAST" * multicast
@@ -75,7 +75,7 @@ def _copy(name: str, axes: int, *, pixels: bool = False, multicast: bool = False
             call=f"{name}({call});",
             operands=(*(Operand(word) for word in words), *(Operand(word, "u16") for word in narrow)),
         ),
-        steps=(Step(form=BULK_TENSOR, qualifiers=qualifiers, operands=places),),
+        steps=(Step(form=BULK_TENSOR, qualifiers=qualifiers, operands=operands),),
         sass=(rf"UTMALDG\.{axes}D{re.escape(mode)} ",),
     )
 

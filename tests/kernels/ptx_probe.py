@@ -130,12 +130,12 @@ def half_ordered(source: str) -> list[str]:
     NVRTC takes each to imply the other; other compilers need both where memory must be ordered. setmaxnreg
     changes registers only.
     """
-    code, found = strip_comments(source), []
+    code, lines = strip_comments(source), []
     for match in re.finditer(r"\basm( volatile)?\s*\(", code):
         text = code[match.start() : closing_parenthesis(code, match.end() - 1)]
         if bool(match[1]) != ('"memory"' in text) and "setmaxnreg" not in text:
-            found.append(" ".join(text.split()))
-    return found
+            lines.append(" ".join(text.split()))
+    return lines
 
 
 # -- PTX -----------------------------------------------------------------------------------------------------
@@ -158,8 +158,8 @@ def _read(text: str) -> CompiledProbe:
 
     def name(match: re.Match[str]) -> str:
         register = match[0]
-        found = names.get(register) or results.get(register)
-        return found or between.setdefault(register, f"t{len(between)}")
+        known_name = names.get(register) or results.get(register)
+        return known_name or between.setdefault(register, f"t{len(between)}")
 
     instructions = []
     for inline, line in lines:

@@ -41,7 +41,7 @@ class Form:
 
         A qualifier or operand that is not given is copied from the syntax; an optional one is left out.
         """
-        opcode, _, places = self.syntax.partition(" ")
+        opcode, _, operand_syntax = self.syntax.partition(" ")
 
         def qualifier(match: re.Match[str]) -> str:
             optional, name = match[1] is not None, match[1] or match[2]
@@ -52,12 +52,12 @@ class Form:
         def operand(match: re.Match[str]) -> str:
             return operands.get(match[0], match[0])
 
-        given = [
-            re.sub(r"[A-Za-z][\w-]*", operand, place.strip("{}"))
-            for place in re.findall(r"\{[^{}]*\}|\[[^\]]*\]|[^,\s]+", places)
-            if not place.startswith("{") or place.strip("{}") in operands
+        written = [
+            re.sub(r"[A-Za-z][\w-]*", operand, operand_text.strip("{}"))
+            for operand_text in re.findall(r"\{[^{}]*\}|\[[^\]]*\]|[^,\s]+", operand_syntax)
+            if not operand_text.startswith("{") or operand_text.strip("{}") in operands
         ]
-        return f"{opcode} {','.join(given)}".strip()
+        return f"{opcode} {','.join(written)}".strip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,7 @@ SHARED_CTA, SHARED_CLUSTER = "shared::cta", "shared::cluster"
 
 
 def plain(
-    name: str, call: str, form: Form, sass: str, *arguments: str, **given: Mapping[str, str]
+    name: str, call: str, form: Form, sass: str, *arguments: str, **mappings: Mapping[str, str]
 ) -> Wrapper:
     """One instruction; the arguments of the call are 32-bit registers unless their type follows a colon."""
     operands = tuple(
@@ -191,6 +191,6 @@ def plain(
     return Wrapper(
         name=name,
         probe=Probe(call=call, operands=operands),
-        steps=(Step(form=form, **given),),
+        steps=(Step(form=form, **mappings),),
         sass=(sass,) if sass else (),
     )

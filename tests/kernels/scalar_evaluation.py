@@ -57,5 +57,5 @@ def rounded(tree: Any, inputs: Mapping[str, Any]) -> Any:
     if isinstance(tree, Number):
         return np.float32(tree.value)
     arguments = [np.asarray(rounded(argument, inputs), np.float64) for argument in tree.arguments]
-    each = np.vectorize(MEANINGS[tree.operation], otypes=[np.float64])(*arguments)
-    return each.astype(np.float32)
+    values = np.vectorize(MEANINGS[tree.operation], otypes=[np.float64])(*arguments)
+    return values.astype(np.float32)

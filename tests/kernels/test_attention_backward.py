@@ -28,24 +28,24 @@ def _sees(workload: Attention, query: int, key: int) -> bool:
 
 def _met(workload: Attention, side: Literal["keys", "queries"], tile: int, step: int) -> list[list[int]]:
     """Return, for each tile of a side, the tiles of the other side with a pair of rows that is not masked."""
-    rows, others = workload.seq_k, workload.seq_q
+    rows, other_rows = workload.seq_k, workload.seq_q
     if side == "queries":
-        rows, others = others, rows
-    met = []
+        rows, other_rows = other_rows, rows
+    visible = []
     for first in range(0, rows, tile):
         mine = range(first, min(rows, first + tile))
-        met.append(
+        visible.append(
             [
                 at
-                for at in range(0, others, step)
+                for at in range(0, other_rows, step)
                 if any(
-                    _sees(workload, *((other, row) if side == "keys" else (row, other)))
-                    for other in range(at, min(others, at + step))
+                    _sees(workload, *((other_row, row) if side == "keys" else (row, other_row)))
+                    for other_row in range(at, min(other_rows, at + step))
                     for row in mine
                 )
             ]
         )
-    return met
+    return visible
 
 
 @pytest.mark.parametrize(
@@ -65,23 +65,23 @@ def test_loop_counts_match_visible_tile_pairs(mask: str, side: Any) -> None:
     )
     assert isinstance(workload, Attention)
     tiles, steps = np.array([16, 16, 32, 64]), np.array([16, 32, 16, 64])
-    found = backward.loop_counts(workload, side, tiles, steps)
+    loops = backward.loop_counts(workload, side, tiles, steps)
     heads, times = (6, 2) if side == "keys" else (12, 1)
-    others = 37 if side == "keys" else 54
+    other_rows = 37 if side == "keys" else 54
     for row, (tile, step) in enumerate(zip(tiles, steps, strict=True)):
-        met = _met(workload, side, int(tile), int(step))
-        lengths = [len(each) for each in met]
-        lines = [times * sum(min(step, others - at) for at in each) for each in met]
-        assert found.blocks[row] == heads * len(met)
-        assert found.most[row] == times * max(lengths)
-        assert found.full[row] == heads * lengths.count(max(lengths))
-        assert found.steps[row] == heads * times * sum(lengths)
+        visible = _met(workload, side, int(tile), int(step))
+        lengths = [len(tiles_seen) for tiles_seen in visible]
+        lines = [times * sum(min(step, other_rows - at) for at in tiles_seen) for tiles_seen in visible]
+        assert loops.blocks[row] == heads * len(visible)
+        assert loops.most[row] == times * max(lengths)
+        assert loops.full[row] == heads * lengths.count(max(lengths))
+        assert loops.steps[row] == heads * times * sum(lengths)
         busiest = [line for line, length in zip(lines, lengths, strict=True) if length == max(lengths)]
-        assert found.lines[row] <= min(busiest)
-        assert found.all_lines[row] <= heads * sum(lines)
+        assert loops.lines[row] <= min(busiest)
+        assert loops.all_lines[row] <= heads * sum(lines)
         if side == "keys" and workload.has_simple_mask:  # keys always include the last tile of queries
-            assert found.lines[row] == min(busiest)
-            assert found.all_lines[row] == heads * sum(lines)
+            assert loops.lines[row] == min(busiest)
+            assert loops.all_lines[row] == heads * sum(lines)
 
 
 # -- products by wgmma ---------------------------------------------------------------------------------------
@@ -131,15 +131,15 @@ def test_missing_synchronisation_of_pipelined_gradients_is_found(missing: str) -
 
 def _work_during_products(code: str) -> list[tuple[str, int]]:
     """Return each exponential, store of dS and addition to dq, with the groups of products in flight."""
-    groups, is_open, found = 0, 0, []
+    groups, is_open, work_items = 0, 0, []
     for line in code.splitlines():
         if "HGMMA" in line:
             groups, is_open = (groups + 1, 0) if "gsb0" in line else (groups, 1)
         elif wait := re.search(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", line):
             groups = min(groups, int(wait[1]))
         elif work := re.search(r"MUFU\.EX2|STS |REDG\.E\.ADD\.F32x4", line):
-            found.append((work[0], groups + is_open))
-    return found
+            work_items.append((work[0], groups + is_open))
+    return work_items
 
 
 def test_causal_groups_of_query_heads_are_divided_among_blocks() -> None:

@@ -20,9 +20,9 @@ attention = parser(Attention)
 
 
 def variant(name: str) -> CudaVariant[Any]:
-    (found,) = (v for v in kernels.variants("attention") if v.name == name)
-    assert isinstance(found, CudaVariant)
-    return found
+    (named,) = (v for v in kernels.variants("attention") if v.name == name)
+    assert isinstance(named, CudaVariant)
+    return named
 
 
 @needs_compiler

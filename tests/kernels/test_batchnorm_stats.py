@@ -46,40 +46,40 @@ def test_forward_reference_matches_loops(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sys.modules[BatchNormStats.__module__], "BLOCK_ELEMENTS", 11)  # two rows at a time
     w = batchnorm("rows=7,cols=5,dtype=f32,eps=0.25,momentum=0.3")
     t = exact(w.draw(np.random.default_rng(0)))
-    found = {name: reference.value for name, reference in w.reference(t).items()}
-    assert tuple(found) == ("mean", "rstd", "new_mean", "new_var")
+    values = {name: reference.value for name, reference in w.reference(t).items()}
+    assert tuple(values) == ("mean", "rstd", "new_mean", "new_var")
     for j in range(5):
         column = [float(value) for value in t["x"][:, j]]
         mean = math.fsum(column) / 7
         apart = math.fsum((value - mean) ** 2 for value in column)
-        assert found["mean"][j] == pytest.approx(mean, rel=1e-12)
-        assert found["rstd"][j] == pytest.approx(1 / math.sqrt(apart / 7 + 0.25), rel=1e-12)
-        kept = 0.7 * t["running_mean"][j], 0.7 * t["running_var"][j]
-        assert found["new_mean"][j] == pytest.approx(kept[0] + 0.3 * mean, rel=1e-12)
-        assert found["new_var"][j] == pytest.approx(kept[1] + 0.3 * apart / 6, rel=1e-12)
+        assert values["mean"][j] == pytest.approx(mean, rel=1e-12)
+        assert values["rstd"][j] == pytest.approx(1 / math.sqrt(apart / 7 + 0.25), rel=1e-12)
+        decayed = 0.7 * t["running_mean"][j], 0.7 * t["running_var"][j]
+        assert values["new_mean"][j] == pytest.approx(decayed[0] + 0.3 * mean, rel=1e-12)
+        assert values["new_var"][j] == pytest.approx(decayed[1] + 0.3 * apart / 6, rel=1e-12)
 
 
 def test_references_match_torch() -> None:
     torch = pytest.importorskip("torch")
     forward = batchnorm("rows=11,cols=6,dtype=f32,eps=0.001,momentum=0.2")
     t = exact(forward.draw(np.random.default_rng(1)))
-    found = {name: reference.value for name, reference in forward.reference(t).items()}
+    statistics = {name: reference.value for name, reference in forward.reference(t).items()}
     running = torch.tensor(t["running_mean"]), torch.tensor(t["running_var"])
     gamma, beta = torch.ones(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)
     gamma.requires_grad_()
     beta.requires_grad_()
     y = torch.nn.functional.batch_norm(torch.tensor(t["x"]), *running, gamma, beta, True, 0.2, 0.001)
     np.testing.assert_allclose(
-        y.detach().numpy(), (t["x"] - found["mean"]) * found["rstd"], rtol=1e-8, atol=1e-8
+        y.detach().numpy(), (t["x"] - statistics["mean"]) * statistics["rstd"], rtol=1e-8, atol=1e-8
     )
-    np.testing.assert_allclose(running[0].numpy(), found["new_mean"], rtol=1e-12)
-    np.testing.assert_allclose(running[1].numpy(), found["new_var"], rtol=1e-12)
+    np.testing.assert_allclose(running[0].numpy(), statistics["new_mean"], rtol=1e-12)
+    np.testing.assert_allclose(running[1].numpy(), statistics["new_var"], rtol=1e-12)
     dy = np.random.default_rng(2).standard_normal(y.shape)
     y.backward(torch.tensor(dy))
     backward = batchnorm("rows=11,cols=6,dtype=f32,direction=backward")
-    given = {"dy": dy, "x": t["x"], "mean": found["mean"], "rstd": found["rstd"]}
-    assert tuple(given) == tuple(tensor.name for tensor in backward.inputs())
-    gradients = backward.reference(given)
+    inputs = {"dy": dy, "x": t["x"], "mean": statistics["mean"], "rstd": statistics["rstd"]}
+    assert tuple(inputs) == tuple(tensor.name for tensor in backward.inputs())
+    gradients = backward.reference(inputs)
     np.testing.assert_allclose(gradients["dgamma"].value, gamma.grad.numpy(), rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(gradients["dbeta"].value, beta.grad.numpy(), rtol=1e-9, atol=1e-9)
 
@@ -89,15 +89,15 @@ def test_relu_blocks_gradients_where_result_is_zero() -> None:
     w = batchnorm("rows=11,cols=6,dtype=f32,direction=backward,act=relu")
     t = exact(w.draw(np.random.default_rng(4)))
     assert np.count_nonzero(t["y"] == 0) > 10
-    found = {name: reference.value for name, reference in w.reference(t).items()}
+    gradients = {name: reference.value for name, reference in w.reference(t).items()}
     assert tuple(tensor.name for tensor in w.outputs()) == ("dgamma", "dbeta", "dz")
     z = torch.tensor(np.where(t["y"] > 0, t["y"], -1.0), requires_grad=True)
     torch.relu(z).backward(torch.tensor(t["dy"]))
-    np.testing.assert_array_equal(found["dz"], z.grad.numpy())
+    np.testing.assert_array_equal(gradients["dz"], z.grad.numpy())
     plain = batchnorm("rows=11,cols=6,dtype=f32,direction=backward")
     sums = plain.reference({**{name: t[name] for name in ("x", "mean", "rstd")}, "dy": z.grad.numpy()})
     for name, reference in sums.items():
-        np.testing.assert_allclose(found[name], reference.value, rtol=1e-12)
+        np.testing.assert_allclose(gradients[name], reference.value, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_invalid_combinations_are_rejected(text: str, says: str) -> None:
 
 
 def test_defaults_are_omitted_from_the_text() -> None:
-    given = batchnorm("rows=4,cols=8,dtype=f16,eps=0.00001,momentum=0.1,direction=forward")
-    assert str(given) == "batchnorm_stats:rows=4,cols=8,dtype=f16"
+    explicit = batchnorm("rows=4,cols=8,dtype=f16,eps=0.00001,momentum=0.1,direction=forward")
+    assert str(explicit) == "batchnorm_stats:rows=4,cols=8,dtype=f16"
 
 
 def test_columns_may_be_padded_but_not_exceeded() -> None:
@@ -136,9 +136,9 @@ def test_every_kind_of_column_is_drawn() -> None:
 
 
 def test_forecast_treats_statistics_as_a_memory_pass() -> None:
-    found = predict(batchnorm("rows=1605632,cols=64,dtype=f16"), find("h100-sxm"))
-    assert found.time_us > found.bound_us > 0
-    assert "as an elementwise operation with the same bytes" in found.because
+    prediction = predict(batchnorm("rows=1605632,cols=64,dtype=f16"), find("h100-sxm"))
+    assert prediction.time_us > prediction.bound_us > 0
+    assert "as an elementwise operation with the same bytes" in prediction.because
 
 
 # -- accepted algorithms for the variance --------------------------------------------------------------------
@@ -189,8 +189,8 @@ def test_algorithms_with_deviations_pass_verification(
     w = batchnorm(f"rows={rows},cols=64,dtype={dtype}")
     for seed in range(3):
         inputs = w.draw(np.random.default_rng(seed))
-        found = shares(w, inputs, outputs_of(w, inputs, *way(inputs["x"].astype(F32))))
-        assert max(found.values()) < 1, found
+        errors = shares(w, inputs, outputs_of(w, inputs, *way(inputs["x"].astype(F32))))
+        assert max(errors.values()) < 1, errors
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
@@ -198,8 +198,8 @@ def test_algorithms_with_deviations_pass_verification(
 def test_mean_square_minus_squared_mean_fails_verification(rows: int, dtype: str) -> None:
     w = batchnorm(f"rows={rows},cols=64,dtype={dtype}")
     inputs = w.draw(np.random.default_rng(0))
-    found = shares(w, inputs, outputs_of(w, inputs, *squares_less_square(inputs["x"].astype(F32))))
-    assert found["mean"] < 1 < found["rstd"]
+    errors = shares(w, inputs, outputs_of(w, inputs, *squares_less_square(inputs["x"].astype(F32))))
+    assert errors["mean"] < 1 < errors["rstd"]
 
 
 @pytest.mark.parametrize("rows", [37, 4001])
@@ -275,8 +275,8 @@ def test_means_may_be_far_from_zero_in_cuda(
     w = batchnorm(f"rows=3000,cols=64,dtype={dtype}")
     assert cuda_column.VARIANT.configs(w, H100).row(config) is not None
     inputs = shifted(w, mean, first)
-    found = shares(w, inputs, emulate(cuda_column.VARIANT, w, config, inputs))
-    assert max(found.values()) < 0.5, found
+    errors = shares(w, inputs, emulate(cuda_column.VARIANT, w, config, inputs))
+    assert max(errors.values()) < 0.5, errors
 
 
 @pytest.mark.parametrize("config", ON_PROCESSOR, ids=["one part", "parts"])
@@ -286,8 +286,8 @@ def test_means_may_be_far_from_zero_on_cpu(
 ) -> None:
     w = batchnorm(f"rows=3000,cols=70,dtype={dtype}")
     inputs = shifted(w, mean, first)
-    found = shares(w, inputs, checks.run_on_cpu(numba_cpu.VARIANT, w, config, inputs))
-    assert max(found.values()) < 0.5, found
+    errors = shares(w, inputs, checks.run_on_cpu(numba_cpu.VARIANT, w, config, inputs))
+    assert max(errors.values()) < 0.5, errors
 
 
 @needs_compiler
@@ -341,12 +341,12 @@ def broken(w: BatchNormStats) -> dict[str, Array]:
     return inputs
 
 
-def assert_broken(found: dict[str, Array]) -> None:
+def assert_broken(outputs: dict[str, Array]) -> None:
     """Check that columns with NaN or infinity have no finite result, and that others are unchanged."""
     for name in ("rstd", "new_var"):
-        assert np.flatnonzero(np.isnan(found[name])).tolist() == [1, 2, 5], name
+        assert np.flatnonzero(np.isnan(outputs[name])).tolist() == [1, 2, 5], name
     for name in ("mean", "new_mean"):
-        assert np.flatnonzero(~np.isfinite(found[name])).tolist() == [1, 2, 5], name
+        assert np.flatnonzero(~np.isfinite(outputs[name])).tolist() == [1, 2, 5], name
 
 
 @needs_compiler

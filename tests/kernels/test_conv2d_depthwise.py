@@ -43,15 +43,15 @@ def test_tiles_read_the_source_pixels_of_their_taps(workload: Conv2d, steps: int
     for axis, taps, pad in zip(axes(workload), (w.r, w.s), (w.pad, w.pad_w), strict=True):
         fewest = []
         for first in range(0, axis.extent, steps * axis.unit):
-            met = set()
+            pixels = set()
             for i, tap in itertools.product(range(first, first + steps * axis.unit), range(taps)):
                 if w.direction != "dgrad":
-                    met.add(i * w.stride - pad + tap * w.dilation)
+                    pixels.add(i * w.stride - pad + tap * w.dilation)
                 elif (i + pad - tap * w.dilation) % w.stride == 0:
-                    met.add((i + pad - tap * w.dilation) // w.stride)
+                    pixels.add((i + pad - tap * w.dilation) // w.stride)
             begin = first // axis.unit * axis.source_unit + axis.shift
-            assert {begin + place for place in axis.places(steps)} == met
-            fewest.append(sum(0 <= place < axis.source for place in met))
+            assert {begin + pixel for pixel in axis.places(steps)} == pixels
+            fewest.append(sum(0 <= pixel < axis.source for pixel in pixels))
         assert axis.fewest_inside(steps) == min(fewest)
 
 
@@ -124,5 +124,7 @@ def test_spaces_are_large_enough_to_search_and_emulation_workloads_end_alike(tex
 @needs_nvrtc
 @pytest.mark.parametrize(("layer", "direction"), [(0, "fprop"), (1, "dgrad"), (2, "wgrad")])
 def test_usual_layers_compile_without_spills(layer: int, direction: str) -> None:
-    workload = next(found for found in training(conv(LAYERS[layer])) if found.direction == direction)
+    workload = next(
+        candidate for candidate in training(conv(LAYERS[layer])) if candidate.direction == direction
+    )
     checks.compiled(VARIANT, workload, representative("sm_75"))

@@ -57,11 +57,11 @@ def test_space_costs_and_launches_are_those_of_gemm(variant: Any) -> None:
         assert variant.default(workload, H100) == variant.product.default(product, H100)
         config = table.config(0)
         assert variant.revision(workload, config) == variant.product.revision(product, config)
-        known = {tensor.name for tensor in (*workload.inputs(), *workload.outputs())}
-        known |= {tensor.name for tensor in variant.scratch(workload, config)}
+        tensor_names = {tensor.name for tensor in (*workload.inputs(), *workload.outputs())}
+        tensor_names |= {tensor.name for tensor in variant.scratch(workload, config)}
         for launch in variant.launches(workload, config):
             named = {a.tensor if isinstance(a, TensorMap) else a for a in launch.arguments}
-            assert {name for name in named if isinstance(name, str)} <= known
+            assert {name for name in named if isinstance(name, str)} <= tensor_names
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

@@ -233,7 +233,7 @@ ODD = (
 
 def cases() -> list[Any]:
     """Return workloads of odd sizes, each with the default and one random configuration of each variant."""
-    found = []
+    parameters = []
     for i, (text, variant) in enumerate(itertools.product(ODD, (SIMT, MMA))):
         workload = conv(text)
         if variant.refuses(workload, A100) is not None:
@@ -241,8 +241,8 @@ def cases() -> list[Any]:
         table = variant.configs(workload, A100)
         chosen = table.config(random.Random(i).randrange(len(table)))
         config = variant.default(workload, A100) if i % 3 == 0 else chosen
-        found.append(pytest.param(variant, workload, config, ORDERS[i % 3], id=f"{variant.name}-{text}"))
-    return found
+        parameters.append(pytest.param(variant, workload, config, ORDERS[i % 3], id=f"{variant.name}-{text}"))
+    return parameters
 
 
 @needs_compiler

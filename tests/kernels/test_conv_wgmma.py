@@ -72,8 +72,8 @@ def met(workload: Conv2d, image: int, output: int, taps: int, pad: int) -> set[t
     """Return the pairs of a pixel of x and one of y for each tap, along one axis."""
     w = workload
     pairs = itertools.product(range(output), range(taps))
-    found = {(out * w.stride - pad + tap * w.dilation, out, tap) for out, tap in pairs}
-    return {(pixel, out, tap) for pixel, out, tap in found if 0 <= pixel < image}
+    triples = {(out * w.stride - pad + tap * w.dilation, out, tap) for out, tap in pairs}
+    return {(pixel, out, tap) for pixel, out, tap in triples if 0 <= pixel < image}
 
 
 @settings(max_examples=15)
@@ -88,8 +88,12 @@ def test_every_pixel_meets_every_tap_that_reaches_it(workload: Conv2d) -> None:
         if w.direction != "dgrad":
             assert axis.pixels == output
             assert axis.reach == (taps - 1) * w.dilation
-            found = {(base + tap * w.dilation, i, tap) for i, base in enumerate(bases) for tap in range(taps)}
-            assert {(x, i, tap) for x, i, tap in found if 0 <= x < image} == met(w, image, output, taps, pad)
+            triples = {
+                (base + tap * w.dilation, i, tap) for i, base in enumerate(bases) for tap in range(taps)
+            }
+            assert {(x, i, tap) for x, i, tap in triples if 0 <= x < image} == met(
+                w, image, output, taps, pad
+            )
             continue
         # Pixel `residue + stride * i` of dx meets tap t at an output i further than the first one.
         assert len(axis.taps) == min(w.stride, image)
@@ -178,15 +182,15 @@ def test_no_launch_exceeds_what_the_device_has(workload: Conv2d) -> None:
     consumers, min_blocks = table["consumers"], table["min_blocks"]
     launched = wgmma_tile.launched_registers(consumers, min_blocks)
     taken = wgmma_tile.consumer_registers(consumers, min_blocks, PRODUCER_REGISTERS)
-    held = 128 * (PRODUCER_REGISTERS + consumers * taken)
+    registers = 128 * (PRODUCER_REGISTERS + consumers * taken)
     moves = launched < 240
-    assert np.all(held[moves] <= (128 * (consumers + 1) * launched)[moves])
+    assert np.all(registers[moves] <= (128 * (consumers + 1) * launched)[moves])
     for row in range(0, len(table), max(1, len(table) // 5)):
         config = table.config(row)
-        first, *others = VARIANT.launches(workload, config)
+        first, *later = VARIANT.launches(workload, config)
         assert first.smem_bytes == costs.smem_bytes[row]
         assert first.grid[0] % first.cluster == 0
-        assert len(others) == (config["split"] > 1)
+        assert len(later) == (config["split"] > 1)
         a_map, b_map = (argument for argument in first.arguments if isinstance(argument, TensorMap))
         size = 2
         parts = config["cluster_n"], config["cluster_m"]
@@ -372,7 +376,7 @@ def test_it_is_compiled_to_hopper_s_instructions_without_spills(text: str, choic
 
 
 def test_workloads_of_equal_alignment_share_source_and_entry() -> None:
-    one = conv("n=2,c=64,h=28,w=28,k=64,r=3,s=3,stride=1,pad=1")
-    other = replace(one, n=32, c=512, h=14, w=7, k=256, r=1, s=5, pad=2, stride=2, dilation=2)
-    config = VARIANT.default(one, H100)
-    assert VARIANT.revision(one, config) == VARIANT.revision(other, config)
+    first = conv("n=2,c=64,h=28,w=28,k=64,r=3,s=3,stride=1,pad=1")
+    second = replace(first, n=32, c=512, h=14, w=7, k=256, r=1, s=5, pad=2, stride=2, dilation=2)
+    config = VARIANT.default(first, H100)
+    assert VARIANT.revision(first, config) == VARIANT.revision(second, config)

@@ -51,13 +51,13 @@ def excesses(costs: Costs, counts: Counts, staying: int = 0) -> Iterator[str]:
         name: float(np.broadcast_to(getattr(costs, name), 1)[0])
         for name in (*COUNTED, "blocks", "full_blocks", "threads", "smem_bytes")
     }
-    known = {
+    counted = {
         "threads": max(launch.threads for launch in counts.launches),
         "smem_bytes": max(launch.smem_bytes for launch in counts.launches),
     }
-    for name, most in known.items():
-        if declared[name] > most:
-            yield f"{name}: {declared[name]:g} are declared, {most} there are"
+    for name, count in counted.items():
+        if declared[name] > count:
+            yield f"{name}: {declared[name]:g} are declared, {count} there are"
     for name in COUNTED:
         by_block = sorted((figure(block, name, costs.mma_dtype) for block in counts.blocks), reverse=True)
         of_all, of_one, total = declared[name] * declared["blocks"], declared[name], sum(by_block)
@@ -94,9 +94,9 @@ def chains(
 
     for name in ("fma_latency", "mma_latency"):
         length = clocks(**{name: 1.0}) - clocks()
-        most = max(longest(launch, table.config(0), name) for launch in counts.launches)
-        if length > most * (1 + 1e-12):
-            yield f"{name}: {length:g} are declared one after the other, {most:g} there are"
+        longest_chain = max(longest(launch, table.config(0), name) for launch in counts.launches)
+        if length > longest_chain * (1 + 1e-12):
+            yield f"{name}: {length:g} are declared one after the other, {longest_chain:g} there are"
 
 
 def longest(launch: LaunchCounts, config: Mapping[str, Any], name: str) -> float:
@@ -138,9 +138,9 @@ def test_declared_costs_above_the_count_are_reported(
     block = WorkCounts(fma=10, accesses=8, warp_instructions={"f32": 5, "mma.m16n8k16.f16": 1})
     launch = LaunchCounts(threads=64, smem_bytes=32, read_bytes=0, written_bytes=0, blocks=(block, block))
     costs = Costs(**{"blocks": 2, "full_blocks": 2, "threads": 64, **declared})
-    found = list(excesses(costs, Counts(launches=(launch,))))
-    assert len(found) == len(texts)
-    assert all(text.startswith(start) for text, start in zip(found, texts, strict=True)), found
+    reported = list(excesses(costs, Counts(launches=(launch,))))
+    assert len(reported) == len(texts)
+    assert all(text.startswith(start) for text, start in zip(reported, texts, strict=True)), reported
 
 
 @needs_compiler
@@ -152,11 +152,11 @@ def test_costs_are_floors_and_nothing_races(
         config = table.config(0)
         inputs = workload.draw(np.random.default_rng(0))
         seen = watch(variant, workload, config, inputs)
-        what = f"{variant.key} {workload} {config} on {device.sm_count} SMs"
-        assert_right(workload, inputs, seen.outputs, what)
+        case = f"{variant.key} {workload} {config} on {device.sm_count} SMs"
+        assert_right(workload, inputs, seen.outputs, case)
         staying = blocks_that_stay(variant.launches(workload, config))
-        assert not list(excesses(variant.costs(workload, table, device), seen.counts, staying)), what
-        assert not list(chains(variant, workload, table, device, seen.counts)), what
+        assert not list(excesses(variant.costs(workload, table, device), seen.counts, staying)), case
+        assert not list(chains(variant, workload, table, device, seen.counts)), case
 
 
 def blocks_that_stay(launches: tuple[Launch, ...]) -> int:
@@ -171,8 +171,8 @@ def per_case(variant: CudaVariant[Any], per_variant: int) -> int:
 
 @functools.cache
 def workloads_of() -> dict[str, int]:
-    found: dict[str, int] = {}
+    workload_counts: dict[str, int] = {}
     for case in cases():
         key = case.values[0].key
-        found[key] = found.get(key, 0) + 1
-    return found
+        workload_counts[key] = workload_counts.get(key, 0) + 1
+    return workload_counts

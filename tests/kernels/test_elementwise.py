@@ -83,14 +83,14 @@ def expressions(draw: st.DrawFn, depth: int = 4) -> str:
     if kind == "infix":
         return f"({first}{draw(st.sampled_from('+-*/'))}{draw(expressions(depth=depth - 1))})"
     function = draw(st.sampled_from(sorted(FUNCTIONS)))
-    others = [draw(expressions(depth=depth - 1)) for _ in range(FUNCTIONS[function] - 1)]
-    return f"{function}({','.join([first, *others])})"
+    further = [draw(expressions(depth=depth - 1)) for _ in range(FUNCTIONS[function] - 1)]
+    return f"{function}({','.join([first, *further])})"
 
 
 def workload_of(expression: str) -> Elementwise | None:
     """Return a small workload of an expression; None if it has no value, or no input of the full shape."""
-    there = names(parse(expression))
-    lists = [f",{key}={name}" for key, name in (("vectors", "v"), ("scalars", "s")) if name in there]
+    used = names(parse(expression))
+    lists = [f",{key}={name}" for key, name in (("vectors", "v"), ("scalars", "s")) if name in used]
     try:
         return chain(f"rows=6,cols=10,dtype=f32,expression={expression}{''.join(lists)}")
     except InputError:
@@ -127,7 +127,7 @@ def test_an_expression_stays_within_its_range(expression: str, data: st.DataObje
     image = _expression.span(tree, ranges)
     if image is not None:
         for _ in range(4):
-            value = meant(tree, {name: data.draw(st.floats(*ends)) for name, ends in ranges.items()})
+            value = meant(tree, {name: data.draw(st.floats(*limits)) for name, limits in ranges.items()})
             slack = 1e-9 * (1 + abs(value))
             assert image[0] - slack <= value <= image[1] + slack
 
@@ -152,8 +152,8 @@ def test_generated_code_computes_the_expression(expression: str, seed: int) -> N
         for i, j in np.ndindex(got.shape):
             scope: dict[str, Any] = {"f32": f32, "np": np, "math": math, **two_forms}
             for name, array in inputs.items():
-                place = {2: (i, j), 1: (j,), 0: ()}[np.ndim(array)]
-                scope[variable(name)] = f32(array[place])
+                index = {2: (i, j), 1: (j,), 0: ()}[np.ndim(array)]
+                scope[variable(name)] = f32(array[index])
             exec(text, scope)
             got[i, j] = scope["result"]
         assert worst_error(workload, {"out": got}, references) <= 1, text
@@ -234,8 +234,8 @@ def test_nan_and_extreme_values_are_computed_correctly(functions: Any) -> None:
 def nan_inputs() -> tuple[Elementwise, dict[str, Any], Any]:
     """Return a workload with NaN in either argument of max and min and in that of relu, and its result."""
     w = chain("rows=1,cols=6,dtype=f32,expression=max(x,y)+min(y,z)+relu(z)+max(min(z,6),0)")
-    nan, one = np.float32(np.nan), np.float32(1)
-    x, y, z = np.full((3, 1, 6), one)
+    nan, unit = np.float32(np.nan), np.float32(1)
+    x, y, z = np.full((3, 1, 6), unit)
     x[0, 0], y[0, 1], z[0, 2], z[0, 3] = nan, nan, nan, -nan
     return w, {"x": x, "y": y, "z": z}, [nan, nan, nan, nan, 4, 4]
 
@@ -243,16 +243,16 @@ def nan_inputs() -> tuple[Elementwise, dict[str, Any], Any]:
 def test_nan_of_any_argument_of_max_min_and_relu_stays_nan_on_cpu() -> None:
     w, inputs, expected = nan_inputs()
     config = numba_cpu.VARIANT.default(w, local_cpu())
-    (found,) = checks.run_on_cpu(numba_cpu.VARIANT, w, config, inputs).values()
-    np.testing.assert_array_equal(found[0], expected)
+    (output,) = checks.run_on_cpu(numba_cpu.VARIANT, w, config, inputs).values()
+    np.testing.assert_array_equal(output[0], expected)
 
 
 @needs_compiler
 def test_nan_of_any_argument_of_max_min_and_relu_stays_nan_in_cuda() -> None:
     w, inputs, expected = nan_inputs()
     for variant, run in ((cuda_vector.VARIANT, emulate), (numba_cuda.VARIANT, simulate)):
-        (found,) = run(variant, w, variant.default(w, H100), inputs).values()
-        np.testing.assert_array_equal(found[0], expected)
+        (output,) = run(variant, w, variant.default(w, H100), inputs).values()
+        np.testing.assert_array_equal(output[0], expected)
 
 
 def test_rows_are_joined_without_vectors_and_columns() -> None:
@@ -299,12 +299,12 @@ def test_least_operations_of_an_element() -> None:
 
 
 def test_revision_depends_on_the_expression() -> None:
-    one, two = (chain(f"rows=8,cols=64,dtype=f32,expression={text}") for text in ("x+y", "x-y"))
+    first, two = (chain(f"rows=8,cols=64,dtype=f32,expression={text}") for text in ("x+y", "x-y"))
     for variant in (cuda_vector.VARIANT, numba_cuda.VARIANT, numba_cpu.VARIANT):
         device = local_cpu() if variant is numba_cpu.VARIANT else H100
-        config = variant.default(one, device)
-        assert variant.revision(one, config) != variant.revision(two, config)
-        assert variant.revision(one, config) == variant.revision(
+        config = variant.default(first, device)
+        assert variant.revision(first, config) != variant.revision(two, config)
+        assert variant.revision(first, config) == variant.revision(
             chain("rows=8,cols=64,dtype=f32,expression=x + y"), config
         )
 

@@ -148,11 +148,11 @@ def test_every_access_is_aligned(workload: Gemm) -> None:
 
 def test_workloads_of_equal_alignment_share_source_and_entry() -> None:
     for variant in (SIMT, MMA):
-        one, other = gemm("m=512,n=512,k=512,dtype=f16"), gemm("m=1024,n=776,k=4000,dtype=f16,batch=7")
-        config = variant.default(one, A100)
-        assert variant.revision(one, config) == variant.revision(other, config)
-        unaligned = dataclasses.replace(other, k=4002)
-        assert variant.revision(one, config) != variant.revision(unaligned, config)
+        first, second = gemm("m=512,n=512,k=512,dtype=f16"), gemm("m=1024,n=776,k=4000,dtype=f16,batch=7")
+        config = variant.default(first, A100)
+        assert variant.revision(first, config) == variant.revision(second, config)
+        unaligned = dataclasses.replace(second, k=4002)
+        assert variant.revision(first, config) != variant.revision(unaligned, config)
 
 
 # --------------------------------------------------------------------------------- launches, emulation

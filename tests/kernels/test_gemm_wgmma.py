@@ -105,9 +105,9 @@ def test_no_block_asks_for_more_registers_than_it_was_launched_with() -> None:
     launched = wgmma_tile.launched_registers(consumers, min_blocks)
     assert np.all(min_blocks * 128 * (consumers + 1) * launched <= H100.registers_per_sm)
     taken = wgmma_tile.consumer_registers(consumers, min_blocks)
-    held = 128 * (wgmma_tile.PRODUCER_REGISTERS + consumers * taken)
+    registers = 128 * (wgmma_tile.PRODUCER_REGISTERS + consumers * taken)
     moves = launched < 240
-    assert np.all(held[moves] <= (128 * (consumers + 1) * launched)[moves])
+    assert np.all(registers[moves] <= (128 * (consumers + 1) * launched)[moves])
     assert np.all(taken[moves] >= launched[moves])
     assert np.all(taken[moves] % 8 == 0)
     assert moves.any()
@@ -366,8 +366,8 @@ def test_elements_are_rounded_to_tf32_and_missing_rounding_is_found(operand: str
     config, inputs = configured(workload, choices), workload.draw(np.random.default_rng(2))
     inputs |= {name: np.full_like(inputs[name], NEARLY) for name in ("a", "b")}
     checks.assert_emulates_right(VARIANT, workload, config, inputs)
-    kept = "*reinterpret_cast<const float*>(tile + at)" if operand == "b in lines along n" else ""
-    wrong = checks.planted(VARIANT, UNROUNDED[operand], kept)
+    remaining_text = "*reinterpret_cast<const float*>(tile + at)" if operand == "b in lines along n" else ""
+    wrong = checks.planted(VARIANT, UNROUNDED[operand], remaining_text)
     checks.assert_fault_is_found(wrong, workload, config, inputs)
 
 
@@ -446,7 +446,7 @@ def test_a_long_sum_that_is_not_promoted_is_found(promote: int) -> None:
     inputs = fast.draw(np.random.default_rng(1))
     outputs = checks.assert_emulates_right(VARIANT, fast, plain, inputs)
     exact = fast.reference(checks.exact(inputs))["c"].value
-    errors = [float(np.abs(found["c"] - exact).max()) for found in (right, outputs)]
+    errors = [float(np.abs(result["c"] - exact).max()) for result in (right, outputs)]
     assert errors[0] < errors[1] / 10
 
 
@@ -597,7 +597,7 @@ def test_promotion_adds_while_no_product_is_split(text: str, choices: dict[str, 
 
 
 def test_workloads_of_equal_alignment_share_source_and_entry() -> None:
-    one = gemm("m=512,n=512,k=512,dtype=f16")
-    other = dataclasses.replace(one, m=1024, n=776, k=4000, batch=7)
-    config = VARIANT.default(one, H100)
-    assert VARIANT.revision(one, config) == VARIANT.revision(other, config)
+    first = gemm("m=512,n=512,k=512,dtype=f16")
+    second = dataclasses.replace(first, m=1024, n=776, k=4000, batch=7)
+    config = VARIANT.default(first, H100)
+    assert VARIANT.revision(first, config) == VARIANT.revision(second, config)

@@ -46,11 +46,11 @@ def test_assembly_is_volatile_if_and_only_if_it_clobbers_memory() -> None:
 @needs_nvrtc
 @pytest.mark.parametrize(("at", "statement"), list(enumerate(STATEMENTS)), ids=IDS)
 def test_compiled_ptx_is_the_instruction_of_the_isa(at: int, statement: Wrapper) -> None:
-    found = compiled()[0][at]
-    assert found.instructions == statement.instructions
-    assert found.loops == statement.loops
-    assert found.orders == statement.orders
-    assert statement.result_registers in (None, found.result_registers)
+    statement_compiled = compiled()[0][at]
+    assert statement_compiled.instructions == statement.instructions
+    assert statement_compiled.loops == statement.loops
+    assert statement_compiled.orders == statement.orders
+    assert statement.result_registers in (None, statement_compiled.result_registers)
 
 
 @needs_nvrtc

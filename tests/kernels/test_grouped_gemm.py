@@ -68,9 +68,9 @@ def test_every_row_has_a_group(workload: GroupedGemm, seed: int) -> None:
 
 def test_split_has_the_requested_skew() -> None:
     text = "groups=8,m=8000,n=1,k=1,dtype=f32"
-    even, uneven, one = (sizes_drawn(f"{text},skew={skew}") for skew in ("uniform", "zipf", "one"))
+    even, uneven, single = (sizes_drawn(f"{text},skew={skew}") for skew in ("uniform", "zipf", "one"))
     assert 850 < even.min() < even.max() < 1150
-    assert sorted(one.tolist()) == [0] * 7 + [8000]
+    assert sorted(single.tolist()) == [0] * 7 + [8000]
     # The r-th largest of 8 groups has 1 / r of 2.718 parts.
     expected = 8000 / 2.7178571 / np.arange(1, 9)
     np.testing.assert_allclose(np.sort(uneven)[::-1], expected, rtol=0.12)
@@ -80,8 +80,8 @@ def test_split_has_the_requested_skew() -> None:
 
 def test_a_seed_draws_the_same_again() -> None:
     workload = grouped("groups=5,m=99,n=4,k=3,dtype=bf16,skew=zipf")
-    one, other = (workload.draw(np.random.default_rng(7)) for _ in range(2))
-    assert all(np.array_equal(one[name], other[name]) for name in one)
+    first, second = (workload.draw(np.random.default_rng(7)) for _ in range(2))
+    assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
 def test_offsets_must_be_countable() -> None:
@@ -194,16 +194,16 @@ def test_full_blocks_have_their_share_of_any_split(
 ) -> None:
     workload = GroupedGemm(groups=groups, m=m, n=130, k=1, dtype="f32")
     device = dataclasses.replace(A100, sm_count=sm_count)
-    found = _grouped.busiest_blocks(workload, 16, 64, np.array([float(tiles_a_block)]), device)
-    tiles, full_blocks, blocks = (float(x[0]) for x in found)
+    busiest = _grouped.busiest_blocks(workload, 16, 64, np.array([float(tiles_a_block)]), device)
+    tiles, full_blocks, blocks = (float(x[0]) for x in busiest)
     grid = _grouped.grid(workload, {"bm": 16, "bn": 64, "tiles_a_block": tiles_a_block})[0]
     cuts = sorted(split.choices(range(m + 1), k=groups - 1))
     sizes = np.diff([0, *cuts, m]) if split.random() < 0.8 else np.array([m])
-    there = int(np.sum(-(-sizes // 16))) * 3
-    of_each = np.sort([len(range(block, there, grid)) for block in range(grid)])[::-1]
+    all_tiles = int(np.sum(-(-sizes // 16))) * 3
+    of_each = np.sort([len(range(block, all_tiles, grid)) for block in range(grid)])[::-1]
     assert full_blocks >= 1
     assert of_each[int(full_blocks) - 1] >= tiles
-    assert blocks * tiles <= there * (1 + 1e-12)
+    assert blocks * tiles <= all_tiles * (1 + 1e-12)
     assert blocks <= grid
 
 
@@ -214,10 +214,10 @@ def test_no_block_has_more_tiles_than_declared_however_rows_are_split(w: Grouped
             table = variant.configs(w, H100)
             config = table.config(choice % len(table))
             (launch,) = variant.launches(w, config)
-            most = _grouped.most_blocks(w, config["bm"], config["bn"])
+            max_blocks = _grouped.most_blocks(w, config["bm"], config["bn"])
             in_turn = config.get("tiles_a_block", 1)
             # A cluster's last tile in a group may have no rows or columns; it counts as a tile.
-            assert -(-most // launch.grid[0]) <= in_turn
+            assert -(-max_blocks // launch.grid[0]) <= in_turn
             if in_turn > 1:
                 assert _grouped.least_tiles(w, config["bm"], config["bn"]) >= H100.sm_count
 
@@ -472,8 +472,8 @@ def test_libraries_compute_the_same(dtype: str, trans: str) -> None:
     calls = baseline.torch_cpu(workload, inputs)
     assert set(calls) == ({"torch"} if dtype == "f32" else {"torch", "torch grouped_mm"})
     for computed in calls.values():
-        found: Any = computed()
-        checks.assert_right(workload, inputs, {"c": found.to(torch.float64).numpy()})
+        result: Any = computed()
+        checks.assert_right(workload, inputs, {"c": result.to(torch.float64).numpy()})
 
 
 # ------------------------------------------------------------------------------------------- machine code

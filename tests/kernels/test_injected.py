@@ -87,8 +87,8 @@ def share(workload: Workload, act: Callable[[Any], Any]) -> float:
     inputs = workload.draw(np.random.default_rng(1))
     single = {name: value.astype(np.float32) for name, value in inputs.items()}
     (out,) = workload.outputs()
-    found = product(workload, single, act).astype(inputs["a"].dtype)
-    return checks.worst(workload, inputs, {out.name: found})
+    output = product(workload, single, act).astype(inputs["a"].dtype)
+    return checks.worst(workload, inputs, {out.name: output})
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def test_parts_do_what_the_whole_does() -> None:
     assert str(alone) == "gemm:m=9,n=11,k=64,dtype=f32"
     inputs = exact(workload.draw(np.random.default_rng(2)))
     c = alone.reference(inputs)["c"].value
-    found = after.reference({"c": c[0], "bias": inputs["bias"], "residual": inputs["residual"][0]})[
+    activated = after.reference({"c": c[0], "bias": inputs["bias"], "residual": inputs["residual"][0]})[
         "out"
     ].value
-    np.testing.assert_allclose(found, workload.reference(inputs)["c"].value[0], rtol=1e-12)
+    np.testing.assert_allclose(activated, workload.reference(inputs)["c"].value[0], rtol=1e-12)
 
 
 def test_a_chain_that_is_too_long_to_write_has_no_parts() -> None:
@@ -161,13 +161,17 @@ def test_a_convolution_is_activated_behind_its_residual() -> None:
     workload = parse(f"{CONV},layout=nhwc,epilogue=scale+bias+residual,act={GELU_TANH}")
     plain = parse(f"{CONV},layout=nhwc,epilogue=scale+bias+residual")
     inputs = exact(workload.draw(np.random.default_rng(3)))
-    found, sums = (one.reference(inputs)["y"].value for one in (workload, plain))
-    np.testing.assert_allclose(found, MEANINGS[GELU_TANH](sums), rtol=1e-12, atol=1e-13)
+    activated, sums = (convolution.reference(inputs)["y"].value for convolution in (workload, plain))
+    np.testing.assert_allclose(activated, MEANINGS[GELU_TANH](sums), rtol=1e-12, atol=1e-13)
     alone, after = workload.unfused()
     y = alone.reference({"x": inputs["x"], "w": inputs["w"]})["y"].value.reshape(60, 4)
-    others = {"scale": inputs["scale"], "bias": inputs["bias"], "residual": inputs["residual"].reshape(60, 4)}
-    parts = after.reference({"y": y, **others})["out"].value
-    np.testing.assert_allclose(parts.reshape(found.shape), found, rtol=1e-12, atol=1e-13)
+    operands = {
+        "scale": inputs["scale"],
+        "bias": inputs["bias"],
+        "residual": inputs["residual"].reshape(60, 4),
+    }
+    parts = after.reference({"y": y, **operands})["out"].value
+    np.testing.assert_allclose(parts.reshape(activated.shape), activated, rtol=1e-12, atol=1e-13)
 
 
 def test_relu_of_conv2d_becomes_the_named_epilogue() -> None:
@@ -257,8 +261,8 @@ def test_an_activation_that_is_missing_from_the_table_is_an_error(
 def test_binaries_of_numba_cuda_are_kept_apart(texts: tuple[str, str]) -> None:
     """Values that the kernel closes over are part of the machine code, numbers included."""
     pytest.importorskip("numba.cuda")
-    device, (one, other) = representative("sm_90"), map(parse, texts)
-    variant = kernels.variant(f"{one.operator}/numba_cuda")
+    device, (first, second) = representative("sm_90"), map(parse, texts)
+    variant = kernels.variant(f"{first.operator}/numba_cuda")
     assert isinstance(variant, NumbaCudaVariant)
-    config = variant.default(one, device)
-    assert key_numba_cuda(variant, one, config, device) != key_numba_cuda(variant, other, config, device)
+    config = variant.default(first, device)
+    assert key_numba_cuda(variant, first, config, device) != key_numba_cuda(variant, second, config, device)

@@ -60,8 +60,8 @@ def share(workload: Workload, function: Function) -> float:
     inputs = workload.draw(np.random.default_rng(1))
     single = {name: value.astype(np.float32) for name, value in inputs.items()}
     stored = numpy_dtype(storage(workload.dtype))
-    found = product(workload, single, function, stored).astype(stored)
-    return worst(workload, inputs, {"c": found})
+    output = product(workload, single, function, stored).astype(stored)
+    return worst(workload, inputs, {"c": output})
 
 
 @pytest.mark.parametrize("pre", MEANINGS)
@@ -95,8 +95,8 @@ def test_kernel_that_does_not_round_the_operand_exceeds_tolerance() -> None:
     inputs = workload.draw(np.random.default_rng(1))
     single = {name: value.astype(np.float32) for name, value in inputs.items()}
     for dtype, is_right in ((numpy_dtype("bf16"), True), (None, False)):
-        found = product(workload, single, lambda x, scale, shift: x * scale, dtype)
-        assert (worst(workload, inputs, {"c": found}) <= 1) is is_right
+        output = product(workload, single, lambda x, scale, shift: x * scale, dtype)
+        assert (worst(workload, inputs, {"c": output}) <= 1) is is_right
 
 
 def test_the_function_has_one_text_and_its_vectors_come_last() -> None:
@@ -162,8 +162,13 @@ def test_parts_are_a_chain_the_product_and_a_chain() -> None:
 
 def test_library_forecast_launches_the_prologue_first() -> None:
     device = representative("sm_90")
-    plain, ahead = (list(library_kernels(gemm(f"dtype=f16{end}"), device)) for end in ("", ",pre=relu(x)"))
-    assert [kernel.family for kernel in ahead] == ["elementwise", *(kernel.family for kernel in plain)]
+    plain, with_prologue = (
+        list(library_kernels(gemm(f"dtype=f16{end}"), device)) for end in ("", ",pre=relu(x)")
+    )
+    assert [kernel.family for kernel in with_prologue] == [
+        "elementwise",
+        *(kernel.family for kernel in plain),
+    ]
 
 
 # -- kernels -------------------------------------------------------------------------------------------------
@@ -180,13 +185,13 @@ CUDA = [
 @pytest.mark.parametrize("variant", CUDA, ids=str)
 def test_variant_computes_a_prologue_or_refuses_it(variant: CudaVariant[Any]) -> None:
     device = representative("sm_90")
-    plain, ahead = (parse(f"{LARGE}{end}") for end in ("", ",pre=relu(x*scale+shift)"))
+    plain, with_prologue = (parse(f"{LARGE}{end}") for end in ("", ",pre=relu(x*scale+shift)"))
     assert "Prologue" not in strip_comments(variant.source(plain, variant.default(plain, device)))
-    reason = variant.refuses(ahead, device)
+    reason = variant.refuses(with_prologue, device)
     if reason is not None:
         assert "does not support a prologue" in reason
         return
-    text = variant.source(ahead, variant.default(ahead, device))
+    text = variant.source(with_prologue, variant.default(with_prologue, device))
     assert "Relu()" in text.partition("struct Prologue {")[2].partition("};")[0]
 
 
@@ -282,9 +287,9 @@ def test_some_variant_computes_each_convolution_and_others_refuse() -> None:
         layer.replace("r=3,s=3,stride=1,pad=1", "r=1,s=1,stride=1,pad=0"),
         f"{layer},groups=64",
     ):
-        plain, ahead = parse(text), parse(f"{text},pre=relu(x*scale+shift)")
+        plain, with_prologue = parse(text), parse(f"{text},pre=relu(x*scale+shift)")
         for device in (representative("sm_90"), local_cpu()):
-            reasons = {v: v.refuses(ahead, device) for v in kernels.variants("conv2d")}
+            reasons = {v: v.refuses(with_prologue, device) for v in kernels.variants("conv2d")}
             assert None in reasons.values()
             for variant, reason in reasons.items():
                 if reason is not None and variant.refuses(plain, device) is None:

@@ -39,9 +39,9 @@ CONVOLUTION_SPACE: dict[str, tuple[Any, ...]] = {
 }
 
 
-def counted(known: RecordedKernel, config: dict[str, int]) -> dict[str, float]:
+def counted(kernel: RecordedKernel, config: dict[str, int]) -> dict[str, float]:
     columns = {name: np.array([value]) for name, value in config.items()}
-    costs = known.costs(columns, A100)
+    costs = kernel.costs(columns, A100)
     names = ("fma", "smem_bytes", "smem_traffic_bytes", "accesses", "instructions", "chain_clocks", "threads")
     return {name: float(np.broadcast_to(getattr(costs, name), 1)[0]) for name in names}
 
@@ -145,12 +145,12 @@ def walk_gemm(c: dict[str, int]) -> dict[str, float]:
     for axis, letter in enumerate("AB"):
         tile, count = c["MWG" if letter == "A" else "NWG"], c["MDIMC" if letter == "A" else "NDIMC"]
         vector, strided = c["VWM" if letter == "A" else "VWN"], c["STRM" if letter == "A" else "STRN"]
-        each, shared = tile // count, c[f"S{letter}"]
+        per_thread, shared = tile // count, c[f"S{letter}"]
 
-        vectors = range(each // vector)
+        vectors = range(per_thread // vector)
 
-        width = min(4, vector) if strided or not shared else min(4, each)
-        for first in range(0, each, width):
+        width = min(4, vector) if strided or not shared else min(4, per_thread)
+        for first in range(0, per_thread, width):
             loads += 1
             accesses += threads
             for warp in range(0, threads, 32):

@@ -58,9 +58,9 @@ def test_reference_matches_scalar_evaluation(reduce: str, axis: str, monkeypatch
 
 
 def test_name_of_the_result_does_not_matter() -> None:
-    one = reduction("rows=4,cols=8,dtype=f32,expression=y,reduce=mean,then=rsqrt(ms + 0.00001)")
-    assert str(one) == "reduction:rows=4,cols=8,dtype=f32,expression=y,reduce=mean,then=rsqrt(x+1e-05)"
-    assert parse(str(one)) == one
+    workload = reduction("rows=4,cols=8,dtype=f32,expression=y,reduce=mean,then=rsqrt(ms + 0.00001)")
+    assert str(workload) == "reduction:rows=4,cols=8,dtype=f32,expression=y,reduce=mean,then=rsqrt(x+1e-05)"
+    assert parse(str(workload)) == workload
     plain = reduction("rows=4,cols=8,dtype=f32,expression=y,reduce=mean,then=total")
     assert str(plain) == "reduction:rows=4,cols=8,dtype=f32,expression=y,reduce=mean"
     assert plain.changed(reduce="max", then="(2*r)").then == "2*x"  # type: ignore[attr-defined]
@@ -106,11 +106,11 @@ def in_f32(w: Reduction, inputs: Any, *, order: Any = None, missing: int = 0) ->
     elements = elements[: len(elements) - missing]
     if order is not None:
         elements = elements[order.permutation(len(elements))]
-    found = elements[0].copy()
+    result = elements[0].copy()
     for element in elements[1:]:
-        found = {"max": np.maximum, "min": np.minimum}.get(w.reduce, np.add)(found, element)
-    found = found * F32(w.factor)
-    return rounded(w.end, {"x": found})
+        result = {"max": np.maximum, "min": np.minimum}.get(w.reduce, np.add)(result, element)
+    result = result * F32(w.factor)
+    return rounded(w.end, {"x": result})
 
 
 ANALYSED = [

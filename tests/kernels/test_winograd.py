@@ -46,12 +46,12 @@ def test_errors_in_f32_keep_well_within_the_tolerance(m: int, pad: int) -> None:
     sums = np.zeros((tiles, m + 2, m + 2), np.float32)
     for channel in range(channels):
         sums += products[:, channel]
-    found = out @ sums @ out.T
+    computed = out @ sums @ out.T
     windows = np.lib.stride_tricks.sliding_window_view(d.astype(np.float64), (3, 3), axis=(2, 3))
     right = np.einsum("ncijab,cab->nij", windows, g.astype(np.float64))
     scale = np.einsum("ncijab,cab->nij", np.abs(windows), np.abs(g.astype(np.float64)))
     tolerance = replace(plain, c=channels).tolerance()
-    share = np.abs(found - right) / (tolerance.eps_out * np.abs(right) + tolerance.eps_acc * scale)
+    share = np.abs(computed - right) / (tolerance.eps_out * np.abs(right) + tolerance.eps_acc * scale)
     assert 0.01 < share.max() < (0.4 if pad == 1 else 0.7)
 
 

@@ -56,12 +56,12 @@ def replaying(key: Callable[[Any, Any], Any]) -> Callable[[], Kernel]:
         stored: dict[Any, Any] = {}
 
         def kernel(x: Any, y: Any) -> None:
-            known = stored.get(key(x, y))
-            if known is None:
+            stored_output = stored.get(key(x, y))
+            if stored_output is None:
                 softmax(x, y)
                 stored[key(x, y)] = y.copy()
             else:
-                y[:] = known
+                y[:] = stored_output
 
         return kernel
 
@@ -78,12 +78,12 @@ def sometimes(skips: Callable[[int], bool], instead: Kernel = lambda x, y: None)
     return factory
 
 
-def replacing(place: Any, name: str, value: Any) -> Callable[[], Kernel]:
+def replacing(owner: Any, name: str, value: Any) -> Callable[[], Kernel]:
     """Return the factory of a kernel that replaces a function of the process and computes nothing more."""
 
     def factory() -> Kernel:
         def kernel(x: Any, y: Any) -> None:
-            setattr(place, name, value)
+            setattr(owner, name, value)
             softmax(x, y)
 
         return kernel
@@ -217,8 +217,10 @@ def _() -> Kernel:
 
 def references() -> list[Any]:
     """Return the references that the process holds."""
-    held = [one for one in gc.get_objects() if type(one) is verify.InputSet]
-    return [one.__dict__["references"] for one in held if "references" in one.__dict__]
+    input_sets = [candidate for candidate in gc.get_objects() if type(candidate) is verify.InputSet]
+    return [
+        candidate.__dict__["references"] for candidate in input_sets if "references" in candidate.__dict__
+    ]
 
 
 @cheat("memory: copies the reference after the first call")

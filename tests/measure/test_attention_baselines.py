@@ -30,21 +30,21 @@ def test_torch_gradients_match_operator_reference(text: str) -> None:
     plain, workload = parse(text), parse(f"{text},direction=backward")
     assert isinstance(workload, Attention)
     inputs = draw(plain, 0)
-    known = plain.reference(inputs.exact())
-    do = np.random.default_rng(1).standard_normal(known["o"].value.shape).astype(np.float32)
+    outputs = plain.reference(inputs.exact())
+    do = np.random.default_rng(1).standard_normal(outputs["o"].value.shape).astype(np.float32)
     t: dict[str, Any] = {name: torch.tensor(value) for name, value in inputs.inputs.items()}
     call = backward.by_autograd(workload, {**t, "do": torch.tensor(do)})
     with torch.inference_mode():  # same mode as in timing
         call()  # called twice: the graph is retained
-        found = call()
-    given = {
+        results = call()
+    operands = {
         **inputs.exact(),
-        **{name: known[name].value for name in ("o", "lse")},
+        **{name: outputs[name].value for name in ("o", "lse")},
         "do": do.astype(np.float64),
     }
-    expected = workload.reference(given)
-    single = {name: torch.tensor(value.astype(np.float32)) for name, value in given.items()}
-    by_name = {"autograd": found, "CPU": backward.by_torch(workload, single)["torch"]()}
+    expected = workload.reference(operands)
+    single = {name: torch.tensor(value.astype(np.float32)) for name, value in operands.items()}
+    by_name = {"autograd": results, "CPU": backward.by_torch(workload, single)["torch"]()}
     by_name["NumPy"] = tuple(map(torch.tensor, backward.by_numpy(workload, inputs_of(single))))
     for by, gradients in by_name.items():
         for name, gradient in zip(("dq", "dk", "dv"), gradients, strict=True):
@@ -54,7 +54,7 @@ def test_torch_gradients_match_operator_reference(text: str) -> None:
             np.testing.assert_allclose(gradient.numpy(), value, rtol=1e-4, atol=1e-5, err_msg=f"{by} {name}")
     o = [forward.by_torch(plain, t)["torch"](), torch.tensor(forward.by_numpy(plain, inputs_of(t))[0])]
     for value in o:
-        np.testing.assert_allclose(value.numpy(), known["o"].value, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(value.numpy(), outputs["o"].value, rtol=1e-4, atol=1e-5)
 
 
 def inputs_of(tensors: dict[str, Any]) -> dict[str, Any]:

@@ -110,11 +110,11 @@ def worst(workload: Workload, inputs: Any, got: Any) -> float:
     parts = got if isinstance(got, tuple) else (got,)
     if workload.operator == "attention" and len(parts) == 1:
         names = names[:1]  # torch does not return lse
-    found = dict(zip(names, parts, strict=True))
+    by_name = dict(zip(names, parts, strict=True))
     references = InputSet(workload=workload, seed=0, inputs=inputs).references
     references = {name: references[name] for name in names}
     outputs = {
-        name: np.asarray(found[name], np.float64).reshape(r.value.shape) for name, r in references.items()
+        name: np.asarray(by_name[name], np.float64).reshape(r.value.shape) for name, r in references.items()
     }
     return worst_error(workload, outputs, references)
 
@@ -134,8 +134,8 @@ def test_torch_baselines_match_operator_reference(text: str) -> None:
     workload = parse(text)
     inputs = workload.draw(np.random.default_rng(0))
     for call in baseline.torch_cpu(workload, inputs).values():
-        found: Any = call()
-        parts = found if isinstance(found, tuple) else (found,)
+        result: Any = call()
+        parts = result if isinstance(result, tuple) else (result,)
         plain = tuple(_as_stored(torch, workload, part) for part in parts)
         assert worst(workload, inputs, plain) <= 1
 
@@ -169,7 +169,7 @@ def test_refusing_baseline_is_reported_with_reason(monkeypatch: pytest.MonkeyPat
     calls = {"torch": refuse, "torch-other": lambda: None}
     monkeypatch.setattr(baseline, "torch_cpu", refuse if when == "asked for" else lambda *_: calls)
     protocol = Protocol(min_samples=2, max_samples=2, max_s=0.01)
-    found = baseline.measure_baselines(parse("softmax:rows=8,cols=8,dtype=f32"), find("cpu"), protocol, 0)
-    timed = {one.name for one in found if isinstance(one, baseline.Baseline)}
+    timings = baseline.measure_baselines(parse("softmax:rows=8,cols=8,dtype=f32"), find("cpu"), protocol, 0)
+    timed = {timing.name for timing in timings if isinstance(timing, baseline.Baseline)}
     assert timed == ({"numpy"} if when == "asked for" else {"numpy", "torch-other"})
-    assert found[-1] == baseline.BaselineFailed(name="torch", reason="RuntimeError: No available kernel")
+    assert timings[-1] == baseline.BaselineFailed(name="torch", reason="RuntimeError: No available kernel")

@@ -66,8 +66,8 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Outcomes]:
 
 @pytest.mark.parametrize("name", CHEATS)
 def test_dishonest_kernel_is_caught(outcomes: Outcomes, name: str) -> None:
-    found = outcomes(CHEATS[name]())
-    assert any(outcome.kind == "wrong_result" for outcome in found), found
+    kernel_outcomes = outcomes(CHEATS[name]())
+    assert any(outcome.kind == "wrong_result" for outcome in kernel_outcomes), kernel_outcomes
 
 
 @pytest.mark.parametrize("name", HONEST)

@@ -18,22 +18,22 @@ def rounds(
 
 def test_clear_difference_is_found_with_its_size() -> None:
     rng = np.random.default_rng(0)
-    found = compare(rounds(rng, 10.0), rounds(rng, 12.0))
-    assert found.faster
-    assert not found.tied
-    assert found.probability > 0.99
-    assert found.ratio == pytest.approx(1.2, rel=0.02)
-    assert found.low < found.ratio < found.high
+    comparison = compare(rounds(rng, 10.0), rounds(rng, 12.0))
+    assert comparison.faster
+    assert not comparison.tied
+    assert comparison.probability > 0.99
+    assert comparison.ratio == pytest.approx(1.2, rel=0.02)
+    assert comparison.low < comparison.ratio < comparison.high
 
 
 def test_swapping_both_sides_reverses_the_verdict() -> None:
     rng = np.random.default_rng(1)
     a, b = rounds(rng, 10.0), rounds(rng, 10.5)
-    one, other = compare(a, b), compare(b, a)
-    assert one.ratio == pytest.approx(1 / other.ratio)
-    assert one.faster
-    assert not other.faster
-    assert not other.tied
+    forward, reverse = compare(a, b), compare(b, a)
+    assert forward.ratio == pytest.approx(1 / reverse.ratio)
+    assert forward.faster
+    assert not reverse.faster
+    assert not reverse.tied
 
 
 def test_false_positive_rate_is_nominal() -> None:
@@ -44,9 +44,9 @@ def test_false_positive_rate_is_nominal() -> None:
         return rounds(rng, 10.0, tuple(1 + 0.01 * rng.standard_normal(4)))
 
     verdicts = [compare(noisy(), noisy()) for _ in range(800)]
-    assert 0.01 < np.mean([found.faster for found in verdicts]) < 0.04  # one side of 95 %
-    assert 0.92 < np.mean([found.tied for found in verdicts]) < 0.98
-    certain = np.mean([found.probability for found in verdicts])
+    assert 0.01 < np.mean([verdict.faster for verdict in verdicts]) < 0.04  # one side of 95 %
+    assert 0.92 < np.mean([verdict.tied for verdict in verdicts]) < 0.98
+    certain = np.mean([verdict.probability for verdict in verdicts])
     assert certain == pytest.approx(0.5, abs=0.04)
 
 
@@ -58,9 +58,9 @@ def test_common_drift_hides_no_difference() -> None:
 
 def test_difference_in_one_round_only_is_not_significant() -> None:
     rng = np.random.default_rng(4)
-    found = compare(rounds(rng, 10.0, (1.0, 1.0, 1.06, 1.0)), rounds(rng, 10.3))
-    assert found.tied
-    assert 0.5 < found.probability < 1
+    comparison = compare(rounds(rng, 10.0, (1.0, 1.0, 1.06, 1.0)), rounds(rng, 10.3))
+    assert comparison.tied
+    assert 0.5 < comparison.probability < 1
 
 
 def test_constant_times_are_a_significant_difference_or_a_tie() -> None:
@@ -72,10 +72,10 @@ def test_constant_times_are_a_significant_difference_or_a_tie() -> None:
 
 
 def test_one_round_gives_no_verdict() -> None:
-    found = compare([[5.0] * 9], [[7.0] * 9])
-    assert found.tied
-    assert (found.ratio, found.low, found.probability) == (pytest.approx(1.4), 0, 0.5)
-    assert found.to_json()["high"] is None
+    comparison = compare([[5.0] * 9], [[7.0] * 9])
+    assert comparison.tied
+    assert (comparison.ratio, comparison.low, comparison.probability) == (pytest.approx(1.4), 0, 0.5)
+    assert comparison.to_json()["high"] is None
 
 
 @pytest.mark.parametrize(

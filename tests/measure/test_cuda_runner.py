@@ -164,7 +164,7 @@ def test_every_fault_has_unique_exit_status() -> None:
 def test_unknown_fault_ends_worker_and_other_exit_statuses_are_no_faults() -> None:
     status = DeviceLost("CUDA_ERROR_OF_THE_FUTURE", "").status
     assert str(describe_exit(status)).startswith("CUDA_ERROR_UNKNOWN")
-    assert [describe_exit(other) for other in (0, 1, -9, 77, 137)] == [None] * 5
+    assert [describe_exit(exit_status) for exit_status in (0, 1, -9, 77, 137)] == [None] * 5
 
 
 def test_device_faults_can_be_pickled() -> None:
@@ -220,8 +220,8 @@ class FakeGpu:
         self._enqueue(f"read {nbytes}", self.read_us + self.loading_us)
         self.loading_us = 0.0
 
-    def _enqueue(self, what: str, us: float) -> None:
-        self.log.append(what)
+    def _enqueue(self, action: str, us: float) -> None:
+        self.log.append(action)
         self.now += us
 
     def time(
@@ -624,9 +624,9 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
 @pytest.mark.parametrize(("dtype", "precision"), [("f32", "highest"), ("tf32", "high")])
 def test_torch_baseline_is_timed_like_kernels(fake_torch: FakeTorch, dtype: str, precision: str) -> None:
     workload = parse(f"gemm:m=8,n=4,k=16,dtype={dtype}")
-    (found,) = measure_baselines(workload, _device(), Protocol(min_samples=3, max_samples=3), 0)
-    assert found.name == "torch"
-    assert found.median_us == pytest.approx(70.0)
+    (timed,) = measure_baselines(workload, _device(), Protocol(min_samples=3, max_samples=3), 0)
+    assert timed.name == "torch"
+    assert timed.median_us == pytest.approx(70.0)
     assert fake_torch.set == {"flush": 2 * _device().l2_bytes, "precision": precision}
     assert fake_torch.backends.cudnn.allow_tf32 is (dtype == "tf32")
 

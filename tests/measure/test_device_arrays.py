@@ -30,9 +30,9 @@ GEMM = "gemm:m=150,n=200,k=70,dtype=f16,epilogue=bias"
 
 @pytest.fixture(scope="module")
 def on() -> ReferenceDevice:
-    found = reference_device("cpu")
-    assert found is not None
-    return found
+    reference = reference_device("cpu")
+    assert reference is not None
+    return reference
 
 
 def test_acceptance_compares_references_of_every_operator() -> None:
@@ -73,10 +73,10 @@ def test_products_and_exponentials_run_on_the_device(
     ran: list[str] = []
     real = DeviceArray.__array_ufunc__
 
-    def watched(self: DeviceArray, ufunc: Any, method: str, *inputs: Any, **how: Any) -> Any:
+    def watched(self: DeviceArray, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         assert (ufunc.__name__, method) in on.ufuncs, ufunc
         ran.append(ufunc.__name__)
-        return real(self, ufunc, method, *inputs, **how)
+        return real(self, ufunc, method, *inputs, **options)
 
     monkeypatch.setattr(DeviceArray, "__array_ufunc__", watched)
     dataclasses.replace(draw(parse(text), 3), on=on).references  # noqa: B018
@@ -92,7 +92,7 @@ def checks(text: str, on: ReferenceDevice) -> list[tuple[InputSet, Any]]:
 def test_check_on_the_device_finds_what_the_check_on_the_host_finds(
     check_of: Any, on: ReferenceDevice
 ) -> None:
-    found = []
+    checked = []
     for inputs, used in checks(GEMM, on):
         check = check_of(used)
         exact = inputs.references["c"].value
@@ -105,9 +105,9 @@ def test_check_on_the_device_finds_what_the_check_on_the_host_finds(
         worst = [check.worst(outputs) for outputs in (right, wrong, absent)]
         assert worst[0] <= 1 < worst[1]
         assert worst[2] == np.inf
-        found.append([*worst, check.spot(right, rng), check.describe(wrong, worst[1])])
-    assert found[0][:-1] == pytest.approx(found[1][:-1], rel=1e-6)
-    assert found[0][-1].split(";")[-1] == found[1][-1].split(";")[-1]
+        checked.append([*worst, check.spot(right, rng), check.describe(wrong, worst[1])])
+    assert checked[0][:-1] == pytest.approx(checked[1][:-1], rel=1e-6)
+    assert checked[0][-1].split(";")[-1] == checked[1][-1].split(";")[-1]
 
 
 def test_parts_are_checked_on_the_device(on: ReferenceDevice) -> None:

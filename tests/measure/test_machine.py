@@ -121,7 +121,9 @@ KERNELS = {"best": (450.0, 2), "default": (540.0, 2), "numpy": (700.0, 1), "torc
 def order(load: float, figure: Callable[[RunTimes], float]) -> tuple[list[str], dict[str, float]]:
     scheduler = Scheduler(seed=1, load=load)
     rounds = [{name: scheduler.run(*kernel) for name, kernel in KERNELS.items()} for _ in range(400)]
-    medians = {name: statistics.median(figure(each[name]) for each in rounds) for name in KERNELS}
+    medians = {
+        name: statistics.median(figure(round_times[name]) for round_times in rounds) for name in KERNELS
+    }
     return sorted(medians, key=medians.__getitem__), medians
 
 

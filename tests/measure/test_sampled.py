@@ -53,8 +53,8 @@ def test_slightly_wrong_element_at_edge_is_detected(at: tuple[int, ...], epilogu
     c[at] += np.float16(0.5)  # 1/30 of a typical element
     worst = check.worst({"c": c})
     assert worst > 1
-    place = ",".join(str(i % n) for i, n in zip(at, c.shape, strict=True))
-    described = f"{significant(worst, 3)} times the tolerance; c[{place}] is"
+    position = ",".join(str(i % n) for i, n in zip(at, c.shape, strict=True))
+    described = f"{significant(worst, 3)} times the tolerance; c[{position}] is"
     assert check.describe({"c": c}, worst).startswith(described)
 
 
@@ -114,12 +114,12 @@ def test_infinite_element_is_detected_without_warning(change: float) -> None:
 
 
 def test_sampled_blocks_cover_every_band_of_rows_and_columns() -> None:
-    places = list(sampled._spread(0, 1000, 130, np.random.default_rng(0)))
-    assert {place.rows.start // sampled.BAND for place in places} == set(range(16))
-    assert {place.cols.start // sampled.BAND for place in places} == set(range(3))
-    for place in places:
-        assert 0 <= place.rows.start < place.rows.stop <= 1000
-        assert 0 <= place.cols.start < place.cols.stop <= 130
+    blocks = list(sampled._spread(0, 1000, 130, np.random.default_rng(0)))
+    assert {block.rows.start // sampled.BAND for block in blocks} == set(range(16))
+    assert {block.cols.start // sampled.BAND for block in blocks} == set(range(3))
+    for block in blocks:
+        assert 0 <= block.rows.start < block.rows.stop <= 1000
+        assert 0 <= block.cols.start < block.cols.stop <= 130
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 200), (200, 3), (16, 16), (17, 65)])

@@ -42,6 +42,6 @@ def test_unwritten_element_fails() -> None:
 
 
 def test_inputs_are_reproducible_by_seed() -> None:
-    first, again, other = (draw(WORKLOAD, seed).inputs["x"] for seed in (1, 1, 2))
-    assert (first == again).all()
-    assert (first != other).any()
+    first, repeated, different = (draw(WORKLOAD, seed).inputs["x"] for seed in (1, 1, 2))
+    assert (first == repeated).all()
+    assert (first != different).any()

@@ -34,8 +34,8 @@ def build(kind: str, source: Path, target: Path) -> Path:
     """
     code = f"import sys; from setuptools import build_meta; build_meta.build_{kind}(sys.argv[1])"
     subprocess.run([sys.executable, "-c", code, str(target)], cwd=source, check=True, capture_output=True)
-    (found,) = target.iterdir()
-    return found
+    (built,) = target.iterdir()
+    return built
 
 
 def files_of_wheel(wheel: Path) -> list[str]:
@@ -54,10 +54,10 @@ def unpack_sdist(sdist: Path, target: Path) -> Path:
 
 def files_of_package() -> list[str]:
     """Return every source and data file to be installed, by its import path."""
-    places = {ROOT / "tunebench": "tunebench"} | {ROOT / name: f"tunebench/{name}" for name in LINKED}
+    prefixes = {ROOT / "tunebench": "tunebench"} | {ROOT / name: f"tunebench/{name}" for name in LINKED}
     return sorted(
         f"{prefix}/{path.relative_to(folder).as_posix()}"
-        for folder, prefix in places.items()
+        for folder, prefix in prefixes.items()
         for path in folder.rglob("*")
         if path.is_file()
         and "__pycache__" not in path.parts

@@ -48,14 +48,14 @@ def test_wheel_contains_every_file_once(wheel: Path) -> None:
 
 
 def test_wheel_contains_data_files(wheel: Path) -> None:
-    found = set(files_of_wheel(wheel))
-    assert {"tunebench/py.typed", "tunebench/devices.toml", "tunebench/links.toml"} <= found
-    assert "tunebench/emulate/shim/cuda.h" in found
-    assert "tunebench/workloads/suites/resnet50.toml" in found
-    assert "tunebench/workloads/networks/gpt2-large.toml" in found
-    assert any(name.startswith("tunebench/kernels/") and name.endswith(".cuh") for name in found)
-    assert any(name.startswith("tunebench/db/migrations/versions/") for name in found)
-    assert not any(name.startswith(LINKED) for name in found)
+    contents = set(files_of_wheel(wheel))
+    assert {"tunebench/py.typed", "tunebench/devices.toml", "tunebench/links.toml"} <= contents
+    assert "tunebench/emulate/shim/cuda.h" in contents
+    assert "tunebench/workloads/suites/resnet50.toml" in contents
+    assert "tunebench/workloads/networks/gpt2-large.toml" in contents
+    assert any(name.startswith("tunebench/kernels/") and name.endswith(".cuh") for name in contents)
+    assert any(name.startswith("tunebench/db/migrations/versions/") for name in contents)
+    assert not any(name.startswith(LINKED) for name in contents)
 
 
 def test_wheel_contains_contract_suites_but_no_fault_injection(wheel: Path) -> None:
@@ -117,8 +117,8 @@ assert "gemm" in tunebench.workloads.all_operators()
 assert tunebench.kernels.variants("softmax")
 assert tunebench.workloads.suite("resnet50")
 """
-    places = run(code, installed, tmp_path).split()
-    assert [Path(place).is_relative_to(installed) for place in places] == [True] * 4
+    paths = run(code, installed, tmp_path).split()
+    assert [Path(path).is_relative_to(installed) for path in paths] == [True] * 4
 
 
 def test_installed_wheel_creates_and_upgrades_database(installed: Path, tmp_path: Path) -> None:
@@ -147,8 +147,8 @@ for path in sorted(root.rglob("tunebench/**/*.py")):
         assert missing.package == "torch", name
     print(name)
 """
-    found = set(run(code, installed, tmp_path).split())
-    assert {"tunebench.cli.doctor", "tunebench.kernels.softmax.numba_cpu", "tunebench.db.store"} <= found
+    imported = set(run(code, installed, tmp_path).split())
+    assert {"tunebench.cli.doctor", "tunebench.kernels.softmax.numba_cpu", "tunebench.db.store"} <= imported
 
 
 def test_kernels_and_workloads_import_neither_cuda_nor_numba(installed: Path, tmp_path: Path) -> None:

@@ -22,13 +22,17 @@ def test_version_is_that_of_the_citation_and_the_recipe() -> None:
 
 
 def test_recipe_has_the_dependencies_and_the_command_of_the_package() -> None:
-    wanted = [f"python {PROJECT['requires-python']}"]
-    wanted += [
-        re.sub(r"([\w-]+)", lambda name: name[0].replace("-", "_"), one, count=1)
-        for one in PROJECT["dependencies"]
+    expected = [f"python {PROJECT['requires-python']}"]
+    expected += [
+        re.sub(r"([\w-]+)", lambda name: name[0].replace("-", "_"), requirement, count=1)
+        for requirement in PROJECT["dependencies"]
     ]
-    kept = [one for one in RECIPE["requirements"]["run"] if not one.startswith("__")]
-    assert [one.replace(" ", "") for one in kept] == [one.replace(" ", "") for one in wanted]
+    required = [
+        requirement for requirement in RECIPE["requirements"]["run"] if not requirement.startswith("__")
+    ]
+    assert [requirement.replace(" ", "") for requirement in required] == [
+        requirement.replace(" ", "") for requirement in expected
+    ]
     commands = [f"{name} = {target}" for name, target in PROJECT["scripts"].items()]
     assert RECIPE["build"]["python"]["entry_points"] == commands
 

@@ -190,10 +190,12 @@ def test_every_architecture_with_bf16_has_gpu_session() -> None:
     """Earlier architectures are described for bounds and forecasts only."""
     from tunebench import device
 
-    found = [
+    architectures = [
         name for name in device.architectures() if device.representative(name).compute_capability >= (8, 0)
     ]
-    assert {f"gpu-{name}" for name in found} == {name for name in sessions() if name.startswith("gpu-")}
+    assert {f"gpu-{name}" for name in architectures} == {
+        name for name in sessions() if name.startswith("gpu-")
+    }
 
 
 def test_tests_that_passed_in_one_session_are_left_out_of_the_next(tmp_path: Path) -> None:

@@ -27,16 +27,16 @@ def check(*arguments: object) -> int:
 
 def real(path: Path, config: Config, us: float, revision: str | None = None) -> Path:
     """Write a database with one time of an installed variant on this processor."""
-    here, workload = device.find("cpu"), parse(WORKLOAD)
+    cpu, workload = device.find("cpu"), parse(WORKLOAD)
     key = TrialKey(
-        device=here.key,
+        device=cpu.key,
         workload=WORKLOAD,
         variant=VARIANT,
         revision=revision or kernels.variant(VARIANT).revision(workload, config),
         config=config,
     )
     new = NewMeasurement(key=key, result=Result(outcome=measured(us)))
-    start = RunStart(device=here, workload=WORKLOAD, sampler="random", seed=0)
+    start = RunStart(device=cpu, workload=WORKLOAD, sampler="random", seed=0)
     with open_store(path) as store:
         store.add([MeasurementBatch(start=start, measurements=(new,))])
     return path
@@ -44,9 +44,9 @@ def real(path: Path, config: Config, us: float, revision: str | None = None) -> 
 
 def other_config() -> Config:
     """Return a configuration that is not the default."""
-    variant, workload, here = kernels.variant(VARIANT), parse(WORKLOAD), device.find("cpu")
-    table = variant.space.enumerate(workload=workload, device=here)
-    return next(found for found in map(table.config, range(2)) if found != variant.default(workload, here))
+    variant, workload, cpu = kernels.variant(VARIANT), parse(WORKLOAD), device.find("cpu")
+    table = variant.space.enumerate(workload=workload, device=cpu)
+    return next(config for config in map(table.config, range(2)) if config != variant.default(workload, cpu))
 
 
 def test_baseline_has_the_best_record_and_check_compares_with_it(
@@ -64,9 +64,9 @@ def test_baseline_has_the_best_record_and_check_compares_with_it(
     assert (same["regressions"], same["missing"], same["times"][0]["verdict"]) == (0, [], "same")
     assert run_json(*options, "--db", str(slower), "--tolerance", "60%")["regressions"] == 0
     assert check("--baseline", file, "--db", slower, "--tolerance", "0.05", "--json") == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["times"][0]["verdict"] == "regression"
-    assert found["times"][0]["slowdown"] == pytest.approx(1.5)
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["times"][0]["verdict"] == "regression"
+    assert shown["times"][0]["slowdown"] == pytest.approx(1.5)
     assert check("--baseline", file, "--db", slower) == 1
     assert "+50.0%" in capsys.readouterr().out
     assert check("--baseline", base, "--db", slower) == 1  # a database is a baseline, too
@@ -107,10 +107,10 @@ def test_tune_measures_the_configurations_of_the_baseline_again(
 
 def test_errors_say_what_to_do(tmp_path: Path, run_refused: Run) -> None:  # noqa: F811
     base = str(database(tmp_path / "a.db", {32: 9.0}))
-    other = str(database(tmp_path / "b.db", {32: 9.0}, gpu="a100-80-sxm"))
+    other_device = str(database(tmp_path / "b.db", {32: 9.0}, gpu="a100-80-sxm"))
     file = tmp_path / "baseline.jsonl"
     assert "write it by --update" in run_refused("check", "--baseline", str(file), "--db", base)
-    assert "no device in common" in run_refused("check", "--baseline", base, "--db", other)
+    assert "no device in common" in run_refused("check", "--baseline", base, "--db", other_device)
     assert "such as 5%" in run_refused("check", "--baseline", base, "--db", base, "--tolerance", "-1")
     assert "--tune measures" in run_refused("check", "--baseline", base, "--db", base, "--tune")
     file.write_text('{"what": "measurement"}\n')

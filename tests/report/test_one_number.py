@@ -222,8 +222,8 @@ def check_all(
     """Require the figures of a report of `tune` from every other command, page and file."""
     assert report.config is not None
     assert report.median_us is not None
-    said, workload = Said(report=report), report.workload
-    words = said.words
+    numbers, workload = Said(report=report), report.workload
+    words = numbers.words
     device = on or devices.find("cpu")
     where = ("--device", device.name if device.kind == "gpu" else "cpu", "--db", db)
     contains(str(report), str(report.config), words["time"])
@@ -417,18 +417,21 @@ def test_figures_of_two_devices_stay_apart(
 
 
 def test_a_better_result_of_another_variant_is_said(tunes: Tune, database: str) -> None:
-    cpu, other = devices.find("cpu"), find_variant("softmax/numba_cpu")
-    config = other.default(parse(WORKLOAD), cpu)
-    record_outcome(database, WORKLOAD, cpu, other.key, config, measured(5.0, 5.1, 5.2))
+    cpu, better_variant = devices.find("cpu"), find_variant("softmax/numba_cpu")
+    config = better_variant.default(parse(WORKLOAD), cpu)
+    record_outcome(database, WORKLOAD, cpu, better_variant.key, config, measured(5.0, 5.1, 5.2))
     with open_store(database) as store:
         (record,) = store.history(WORKLOAD)
         store.record(record.key, record.result, purpose="finalist", bound_us=0.25)
     report = tunes()
-    assert (report.variant, report.served and report.served.variant) == ("softmax/bounded", other.key)
+    assert (report.variant, report.served and report.served.variant) == (
+        "softmax/bounded",
+        better_variant.key,
+    )
     answer = lookup(WORKLOAD, device="cpu", db=database)
     assert report.served is not None
     assert (answer.config, answer.expected_us) == (report.served.config, report.served.time_us)
-    contains(str(report), f"lookup returns {other.key} {config}: 5.1 us (measured, cold caches)")
+    contains(str(report), f"lookup returns {better_variant.key} {config}: 5.1 us (measured, cold caches)")
     assert report.to_json()["served"]["config"] == dict(config)
 
 
@@ -447,11 +450,11 @@ def test_a_search_with_warm_caches_says_that_lookup_returns_the_cold_one(
 def test_the_answer_is_timed_again_with_new_finalists(tunes: Tune, database: str) -> None:
     """A machine that was idle once does not decide for ever."""
     first = tunes(trials=40, finalists=4)  # several are faster than the default
-    again = tunes(Machine(load=3.0), seed=5, trials=20, finalists=1)
-    assert not again.is_earlier
-    assert again.median_us is not None
+    second = tunes(Machine(load=3.0), seed=5, trials=20, finalists=1)
+    assert not second.is_earlier
+    assert second.median_us is not None
     assert first.median_us is not None
-    assert again.median_us > 2 * first.median_us
+    assert second.median_us > 2 * first.median_us
 
 
 # -- predictions ---------------------------------------------------------------------------------------
@@ -487,8 +490,8 @@ def test_a_default_that_finishes_late_still_wins_a_tie(
     absent, block = devices.find(ABSENT), find_variant("softmax/cuda_block")
     workload = parse(OFFLINE)
     default = block.default(workload, absent)
-    other = next(config for config in _configs(block, workload, absent) if config != default)
-    us = {config: Predicted(predicted_us=3.0, verification=VERIFIED) for config in (other, default)}
+    rival = next(config for config in _configs(block, workload, absent) if config != default)
+    us = {config: Predicted(predicted_us=3.0, verification=VERIFIED) for config in (rival, default)}
     for config, outcome in us.items():
         record_outcome(database, OFFLINE, absent, block.key, config, outcome)
     report = tunes(on=ABSENT, trials=2, variants=("cuda_block",))

@@ -52,7 +52,7 @@ def test_follower_adds_what_is_missing_after_a_crash(tmp_path: Path) -> None:
     optuna.create_study(study_name=study.study_name, storage=url).add_trial(first)
     with StudyFollower(url, str(db)) as follower:  # the next run of the workload
         follower.watch(progress("rtx-3090"))
-    assert [each.params for each in trials(url)] == [first.params, second.params]
+    assert [trial.params for trial in trials(url)] == [first.params, second.params]
 
 
 def test_failing_storage_does_not_end_the_run(tmp_path: Path) -> None:
@@ -71,10 +71,10 @@ def test_tune_writes_its_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     url = f"sqlite:///{tmp_path / 'studies.db'}"
     words = ["tune", WORKLOAD, "--device", "cpu", "--trials", "4", "--no-baselines", "--quiet"]
     assert cli.run([*words, "--db", str(tmp_path / "a.db"), "--study-storage", url]) == 0
-    found = trials(url)
-    assert sum(trial.user_attrs["purpose"] == "search" for trial in found) == 4
-    assert all(trial.user_attrs["bound_us"] > 0 for trial in found)
-    assert set(found[0].params) == set(other_config())
+    written = trials(url)
+    assert sum(trial.user_attrs["purpose"] == "search" for trial in written) == 4
+    assert all(trial.user_attrs["bound_us"] > 0 for trial in written)
+    assert set(written[0].params) == set(other_config())
     assert cli.run([*words[:5], "9", *words[6:], "--db", str(tmp_path / "a.db"), "--study-storage", url]) == 0
     assert sum(trial.user_attrs["purpose"] == "search" for trial in trials(url)) == 13
 

@@ -40,22 +40,24 @@ VOID = {"meta", "link", "br", "wbr", "input"}
 
 def database(path: Path, times: dict[int, float], gpu: str = "rtx-3090", workload: str = WORKLOAD) -> Path:
     """Write a database with one trial per block size, its time and a failure with a hostile reason."""
-    place = device.described()[gpu]
+    gpu_device = device.described()[gpu]
 
     def new(block: int, result: Result, verdict: Verdict) -> NewMeasurement:
         config = Config({"block": block, "vector": block % 3})
-        key = TrialKey(device=place.key, workload=workload, variant="softmax/a", revision="r", config=config)
+        key = TrialKey(
+            device=gpu_device.key, workload=workload, variant="softmax/a", revision="r", config=config
+        )
         return NewMeasurement(key=key, result=result, bound_us=0.5, verdict=verdict)
 
     default = Verdict(versus_default="itself")
-    found = [
+    measurements = [
         new(block, Result(outcome=measured(us)), default if block == 32 else Verdict())
         for block, us in times.items()
     ]
-    found.append(new(999, Result(outcome=CompileFailed(reason=HOSTILE)), Verdict()))
-    start = RunStart(device=place, workload=workload, sampler="random", seed=0)
+    measurements.append(new(999, Result(outcome=CompileFailed(reason=HOSTILE)), Verdict()))
+    start = RunStart(device=gpu_device, workload=workload, sampler="random", seed=0)
     with open_store(path) as store:
-        store.add([MeasurementBatch(start=start, measurements=tuple(found))])
+        store.add([MeasurementBatch(start=start, measurements=tuple(measurements))])
     return path
 
 
@@ -123,13 +125,13 @@ def test_comparison_marks_regressions(tmp_path: Path) -> None:
 
 def test_comparison_of_two_devices_and_of_missing_workloads(tmp_path: Path) -> None:
     before = database(tmp_path / "a.db", {32: 2.0})
-    other = "softmax:rows=32,cols=16,dtype=f32"
+    missing_workload = "softmax:rows=32,cols=16,dtype=f32"
     after = database(tmp_path / "b.db", {32: 1.0}, gpu="a100-80-sxm")
-    database(tmp_path / "b.db", {32: 1.0}, gpu="a100-80-sxm", workload=other)
+    database(tmp_path / "b.db", {32: 1.0}, gpu="a100-80-sxm", workload=missing_workload)
     with open_store(before, read_only=True) as a, open_store(after, read_only=True) as b:
-        found = compare_databases(a, b)
-    assert [(t.before_device != t.after_device, t.speedup) for t in found.times] == [(True, 2.0)]
-    assert (found.missing, found.new) == ((), (other,))
+        comparison = compare_databases(a, b)
+    assert [(t.before_device != t.after_device, t.speedup) for t in comparison.times] == [(True, 2.0)]
+    assert (comparison.missing, comparison.new) == ((), (missing_workload,))
 
 
 def test_command_writes_both_pages(tmp_path: Path, run_json: Run, run_refused: Run) -> None:  # noqa: F811

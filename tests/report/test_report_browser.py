@@ -32,10 +32,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     with open_store(first, read_only=True) as a, open_store(second, read_only=True) as b:
         report = history_page(with_best_kernels(search_histories(a)), database="a.db")
         compared = comparison_page(compare_databases(a, b))
-    found = {"report": folder / "report.html", "comparison": folder / "comparison.html"}
-    found["report"].write_text(report, encoding="utf-8")
-    found["comparison"].write_text(compared, encoding="utf-8")
-    return found
+    paths = {"report": folder / "report.html", "comparison": folder / "comparison.html"}
+    paths["report"].write_text(report, encoding="utf-8")
+    paths["comparison"].write_text(compared, encoding="utf-8")
+    return paths
 
 
 def opened(chromium: Any, path: Path, faults: list[str], **context: Any) -> Any:
@@ -84,7 +84,7 @@ def test_panels_zoom_by_dragging_and_by_keys(chromium: Any, pages: dict[str, Pat
     page = opened(chromium, pages["report"], faults, viewport={"width": 1100, "height": 900})
     near, whole = page.locator("svg.panel").first, page.locator("svg.panel").nth(1)
     ticks, point = near.locator(".ticks"), near.locator("circle.measured").first
-    before, place = ticks.inner_html(), point.get_attribute("transform")
+    before, transform = ticks.inner_html(), point.get_attribute("transform")
     near.scroll_into_view_if_needed()
     box = near.bounding_box()
     page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 0.2 * box["height"])
@@ -92,11 +92,11 @@ def test_panels_zoom_by_dragging_and_by_keys(chromium: Any, pages: dict[str, Pat
     page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.8 * box["height"], steps=3)
     page.mouse.up()
     assert ticks.inner_html() != before
-    assert point.get_attribute("transform") != place
+    assert point.get_attribute("transform") != transform
     assert whole.evaluate("panel => panel.classList.contains('zoomed')")  # shows the same trials
     assert page.locator(".selection").count() == 0
     near.dblclick()
-    assert (ticks.inner_html(), point.get_attribute("transform")) == (before, place)
+    assert (ticks.inner_html(), point.get_attribute("transform")) == (before, transform)
     whole.focus()
     for key in ("+", "ArrowDown", "-"):
         page.keyboard.press(key)

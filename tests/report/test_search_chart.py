@@ -55,8 +55,8 @@ def test_labels_with_room_stay_at_their_lines(wanted: list[float]) -> None:
         assert spread(wanted, [1.0] * len(wanted), low=-1.0, high=101.0) == pytest.approx(wanted)
     centre = sum(wanted) / len(wanted)
     close = [centre] * len(wanted)
-    places = spread(close, [10.0] * len(wanted), low=-200.0, high=300.0)
-    assert sum(places) / len(places) == pytest.approx(centre)  # half of them above, half below
+    centres = spread(close, [10.0] * len(wanted), low=-200.0, high=300.0)
+    assert sum(centres) / len(centres) == pytest.approx(centre)  # half of them above, half below
 
 
 def test_the_most_important_labels_are_kept() -> None:

@@ -36,34 +36,37 @@ NO_BOUND = np.zeros(ROWS)
 def family(seed: int, kind: str = "exponential", scatter: float = 0.12) -> tuple[np.ndarray, np.ndarray]:
     """Return times of a kernel on two devices that differ by a factor and residuals with the given tail."""
     rng = np.random.default_rng(seed)
-    there = np.exp(rng.gamma(4.0, 0.25, ROWS))
+    source_times = np.exp(rng.gamma(4.0, 0.25, ROWS))
     residuals = {
         "normal": rng.normal(size=ROWS),
         "exponential": rng.laplace(size=ROWS),
         "student": rng.standard_t(5, ROWS),
     }
-    return 3.0 * there * np.exp(scatter * residuals[kind]), there
+    return 3.0 * source_times * np.exp(scatter * residuals[kind]), source_times
 
 
 def after(times: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Return the times with all but `count` random rows unknown (NaN)."""
-    known = np.full(len(times), np.nan)
+    measured_times = np.full(len(times), np.nan)
     rows = np.random.default_rng(seed).permutation(len(times))[:count]
-    known[rows] = times[rows]
-    return known
+    measured_times[rows] = times[rows]
+    return measured_times
 
 
-def account(here: np.ndarray, there: np.ndarray, bounds: np.ndarray, runs: int, count: int) -> np.ndarray:
+def account(
+    times: np.ndarray, source_times: np.ndarray, bounds: np.ndarray, runs: int, count: int
+) -> np.ndarray:
     """Return sums over runs: skipped rows, winners expected among them, winners among them, all winners."""
     total = np.zeros(4)
     for seed in range(runs):
-        known = after(here, count, seed)
-        least = float(np.nanmin(known))
-        found = least_likely(
-            chances(known, expected_log_us((there,), ROWS), bounds, least, TAIL_LOG), np.isnan(known)
+        measured_times = after(times, count, seed)
+        least = float(np.nanmin(measured_times))
+        pruned = least_likely(
+            chances(measured_times, expected_log_us((source_times,), ROWS), bounds, least, TAIL_LOG),
+            np.isnan(measured_times),
         )
-        wins = here < least
-        total += found.count, found.winners, (wins & found.rows).sum(), wins.sum()
+        wins = times < least
+        total += pruned.count, pruned.winners, (wins & pruned.rows).sum(), wins.sum()
     return total
 
 
@@ -76,8 +79,8 @@ def test_miss_rate_is_as_announced(kind: str, share: float, count: int) -> None:
     """An exponential tail misses one winner in a hundred, a shorter tail fewer, a longer tail more."""
     total = np.zeros(4)
     for seed in range(8):
-        here, there = family(seed, kind)
-        total += account(here, there, NO_BOUND, 10, count)
+        times, source_times = family(seed, kind)
+        total += account(times, source_times, NO_BOUND, 10, count)
     passed, expected, missed, winners = total
     assert passed > 80 * 0.4 * ROWS
     assert winners > 500
@@ -88,9 +91,9 @@ def test_miss_rate_is_as_announced(kind: str, share: float, count: int) -> None:
 
 
 def test_uncorrelated_devices_prune_nothing() -> None:
-    here, there = family(2)
-    there = np.random.default_rng(0).permutation(there)
-    passed, _, missed, winners = account(here, there, NO_BOUND, 40, 50)
+    times, source_times = family(2)
+    source_times = np.random.default_rng(0).permutation(source_times)
+    passed, _, missed, winners = account(times, source_times, NO_BOUND, 40, 50)
     assert passed < 40 * 0.1 * ROWS
     assert missed <= 0.05 * winners
 
@@ -98,39 +101,44 @@ def test_uncorrelated_devices_prune_nothing() -> None:
 def test_row_without_any_time_is_judged_by_its_bound() -> None:
     rng = np.random.default_rng(3)
     bounds = np.exp(rng.normal(1.0, 0.8, ROWS))
-    here = bounds * np.exp(rng.gamma(3.0, 0.25, ROWS))
+    times = bounds * np.exp(rng.gamma(3.0, 0.25, ROWS))
     nowhere = np.full(ROWS, np.nan)
-    passed, expected, missed, winners = account(here, nowhere, bounds, 40, 50)
+    passed, expected, missed, winners = account(times, nowhere, bounds, 40, 50)
     assert passed > 40 * 0.4 * ROWS
     assert missed <= expected
     assert missed <= 2 * MISSED * winners
 
 
 def test_nothing_is_skipped_without_devices_and_bounds() -> None:
-    here, _ = family(4)
-    known = after(here, 100, 0)
-    chance = chances(known, np.full(ROWS, np.nan), NO_BOUND, float(np.nanmin(known)))
+    times, _ = family(4)
+    measured_times = after(times, 100, 0)
+    chance = chances(measured_times, np.full(ROWS, np.nan), NO_BOUND, float(np.nanmin(measured_times)))
     assert np.isnan(chance).all()
-    assert least_likely(chance, np.isnan(known)).count == 0
+    assert least_likely(chance, np.isnan(measured_times)).count == 0
 
 
 def test_too_few_measurements_prune_nothing() -> None:
-    here, there = family(5)
-    expected = expected_log_us((there,), ROWS)
+    times, source_times = family(5)
+    expected = expected_log_us((source_times,), ROWS)
     for count, finite in ((LEAST_MEASURED - 1, False), (LEAST_MEASURED, True)):
-        known = after(here, count, 0)
-        assert np.isfinite(chances(known, expected, NO_BOUND, float(np.nanmin(known)))).all() == finite
+        measured_times = after(times, count, 0)
+        assert (
+            np.isfinite(chances(measured_times, expected, NO_BOUND, float(np.nanmin(measured_times)))).all()
+            == finite
+        )
 
 
 def test_failures_elsewhere_are_tried_until_failures_here_agree() -> None:
-    here, there = family(6)
-    there[:1000] = np.inf
-    runs = here.copy()
-    here[:1000] = np.inf
+    times, source_times = family(6)
+    source_times[:1000] = np.inf
+    runs = times.copy()
+    times[:1000] = np.inf
     chance = {}
-    for name, truth in (("fails", here), ("runs", runs)):
-        known = after(truth, 100, 1)
-        chance[name] = chances(known, expected_log_us((there,), ROWS), NO_BOUND, float(np.nanmin(known)))[0]
+    for name, truth in (("fails", times), ("runs", runs)):
+        measured_times = after(truth, 100, 1)
+        chance[name] = chances(
+            measured_times, expected_log_us((source_times,), ROWS), NO_BOUND, float(np.nanmin(measured_times))
+        )[0]
     assert chance["fails"] < 0.001
     assert chance["runs"] > 0.008  # like any other: it is the best of a hundred
 
@@ -155,9 +163,9 @@ def test_a_tail_is_as_deep_as_the_residuals() -> None:
 
 
 def test_ranks_are_those_of_one_more() -> None:
-    found = Residuals.of(np.arange(99.0))
-    assert found.below(np.array(49.0)) == pytest.approx(0.51)  # 50 as low, and itself
-    assert found.below(np.array(23.999)) == pytest.approx(0.26, abs=1e-3)  # start of the tail
+    residuals = Residuals.of(np.arange(99.0))
+    assert residuals.below(np.array(49.0)) == pytest.approx(0.51)  # 50 as low, and itself
+    assert residuals.below(np.array(23.999)) == pytest.approx(0.26, abs=1e-3)  # start of the tail
 
 
 def test_devices_are_aligned_before_they_are_averaged() -> None:
@@ -171,11 +179,11 @@ def test_devices_are_aligned_before_they_are_averaged() -> None:
 
 
 def test_the_tail_before_any_measurement_is_that_between_the_least_alike_others() -> None:
-    here, there = family(7, scatter=0.3)
-    alike = there * np.exp(0.01 * np.random.default_rng(0).normal(size=ROWS))
-    assert tail_between((there,)) == TAIL_LOG
-    assert tail_between((there, alike)) < 0.02
-    assert tail_between((there, alike, here)) > 0.2
+    times, source_times = family(7, scatter=0.3)
+    alike = source_times * np.exp(0.01 * np.random.default_rng(0).normal(size=ROWS))
+    assert tail_between((source_times,)) == TAIL_LOG
+    assert tail_between((source_times, alike)) < 0.02
+    assert tail_between((source_times, alike, times)) > 0.2
 
 
 @given(
@@ -183,14 +191,14 @@ def test_the_tail_before_any_measurement_is_that_between_the_least_alike_others(
     arrays.arrays(bool, 50),
 )
 def test_least_likely_open_rows_are_skipped(chance: np.ndarray, open_rows: np.ndarray) -> None:
-    found = least_likely(chance, open_rows)
-    kept = open_rows & ~found.rows & ~np.isnan(chance)
-    assert not (found.rows & (~open_rows | np.isnan(chance))).any()
-    assert found.winners <= MISSED * np.nansum(chance[open_rows]) + 1e-12
-    assert (chance[found.rows] < MOST_CHANCE).all()
-    assert found.count < open_rows.sum() or not open_rows.any()
-    if found.count and kept.any():
-        assert chance[found.rows].max() <= chance[kept].min()
+    skipped = least_likely(chance, open_rows)
+    remaining = open_rows & ~skipped.rows & ~np.isnan(chance)
+    assert not (skipped.rows & (~open_rows | np.isnan(chance))).any()
+    assert skipped.winners <= MISSED * np.nansum(chance[open_rows]) + 1e-12
+    assert (chance[skipped.rows] < MOST_CHANCE).all()
+    assert skipped.count < open_rows.sum() or not open_rows.any()
+    if skipped.count and remaining.any():
+        assert chance[skipped.rows].max() <= chance[remaining].min()
 
 
 # -- learned pruner in a search ----------------------------------------------------------------------
@@ -198,8 +206,8 @@ def test_least_likely_open_rows_are_skipped(chance: np.ndarray, open_rows: np.nd
 TABLE = Space((Parameter("a", tuple(range(16)), ""), Parameter("b", tuple(range(8)), ""))).enumerate()
 
 
-def search(sampler: str, there: np.ndarray, **more: object) -> VariantSearch:
-    prospects = Prospects(table=TABLE, bounds_us=np.zeros(len(TABLE)), elsewhere_us=(there,))
+def search(sampler: str, source_times: np.ndarray, **more: object) -> VariantSearch:
+    prospects = Prospects(table=TABLE, bounds_us=np.zeros(len(TABLE)), elsewhere_us=(source_times,))
     return VariantSearch("any", prospects, sampler=sampler, seed=0, learned_pruner=True, **more)  # type: ignore[arg-type]
 
 
@@ -207,42 +215,42 @@ def search(sampler: str, there: np.ndarray, **more: object) -> VariantSearch:
 @pytest.mark.parametrize("sampler", sorted(SAMPLERS))
 def test_skipped_rows_stay_open(sampler: str) -> None:
     """The row that is best here is slowest on the other device; the search tries it late, but does."""
-    there = 10.0 + 30.0 * TABLE["a"] + TABLE["b"]
-    here = 2.0 * there
-    here[-1] = 1.0
-    looked_for = search(sampler, there)
+    source_times = 10.0 + 30.0 * TABLE["a"] + TABLE["b"]
+    times = 2.0 * source_times
+    times[-1] = 1.0
+    looked_for = search(sampler, source_times)
     rows: list[int] = []
-    most = 0
+    max_postponed = 0
     while (proposal := looked_for.ask(looked_for.best_us)) is not None:
         rows.append(proposal.row)
-        most = max(most, looked_for.postponed.count)
+        max_postponed = max(max_postponed, looked_for.postponed.count)
         assert looked_for.open.sum() == len(TABLE) - len(rows)
-        looked_for.tell(proposal, measured(float(here[proposal.row])))
+        looked_for.tell(proposal, measured(float(times[proposal.row])))
     assert sorted(rows) == list(range(len(TABLE)))
     assert looked_for.best_us == 1.0
-    assert most > 0
+    assert max_postponed > 0
 
 
 def test_likely_rows_come_first_and_no_proof_closes_the_others() -> None:
-    there = np.exp(0.1 * np.arange(len(TABLE)))
-    looked_for = search("random", there)
+    source_times = np.exp(0.1 * np.arange(len(TABLE)))
+    looked_for = search("random", source_times)
     for _ in range(60):
         proposal = looked_for.ask(looked_for.best_us)
         assert proposal is not None
         assert not looked_for.postponed.rows[proposal.row]
-        looked_for.tell(proposal, measured(2.0 * float(there[proposal.row])))
+        looked_for.tell(proposal, measured(2.0 * float(source_times[proposal.row])))
     assert looked_for.postponed.count > 30
     assert looked_for.unlikely(looked_for.best_us).winners < 0.05
-    found = optimality_proof([looked_for], looked_for.best_us)
-    assert found.open_count == len(TABLE) - 60
-    assert not found.proved
+    proof = optimality_proof([looked_for], looked_for.best_us)
+    assert proof.open_count == len(TABLE) - 60
+    assert not proof.proved
 
 
 def test_rows_requested_first_are_tried_although_unlikely() -> None:
-    there = np.exp(0.1 * np.arange(len(TABLE)))
-    looked_for = search("random", there)
+    source_times = np.exp(0.1 * np.arange(len(TABLE)))
+    looked_for = search("random", source_times)
     for row in range(40):
-        assert looked_for.remember(TABLE.config(row), measured(float(there[row])))
+        assert looked_for.remember(TABLE.config(row), measured(float(source_times[row])))
     last = TABLE.config(len(TABLE) - 1)
     assert looked_for.unlikely(looked_for.best_us).rows[-1]
     looked_for.first(last)

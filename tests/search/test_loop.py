@@ -46,29 +46,29 @@ def go(searches: list[VariantSearch], budget: Budget, stop_at_gap: float | None 
 
 @pytest.mark.parametrize("sampler", sorted(SAMPLERS))
 def test_a_search_to_the_end_proves_the_optimum(sampler: str) -> None:
-    one = search(sampler=sampler)
-    asked = go([one], Budget(trials=1000))
-    found = optimality_proof([one], one.best_us)
-    assert one.best_us == 10
-    assert found.proved
-    assert found.timed == len(asked) < len(TABLE)
-    assert found.bounded == one.masked == len(TABLE) - len(asked)
+    tiny_search = search(sampler=sampler)
+    asked = go([tiny_search], Budget(trials=1000))
+    proof = optimality_proof([tiny_search], tiny_search.best_us)
+    assert tiny_search.best_us == 10
+    assert proof.proved
+    assert proof.timed == len(asked) < len(TABLE)
+    assert proof.bounded == tiny_search.masked == len(TABLE) - len(asked)
 
 
 def test_a_budget_leaves_a_gap_to_the_lowest_open_bound() -> None:
-    one = search()
-    asked = go([one], Budget(trials=5))
+    tiny_search = search()
+    asked = go([tiny_search], Budget(trials=5))
     untried = [bound for row, bound in enumerate(SOUND) if row not in {p.row for p in asked}]
-    found = optimality_proof([one], one.best_us)
-    assert found.gap == one.best_us / min(untried)
-    assert not found.proved
+    proof = optimality_proof([tiny_search], tiny_search.best_us)
+    assert proof.gap == tiny_search.best_us / min(untried)
+    assert not proof.proved
 
 
 @pytest.mark.parametrize("gap", [1.6, 1.06, 1.0])
 def test_search_ends_at_the_requested_optimality_gap(gap: float) -> None:
-    one = search(sampler="bound")
-    asked = go([one], Budget(trials=1000), stop_at_gap=gap)
-    reached = optimality_proof([one], one.best_us).gap
+    tiny_search = search(sampler="bound")
+    asked = go([tiny_search], Budget(trials=1000), stop_at_gap=gap)
+    reached = optimality_proof([tiny_search], tiny_search.best_us).gap
     assert reached is not None
     assert reached <= gap
     if gap == 1.6:
@@ -76,9 +76,9 @@ def test_search_ends_at_the_requested_optimality_gap(gap: float) -> None:
 
 
 def test_audits_are_a_share_of_the_trials_and_of_what_is_pruned() -> None:
-    one, other = search(sampler="bound"), search(2 * SOUND)
+    first, second = search(sampler="bound"), search(2 * SOUND)
     budget = Budget(trials=20, audit=0.1)
-    asked = go([one, other], budget)
+    asked = go([first, second], budget)
     audits = [proposal for proposal in asked if proposal.audit]
     assert (budget.done, budget.audited, len(audits)) == (len(asked) - len(audits), len(audits), 2)
     assert all(proposal.bound_us > 10 for proposal in audits)
@@ -101,32 +101,32 @@ def test_violated_bound_no_longer_prunes_in_its_variant(sampler: str) -> None:
 
 
 def test_an_untrusted_bound_closes_nothing() -> None:
-    one = search()
-    go([one], Budget(trials=30))
-    trusted = optimality_proof([one], one.best_us)
-    one.distrust()
-    untrusted = optimality_proof([one], one.best_us)
+    tiny_search = search()
+    go([tiny_search], Budget(trials=30))
+    trusted = optimality_proof([tiny_search], tiny_search.best_us)
+    tiny_search.distrust()
+    untrusted = optimality_proof([tiny_search], tiny_search.best_us)
     assert (untrusted.gap, untrusted.bounded) == (None, 0)
     assert untrusted.open_count == trusted.open_count + trusted.bounded
 
 
 def test_bound_after_compilation_closes_a_row_until_it_is_distrusted() -> None:
-    one = search(np.zeros(len(TABLE)))
-    proposal = one.ask(float("inf"))
+    tiny_search = search(np.zeros(len(TABLE)))
+    proposal = tiny_search.ask(float("inf"))
     assert proposal is not None
-    one.tell(proposal, Pruned(bound_us=12.0, incumbent_us=10.0))
-    assert one.bounds_us[proposal.row] == 12.0
-    assert optimality_proof([one], 10.0).bounded == 1
-    assert optimality_proof([one], 13.0).bounded == 0  # the incumbent was a lucky one
-    assert one.masked == 0
-    audit = one.ask_audit()
+    tiny_search.tell(proposal, Pruned(bound_us=12.0, incumbent_us=10.0))
+    assert tiny_search.bounds_us[proposal.row] == 12.0
+    assert optimality_proof([tiny_search], 10.0).bounded == 1
+    assert optimality_proof([tiny_search], 13.0).bounded == 0  # the incumbent was a lucky one
+    assert tiny_search.masked == 0
+    audit = tiny_search.ask_audit()
     assert audit is not None
     assert (audit.row, audit.audit) == (proposal.row, True)
-    one.tell(audit, Pruned(bound_us=12.0, incumbent_us=10.0))
-    one.distrust()
-    again = one.ask(10.0)
-    assert again is not None
-    assert again.row == proposal.row
-    one.tell(again, Pruned(bound_us=12.0, incumbent_us=10.0))  # it was under way meanwhile
-    assert one.ask(10.0).row == proposal.row  # type: ignore[union-attr]
-    assert one.ask(10.0).row != proposal.row  # type: ignore[union-attr]
+    tiny_search.tell(audit, Pruned(bound_us=12.0, incumbent_us=10.0))
+    tiny_search.distrust()
+    reopened = tiny_search.ask(10.0)
+    assert reopened is not None
+    assert reopened.row == proposal.row
+    tiny_search.tell(reopened, Pruned(bound_us=12.0, incumbent_us=10.0))  # it was under way meanwhile
+    assert tiny_search.ask(10.0).row == proposal.row  # type: ignore[union-attr]
+    assert tiny_search.ask(10.0).row != proposal.row  # type: ignore[union-attr]

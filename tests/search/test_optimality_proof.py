@@ -59,27 +59,27 @@ def test_optimality_proof_equals_brute_force_over_all_rows(
             continue
         listed.append(name)
         floor = min(floor, bound_us)
-    found = certify(
+    proof = certify(
         np.array([bound_us for _, bound_us in space]),
         np.array([config_status(outcome) if outcome else ConfigStatus.UNTRIED for (outcome, _), _ in space]),
         best_us,
     )
-    assert found.open == {name: listed.count(name) for name in set(listed)}
-    assert found.open_count == len(listed)
-    assert found.bounded == bounded
-    assert found.floor_us == floor
-    assert found.proved == (not listed and math.isfinite(best_us))
-    assert found.gap == (best_us / floor if floor > 0 and math.isfinite(best_us) else None)
-    assert found.timed + found.impossible + found.bounded + found.open_count == len(space)
-    if found.proved:
-        assert found.gap == 1
+    assert proof.open == {name: listed.count(name) for name in set(listed)}
+    assert proof.open_count == len(listed)
+    assert proof.bounded == bounded
+    assert proof.floor_us == floor
+    assert proof.proved == (not listed and math.isfinite(best_us))
+    assert proof.gap == (best_us / floor if floor > 0 and math.isfinite(best_us) else None)
+    assert proof.timed + proof.impossible + proof.bounded + proof.open_count == len(space)
+    if proof.proved:
+        assert proof.gap == 1
 
 
 @pytest.mark.parametrize(("outcome", "name"), OUTCOMES[1:], ids=lambda value: getattr(value, "kind", value))
 def test_only_times_and_impossible_runs_close_a_row(outcome: Outcome, name: str | None) -> None:
-    found = certify(np.array([1.0]), np.array([config_status(outcome)]), 5.0)
-    assert found.proved is (name is None)
-    assert list(found.open) == ([name] if name else [])
+    proof = certify(np.array([1.0]), np.array([config_status(outcome)]), 5.0)
+    assert proof.proved is (name is None)
+    assert list(proof.open) == ([name] if name else [])
 
 
 def test_a_bound_at_the_best_time_is_open_one_above_it_is_closed() -> None:

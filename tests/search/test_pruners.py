@@ -22,15 +22,15 @@ from tunebench.search.pruner import BOUND_US, BoundPruner
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
-def study(direction: str = "minimize", values: tuple[float, ...] = (10.0,), **given: Any) -> optuna.Study:
-    found = optuna.create_study(direction=direction, pruner=BoundPruner(), **given)
+def study(direction: str = "minimize", values: tuple[float, ...] = (10.0,), **options: Any) -> optuna.Study:
+    created = optuna.create_study(direction=direction, pruner=BoundPruner(), **options)
     for value in values:
-        found.add_trial(create_trial(value=value))
-    return found
+        created.add_trial(create_trial(value=value))
+    return created
 
 
-def prunes(found: optuna.Study, bound: object) -> bool:
-    trial = found.ask()
+def prunes(optuna_study: optuna.Study, bound: object) -> bool:
+    trial = optuna_study.ask()
     if bound is not None:
         trial.set_user_attr(BOUND_US, bound)
     return bool(trial.should_prune())
@@ -61,17 +61,17 @@ def test_non_numeric_bound_is_refused(bound: object) -> None:
 
 
 def test_only_completed_trials_count() -> None:
-    found = study(values=())
-    found.add_trial(create_trial(state=TrialState.PRUNED, intermediate_values={0: 1.0}, value=1.0))
-    found.add_trial(create_trial(state=TrialState.FAIL))
-    found.ask().report(1.0, step=0)
-    assert not prunes(found, 5.0)
-    found.add_trial(create_trial(value=4.0))
-    assert prunes(found, 5.0)
+    optuna_study = study(values=())
+    optuna_study.add_trial(create_trial(state=TrialState.PRUNED, intermediate_values={0: 1.0}, value=1.0))
+    optuna_study.add_trial(create_trial(state=TrialState.FAIL))
+    optuna_study.ask().report(1.0, step=0)
+    assert not prunes(optuna_study, 5.0)
+    optuna_study.add_trial(create_trial(value=4.0))
+    assert prunes(optuna_study, 5.0)
 
 
 def test_intermediate_values_are_unchanged_and_ignored() -> None:
-    found = study()
+    optuna_study = study()
 
     def objective(trial: optuna.Trial) -> float:
         for step in range(5):
@@ -80,8 +80,8 @@ def test_intermediate_values_are_unchanged_and_ignored() -> None:
                 raise optuna.TrialPruned
         return 20.0
 
-    found.optimize(objective, n_trials=2)
-    last = found.trials[-1]
+    optuna_study.optimize(objective, n_trials=2)
+    last = optuna_study.trials[-1]
     assert last.state == TrialState.COMPLETE
     assert last.intermediate_values == {step: 1e9 / (step + 1) for step in range(5)}
 
@@ -96,40 +96,42 @@ def test_intermediate_values_are_unchanged_and_ignored() -> None:
     ids=lambda sampler: type(sampler).__name__,
 )
 def test_with_any_sampler_the_optimum_survives(sampler: BaseSampler) -> None:
-    found = study(values=(), sampler=sampler)
+    optuna_study = study(values=(), sampler=sampler)
     pruned_by_hand = []
 
     def objective(trial: optuna.Trial) -> float:
         x = trial.suggest_int("x", 1, 30)
         trial.set_user_attr(BOUND_US, 0.9 * x)
-        best = min((t.value for t in found.get_trials(states=(TrialState.COMPLETE,))), default=math.inf)
+        best = min(
+            (t.value for t in optuna_study.get_trials(states=(TrialState.COMPLETE,))), default=math.inf
+        )
         if trial.should_prune():
             pruned_by_hand.append(0.9 * x > best)
             raise optuna.TrialPruned
         return float(x)
 
-    found.optimize(objective, n_trials=30)
-    asked = [trial.params["x"] for trial in found.trials]
-    assert found.best_value == min(asked)
+    optuna_study.optimize(objective, n_trials=30)
+    asked = [trial.params["x"] for trial in optuna_study.trials]
+    assert optuna_study.best_value == min(asked)
     assert pruned_by_hand
     assert all(pruned_by_hand)
 
 
 def test_several_objectives_are_refused() -> None:
-    found = optuna.create_study(directions=["minimize", "minimize"], pruner=BoundPruner())
-    found.add_trial(create_trial(values=[1.0, 2.0]))
-    trial = found.ask()
+    optuna_study = optuna.create_study(directions=["minimize", "minimize"], pruner=BoundPruner())
+    optuna_study.add_trial(create_trial(values=[1.0, 2.0]))
+    trial = optuna_study.ask()
     trial.set_user_attr(BOUND_US, 5.0)
     with pytest.raises(NotImplementedError):  # Optuna itself refuses first
         trial.should_prune()
     with pytest.raises(InputError, match="expected a study of one objective"):
-        BoundPruner().prune(found, found.trials[-1])
+        BoundPruner().prune(optuna_study, optuna_study.trials[-1])
 
 
 def test_another_attribute_may_hold_the_bound() -> None:
-    found = optuna.create_study(direction="maximize", pruner=BoundPruner("gflops_at_most"))
-    found.add_trial(create_trial(value=900.0))
-    trial = found.ask()
+    optuna_study = optuna.create_study(direction="maximize", pruner=BoundPruner("gflops_at_most"))
+    optuna_study.add_trial(create_trial(value=900.0))
+    trial = optuna_study.ask()
     trial.set_user_attr(BOUND_US, 1e9)
     assert not trial.should_prune()
     trial.set_user_attr("gflops_at_most", 800.0)
@@ -142,16 +144,16 @@ def _shared(path: str) -> optuna.Study:
 
 
 def _complete(path: str, value: float) -> None:
-    found = _shared(path)
-    found.tell(found.ask(), value)
+    shared = _shared(path)
+    shared.tell(shared.ask(), value)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_best_value_of_another_process_prunes_here(tmp_path: Path) -> None:
     path = str(tmp_path / "journal")
-    here = _shared(path)
-    trial = here.ask()
+    shared = _shared(path)
+    trial = shared.ask()
     trial.set_user_attr(BOUND_US, 5.0)
     assert not trial.should_prune()
     for value, pruned in ((6.0, False), (4.0, True)):
@@ -164,8 +166,8 @@ def test_best_value_of_another_process_prunes_here(tmp_path: Path) -> None:
 
 def test_pruner_can_be_pickled() -> None:
     pruner = pickle.loads(pickle.dumps(BoundPruner("other")))
-    found = study()
-    found.pruner = pruner
-    trial = found.ask()
+    optuna_study = study()
+    optuna_study.pruner = pruner
+    trial = optuna_study.ask()
     trial.set_user_attr("other", 11.0)
     assert trial.should_prune()

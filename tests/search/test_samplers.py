@@ -77,16 +77,16 @@ def test_failed_and_pending_configurations_are_not_proposed_again(name: str) -> 
 @pytest.mark.parametrize("name", sorted(SAMPLERS))
 def test_known_configurations_are_not_proposed_and_the_default_comes_first(name: str) -> None:
     looked_for = search(name, bounds=np.zeros(len(TABLE)))
-    known = TABLE.config(4)
-    assert looked_for.remember(known, measured(99.0))
+    remembered = TABLE.config(4)
+    assert looked_for.remember(remembered, measured(99.0))
     assert not looked_for.remember(Config({"a": 8, "b": 8, "mode": "x"}), measured(1.0))
-    looked_for.first(known)
+    looked_for.first(remembered)
     looked_for.first(TABLE.config(7))
     proposals = []
     while (proposal := looked_for.ask(float("inf"))) is not None:
         proposals.append(proposal.config)
     assert proposals[0] == TABLE.config(7)
-    assert known not in proposals
+    assert remembered not in proposals
     assert looked_for.best_us == 99.0
 
 
@@ -94,12 +94,12 @@ def test_known_configurations_are_not_proposed_and_the_default_comes_first(name:
 def test_a_seed_repeats_a_search(name: str) -> None:
     def rows(seed: int) -> list[int]:
         looked_for = search(name, seed=seed, bounds=np.zeros(len(TABLE)))
-        found = []
+        proposed = []
         for _ in range(8):
             proposal = looked_for.ask(float("inf"))
-            found.append(proposal.row)
+            proposed.append(proposal.row)
             looked_for.tell(proposal, measured(float(TIMES[proposal.row])))
-        return found
+        return proposed
 
     assert rows(3) == rows(3)
     assert rows(3) != rows(4)

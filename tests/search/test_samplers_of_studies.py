@@ -17,13 +17,13 @@ from tunebench.testing.sampler_contract import SPACE, objective, valid
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
 def test_values_below_zero_and_either_direction_are_learned_from(direction: str) -> None:
     sign = 1 if direction == "minimize" else -1
-    found = []
+    best_values = []
     for seed in range(4):
         sampler = SurrogateSampler(space=SPACE, constraint=valid, seed=seed)
         study = optuna.create_study(sampler=sampler, direction=direction)
         study.optimize(lambda trial: sign * objective(trial), n_trials=40)
-        found.append(sign * study.best_value)
-    assert sorted(found)[2] == -2  # three of four seeds find the optimum within a sixth of the space
+        best_values.append(sign * study.best_value)
+    assert sorted(best_values)[2] == -2  # three of four seeds find the optimum within a sixth of the space
 
 
 def test_extra_parameters_are_drawn_at_random_and_the_others_learned() -> None:

@@ -38,8 +38,8 @@ def prospects(table: Table = TABLE, **more: object) -> Prospects:
     return Prospects(table=table, bounds_us=np.zeros(len(table)), **more)  # type: ignore[arg-type]
 
 
-def searched(asks: int, seed: int, known: Prospects, truth: np.ndarray) -> VariantSearch:
-    search = VariantSearch("any", known, sampler="surrogate", seed=seed)
+def searched(asks: int, seed: int, candidates: Prospects, truth: np.ndarray) -> VariantSearch:
+    search = VariantSearch("any", candidates, sampler="surrogate", seed=seed)
     for _ in range(asks):
         proposal = search.ask(math.inf)
         assert proposal is not None
@@ -47,38 +47,43 @@ def searched(asks: int, seed: int, known: Prospects, truth: np.ndarray) -> Varia
     return search
 
 
-def best_after(asks: int, seed: int, known: Prospects, truth: np.ndarray) -> float:
-    return searched(asks, seed, known, truth).best_us
+def best_after(asks: int, seed: int, candidates: Prospects, truth: np.ndarray) -> float:
+    return searched(asks, seed, candidates, truth).best_us
 
 
 def test_coordinates_are_scaled_from_zero_to_one() -> None:
     threads = TABLE["tile"] * 32.0
-    found = Coordinates.of(TABLE, {"threads": threads, "constant": np.full(len(TABLE), 3.0)})
-    assert found.place.shape == (len(TABLE), 4)  # three varying parameters and one cost figure
-    assert found.choice.shape == (len(TABLE), 3)
-    assert found.choices == 8 + 6 + 3
-    assert found.place.min() == 0
-    assert found.place.max() == 1
+    coordinates = Coordinates.of(TABLE, {"threads": threads, "constant": np.full(len(TABLE), 3.0)})
+    assert coordinates.place.shape == (len(TABLE), 4)  # three varying parameters and one cost figure
+    assert coordinates.choice.shape == (len(TABLE), 3)
+    assert coordinates.choices == 8 + 6 + 3
+    assert coordinates.place.min() == 0
+    assert coordinates.place.max() == 1
     np.testing.assert_allclose(
-        found.place[:, 0], np.log2(TABLE["tile"]) / 7, rtol=1e-6
+        coordinates.place[:, 0], np.log2(TABLE["tile"]) / 7, rtol=1e-6
     )  # numbers by their logarithm
-    np.testing.assert_allclose(found.place[:, 3], found.place[:, 0], rtol=1e-6)
-    assert set(found.place[TABLE["mode"] == "a", 2]) == {0.5}  # words by their rank
+    np.testing.assert_allclose(coordinates.place[:, 3], coordinates.place[:, 0], rtol=1e-6)
+    assert set(coordinates.place[TABLE["mode"] == "a", 2]) == {0.5}  # words by their rank
     differing = (TABLE.ordinals[:30, None] != TABLE.ordinals[50:90]).sum(axis=2)
-    np.testing.assert_array_equal(found.take(slice(30)).differing(found.take(slice(50, 90))), differing)
+    np.testing.assert_array_equal(
+        coordinates.take(slice(30)).differing(coordinates.take(slice(50, 90))), differing
+    )
 
 
 def test_prediction_matches_observations_and_is_uncertain_far_away() -> None:
-    places = Coordinates.of(TABLE, {})
+    coordinates = Coordinates.of(TABLE, {})
     process = GaussianProcess(3)
     rows = np.random.default_rng(1).choice(len(TABLE), 60, replace=False)
     truth = np.log(times())
-    process.fit(places.take(rows), truth[rows], steps=60)
-    seen, unseen = process.predict(places.take(rows)), process.predict(places.take(np.arange(len(TABLE))))
+    process.fit(coordinates.take(rows), truth[rows], steps=60)
+    seen, unseen = (
+        process.predict(coordinates.take(rows)),
+        process.predict(coordinates.take(np.arange(len(TABLE)))),
+    )
     assert np.abs(seen.mean - truth[rows]).max() < 0.1 * np.ptp(truth)
-    others = np.setdiff1d(np.arange(len(TABLE)), rows)
-    assert np.abs(unseen.mean - truth)[others].mean() < 0.1 * np.ptp(truth)
-    assert seen.sigma.mean() < 0.7 * unseen.sigma[others].mean()
+    unseen_rows = np.setdiff1d(np.arange(len(TABLE)), rows)
+    assert np.abs(unseen.mean - truth)[unseen_rows].mean() < 0.1 * np.ptp(truth)
+    assert seen.sigma.mean() < 0.7 * unseen.sigma[unseen_rows].mean()
 
 
 def test_expected_improvement_is_that_of_a_normal_distribution() -> None:
@@ -101,9 +106,9 @@ def test_search_starts_with_the_fastest_of_other_devices() -> None:
     truth = times()
     elsewhere = truth * np.random.default_rng(0).uniform(0.95, 1.05, len(truth))
     elsewhere[3], elsewhere[5] = np.inf, np.nan
-    known = prospects(elsewhere_us=(elsewhere,))
+    candidates = prospects(elsewhere_us=(elsewhere,))
     cold = [best_after(DESIGN, seed, prospects(), truth) for seed in range(5)]
-    warm = [best_after(DESIGN, seed, known, truth) for seed in range(5)]
+    warm = [best_after(DESIGN, seed, candidates, truth) for seed in range(5)]
     assert max(warm) <= truth.min() * 1.02
     assert np.mean(warm) < np.mean(cold)
 
@@ -118,10 +123,10 @@ def test_misleading_devices_lose_weight(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_scales_climb_along_the_slope() -> None:
-    places = Coordinates.of(TABLE, {})
+    coordinates = Coordinates.of(TABLE, {})
     rows = np.random.default_rng(1).choice(len(TABLE), 40, replace=False)
     process = GaussianProcess(3)
-    process._seen = places.take(rows)
+    process._seen = coordinates.take(rows)
     differing = process._seen.differing(process._seen).astype(np.float64)
     standard = (np.log(times())[rows] - 0.4) / 0.3
     logs = np.array([0.2, -0.4, 0.3, 0.5, -4.0, -0.2])

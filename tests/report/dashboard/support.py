@@ -138,6 +138,6 @@ def request(
         sent.append(message)
 
     asyncio.run(app(scope, receive, send))
-    found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    sent_headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     body = b"".join(message.get("body", b"") for message in sent[1:])
-    return Answer(sent[0]["status"], found, body.decode())
+    return Answer(sent[0]["status"], sent_headers, body.decode())

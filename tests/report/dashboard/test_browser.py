@@ -48,10 +48,10 @@ def serving(db: str, *arguments: str) -> Iterator[str]:
     command = [sys.executable, "-m", "tunebench", "dashboard", "--db", db, "--port", "0", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        found = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
+        address = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
         try:
-            assert found is not None, process.communicate()[1]
-            yield found[0]
+            assert address is not None, process.communicate()[1]
+            yield address[0]
         finally:
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=60)
@@ -60,8 +60,8 @@ def serving(db: str, *arguments: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def url(database: str, plans: Path) -> Iterator[str]:
-    with serving(database, "--plans", str(plans)) as found:
-        yield found
+    with serving(database, "--plans", str(plans)) as address:
+        yield address
 
 
 @contextmanager

@@ -74,8 +74,8 @@ def rows(page: str) -> list[list[str]]:
 
 
 def link(page: str, rel: str) -> str:
-    found = re.search(rf'<a href="([^"]*)" rel="{rel}">', page)
-    return html.unescape(found[1]) if found else ""
+    match = re.search(rf'<a href="([^"]*)" rel="{rel}">', page)
+    return html.unescape(match[1]) if match else ""
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -133,17 +133,17 @@ def test_workload_has_best_bound_and_ratios(get: Get) -> None:
 def test_trials_are_ordered_filtered_and_lead_to_samples(get: Get) -> None:
     path = workload_path()
     page = get(path).text
-    found = rows(page)
-    assert [row[0] for row in found] == ["10.20", "19.00", "20.50", "30.50", "-", "-"]
-    assert [row[1] for row in found[:3]] == ["measured finalist", "measured", "measured stale"]
+    shown = rows(page)
+    assert [row[0] for row in shown] == ["10.20", "19.00", "20.50", "30.50", "-", "-"]
+    assert [row[1] for row in shown[:3]] == ["measured finalist", "measured", "measured stale"]
     assert [row[0] for row in rows(get(f"{path}&kind=aborted").text)] == ["-"]
     assert [row[0] for row in rows(get(f"{path}&source=stale").text)] == ["20.50"]
     assert [row[0] for row in rows(get(f"{path}&config=BLOCK%3D2").text)] == ["10.20"]
     assert [row[0] for row in rows(get(f"{path}&config=%25").text)] == ["No trial with these filters."]
     by_config = [row[2] for row in rows(get(f"{path}&sort=config&order=desc").text)]
     assert by_config == sorted(by_config, reverse=True)
-    place = get(f"{path}&after=[20.5,{2**40}]").text
-    assert [row[0] for row in rows(place)][:1] == ["30.50"]
+    next_page = get(f"{path}&after=[20.5,{2**40}]").text
+    assert [row[0] for row in rows(next_page)][:1] == ["30.50"]
     trial = re.search(r'href="(/trials/\d+)">10.20<', page)
     assert trial is not None
     trial_page = get(trial[1]).text
@@ -181,9 +181,9 @@ def test_stale_trials_and_predictions(get: Get) -> None:
     tune = f"tunebench tune --workload {GEMM} --variant gemm/a --device {GPU.name} --db "
     assert stale[5].startswith(tune)
     page = get("/predictions").text
-    found = {row[2]: row for row in rows(page)}
-    assert found["library"][4:6] == ["8.16", "cublas"]
-    assert found["offline"][3:5] == ["12.000", "13.00"]
+    by_method = {row[2]: row for row in rows(page)}
+    assert by_method["library"][4:6] == ["8.16", "cublas"]
+    assert by_method["offline"][3:5] == ["12.000", "13.00"]
     assert page.count('<circle class="measured"') == 1
     assert len(rows(get("/predictions?method=offline").text)) == 1
 
@@ -221,9 +221,9 @@ def test_two_searches_are_compared_and_hostile_texts_are_escaped(get: Get) -> No
     assert "<img" not in page
     assert "\u202e" not in page
     assert "&lt;script&gt;" in page
-    again = get(f"/compare?side={failed}&side={failed}").text
-    assert "no configuration has a time" in again
-    assert "No measurement with a time" in again
+    compared = get(f"/compare?side={failed}&side={failed}").text
+    assert "no configuration has a time" in compared
+    assert "No measurement with a time" in compared
 
 
 def test_options_in_which_searches_differ_are_shown() -> None:
@@ -241,8 +241,8 @@ def test_options_in_which_searches_differ_are_shown() -> None:
         points=(),
         options={"cache": "cold", "seed": 1, "variants": ["a", "b"], "warm_start": True},
     )
-    other = replace(side, options={"cache": "warm", "seed": 2, "variants": [], "warm_start": True})
-    assert option_rows(side, other) == [("cache", "cold", "warm"), ("variants", "a, b", "-")]
+    changed_side = replace(side, options={"cache": "warm", "seed": 2, "variants": [], "warm_start": True})
+    assert option_rows(side, changed_side) == [("cache", "cold", "warm"), ("variants", "a, b", "-")]
     assert option_rows(side, replace(side, options=None)) == []  # of an earlier version
 
 
@@ -335,8 +335,8 @@ def test_headers_forbid_scripts_and_frames_of_others(get: Get) -> None:
 
 def test_unchanged_pages_are_not_sent_again(get: Get) -> None:
     tag = get("/page.css").headers["etag"]
-    again = get("/page.css", headers={"if-none-match": tag})
-    assert (again.status, again.text) == (304, "")
+    second = get("/page.css", headers={"if-none-match": tag})
+    assert (second.status, second.text) == (304, "")
 
 
 @pytest.mark.slow
@@ -375,9 +375,9 @@ def test_catalogue_follows_the_database(tmp_path: Path) -> None:
 
 
 def test_replaced_file_is_read_anew(tmp_path: Path) -> None:
-    db, other = tmp_path / "a.db", tmp_path / "b.db"
+    db, replacement = tmp_path / "a.db", tmp_path / "b.db"
     fill(str(db))
-    with open_store(other) as store:
+    with open_store(replacement) as store:
         store.begin_run(RunStart(device=OTHER, workload=GEMM, sampler="bound", seed=0))
     with open_browser(str(db)) as browser:
         catalogue = Catalogue(browser)
@@ -385,7 +385,7 @@ def test_replaced_file_is_read_anew(tmp_path: Path) -> None:
         assert catalogue._snapshot.workloads == WORKLOADS + 2
         for suffix in ("-wal", "-shm"):
             db.with_name(f"a.db{suffix}").unlink(missing_ok=True)
-        other.rename(db)
+        replacement.rename(db)
         catalogue._look()
         assert catalogue._snapshot.workloads == 0
         db.unlink()
