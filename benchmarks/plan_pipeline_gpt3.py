@@ -71,7 +71,7 @@ class Case:
 
     Attributes:
         name: What is recomputed, and how attention runs.
-        recompute: What the backward pass computes again.
+        recompute: Activation recomputation in the backward pass.
         sequence_parallel: Whether tokens are divided too.
         flash_attention: Whether attention is one kernel.
     """

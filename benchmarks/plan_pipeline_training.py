@@ -52,7 +52,7 @@ class Measured:
         size: Sequences in a micro-batch.
         microbatches: Micro-batches of a step.
         sequence_parallel: Whether tokens are divided too.
-        recompute: What the backward pass computes again.
+        recompute: Activation recomputation in the backward pass.
         step_s: Time of the step.
     """
 

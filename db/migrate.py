@@ -177,7 +177,7 @@ def _export(location: Location) -> str:
 
 
 _DERIVED = {"measurement.fastest_us", "origin.id"}
-"""Columns that an upgrade computes again."""
+"""Columns that an upgrade recomputes."""
 
 
 def _value_counts(connection: sa.Connection) -> dict[str, int]:
