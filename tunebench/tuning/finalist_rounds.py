@@ -88,6 +88,7 @@ class FinalistRounds:
         Raises:
             ClusterLost: if the worker dies `ATTEMPTS` times.
         """
+        # One worker for all rounds: times of different processes or devices do not compare.
         with self.baselines.caller:
             for attempt in range(1, ATTEMPTS + 1):
                 try:
@@ -123,6 +124,7 @@ class FinalistRounds:
     ) -> None:
         for number in range(ROUNDS):
             done, total = number * len(finalists), ROUNDS * len(finalists)
+            # Backwards in every second round: a drift within a round then affects all finalists equally.
             for position, timed in enumerate(finalists if number % 2 == 0 else finalists[::-1]):
                 self._on_progress("finalists", done + position, total)
                 self._time(executor, timed, number)
@@ -161,6 +163,8 @@ class FinalistRounds:
             *(
                 NewMeasurement(
                     key=self._recorder.key(timed.search.key, timed.config),
+                    # All finalists in one transaction: with a part of them, a lookup could rank a slower one
+                    # first.
                     result=timed.pooled(),
                     purpose="finalist",
                     bound_us=timed.bound_us,

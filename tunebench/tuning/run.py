@@ -147,6 +147,7 @@ def prepare(
         setup.store.recheck(*context.recorder.scope(key), functools.partial(context.revision, key))
     context.warm.update(_warm_starts(context))
     context.searches.extend([_search_of(context, searched) for searched in tunable])
+    # Trials of an interrupted run of the same options count, so that repeated calls do not exceed the budget.
     context.budget.done = min(context.recorder.begin(), plan.trials)
     return context
 
@@ -214,6 +215,7 @@ def search(context: RunContext, executor: WorkerExecutor[Task]) -> None:
 
     def make_task(proposal: Proposal) -> Task:
         """Return a task that is pruned after compiling if its bound exceeds the incumbent."""
+        # Predictions prune nothing, an audit must run, and untrusted bounds decide nothing.
         prune = not context.setup.predicts and proposal.search.trusted and not proposal.audit
         return _task(context, proposal, prune=prune)
 
@@ -236,6 +238,7 @@ def search(context: RunContext, executor: WorkerExecutor[Task]) -> None:
         repeats = (
             is_default and made_under_load(result.outcome) and state.default_repeats[search.key] < REPEATS
         )
+        # Recorded before anything learns it: after a crash, the database knows at least what the search knew.
         context.recorder.record(
             NewMeasurement(
                 key=key,

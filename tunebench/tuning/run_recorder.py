@@ -91,6 +91,7 @@ class RunRecorder:
         resumed = [
             run for run in runs if run.options is not None and is_same_search(self._options, run.options)
         ]
+        # Their trials are a part of this run's budget, because they count in its search.
         charged = sum(run.trials for run in resumed)
         self.unresumed = tuple(unresumed(run, self._options) for run in runs if run not in resumed)
         self._run_id = self.store.begin_run(
