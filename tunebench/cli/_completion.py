@@ -1,8 +1,8 @@
-"""Completion of option values in a shell: workloads, devices, variants, models and schedules."""
+"""Completion of option values in a shell: workloads, devices, variants, models, optimizers, schedules."""
 
 from __future__ import annotations
 
-__all__ = ["devices", "models", "plan_values", "schedules", "variants", "workloads"]
+__all__ = ["devices", "models", "optimizers", "plan_values", "schedules", "variants", "workloads"]
 
 
 def workloads(incomplete: str) -> list[str]:
@@ -91,6 +91,17 @@ def schedules(incomplete: str) -> list[str]:
 
     before, comma, _ = incomplete.rpartition(",")
     return _starting([f"{before}{comma}{name}" for name in SCHEDULES], incomplete)
+
+
+def optimizers(incomplete: str) -> list[str]:
+    """Return the names of optimizers.
+
+    Args:
+        incomplete: What was typed.
+    """
+    from tunebench.optimizer import OPTIMIZERS
+
+    return _starting(list(OPTIMIZERS), incomplete)
 
 
 def plan_values(incomplete: str) -> list[str]:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from tunebench.cli._completion import schedules
+from tunebench.cli._completion import optimizers, schedules
 from tunebench.cli._option import ModelType, Training, renamed_flag
 from tunebench.cli._output import console
 from tunebench.errors import InputError, UnknownName
+from tunebench.optimizer import OPTIMIZERS
 from tunebench.training.schedules.registry import SCHEDULES
 
 if TYPE_CHECKING:
@@ -95,7 +96,9 @@ class ModelRequest:
     optimizer: Annotated[
         str | None,
         typer.Option(
-            help="Training step: optimizer, one of adamw, sgd, none. Default: adamw.", show_default=False
+            help=f"Training step: optimizer, one of {', '.join(OPTIMIZERS)}. Default: adamw.",
+            show_default=False,
+            autocompletion=optimizers,
         ),
     ] = None
     data: Annotated[int, typer.Option("--data", min=1, help="Data-parallel size.")] = 1
@@ -301,7 +304,6 @@ class ModelRequest:
         for what, choice, kind in (
             ("mode", mode, kinds.Mode),
             ("dtype", dtype, kinds.DType),
-            ("optimizer", optimizer, kinds.Optimizer),
         ):
             if choice not in get_args(kind):
                 raise UnknownName(what, choice, get_args(kind))
@@ -319,7 +321,7 @@ class ModelRequest:
             wide_gradients=self.f32_gradients,
             cuda_graphs=self.cuda_graphs,
             context_gather=self.context_gather,
-            optimizer=optimizer,  # type: ignore[arg-type]
+            optimizer=optimizer,
             expert_load=self.expert_load,
         )
         self._check()
@@ -351,7 +353,7 @@ class ModelRequest:
         from tunebench.workloads.networks import network
 
         run = found.run
-        if not run.trains or run.stack != "megatron" or run.dtype == "f32" or run.optimizer != "adamw":
+        if not run.trains or run.stack != "megatron" or run.dtype == "f32":
             return ()
         try:
             return step_memory(network(self.name), run, self.parallelism)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError, UnknownName
+from tunebench.optimizer import find_optimizer
 from tunebench.workload import Workload
 
 __all__ = [
@@ -30,7 +31,9 @@ __all__ = [
 Phase = Literal["forward", "backward", "optimizer"]
 Mode = Literal["infer", "train"]
 DType = Literal["f32", "f16", "bf16"]
-Optimizer = Literal["none", "sgd", "adamw"]
+Optimizer: TypeAlias = str
+"""Name of an optimizer in `tunebench.optimizer`."""
+
 Stack = Literal["eager", "compiled", "megatron"]
 Recompute = Literal["none", "selective", "experts", "full"]
 Fp8 = Literal["none", "delayed", "current"]
@@ -229,6 +232,7 @@ class NetworkRun:
             )
         if self.layers is not None and not 0 <= self.layers[0] < self.layers[1]:
             raise InputError(f"layers must be from one up to a later one, got {self.layers}")
+        find_optimizer(self.optimizer)
         if self.mode == "infer" and self.optimizer != "none":
             raise InputError(f"optimizer={self.optimizer} needs mode=train")
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tunebench.dtype import itemsize
+from tunebench.optimizer import find_optimizer
 from tunebench.workload import Workload
 from tunebench.workloads.networks._network import NetworkRun, Operation, Phase
 from tunebench.workloads.operators._norm import EPS, Norm
@@ -420,21 +421,23 @@ class Tape:
             gradient = size + itemsize(self.run.gradient_dtype)
             self.moved("sharded gradients", gradient * parameters, "backward")
 
-    def updated(self, parameters: int) -> None:
-        """Add the optimizer's update of all parameters, as kernels over many tensors at a time."""
+    def updated(self, parameters: int, width: int = ROW) -> None:
+        """Add the optimizer's update of all parameters, as kernels over many tensors at a time.
+
+        Args:
+            parameters: Number of parameters.
+            width: Rows and columns of the matrices, for optimizers that multiply them: `parameters` are
+                counted as square ones.
+        """
+        optimizer = find_optimizer(self.run.optimizer)
         rows = max(1, round(parameters / ROW))
-        for expression in _UPDATES[self.run.optimizer][self.run.compiled]:
+        for expression in optimizer.fused_kernels if self.run.compiled else optimizer.kernels:
             self.elementwise("optimizer", (rows, ROW), expression, "optimizer")
-
-
-_UPDATES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "none": ((), ()),
-    "sgd": (("p+0.01*g",), ("p+0.01*g",)),
-    # torch.optim.AdamW: decay, first moment, second moment (two kernels), root, its correction, epsilon, and
-    # the step itself. The fused update reads four tensors and writes three: two copies and a sum.
-    "adamw": (
-        ("p*0.99", "m+0.1*g", "v*0.999", "v+0.001*square(g)", "sqrt(abs(v)+0.01)", "x*2", "x+0.01", "p+m*x"),
-        ("x", "x", "p+m"),
-    ),
-}
-"""Elementwise kernels by optimizer, unfused and fused."""
+        if optimizer.quantized:
+            self.moved("optimizer", round(2 * optimizer.quantized_bytes * parameters), "optimizer")
+        if optimizer.newton_schulz_steps:
+            dtype = "f16" if self.run.dtype == "f16" else "bf16"
+            work = _made(Gemm, m=width, n=width, k=width, dtype=dtype)
+            product = Operation(workload=work, part="optimizer", phase="optimizer")
+            matrices = max(1, round(parameters / width**2))
+            self.extend([product], 3 * optimizer.newton_schulz_steps * matrices)

@@ -299,7 +299,8 @@ class Transformer(Network):
         tensors = sum(self._layer_tensors(index, run) for index in range(first, last))
         tape.sharded(unrouted + routed)
         tape.accumulated(unrouted + routed, tensors)
-        tape.updated(share(unrouted, run.shards) + share(routed, run.expert_shards))
+        updated = share(unrouted, run.shards) + share(routed, run.expert_shards)
+        tape.updated(updated, self.architecture.hidden)
         add_converted_weights(tape, self.matrix_parameters(run.tensor, (first, last)) + routed)
         return merged(tape.operations)
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from tunebench._figure import significant
+from tunebench.cli._completion import optimizers
 from tunebench.errors import InputError, UnknownName
+from tunebench.optimizer import OPTIMIZERS, find_optimizer
 
 if TYPE_CHECKING:
     from tunebench.device import Device
@@ -98,7 +100,8 @@ class ModelStages:
     optimizer: Annotated[
         str,
         typer.Option(
-            help="Training step: optimizer, whose states take memory, one of adamw, sgd, none.",
+            help=f"Training step: optimizer, whose states take memory, one of {', '.join(OPTIMIZERS)}.",
+            autocompletion=optimizers,
             rich_help_panel="Predicted stages",
         ),
     ] = "adamw"
@@ -124,9 +127,9 @@ class ModelStages:
         from tunebench.workloads.networks import network
 
         assert self.name is not None
+        find_optimizer(self.optimizer)
         for what, choice, kind in (
             ("dtype", self.dtype, kinds.DType),
-            ("optimizer", self.optimizer, kinds.Optimizer),
             ("recomputation", self.recompute, kinds.Recompute),
             ("stack", self.stack, kinds.Stack),
         ):
@@ -149,7 +152,7 @@ class ModelStages:
             flash_attention=self.flash_attention,
             sequence_parallel=self.sequence_parallel,
             recompute=self.recompute,  # type: ignore[arg-type]
-            optimizer=self.optimizer,  # type: ignore[arg-type]
+            optimizer=self.optimizer,
             state_bytes=self.state_bytes,
         )
 

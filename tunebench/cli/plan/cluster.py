@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from tunebench.cli._completion import plan_values
+from tunebench.cli._completion import optimizers, plan_values
 from tunebench.cli._file import require_folder
 from tunebench.cli._option import Json, ModelInputs
 from tunebench.cli._output import console, emit, phases
@@ -16,6 +16,7 @@ from tunebench.cli.plan._cluster_report import ClusterReport
 from tunebench.cli.plan._copies_report import CopiesReport
 from tunebench.cli.plan._mixed_report import MixedReport
 from tunebench.errors import InputError, UnknownName
+from tunebench.optimizer import OPTIMIZERS, find_optimizer
 from tunebench.training.schedules.registry import PLANNED_SCHEDULES
 
 if TYPE_CHECKING:
@@ -71,7 +72,10 @@ def cluster(
     ] = "",
     top: Annotated[int, typer.Option(min=1, help="Number of plans to list.")] = 10,
     dtype: Annotated[
-        str, typer.Option(help="Dtype of parameters and activations: f16 or bf16. AdamW's states are f32.")
+        str,
+        typer.Option(
+            help="Dtype of parameters and activations: f16 or bf16. States of the optimizer are f32."
+        ),
     ] = "bf16",
     fp8: Annotated[
         str,
@@ -79,6 +83,12 @@ def cluster(
             help="Scaling of 8-bit floats in linear layers (Transformer Engine): none, delayed or current."
         ),
     ] = "none",
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            help=f"Training step: optimizer, one of {', '.join(OPTIMIZERS)}.", autocompletion=optimizers
+        ),
+    ] = "adamw",
     stack: Annotated[
         str,
         typer.Option(
@@ -191,6 +201,7 @@ def cluster(
         raise UnknownName("framework", framework, get_args(Framework))
     if objective not in get_args(Objective):
         raise UnknownName("objective", objective, get_args(Objective))
+    find_optimizer(optimizer)
     fixed = _fixed(fix)
     full_sharding = full_sharding or fixed.get("sharding") in ("gradients", "full")
     whole = {
@@ -203,9 +214,9 @@ def cluster(
     if ":" in model or _is_residual(model):
         _refuse({"--seq": bool(seq), "--fix": bool(fixed), **whole}, f"for {model}")
         copies = (
-            _module_plans(model, inputs, batch, stack, cluster)
+            _module_plans(model, inputs, batch, stack, cluster, optimizer)
             if ":" in model
-            else _residual_plans(model, batch, dtype, stack, cluster)
+            else _residual_plans(model, batch, dtype, stack, cluster, optimizer)
         )
         listed = CopiesReport(answer=copies, top=top)
         emit(as_json, listed.to_json(), listed.render)
@@ -227,6 +238,7 @@ def cluster(
         full_sharding=full_sharding,
         load_factor=load_factor,
         capacity_factor=capacity_factor,
+        optimizer=optimizer,
     )
     if is_mixed(cluster):
         _refuse(whole, "on a cluster with different products")
@@ -263,7 +275,9 @@ def cluster(
         emit(as_json, report.to_json(), report.render)
 
 
-def _residual_plans(model: str, batch: int, dtype: str, stack: str, cluster: str) -> CopiesAnswer:
+def _residual_plans(
+    model: str, batch: int, dtype: str, stack: str, cluster: str, optimizer: str
+) -> CopiesAnswer:
     from tunebench.training.cluster import CopiesJob, TrainingCluster, plan_copies
     from tunebench.workloads.networks import network
 
@@ -272,11 +286,14 @@ def _residual_plans(model: str, batch: int, dtype: str, stack: str, cluster: str
         batch=batch,
         dtype=dtype,  # type: ignore[arg-type]
         stack=stack or "eager",  # type: ignore[arg-type]
+        optimizer=optimizer,
     )
     return plan_copies(job, TrainingCluster.of(cluster))
 
 
-def _module_plans(model: str, inputs: list[str] | None, batch: int, stack: str, cluster: str) -> CopiesAnswer:
+def _module_plans(
+    model: str, inputs: list[str] | None, batch: int, stack: str, cluster: str, optimizer: str
+) -> CopiesAnswer:
     """Return the plans of a PyTorch module, which is traced."""
     from tunebench.graph import InputSpec, load_factory
     from tunebench.training.cluster import ModuleJob, TrainingCluster, plan_module
@@ -295,7 +312,9 @@ def _module_plans(model: str, inputs: list[str] | None, batch: int, stack: str, 
     with phases(console(stderr=True)) as show:
         show("making the model")
         profiler = ModelProfiler(factory, specs, machine.device, optimizer="none")
-        return plan_module(ModuleJob(profiler=profiler, batch=batch), machine, watcher=show)
+        return plan_module(
+            ModuleJob(profiler=profiler, batch=batch, optimizer=optimizer), machine, watcher=show
+        )
 
 
 def _is_residual(model: str) -> bool:

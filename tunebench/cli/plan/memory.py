@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tunebench.cli._completion import optimizers
 from tunebench.cli._file import require_folder
 from tunebench.cli._option import (
     Architecture,
@@ -19,7 +20,8 @@ from tunebench.cli._option import (
 )
 from tunebench.cli._output import console, emit, phases
 from tunebench.cli.plan._memory_report import MemoryReport
-from tunebench.errors import InputError, UnknownName
+from tunebench.errors import InputError
+from tunebench.optimizer import OPTIMIZERS, find_optimizer
 
 if TYPE_CHECKING:
     from tunebench.device import Device
@@ -64,7 +66,10 @@ def memory(
     ] = None,
     optimizer: Annotated[
         str,
-        typer.Option(help="Training step: optimizer, whose states take memory, one of adamw, sgd, none."),
+        typer.Option(
+            help=f"Training step: optimizer, whose states take memory, one of {', '.join(OPTIMIZERS)}.",
+            autocompletion=optimizers,
+        ),
     ] = "adamw",
     max_batch: Annotated[
         bool, typer.Option("--max-batch", help="Find the largest batch that fits, and plan it.")
@@ -91,12 +96,10 @@ def memory(
     includes the fragmentation of PyTorch's caching allocator.
     """
     from tunebench.graph import InputSpec, load_factory
-    from tunebench.training.steps.footprint import OPTIMIZER_STATES
 
     if not inputs:
         raise InputError("the model needs its inputs: add --input SHAPE:TYPE for each argument")
-    if optimizer not in OPTIMIZER_STATES:
-        raise UnknownName("optimizer", optimizer, OPTIMIZER_STATES)
+    find_optimizer(optimizer)
     target = target_device(device, arch)
     link = _host_link(host_link, target)
     sizes = _budget_reader(budget, target)

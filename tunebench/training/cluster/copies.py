@@ -19,6 +19,7 @@ from tunebench._figure import duration, significant
 from tunebench._notebook import html_grid
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
+from tunebench.optimizer import find_optimizer
 from tunebench.training.cluster.device_memory import (
     COMMUNICATOR_BYTES,
     CONTEXT_BYTES,
@@ -34,9 +35,6 @@ from tunebench.workloads.networks._network import DType, Optimizer, Stack
 from tunebench.workloads.networks._resnet import ResNet
 
 __all__ = ["CopiesAnswer", "CopiesJob", "PricedCopies", "plan_copies"]
-
-STATES = {"none": 0, "sgd": 0, "adamw": 2}
-"""Numbers that an optimizer stores per parameter, as in `tunebench.training.steps.footprint`."""
 
 POSITION_BYTES = 8
 """Bytes of the position of a largest element."""
@@ -66,6 +64,7 @@ class CopiesJob:
                 f"activations of {self.network.name} are not known: expected a transformer with the layers "
                 "of gpt2 or llama, or a residual network such as resnet50"
             )
+        find_optimizer(self.optimizer)
         if self.batch < 1:
             raise InputError(f"batch must be at least 1, got {self.batch}")
         if self.stack not in ("eager", "compiled"):
@@ -84,7 +83,7 @@ class CopiesJob:
             "parameters": held * (4 + (size if size < 4 else 0)),
             # Twice: DistributedDataParallel copies gradients to buckets of their own.
             "gradients": 2 * 4 * held,
-            "optimizer": 4 * STATES[self.optimizer] * held,
+            "optimizer": round(find_optimizer(self.optimizer).state_bytes(4) * held),
             "activations": activations,
             "context": CONTEXT_BYTES,
             "workspace": WORKSPACE_BYTES,

@@ -3,10 +3,11 @@
 Experts: a device has its share of each layer's experts, and divides their states with the devices that have
 the same experts. Its activations include a row for each expert of a token.
 
-Mixed precision with AdamW: two bytes per parameter, two per gradient, and twelve of the f32 parameter and two
-moments. Activations are those of Korthikanti et al. (`tunebench.training.pipeline.activation`), times the
-micro-batches in flight, which follow from the schedule (`tunebench.training.schedules.registry`). The peak is
-on the first rank, which has most in flight, or on the last one, which has the head.
+Mixed precision: two bytes per parameter, two per gradient, and with AdamW twelve of the f32 parameter and two
+moments (`tunebench.optimizer`). Activations are those of Korthikanti et al.
+(`tunebench.training.pipeline.activation`), times the micro-batches in flight, which follow from the schedule
+(`tunebench.training.schedules.registry`). The peak is on the first rank, which has most in flight, or on the
+last one, which has the head.
 
 Schedules with gradients of weights apart keep a micro-batch until these are computed: its activations, or, if
 that is more, what the gradients of weights need (`ActivationMemory.weight_gradient_bytes`), and also the
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from tunebench._lazy import np
 from tunebench.errors import InputError
+from tunebench.optimizer import find_optimizer
 from tunebench.training.cluster.layer_time import LayerDivision, LayerRun
 from tunebench.training.cluster.space import ClusterPlan, PlanTable, TrainingJob
 from tunebench.training.cluster.storage import Placement
@@ -48,7 +50,7 @@ __all__ = [
     "MemoryPricer",
 ]
 
-PARAMETER_BYTES, GRADIENT_BYTES, STATE_BYTES = 2, 2, 12
+PARAMETER_BYTES, GRADIENT_BYTES = 2, 2
 """Bytes per parameter. Source: Rajbhandari et al., "ZeRO", 2020, section 3.1."""
 
 CONVERTED_BYTES = 2
@@ -163,6 +165,7 @@ class MemoryPricer:
         if job.dtype not in self.dtypes:
             raise InputError(f"dtype must be {' or '.join(self.dtypes)}, got {job.dtype}")
         self.job = job
+        self.optimizer = find_optimizer(job.optimizer)
         self._kept = lru_cache(maxsize=None)(self._kept_bytes)
         self._largest = lru_cache(maxsize=None)(self._largest_layer)
         self._stage_parameters = lru_cache(maxsize=None)(self._held_parameters)
@@ -247,7 +250,7 @@ class MemoryPricer:
         # Host buffers hold shards of layers. With different numbers of shards, the fewer ones are the larger
         # ones.
         small = DEPTH * -(-largest // np.minimum(shards[0], shards[1]))
-        host, nvme = _stored_bytes(placed, states, small)
+        host, nvme = _stored_bytes(placed, states, small, self.optimizer.mixed_state_bytes)
         offloads = plans.column("activations") == "host"
         layer_bytes, stage_bytes = kept
         # DEPTH inputs of layers stay on the device: the one in use, and the one that is copied meanwhile.
@@ -256,7 +259,9 @@ class MemoryPricer:
         return {
             "parameters": parameters + self._converted_bytes(plans, last, rank, layers),
             "gradients": gradients,
-            "optimizer": np.where(placed.states == "device", STATE_BYTES * states, 0),
+            "optimizer": np.where(
+                placed.states == "device", _whole(self.optimizer.mixed_state_bytes * states), 0
+            ),
             "host": np.where(moves, host, 0) + np.where(offloads, stage_bytes, 0),
             "nvme": np.where(moves, nvme, 0),
             "activations": activations,
@@ -383,7 +388,7 @@ def _placement(plans: _Plans) -> Placement:
     return Placement(plans.column("pipeline"), plans.column("data") * plans.column("context"), *places)
 
 
-def _stored_bytes(placed: Placement, states: Any, buffer: Any) -> tuple[Any, Any]:
+def _stored_bytes(placed: Placement, states: Any, buffer: Any, state_bytes: float) -> tuple[Any, Any]:
     """Return the host memory and the NVMe of a device for its share of parameters.
 
     Buffers hold the layers that move through host memory: all bytes of a parameter, on the way in and out.
@@ -392,12 +397,17 @@ def _stored_bytes(placed: Placement, states: Any, buffer: Any) -> tuple[Any, Any
         placed: Where data is.
         states: Parameters whose states the device keeps.
         buffer: Parameters of the layers that are buffered.
+        state_bytes: Bytes of states per parameter, with the f32 copy.
     """
     on_nvme, below = placed.states == "nvme", placed.parameters == "nvme"
     summed = np.where(placed.streams_gradients & ~below, GRADIENT_BYTES * states, 0)
-    buffers = 2 * (STATE_BYTES + GRADIENT_BYTES + PARAMETER_BYTES) * buffer
-    host = np.where(placed.states == "host", (STATE_BYTES + GRADIENT_BYTES) * states, 0)
+    buffers = _whole(2 * (state_bytes + GRADIENT_BYTES + PARAMETER_BYTES) * buffer)
+    host = np.where(placed.states == "host", _whole((state_bytes + GRADIENT_BYTES) * states), 0)
     host = host + np.where(on_nvme, buffers + summed, 0)
     host = host + np.where(placed.parameters == "host", PARAMETER_BYTES * states, 0)
-    nvme = np.where(on_nvme, STATE_BYTES * states, 0)
+    nvme = np.where(on_nvme, _whole(state_bytes * states), 0)
     return host, nvme + np.where(below, (PARAMETER_BYTES + GRADIENT_BYTES) * states, 0)
+
+
+def _whole(nbytes: Any) -> Any:
+    return np.rint(nbytes).astype(np.int64)

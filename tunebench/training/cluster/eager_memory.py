@@ -2,8 +2,9 @@
 
 Every tensor is counted, and nothing is assumed for a GPU's context or for fragmentation, so that a plan which
 is tried small, on processors, can be compared with what MemTracker measures. In f32, parameters and gradients
-take four bytes and the moments of AdamW eight; states in host memory or on NVMe come with an f32 copy of the
-parameters, and with gradients in host memory. Gradients stay whole on the device until the step ends.
+take four bytes, and the moments of AdamW eight (`tunebench.optimizer`). States in host memory or on NVMe come
+with an f32 copy of the parameters, and with gradients in host memory. Gradients stay whole on the device
+until the step ends.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from tunebench.workloads.networks._network import DType
 
 __all__ = ["EagerMemory"]
 
-SIZE, MOMENTS = 4, 8
-"""Bytes of a number, and of both moments of a parameter."""
+SIZE = 4
+"""Bytes of a number."""
 
 GATHERED = 2
 """Layers whose parameters full sharding has gathered: the one that runs, and the one that follows."""
@@ -43,12 +44,13 @@ class EagerMemory(MemoryPricer):
                 freed = (self.job.network.layers - 1) * memory.layer_bytes
                 gradients -= min(gradients, freed // SIZE)
         offloaded, on_nvme = plan.states != "device", plan.states == "nvme"
-        stored = (SIZE + MOMENTS) * states
+        state_bytes = round(self.optimizer.state_bytes(SIZE) * states)
+        stored = SIZE * states + state_bytes
         return DeviceMemory(
             rank=rank,
             parameters=SIZE * parameters,
             gradients=SIZE * gradients,
-            optimizer=0 if offloaded else MOMENTS * states,
+            optimizer=0 if offloaded else state_bytes,
             activations=self.activation_bytes(plan, rank),
             working=self._working(plan, rank, memory),
             context=0,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tunebench._figure import significant
 from tunebench.errors import InputError, UnknownName
+from tunebench.optimizer import OPTIMIZERS, find_optimizer
 from tunebench.training.cluster.space import ClusterPlan, TrainingJob
 from tunebench.training.pipeline.activation import architecture_of
 from tunebench.training.schedules.registry import PLANNED_SCHEDULES, SCHEDULES, find_schedule
@@ -68,7 +69,17 @@ def emit(framework: str, plan: ClusterPlan, job: TrainingJob) -> Emitted:
         raise InputError(
             f"{framework}: the plan is for FP8 by Transformer Engine, which megatron runs: leave out --fp8"
         )
-    return _WRITERS[framework](plan, job)
+    names = {"megatron": "megatron", "torchtitan": "torchtitan"}
+    optimizer = find_optimizer(job.optimizer)
+    if framework in names and getattr(optimizer, names[framework]) is None:
+        known = [name for name, other in OPTIMIZERS.items() if getattr(other, names[framework])]
+        raise InputError(
+            f"{framework} has no optimizer {job.optimizer}: plan with --optimizer {' or '.join(known)}"
+        )
+    emitted = _WRITERS[framework](plan, job)
+    if job.optimizer == "adamw" or framework == "megatron":
+        return emitted
+    return replace(emitted, notes=(*emitted.notes, f"the plan is for the optimizer {job.optimizer}"))
 
 
 def megatron_arguments(plan: ClusterPlan, job: TrainingJob) -> list[str]:
@@ -114,7 +125,15 @@ def megatron_arguments(plan: ClusterPlan, job: TrainingJob) -> list[str]:
         found.append("--optimizer-cpu-offload --use-precision-aware-optimizer")
     if plan.sharding == "full":
         found.append("--use-torch-fsdp2")
-    return found + _megatron_overlap(plan, job)
+    return found + _megatron_optimizer(job) + _megatron_overlap(plan, job)
+
+
+def _megatron_optimizer(job: TrainingJob) -> list[str]:
+    """Return the arguments that name the optimizer, unless it is AdamW, the default."""
+    if job.optimizer == "adamw":
+        return []
+    momentum = ["--sgd-momentum 0"] if job.optimizer == "sgd" else []
+    return [f"--optimizer {find_optimizer(job.optimizer).megatron}", *momentum]
 
 
 def _megatron_overlap(plan: ClusterPlan, job: TrainingJob) -> list[str]:
@@ -146,9 +165,11 @@ _MEGATRON = {
 """Values that Megatron-LM can run, of parameters of a plan that have others."""
 
 
-def runs_in_megatron(plan: ClusterPlan) -> bool:
-    """Return whether Megatron-LM can run a plan."""
-    return all(getattr(plan, name) in possible for name, possible in _MEGATRON.items())
+def runs_in_megatron(plan: ClusterPlan, optimizer: str = "adamw") -> bool:
+    """Return whether Megatron-LM can run a plan with an optimizer."""
+    return find_optimizer(optimizer).megatron is not None and all(
+        getattr(plan, name) in possible for name, possible in _MEGATRON.items()
+    )
 
 
 def _megatron(plan: ClusterPlan, job: TrainingJob) -> Emitted:

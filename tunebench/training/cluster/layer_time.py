@@ -24,7 +24,7 @@ from tunebench.training.pipeline.activation import ActivationMemory, architectur
 from tunebench.training.steps.waits import is_weight_gradient
 from tunebench.workloads.networks import Network, NetworkRun, Operation
 from tunebench.workloads.networks._megatron import add_converted_weights
-from tunebench.workloads.networks._network import DType, Fp8, Recompute
+from tunebench.workloads.networks._network import DType, Fp8, Optimizer, Recompute
 from tunebench.workloads.networks._tape import Tape
 from tunebench.workloads.operators.attention import Attention
 from tunebench.workloads.operators.gemm import Gemm
@@ -261,6 +261,7 @@ class LayerTimes:
         dtype: Dtype of parameters and activations.
         fp8: Scaling of 8-bit floats in linear layers.
         wide_gradients: Whether gradients are summed in f32.
+        optimizer: Optimizer of the step.
         predictor: Returns the times of operations on the device.
         host_us: Host time per kernel launch, in microseconds.
         expert_load: Tokens of the busiest device of expert parallelism, relative to the mean.
@@ -272,6 +273,7 @@ class LayerTimes:
     dtype: DType
     fp8: Fp8 = "none"
     wide_gradients: bool = False
+    optimizer: Optimizer = "adamw"
     predictor: Callable[[Sequence[Operation], Device], Sequence[OperationTime]] = predict_operations
     host_us: float = HOST_US
     expert_load: float = 1.0
@@ -293,6 +295,7 @@ class LayerTimes:
             dtype=job.dtype,
             fp8=job.fp8,
             wide_gradients=job.wide_gradients,
+            optimizer=job.optimizer,
             host_us=0.0 if job.cuda_graphs else HOST_US,
             expert_load=job.expert_load,
         )
@@ -428,7 +431,8 @@ class LayerTimes:
         held = division.held(self.network, layers)
         added, updated = Tape(self._updating), Tape(self._updating)
         added.accumulated(sum(held), self._tensors(layers))
-        updated.updated(sum(-(-count // each) for count, each in zip(held, shards, strict=True)))
+        parameters = sum(-(-count // each) for count, each in zip(held, shards, strict=True))
+        updated.updated(parameters, architecture_of(self.network).hidden)
         matrices = self.network.matrix_parameters(division.tensor, layers) + held[1]
         add_converted_weights(updated, matrices)
         times = self.predictor([*added.operations, *updated.operations], self.device)
@@ -451,7 +455,7 @@ class LayerTimes:
             dtype=self.dtype,
             stack="megatron",
             accumulate=True,
-            optimizer="adamw",
+            optimizer=self.optimizer,
             fp8=self.fp8,
             wide_gradients=self.wide_gradients,
         )

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, cast
 
 from tunebench.errors import InputError
 from tunebench.forecast.network import HOST_US, predict_operations
+from tunebench.optimizer import find_optimizer
 from tunebench.training.cluster.copies import CopiesAnswer, PricedCopies
 from tunebench.training.cluster.device_memory import COMMUNICATOR_BYTES, CONTEXT_BYTES, WORKSPACE_BYTES
 from tunebench.training.cluster.machine import TrainingCluster
 from tunebench.training.interconnect.cluster import ProcessGroup
 from tunebench.training.interconnect.collective import Collective, collective_us
 from tunebench.training.memory import TrainingStep, device_use, step_at, unplanned
-from tunebench.training.steps.footprint import OPTIMIZER_STATES
 from tunebench.training.steps.gradient import BucketExchange
 from tunebench.training.steps.layer_stream import DEPTH, LayerWork, stream_us
 from tunebench.training.steps.overlap import occupied_sms
@@ -59,6 +59,7 @@ class ModuleJob:
     optimizer: Optimizer = "adamw"
 
     def __post_init__(self) -> None:
+        find_optimizer(self.optimizer)
         if self.batch < 1:
             raise InputError(f"batch must be at least 1, got {self.batch}")
         if self.profiler.batch is None:
@@ -170,12 +171,18 @@ class _ModuleSearch:
         return {
             "parameters": -(-held // share) + (gathered if sharding == "full" else 0),
             "gradients": (-(-held // share) if divides else 0) + buckets,
-            "optimizer": OPTIMIZER_STATES[self.job.optimizer] * -(-held // shards),
+            "optimizer": round(self._state_bytes_per_byte * -(-held // shards)),
             "activations": max(0, peak - held),
             "context": CONTEXT_BYTES,
             "workspace": WORKSPACE_BYTES,
             "nccl": COMMUNICATOR_BYTES if devices > 1 else 0,
         }
+
+    @property
+    def _state_bytes_per_byte(self) -> float:
+        """Bytes of the optimizer's states for each byte of parameters."""
+        number_bytes = self.held / max(1, int(self.job.profiler.elements))
+        return float(find_optimizer(self.job.optimizer).state_bytes(number_bytes) / number_bytes)
 
     def _peak_bytes(self, step: TrainingStep) -> int:
         use = device_use(step, unplanned(step), self.machine.device, 2**62)

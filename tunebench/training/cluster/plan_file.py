@@ -21,10 +21,12 @@ def write_plan(path: Path, found: PricedPlan, job: TrainingJob) -> None:
         InputError: if the file cannot be written.
     """
     values = {"network": job.network.name, "batch": job.batch, "seq": job.seq, "dtype": job.dtype}
+    if job.optimizer != "adamw":
+        values["optimizer"] = job.optimizer
     lines = ["[job]", *_assigned(values), "", "[plan]", *_assigned(asdict(found.plan))]
     predicted = {"step_us": found.step.time_us, "mfu": found.mfu, "memory_bytes": found.memory.total}
     lines += ["", "[predicted]", *_assigned(predicted)]
-    if runs_in_megatron(found.plan):
+    if runs_in_megatron(found.plan, job.optimizer):
         arguments = [f'    "{each}",' for each in megatron_arguments(found.plan, job)]
         lines += ["", "[megatron]", "arguments = [", *arguments, "]"]
     try:

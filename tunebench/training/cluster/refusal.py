@@ -13,6 +13,7 @@ from tunebench.training.cluster.space import (
     TrainingJob,
     fixed_values,
     plan_space,
+    updates_in_host_memory,
 )
 from tunebench.training.pipeline.activation import architecture_of
 
@@ -152,6 +153,8 @@ def _sharding(job: TrainingJob, machine: TrainingCluster, value: str) -> Iterato
 
 
 def _memory(job: TrainingJob, machine: TrainingCluster, memory: str) -> Iterator[str]:
+    if memory != "device" and not updates_in_host_memory(job):
+        yield f"processors do not update the parameters with the optimizer {job.optimizer}"
     if memory == "host" and not machine.host_bytes:
         yield "the cluster has no host memory for training: add it, such as 'host 2TB 400'"
     if memory == "nvme" and not machine.nvme_bytes:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, overload
 
 from tunebench._lazy import np
 from tunebench.errors import InputError, UnknownName
+from tunebench.optimizer import find_optimizer
 from tunebench.space import Constraint, Parameter, Space, Table, Value
 from tunebench.training.cluster.machine import TrainingCluster
 from tunebench.training.pipeline.activation import architecture_of
@@ -25,7 +26,7 @@ from tunebench.training.schedules.registry import (
 )
 from tunebench.training.steps.parallelism import Parallelism, ScheduleName, Sharding
 from tunebench.workloads.networks import Network, NetworkRun
-from tunebench.workloads.networks._network import DType, Fp8, Recompute
+from tunebench.workloads.networks._network import DType, Fp8, Optimizer, Recompute
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,7 +72,7 @@ MOST_MICROBATCH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """A network to train, and how its software may run it. The stack is Megatron-LM's, the optimizer AdamW.
+    """A network to train, and how its software may run it. The stack is Megatron-LM's.
 
     Attributes:
         network: The transformer.
@@ -93,6 +94,7 @@ class TrainingJob:
             long, the first version of ZeRO-3 1.5 to 4.9 times.
         load_factor: Tokens of the busiest device of expert parallelism, relative to the mean.
         capacity_factor: Most tokens of an expert, relative to the mean; others are dropped. None: all stay.
+        optimizer: Optimizer of the step (`tunebench.optimizer`).
     """
 
     network: Network
@@ -109,10 +111,12 @@ class TrainingJob:
     full_sharding: bool = False
     load_factor: float = 1.0
     capacity_factor: float | None = None
+    optimizer: Optimizer = "adamw"
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.seq < 1:
             raise InputError(f"batch and seq must be at least 1, got {self.batch} and {self.seq}")
+        find_optimizer(self.optimizer)
         if self.fp8 not in get_args(Fp8):
             raise UnknownName("scaling of 8-bit floats", self.fp8, get_args(Fp8))
         of = architecture_of(self.network)
@@ -276,7 +280,7 @@ class ClusterPlan:
             seq=job.seq,
             mode="train",
             dtype=job.dtype,
-            optimizer="adamw",
+            optimizer=job.optimizer,
             stack="megatron",
             recompute=self.recompute,
             recompute_layers=self.recompute_layers or None,
@@ -487,13 +491,19 @@ def _values(
         "sequence_parallel": ("no", "yes"),
         "flash": ("no", "yes") if job.flash else ("no",),
         "sharding": ("none", "optimizer", "gradients", "full") if sharded else ("none", "optimizer"),
-        "states": places,
+        "states": places if updates_in_host_memory(job) else places[:1],
         "parameters": places,
         "activations": places[:2],
         "schedule": PLANNED_SCHEDULES,
         "recompute_layers": tuple(range(of.layers)),
         "context_gather": ("no", "yes"),
     }
+
+
+def updates_in_host_memory(job: TrainingJob) -> bool:
+    """Return whether processors can update the parameters of a job: not if that needs matrix products."""
+    optimizer = find_optimizer(job.optimizer)
+    return optimizer.updates and not optimizer.newton_schulz_steps
 
 
 def _gathers_contexts(context: Any, context_gather: Any) -> Any:

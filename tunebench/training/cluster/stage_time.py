@@ -329,7 +329,7 @@ class StepPricer:
     ) -> float:
         held = self._layer_parameters(division, layers)
         shares = [sum(-(-count // each) for count, each in zip(layer, shards, strict=True)) for layer in held]
-        return StorageTimes(self.machine).update_us(shares, placed)
+        return StorageTimes(self.machine, self.job.optimizer).update_us(shares, placed)
 
     # -- bound and simulation ------------------------------------------------------------------------------
 
@@ -438,7 +438,9 @@ class StepPricer:
         if placed is None or not placed.streams:
             return found
         streamed = self._streamed_layers(run, layers, nodes, placed, (forward_us, backward_us))
-        exposed, stored = StorageTimes(self.machine).waits_us(streamed, placed, accumulates)
+        exposed, stored = StorageTimes(self.machine, self.job.optimizer).waits_us(
+            streamed, placed, accumulates
+        )
         return replace(
             found,
             waits_forward_us=waits[0] + exposed[0],

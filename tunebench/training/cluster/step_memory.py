@@ -24,8 +24,8 @@ def step_memory(network: Network, run: NetworkRun, parallelism: Parallelism) -> 
 
     Args:
         network: A transformer with layers of gpt2 or llama.
-        run: How it runs: a training step of Megatron-LM in 16 bits with AdamW, with the batch and tokens of
-            all devices.
+        run: How it runs: a training step of Megatron-LM in 16 bits, with the batch and tokens of all
+            devices.
         parallelism: Division of the step.
 
     Raises:
@@ -38,6 +38,7 @@ def step_memory(network: Network, run: NetworkRun, parallelism: Parallelism) -> 
         dtype=run.dtype,
         fp8=run.fp8,
         wide_gradients=run.wide_gradients,
+        optimizer=run.optimizer,
     )
     of, prices = parallelism, MemoryPricer(job)
     plan = _plan(run, of)

@@ -26,20 +26,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tunebench.optimizer import find_optimizer
 from tunebench.training.cluster.machine import TrainingCluster
 from tunebench.training.cluster.space import ClusterPlan
 from tunebench.training.steps.layer_stream import LayerWork, Transfer, stream_us
 
 __all__ = ["Placement", "StorageTimes", "StreamedLayer"]
 
-UPDATE_BYTES = 28
-"""Bytes of host memory that AdamW reads and writes per parameter: 12 of states each way, 2 of the gradient
-and 2 of the parameter. DeepSpeed's implementation is bound by memory. Source: Ren et al., section 5."""
-
 ADD_BYTES = 6
 """Bytes of host memory to add a gradient of two bytes to another."""
 
-STATE_BYTES, HALF_BYTES = 12, 2
+HALF_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +121,25 @@ class StorageTimes:
 
     Attributes:
         machine: The cluster.
+        optimizer: Name of the optimizer (`tunebench.optimizer`).
     """
 
     machine: TrainingCluster
+    optimizer: str = "adamw"
+
+    @property
+    def _state_bytes(self) -> float:
+        """Bytes of states per parameter, with its f32 copy."""
+        return find_optimizer(self.optimizer).mixed_state_bytes
+
+    @property
+    def _update_bytes(self) -> float:
+        """Bytes of host memory that an update reads and writes per parameter, by which it is bound.
+
+        They are those of the states each way, 2 of the gradient and 2 of the parameter. Source: Ren et al.,
+        section 5.
+        """
+        return 2 * self._state_bytes + 2 * HALF_BYTES
 
     def waits_us(
         self, layers: Sequence[StreamedLayer], placed: Placement, accumulates: bool
@@ -188,11 +201,11 @@ class StorageTimes:
         after: tuple[Transfer, ...] = ()
         off = placed.parameters == "nvme"
         if placed.states == "nvme":
-            before += self._read((STATE_BYTES + HALF_BYTES * off) * share)
-            after += self._written((STATE_BYTES + HALF_BYTES * off) * share)
+            before += self._read((self._state_bytes + HALF_BYTES * off) * share)
+            after += self._written((self._state_bytes + HALF_BYTES * off) * share)
         if placed.parameters == "device":
             after += self._to_device(HALF_BYTES * share)
-        return LayerWork(self._memory_us(UPDATE_BYTES * share), before, after)
+        return LayerWork(self._memory_us(self._update_bytes * share), before, after)
 
     def _fetched(self, layer: StreamedLayer, placed: Placement, kept: int) -> tuple[Transfer, ...]:
         share = -(-layer.parameters // (placed.copies if placed.gathers else 1)) * HALF_BYTES
@@ -218,17 +231,17 @@ class StorageTimes:
         us = link.to_host_us(carried) if direction == "to host" else link.to_device_us(carried)
         return ((direction if self.machine.host_duplex else "host link", max(us, self._memory_us(nbytes))),)
 
-    def _read(self, nbytes: int) -> tuple[Transfer, ...]:
+    def _read(self, nbytes: float) -> tuple[Transfer, ...]:
         return (("nvme read", self._shared_us(nbytes, self.machine.nvme_read_gb_s)),)
 
-    def _written(self, nbytes: int) -> tuple[Transfer, ...]:
+    def _written(self, nbytes: float) -> tuple[Transfer, ...]:
         return (("nvme write", self._shared_us(nbytes, self.machine.nvme_write_gb_s)),)
 
-    def _shared_us(self, nbytes: int, gb_s: float) -> float:
+    def _shared_us(self, nbytes: float, gb_s: float) -> float:
         """Return the time of a transfer that every device of the node makes over one resource."""
         return max(nbytes * self.machine.links.devices_per_node / gb_s / 1e3, self._memory_us(nbytes))
 
-    def _memory_us(self, nbytes: int) -> float:
+    def _memory_us(self, nbytes: float) -> float:
         """Return the time of the node's host memory for bytes of every device."""
         return nbytes * self.machine.links.devices_per_node / self.machine.host_gb_s / 1e3
 

@@ -11,6 +11,7 @@ import torch
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.graph import InputSpec, make_model
+from tunebench.optimizer import find_optimizer
 from tunebench.training.fitting.profile import profile_step
 from tunebench.training.memory import (
     DeviceUse,
@@ -26,7 +27,6 @@ from tunebench.training.memory import (
     step_at,
     unplanned,
 )
-from tunebench.training.steps.footprint import OPTIMIZER_STATES
 
 __all__ = ["BatchFit", "BatchSearch", "ModelProfile", "ModelProfiler"]
 
@@ -90,10 +90,10 @@ class ModelProfiler:
             device: The device; it need not be in this machine.
             link: Its link to host memory; without one, plans swap nothing.
             dtype: Type of the parameters; by default that of the first f16 or bf16 input.
-            optimizer: Name in `OPTIMIZER_STATES`, whose states are on the device during the step.
+            optimizer: Name in `tunebench.optimizer`, whose states are on the device during the step.
 
         Raises:
-            InputError: The model cannot be made.
+            InputError: The model cannot be made, or there is no such optimizer.
         """
         self.device = device
         self._inputs, self._link = inputs, link
@@ -110,7 +110,10 @@ class ModelProfiler:
         item_bytes = parameter_bytes / max(1, self.elements)
         is_half = any(one.dtype == torch.float16 for one in trained)
         self.dtype = "f32" if item_bytes > 3 else "f16" if is_half else "bf16"
-        self._state_bytes = OPTIMIZER_STATES[optimizer] * parameter_bytes
+        self._state_bytes = sum(
+            find_optimizer(optimizer).tensor_state_bytes(parameter.shape, parameter.itemsize)
+            for parameter in trained
+        )
         extents = {spec.shape[0] for spec in inputs}
         self.batch = extents.pop() if len(extents) == 1 else None
         self._known: dict[int | None, ModelProfile] = {}

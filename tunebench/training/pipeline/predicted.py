@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from tunebench.device import Device
+from tunebench.dtype import itemsize
 from tunebench.errors import InputError
+from tunebench.optimizer import find_optimizer
 from tunebench.training.interconnect.cluster import Cluster
 from tunebench.training.pipeline.activation import ActivationMemory, architecture_of
 from tunebench.training.schedules import Interconnect, PipelineCosts, StageCosts, link_transfer
@@ -23,15 +25,7 @@ from tunebench.training.steps.time_range import End
 from tunebench.workloads.networks import Network, NetworkRun
 from tunebench.workloads.networks._network import DType, Optimizer, Recompute, Stack
 
-__all__ = ["STATE_BYTES", "PredictedStages"]
-
-STATE_BYTES = {"none": 8, "sgd": 8, "adamw": 16}
-"""Bytes per parameter of the parameter, its gradient and the states of the optimizer, by optimizer.
-
-f32: four bytes each of the parameter, its gradient, and (AdamW) two moments. Mixed precision: two bytes each
-of the parameter and its gradient, and four of the f32 parameter and of each moment. Source: Rajbhandari et
-al., "ZeRO: memory optimizations toward training trillion parameter models", 2020, section 3.1.
-"""
+__all__ = ["PredictedStages"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +49,7 @@ class PredictedStages:
         tensor_overlap: Whether collectives of tensor parallelism run during products of the backward pass.
         optimizer: Optimizer of the step.
         state_bytes: Bytes per parameter of parameters, gradients and optimizer states; None for those of
-            `STATE_BYTES`.
+            the optimizer (`tunebench.optimizer`), and in 16 bits an f32 copy of what it updates.
         end: End of the 90 % prediction interval that times are taken from.
     """
 
@@ -232,8 +226,9 @@ class PredictedStages:
 
     def _static_bytes(self, layers: tuple[int, int]) -> int:
         """Return the bytes of parameters, gradients and optimizer states on each device."""
-        each = STATE_BYTES[self.optimizer] if self.state_bytes is None else self.state_bytes
-        if self.state_bytes is None and self.dtype != "f32" and self.optimizer != "adamw":
-            # Without AdamW there is no f32 copy: parameter and gradient of two bytes each instead of four.
-            each /= 2
-        return round(self.network.parameters(self.tensor, layers) * each)
+        parameter_bytes = self.state_bytes
+        if parameter_bytes is None:
+            optimizer, size = find_optimizer(self.optimizer), itemsize(self.dtype)
+            states = optimizer.state_bytes(size) if size == 4 else optimizer.mixed_state_bytes
+            parameter_bytes = 2 * size + states
+        return round(self.network.parameters(self.tensor, layers) * parameter_bytes)

@@ -6,13 +6,11 @@ from dataclasses import replace
 
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
+from tunebench.optimizer import find_optimizer
 from tunebench.training.steps.step import Parallelism
 from tunebench.workloads.networks import Network, NetworkRun
 
-__all__ = ["OPTIMIZER_STATES", "min_memory_bytes"]
-
-OPTIMIZER_STATES = {"none": 0, "sgd": 0, "adamw": 2}
-"""Numbers an optimizer stores per parameter. AdamW stores the first and the second moment of the gradient."""
+__all__ = ["min_memory_bytes"]
 
 _ONE = Parallelism()
 
@@ -31,8 +29,8 @@ def min_memory_bytes(network: Network, run: NetworkRun, parallelism: Parallelism
     Returns:
         Bytes; None if the network's number of parameters is unknown.
     """
-    # The parameter itself, and in training its gradient and the states.
-    copies = 1 + (1 + OPTIMIZER_STATES[run.optimizer] if run.trains else 0)
+    size = itemsize(run.dtype)
+    state_bytes = find_optimizer(run.optimizer).state_bytes(size) if run.trains else 0
     try:
         if parallelism.devices == 1:
             held = network.parameters()
@@ -47,4 +45,4 @@ def min_memory_bytes(network: Network, run: NetworkRun, parallelism: Parallelism
             held = max(sum(network.held_parameters(on_device, layers)) for layers in stages)
     except InputError:
         return None
-    return held * itemsize(run.dtype) * copies
+    return round(held * (size * (2 if run.trains else 1) + state_bytes))
