@@ -138,19 +138,18 @@ class NetworkRun:
             `torch.compile`, with elementwise operations fused and attention in one kernel where there is one
             (f16, bf16); `"megatron"`, with the fused kernels of Megatron-LM.
         fused: Deprecated alias of ``stack="compiled"``.
-        tensor: Degree of tensor parallelism: heads and inner widths are divided; operations are those of one
-            device.
+        tensor: Tensor-parallel size: heads and inner widths are divided; operations are those of one device.
         layers: Layers of this device as a half-open range; None for all. The embedding belongs to the first
             layer, the head to the last.
         optimizer: Optimizer of a training step.
         accumulate: Whether gradients are added to those of earlier passes, as with micro-batches.
-        recompute: What the backward pass of each layer computes again instead of storing it: nothing, the
+        recompute: Activation recomputation in the backward pass of each layer: of nothing (`"none"`), the
             core of attention (`"selective"`, with the stack megatron), the router and the experts
             (`"experts"`, with the stack megatron), or the whole layer (`"full"`).
-        sequence_parallel: Whether devices that share layers also divide the tokens of normalisations, dropout
-            and residual sums. Needs the stack megatron.
+        sequence_parallel: Whether tensor-parallel ranks also divide the tokens of normalisations, dropout and
+            residual sums. Needs the stack megatron.
         flash: Whether attention is one kernel that stores no scores, unless its scores have a bias.
-        context: Devices that share each sequence: attention sees `context` times `seq` tokens, whose keys and
+        context: Context-parallel size: attention sees `context` times `seq` tokens, whose keys and
             values come round a ring. Needs the stack megatron and flash.
         fp8: How the linear layers inside the layers of a transformer scale 8-bit floats, by Transformer
             Engine or a compiler; everything else is in `dtype`. Needs 16 bits, and another stack than eager.
@@ -160,13 +159,13 @@ class NetworkRun:
         wide_gradients: Whether gradients of 16-bit parameters are summed in f32.
         recompute_layers: Layers of the device, counted from the first one, whose whole forward pass runs
             again with `recompute="full"`; None for all.
-        context_gather: Whether devices that share sequences gather all keys and values before attention,
+        context_gather: Whether context-parallel ranks gather all keys and values before attention,
             instead of passing them round a ring.
         cuda_graphs: Whether the kernels are launched as captured CUDA graphs, without host time for each.
-        expert: Degree of expert parallelism: the experts of a layer are divided among so many devices, which
-            exchange their tokens. Needs the stack megatron.
-        expert_tensor: Devices that share each expert: `tensor`, or 1 (parallel folding: devices that share
-            the rest of a layer have whole experts). None for `tensor`.
+        expert: Expert-parallel size: the experts of a layer are divided among as many devices, which exchange
+            their tokens. Needs the stack megatron.
+        expert_tensor: Tensor-parallel size of each expert: `tensor`, or 1 (parallel folding: tensor-parallel
+            ranks of the rest of a layer have whole experts). None for `tensor`.
         expert_load: Tokens of the busiest device of expert parallelism, relative to the mean. The other
             devices wait for it.
     """
@@ -265,7 +264,7 @@ class NetworkRun:
 
     @property
     def devices_per_expert(self) -> int:
-        """Devices that share each expert."""
+        """Tensor-parallel size of each expert."""
         return self.tensor if self.expert_tensor is None else self.expert_tensor
 
     @property
@@ -328,7 +327,7 @@ class Network(ABC):
         """Return the part of `parameters` that belongs to the experts that tokens are routed to.
 
         Args:
-            tensor: Devices that share each expert.
+            tensor: Tensor-parallel size of each expert.
             layers: Layers of the device as a half-open range; None for all.
         """
         return 0

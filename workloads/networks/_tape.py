@@ -358,8 +358,8 @@ class Tape:
     def grouped_linear(self, part: str, groups: int, m: int, n: int, k: int) -> None:
         """Add linear layers of several experts in one kernel, and the gradients of input and matrices.
 
-        The gradient of the matrices is listed as a batch of products, as if all experts had equally many
-        tokens.
+        The gradient of the matrices is listed as a batch of equal products: the same number of tokens for
+        each expert.
 
         Args:
             part: Part of the network.

@@ -329,7 +329,7 @@ class Transformer(Network):
     def boundary_elements(self, run: NetworkRun) -> int:
         """Return the number of elements in the hidden states of all tokens.
 
-        In Megatron-LM, each of the devices that share a layer sends its part to one device of the next stage.
+        In Megatron-LM, each tensor-parallel rank sends its part to one device of the next stage.
         """
         elements = run.batch * run.seq * self.architecture.hidden
         return share(elements, run.tensor) if run.stack == "megatron" else elements
