@@ -191,8 +191,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=sweeps)
         items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
     folder = Path(__file__).parent
-    places = {folder / file: place for place, file in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+    ranks = {folder / file: rank for rank, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
     for item in items:
         file = item.path.relative_to(folder)
         marks = {"slow" if file.as_posix() in SLOW_FILES else None}

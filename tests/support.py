@@ -52,8 +52,8 @@ def _package(name: str, extra: str | None = None) -> Callable[[], str | None]:
     return lambda: None if importlib.util.find_spec(name) else reason
 
 
-def _unless(met: Callable[[], Any], reason: str) -> Callable[[], str | None]:
-    return lambda: None if met() else reason
+def _unless(is_met: Callable[[], Any], reason: str) -> Callable[[], str | None]:
+    return lambda: None if is_met() else reason
 
 
 def _no_browser() -> str | None:
@@ -163,15 +163,15 @@ def record_outcome(
         outcome: The outcome.
     """
     workload = parse(workload) if isinstance(workload, str) else workload
-    found = kernels.variant(variant)
-    config = found.space.parse(config) if isinstance(config, str) else config
+    installed = kernels.variant(variant)
+    config = installed.space.parse(config) if isinstance(config, str) else config
     with open_store(db) as store:
         store.begin_run(RunStart(device=on, workload=str(workload), sampler="bound", seed=0))
         key = TrialKey(
             device=on.key,
             workload=str(workload),
             variant=variant,
-            revision=found.revision(workload, config),
+            revision=installed.revision(workload, config),
             config=config,
         )
         store.record(key, Result(outcome=outcome), bound_us=0.25)
@@ -235,5 +235,7 @@ def package_variants(kind: type[V], operator: str | None = None) -> list[V]:
         kind: Base class of the variants, such as `CudaVariant`.
         operator: Name of their operator; None for all.
     """
-    found = kernels.variants(operator)
-    return [v for v in found if isinstance(v, kind) and type(v).__module__.startswith("tunebench.kernels.")]
+    installed = kernels.variants(operator)
+    return [
+        v for v in installed if isinstance(v, kind) and type(v).__module__.startswith("tunebench.kernels.")
+    ]

@@ -22,12 +22,12 @@ from tunebench.workload import Reference, Size, Tensor, Tolerance, Workload
 def parameter_sizes(payload: bytes, symbol: str) -> list[int]:
     """Return the size of each parameter of a kernel, as its cubin has them (attribute EIATTR_KPARAM_INFO)."""
     (section,) = [s for s in cubin._sections(payload) if s.name == f".nv.info.{symbol}"]
-    found = {}
+    sizes = {}
     for attribute, data in cubin._attributes(section.data):
         if attribute == 0x17:
             _, ordinal, _, packed = struct.unpack("<IHHI", data)
-            found[ordinal] = packed >> 18
-    return [found[ordinal] for ordinal in sorted(found)]
+            sizes[ordinal] = packed >> 18
+    return [sizes[ordinal] for ordinal in sorted(sizes)]
 
 
 def folder_of_header(name: str) -> Path:
@@ -97,9 +97,9 @@ class _OneConfig:
     def costs(self, workload: Toy, table: Table, device: Device) -> Costs:
         return Costs(blocks=1, full_blocks=1, threads=self._block)
 
-    def _launch(self, workload: Toy, grid: int = 1, **other: Any) -> Launch:
+    def _launch(self, workload: Toy, grid: int = 1, **changes: Any) -> Launch:
         arguments: tuple[Argument, ...] = ("x", "y", "factor", Scalar("int", workload.n))
-        return Launch(grid=(grid, 1, 1), block=(self._block, 1, 1), arguments=arguments, **other)
+        return Launch(grid=(grid, 1, 1), block=(self._block, 1, 1), arguments=arguments, **changes)
 
 
 class ToyVariant(_OneConfig, CudaVariant[Toy]):

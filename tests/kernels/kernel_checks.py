@@ -34,12 +34,12 @@ HGMMA, IGMMA, QGMMA, UTMALDG, UTMASTG, USETMAXREG = 0x1F0, 0x1F1, 0x1F3, 0x1B4, 
 
 def on_devices(cases: Iterable[Any]) -> list[Any]:
     """Return cases of a variant and a workload, each with A100 or H100 in turn; H100 if A100 is refused."""
-    found = []
-    for place, case in enumerate(cases):
+    parameters = []
+    for index, case in enumerate(cases):
         variant, workload = case.values
-        device = H100 if place % 2 or variant.refuses(workload, A100) else A100
-        found.append(pytest.param(variant, workload, device, id=f"{case.id}-{device.architecture}"))
-    return found
+        device = H100 if index % 2 or variant.refuses(workload, A100) else A100
+        parameters.append(pytest.param(variant, workload, device, id=f"{case.id}-{device.architecture}"))
+    return parameters
 
 
 # -- workloads and inputs ---------------------------------------------------------------------------------
@@ -63,8 +63,8 @@ def exact(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 def drawn(workload: Workload, seed: int = 0) -> tuple[dict[str, Any], Mapping[str, Reference]]:
     """Return random inputs and their references."""
-    found = draw(workload, seed)
-    return dict(found.inputs), found.references
+    input_set = draw(workload, seed)
+    return dict(input_set.inputs), input_set.references
 
 
 # -- results ----------------------------------------------------------------------------------------------
@@ -139,11 +139,11 @@ def assert_order_does_not_matter(
     variant: CudaVariant[Any], workload: Workload, config: Config, **options: Any
 ) -> None:
     """Check that results are right, and the same bits with threads in each order."""
-    first, *others = (
+    first, *reordered = (
         assert_emulates_right(variant, workload, config, order=order, **options) for order in ORDERS
     )
-    for other in others:
-        assert {name: output.tobytes() for name, output in other.items()} == {
+    for outputs in reordered:
+        assert {name: output.tobytes() for name, output in outputs.items()} == {
             name: output.tobytes() for name, output in first.items()
         }
 
@@ -258,8 +258,8 @@ def compiled_for_hopper(variant: Any, workload: Workload, config: Config) -> Any
 
 def opcodes(payload: bytes, bits: int) -> collections.Counter[int]:
     """Return the number of instructions of a cubin by their `bits` lower bits; each has 128 bits."""
-    found: collections.Counter[int] = collections.Counter()
+    counts: collections.Counter[int] = collections.Counter()
     for section in cubin._sections(payload):
         if section.name.startswith(".text."):
-            found.update(word % 2**bits for word, _ in struct.iter_unpack("<QQ", section.data))
-    return found
+            counts.update(word % 2**bits for word, _ in struct.iter_unpack("<QQ", section.data))
+    return counts

@@ -131,8 +131,8 @@ PATHS = [*DEFAULT, *FURTHER]
 def _serving(text: str) -> list[Any]:
     """Return the variants that support a workload, each with it."""
     workload = parse(text)
-    found = [v for v in VARIANTS if v.refuses(workload, local_cpu()) is None]
-    return [pytest.param(v, workload, id=f"{v.key}-{text}") for v in found]
+    serving = [v for v in VARIANTS if v.refuses(workload, local_cpu()) is None]
+    return [pytest.param(v, workload, id=f"{v.key}-{text}") for v in serving]
 
 
 def _is_further(variant: NumbaCpuVariant[Any], text: str) -> bool:
@@ -261,10 +261,10 @@ def test_executed_work_of_a_gradient_equals_counted_pairs() -> None:
     ):
         text = f"conv2d:n=1,c=1,h=7,w=5,k=1,r=3,s=3,dtype=f32,layout=nhwc,direction=dgrad,{changes}"
         w = parse(text)
-        met = {
+        pixels = {
             axis: sum((i + pad - tap * w.dilation) % w.stride == 0 for i in range(extent) for tap in range(3))
             for axis, extent, pad in (("h", w.h, w.pad), ("w", w.w, w.pad_w))
         }
         (variant,) = (v for v in VARIANTS if v.key == "conv2d/numba_cpu")
         costs = variant.costs(w, variant.configs(w, local_cpu()), local_cpu())
-        assert costs.fma == min(met["h"] * met["w"], w.p * w.q * 9)
+        assert costs.fma == min(pixels["h"] * pixels["w"], w.p * w.q * 9)

@@ -241,10 +241,10 @@ def _unary(to: _Writer, a: int, b: int, c: int) -> str | None:
 def _with_parameter(to: _Writer, x: str, number: int) -> str:
     """Return a parameter that broadcasts to a tensor: axes are kept, 1 or missing."""
     shape = to.tensors[x].shape
-    kept = [extent if number >> axis & 1 else 1 for axis, extent in enumerate(shape)]
-    while kept and kept[0] == 1 and number % 3:
-        kept.pop(0)
-    return to.parameter(*kept)
+    extents = [extent if number >> axis & 1 else 1 for axis, extent in enumerate(shape)]
+    while extents and extents[0] == 1 and number % 3:
+        extents.pop(0)
+    return to.parameter(*extents)
 
 
 BINARY = ("({} + {})", "({} * {})", "({} - {})", "torch.maximum({}, {})", "torch.add({}, {}, alpha=0.5)")
@@ -287,8 +287,8 @@ def _in_place(to: _Writer, a: int, b: int, c: int) -> str | None:
     return (f"{x}.clone().mul_({x})", f"{x}.clone().relu_()", f"({x} + 1).add_({x}, alpha=2)")[b % 3]
 
 
-def _broadcasts(one: Sequence[int], other: Sequence[int]) -> bool:
-    pairs = itertools.zip_longest(reversed(one), reversed(other), fillvalue=1)
+def _broadcasts(shape_a: Sequence[int], shape_b: Sequence[int]) -> bool:
+    pairs = itertools.zip_longest(reversed(shape_a), reversed(shape_b), fillvalue=1)
     return all(a == b or 1 in (a, b) for a, b in pairs)
 
 
@@ -371,9 +371,9 @@ def _addmm(to: _Writer, a: int, b: int, c: int) -> str | None:
     *lead, m, k = to.tensors[x].shape
     n = EXTENTS[b % len(EXTENTS)]
     right = to.parameter(*lead, k, n)
-    known = to.pick(c, lambda tensor: tuple(tensor.shape) in ((*lead, m, n), (*lead, n, m), (n,)))
-    addend = known or (to.parameter(*lead, n, m) if c % 2 else to.parameter(*lead, m, n))
-    shape = to.tensors[known].shape if known else to.parameters[-1].shape
+    existing = to.pick(c, lambda tensor: tuple(tensor.shape) in ((*lead, m, n), (*lead, n, m), (n,)))
+    addend = existing or (to.parameter(*lead, n, m) if c % 2 else to.parameter(*lead, m, n))
+    shape = to.tensors[existing].shape if existing else to.parameters[-1].shape
     if tuple(shape) != (*lead, m, n) and len(shape) > 1:
         addend += ".mT"
     return f"torch.{'baddbmm' if lead else 'addmm'}({addend}, {x}, {right})"
@@ -435,7 +435,7 @@ def _batch_norm(to: _Writer, a: int, b: int, c: int) -> str | None:
 class _Module(nn.Module):
     def __init__(self, parameters: Sequence[Tensor], modules: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.p = nn.ParameterList([nn.Parameter(one.clone()) for one in parameters])
+        self.p = nn.ParameterList([nn.Parameter(parameter.clone()) for parameter in parameters])
         self.m = nn.ModuleList(modules)
 
 
@@ -459,16 +459,16 @@ def generated(program: Program) -> tuple[nn.Module, Tensor, str]:
         if expression := OPERATIONS[name](writer, *numbers):
             writer.add(expression)
     names = list(writer.tensors)
-    kept = [name for place, name in enumerate(names[1:]) if place == len(names) - 2 or place % 3 == 0]
-    lines = ["def forward(self, x):", *writer.lines, f"return ({', '.join(kept or ['x + 1'])},)"]
+    returned = [name for index, name in enumerate(names[1:]) if index == len(names) - 2 or index % 3 == 0]
+    lines = ["def forward(self, x):", *writer.lines, f"return ({', '.join(returned or ['x + 1'])},)"]
     source = "\n    ".join(lines) + "\n"
     file = f"<generated {next(_counter)}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     space: dict[str, Any] = {"torch": torch, "functional": functional}
     exec(compile(source, file, "exec"), space)
     model = type("Generated", (_Module,), {"forward": space["forward"]})(writer.parameters, writer.modules)
-    for place, parameter in enumerate(model.p):
-        parameter.requires_grad_(not program.frozen >> place & 1)
+    for index, parameter in enumerate(model.p):
+        parameter.requires_grad_(not program.frozen >> index & 1)
     x = x.requires_grad_(program.input_gradients)
     return model.to(program.dtype), x, source
 
@@ -496,7 +496,11 @@ def programs() -> st.SearchStrategy[Program]:
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
-    return (one for one in itertools.chain(module.parameters(), module.buffers()) if one.is_floating_point())
+    return (
+        tensor
+        for tensor in itertools.chain(module.parameters(), module.buffers())
+        if tensor.is_floating_point()
+    )
 
 
 def _in_place_change(module: nn.Module) -> None:
@@ -523,7 +527,9 @@ def _numpy_change(module: nn.Module) -> None:
 
 def _loaded_state(module: nn.Module) -> None:
     state = module.state_dict()
-    module.load_state_dict({key: one * 1.5 if one.is_floating_point() else one for key, one in state.items()})
+    module.load_state_dict(
+        {key: tensor * 1.5 if tensor.is_floating_point() else tensor for key, tensor in state.items()}
+    )
 
 
 CHANGES: dict[str, Callable[[nn.Module], None]] = {

@@ -52,8 +52,8 @@ def run(name: str, sample: Any) -> str:
     exact = sample.transform(lambda t: _exactly(t) if isinstance(t, torch.Tensor) else t)
     info = next(info for info in op_db if info.name == name)
     want, want_gradients = _differentiated(info.op, exact)
-    for found, wanted in zip((y, *gradients), (want, *want_gradients), strict=True):
-        _assert_near(found, wanted)
+    for actual, expected in zip((y, *gradients), (want, *want_gradients), strict=True):
+        _assert_near(actual, expected)
     by = {call.by for call in calls}
     assert len(by) == 1, [str(call) for call in calls]
     return "tunebench" if by == {"tunebench"} else calls[0].reason
@@ -77,13 +77,17 @@ def _differentiated(function: Callable[..., Any], sample: Any) -> tuple[Any, tup
     return y, torch.autograd.grad(y, leaves, factors) if leaves and y.requires_grad else ()
 
 
-def _assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    assert found.shape == wanted.shape
-    if not found.numel():
+def _assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    assert actual.shape == expected.shape
+    if not actual.numel():
         return
-    largest = max(1.0, float(wanted.detach().nan_to_num(0).abs().max()))
+    largest = max(1.0, float(expected.detach().nan_to_num(0).abs().max()))
     torch.testing.assert_close(
-        found.detach().double(), wanted.detach(), rtol=0, atol=ERRORS[found.dtype] * largest, equal_nan=True
+        actual.detach().double(),
+        expected.detach(),
+        rtol=0,
+        atol=ERRORS[actual.dtype] * largest,
+        equal_nan=True,
     )
 
 

@@ -26,7 +26,7 @@ __all__ = ["ReferenceKernel", "forgotten_kernels", "reference_bindings", "refere
 class ReferenceKernel(BoundKernel):
     """A kernel of any workload, in NumPy."""
 
-    def run(self, *tensors: Any, **how: Any) -> None:
+    def run(self, *tensors: Any, **options: Any) -> None:
         """Compute the reference of the inputs and round it to the types of the outputs.
 
         Compiled code would read arrays of another shape, type or layout out of bounds: they are refused.

@@ -127,8 +127,8 @@ def test_each_compiled_model_of_many_runs_by_kernels(ran: set[Workload]) -> None
 
 
 def test_modes_and_options_are_checked_and_passed_to_inductor(ran: set[Workload]) -> None:
-    def chosen(**how: Any) -> tuple[bool, bool, dict[str, Any]]:
-        made = backend_of(served.compile(**how)(Perceptron()))
+    def chosen(**options_given: Any) -> tuple[bool, bool, dict[str, Any]]:
+        made = backend_of(served.compile(**options_given)(Perceptron()))
         return made._benchmark, made._check, made._inductor
 
     assert chosen() == chosen(mode="default") == chosen(options={"check": False}) == (False, False, {})
@@ -155,9 +155,9 @@ def test_modules_that_share_a_graph_have_the_same_plans(ran: set[Workload]) -> N
         block.compile(backend="tunebench")
     with torch.no_grad():
         nn.Sequential(*blocks)(R(4, 8))
-    first, *others = (served.plans(block) for block in blocks)
+    first, *rest = (served.plans(block) for block in blocks)
     assert len(first) == 1
-    assert others == [first, first]
+    assert rest == [first, first]
     with pytest.raises(InputError, match=r'torch.compile\(module, backend="tunebench"\)'):
         served.plans(Perceptron())
 
@@ -244,7 +244,7 @@ def test_autocast_casts_as_in_torch(ran: set[Workload]) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             y = run(x)
         y.float().square().sum().backward()
-        steps.append([y, *(one.grad for one in module.parameters())])
+        steps.append([y, *(parameter.grad for parameter in module.parameters())])
     for ours, theirs in zip(*steps, strict=True):
         assert ours.dtype == theirs.dtype
         torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
@@ -270,15 +270,15 @@ def in_threads(count: int, run: Callable[[int], None]) -> None:
     """Run a function in several threads at once; raise the first error."""
     together, errors = threading.Barrier(count), []
 
-    def main(place: int) -> None:
+    def main(index: int) -> None:
         together.wait()
         try:
             with served.prefer("tunebench"):
-                run(place)
+                run(index)
         except BaseException as error:  # any error of a thread fails the test
             errors.append(error)
 
-    threads = [threading.Thread(target=main, args=(place,)) for place in range(count)]
+    threads = [threading.Thread(target=main, args=(index,)) for index in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -291,16 +291,16 @@ def in_threads(count: int, run: Callable[[int], None]) -> None:
 def test_threads_call_one_compiled_model(dynamic: bool, ran: set[Workload]) -> None:
     module = Perceptron()
     model = served.compile(module, dynamic=dynamic)
-    inputs = [R(2 + place if dynamic else 4, 8) for place in range(4)]
+    inputs = [R(2 + index if dynamic else 4, 8) for index in range(4)]
     expected = [module(x).detach() for x in inputs]
     with torch.no_grad(), served.prefer("tunebench"):
         for x in inputs if dynamic else ():  # torch refuses calls in other threads while it traces
             model(x)
 
-    def run(place: int) -> None:
+    def run(index: int) -> None:
         for _ in range(5):
             with torch.no_grad():
-                close(model(inputs[place]), expected[place])
+                close(model(inputs[index]), expected[index])
 
     in_threads(4, run)
     assert len(served.plans(model)) >= (4 if dynamic else 1)
@@ -315,14 +315,14 @@ class Rows(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return 4
 
-    def __getitem__(self, place: int) -> Tensor:
+    def __getitem__(self, index: int) -> Tensor:
         with torch.no_grad():
-            return self.model(torch.full((4, 8), float(place)))
+            return self.model(torch.full((4, 8), float(index)))
 
 
 def test_workers_of_a_data_loader_run_a_compiled_model(ran: set[Workload]) -> None:
     model = served.compile(Perceptron())
-    rows = [Rows(model)[place] for place in range(4)]
+    rows = [Rows(model)[index] for index in range(4)]
     loaded = torch.utils.data.DataLoader(Rows(model), num_workers=2, batch_size=None)
     results = list(loaded)
     assert len(results) == len(rows)
@@ -371,13 +371,13 @@ def resident_bytes() -> int:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 def test_memory_does_not_grow_with_calls(ran: set[Workload], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "tests.torch.reference_kernels.ReferenceKernel.run", lambda self, *tensors, **how: None
+        "tests.torch.reference_kernels.ReferenceKernel.run", lambda self, *tensors, **options: None
     )
     model, x = served.compile(Perceptron()), R(2048, 8)
 
     def steps(count: int) -> None:
-        for place in range(count):
-            if place % 10 == 0:
+        for call in range(count):
+            if call % 10 == 0:
                 model(x).sum().backward()
             with torch.no_grad():
                 model(x)

@@ -46,7 +46,10 @@ class Function(nn.Module):
 
     def __init__(self, function: Callable[..., Any], *parameters: Tensor) -> None:
         super().__init__()
-        self.function, self.p = function, nn.ParameterList([nn.Parameter(one) for one in parameters])
+        self.function, self.p = (
+            function,
+            nn.ParameterList([nn.Parameter(parameter) for parameter in parameters]),
+        )
 
     def forward(self, *inputs: Tensor) -> Any:
         return self.function(*inputs, *self.p)
@@ -155,17 +158,17 @@ def frozen(module: nn.Module, *names: str) -> nn.Module:
 
 
 def attention(*trained: bool) -> tuple[nn.Module, list[Tensor]]:
-    inputs = [R(2, 2, 8, 16).requires_grad_(one) for one in trained]
+    inputs = [R(2, 2, 8, 16).requires_grad_(requires_grad) for requires_grad in trained]
     return Function(functional.scaled_dot_product_attention), inputs
 
 
-def masked_attention(mask: Tensor, **how: Any) -> tuple[nn.Module, list[Tensor]]:
+def masked_attention(mask: Tensor, **options: Any) -> tuple[nn.Module, list[Tensor]]:
     """Return attention of 6 queries in 3 heads to 8 keys, with a mask."""
     inputs = [R(2, 3, extent, 16).requires_grad_() for extent in (6, 8, 8)]
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         mask = mask if mask.dtype == torch.bool else mask.to(q.dtype)
-        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, **how)
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
 
     return Function(attend), [*inputs, mask]
 
@@ -250,8 +253,8 @@ def products_of_single(x: Tensor, weight: Tensor, added: Tensor) -> Tensor:
 
 
 def lower_triangle() -> Tensor:
-    places = torch.arange(6)
-    return places[:, None] > places
+    indices = torch.arange(6)
+    return indices[:, None] > indices
 
 
 def window_mask() -> Tensor:
@@ -472,15 +475,19 @@ def results(model: nn.Module, inputs: Sequence[Tensor], *, training: bool) -> li
     """Return the results of a step, and for training the gradients of a weighted sum of them."""
     with torch.set_grad_enabled(training):
         returned = model(*inputs)
-        found = [one for one in (returned if isinstance(returned, tuple) else (returned,)) if one is not None]
-        parts = [
-            (one * torch.linspace(-1, 1, one.numel(), dtype=one.dtype).view(one.shape)).sum()
-            for one in found
-            if training and one.requires_grad
+        tensors = [
+            tensor
+            for tensor in (returned if isinstance(returned, tuple) else (returned,))
+            if tensor is not None
         ]
-        trained = [one for one in (*inputs, *model.parameters()) if one.requires_grad]
+        parts = [
+            (tensor * torch.linspace(-1, 1, tensor.numel(), dtype=tensor.dtype).view(tensor.shape)).sum()
+            for tensor in tensors
+            if training and tensor.requires_grad
+        ]
+        trained = [tensor for tensor in (*inputs, *model.parameters()) if tensor.requires_grad]
         gradients = torch.autograd.grad(sum(parts), trained, allow_unused=True) if parts else ()
-    return [None if one is None else one.detach() for one in (*found, *gradients)]
+    return [None if tensor is None else tensor.detach() for tensor in (*tensors, *gradients)]
 
 
 def exact(tensor: Tensor) -> Tensor:
@@ -489,9 +496,9 @@ def exact(tensor: Tensor) -> Tensor:
     return tensor.detach().double().requires_grad_(tensor.requires_grad)
 
 
-def error(one: Tensor, expected: Tensor) -> float:
+def error(actual: Tensor, expected: Tensor) -> float:
     """Return the largest error relative to the largest element."""
-    difference = (one.double() - expected.double()).abs().max()
+    difference = (actual.double() - expected.double()).abs().max()
     return float(difference / (expected.double().abs().max() + 1e-6))
 
 
@@ -511,19 +518,19 @@ def check(
     models = {"ours": model, "eager": copy.deepcopy(model), "exact": copy.deepcopy(model).double()}
     steps: dict[str, list[list[Tensor | None]]] = {}
     operators: set[str] = set()
-    for name, one in models.items():
-        given = list(map(exact, inputs)) if name == "exact" else inputs
+    for name, step_model in models.items():
+        tensors_given = list(map(exact, inputs)) if name == "exact" else inputs
         with reference_kernels() as ran, served.prefer("tunebench"):
-            called = served.compile(one) if name == "ours" else one
-            steps[name] = [results(called, given, training=training)]
+            called = served.compile(step_model) if name == "ours" else step_model
+            steps[name] = [results(called, tensors_given, training=training)]
             if change:
-                CHANGES[change](one)
-                steps[name].append(results(called, given, training=training))
+                CHANGES[change](step_model)
+                steps[name].append(results(called, tensors_given, training=training))
         if name == "ours":
             operators = {workload.operator for workload in ran}
     for call, (ours, eager, expected) in enumerate(zip(*steps.values(), strict=True)):
-        for place, tensors in enumerate(zip(ours, eager, expected, strict=True)):
-            where = f"call {call}, result {place} of {len(ours)}\n{say}"
+        for index, tensors in enumerate(zip(ours, eager, expected, strict=True)):
+            where = f"call {call}, result {index} of {len(ours)}\n{say}"
             _assert_close(*tensors, where)
     return operators
 
@@ -541,8 +548,8 @@ def _assert_close(ours: Tensor | None, eager: Tensor | None, expected: Tensor | 
 @pytest.mark.inductor
 def test_results_that_read_no_input_are_new_in_each_call() -> None:
     def model(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        places = torch.arange(4.0) * 2
-        return x + places, places, torch.zeros_like(x)
+        steps = torch.arange(4.0) * 2
+        return x + steps, steps, torch.zeros_like(x)
 
     x = R(3, 4)
     torch._dynamo.reset()
@@ -650,9 +657,9 @@ def test_scores_in_half_that_a_float32_number_fills_agree_with_float64() -> None
     def attends(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
         return (q @ k.mT).float().masked_fill(m > 2, -1e9).softmax(-1).to(q.dtype) @ v
 
-    places = torch.arange(6.0)[:, None] * torch.arange(8)
-    inputs = [R(2, 3, 6, 16), R(2, 3, 8, 16), R(2, 3, 8, 16), places - 30 * (places < 1)]
-    check(Function(attends), [one.half() for one in inputs], training=False)
+    scores = torch.arange(6.0)[:, None] * torch.arange(8)
+    inputs = [R(2, 3, 6, 16), R(2, 3, 8, 16), R(2, 3, 8, 16), scores - 30 * (scores < 1)]
+    check(Function(attends), [tensor.half() for tensor in inputs], training=False)
 
 
 def test_attention_whose_probabilities_are_dropped_is_one_operator() -> None:
@@ -711,7 +718,7 @@ def test_each_batch_size_runs_by_kernels(training: bool) -> None:
 
 @pytest.mark.parametrize("fault", [1.01, float("nan"), float("inf")])
 def test_check_drops_a_group_whose_results_differ(fault: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(self: ReferenceKernel, *tensors: Any, **how: Any) -> None:
+    def wrong(self: ReferenceKernel, *tensors: Any, **options: Any) -> None:
         correct(self, *tensors)
         if self.workload.operator == "layernorm":
             tensors[len(self.workload.inputs())][0, 3] *= fault
@@ -740,7 +747,7 @@ class FaultyKernel(ReferenceKernel):
     faulty: ClassVar[set[str]] = set()
     ran: ClassVar[list[str]] = []
 
-    def run(self, *tensors: Any, **how: Any) -> None:
+    def run(self, *tensors: Any, **options: Any) -> None:
         super().run(*tensors)
         self.ran.append(str(self.config))
         if str(self.config) in self.faulty:
@@ -798,12 +805,12 @@ def test_kernel_that_replaces_another_is_checked_before_it_runs(
         model(x)
         (first,) = set(faulty.ran)
         table = variant.space.enumerate(workload=workload, device=device)
-        other = next(one for one in map(table.config, range(len(table))) if str(one) != first)
-        record_outcome(os.environ["TUNEBENCH_DB"], workload, device, variant.key, other, measured(1.0))
-        faulty.faulty |= {str(other)} if is_faulty else set()
+        replacement = next(config for config in map(table.config, range(len(table))) if str(config) != first)
+        record_outcome(os.environ["TUNEBENCH_DB"], workload, device, variant.key, replacement, measured(1.0))
+        faulty.faulty |= {str(replacement)} if is_faulty else set()
         with pytest.warns(UserWarning, match="is not used for softmax") if is_faulty else nullcontext():
             torch.testing.assert_close(model(x), x.softmax(-1))
-        assert faulty.ran[-1] == (first if is_faulty else str(other))
+        assert faulty.ran[-1] == (first if is_faulty else str(replacement))
         torch.testing.assert_close(model(x), x.softmax(-1))
 
 
@@ -842,8 +849,8 @@ def test_part_of_a_rolled_tensor_that_is_outside_of_a_gradient_is_not_read() -> 
         half = rolled.chunk(2, 0)[1]
         return rolled.sum() + (x * x).sum() + (half * half).sum()
 
-    given = R(16)
-    x, y = (given.clone()[::2].detach().requires_grad_() for _ in range(2))
+    source = R(16)
+    x, y = (source.clone()[::2].detach().requires_grad_() for _ in range(2))
     with served.prefer("tunebench"):
         gradient = torch.autograd.grad(served.compile(function)(x), x)[0]
     torch.testing.assert_close(gradient, torch.autograd.grad(function(y), y)[0])

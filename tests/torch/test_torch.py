@@ -162,18 +162,18 @@ def test_epilogues_have_right_values_and_gradients(name: str) -> None:
     exact = theirs(*[t.detach().double().requires_grad_() for t in operands])
     made, without, exact = (t if isinstance(t, tuple) else (t,) for t in (made, without, exact))
     assert by(calls) == {"tunebench": len(calls)}
-    for one, other, wanted in zip(made, without, exact, strict=True):
-        torch.testing.assert_close(one.double(), wanted, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(other.double(), wanted, rtol=1e-5, atol=1e-5)
+    for actual, reference, expected in zip(made, without, exact, strict=True):
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(reference.double(), expected, rtol=1e-5, atol=1e-5)
     slopes = [torch.linspace(0, 1, t.numel()).view_as(t) for t in made]
-    found, calls = called(torch.autograd.grad, made, operands, slopes)
-    again = [t.detach().double().requires_grad_() for t in operands]
-    wanted = theirs(*again)
-    wanted = wanted if isinstance(wanted, tuple) else (wanted,)
-    for one, other in zip(
-        found, torch.autograd.grad(wanted, again, [s.double() for s in slopes]), strict=True
+    gradients, calls = called(torch.autograd.grad, made, operands, slopes)
+    doubles = [t.detach().double().requires_grad_() for t in operands]
+    expected = theirs(*doubles)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    for actual, reference in zip(
+        gradients, torch.autograd.grad(expected, doubles, [s.double() for s in slopes]), strict=True
     ):
-        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(actual.double(), reference, rtol=1e-5, atol=1e-4)
     assert by(calls) == {"tunebench": len(calls)}
     assert calls
 
@@ -285,8 +285,8 @@ TANH_GELU = "0.5*x*(1+tanh(0.7978845608028654*(x+0.044715*x*x*x)))"
 def test_layers_with_expression_as_activation() -> None:
     x, w, b = (t.detach() for t in (drawn(8, 8), drawn(16, 8), drawn(16)))
     y, calls = called(served.linear, x, w, b, activation=TANH_GELU)
-    wanted = functional.gelu(functional.linear(x, w, b).double(), approximate="tanh")
-    torch.testing.assert_close(y.double(), wanted, rtol=1e-5, atol=1e-5)
+    expected = functional.gelu(functional.linear(x, w, b).double(), approximate="tanh")
+    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
     assert by(calls) == {"tunebench": 1}
     assert str(calls[0].workload) == f"gemm:m=8,n=16,k=8,dtype=f32,trans=nt,epilogue=bias,act={TANH_GELU}"
 
@@ -307,10 +307,10 @@ def test_activations_have_gradients_of_any_order(activation: str, is_image: bool
         plain = functional.conv2d(operands[0], operands[1], None, padding=1)
         plain = plain * operands[3].view(-1, 1, 1) + operands[2].view(-1, 1, 1)
         x, w, b, s = operands
-        how = (1, 1, 1, 1, activation, "nchw")
+        geometry = (1, 1, 1, 1, activation, "nchw")
         with served.prefer("torch"):
             ours = served.conv2d(x, w, b, 1, 1, scale=s, activation=activation)
-            direct = torch.ops.tunebench.conv2d(x, w, s, b, None, *how)
+            direct = torch.ops.tunebench.conv2d(x, w, s, b, None, *geometry)
     else:
         operands = (drawn(8, 8), drawn(16, 8), drawn(16))
         plain = functional.linear(*operands)
@@ -318,14 +318,14 @@ def test_activations_have_gradients_of_any_order(activation: str, is_image: bool
         with served.prefer("torch"):
             ours = served.linear(x, w, b, activation=activation)
             direct = torch.ops.tunebench.gemm(x[None], w[None], b, None, "nt", activation)[0]
-    wanted = ENDS[activation](plain)
-    slopes = torch.linspace(0, 1, wanted.numel()).view_as(wanted)
+    expected = ENDS[activation](plain)
+    slopes = torch.linspace(0, 1, expected.numel()).view_as(expected)
     with served.prefer("torch"):
-        first, second, right = (_twice(y, operands, slopes) for y in (ours, direct, wanted))
-    for found in (ours, direct):
-        torch.testing.assert_close(found, wanted)
-    for found in (first, second):
-        torch.testing.assert_close(found, right, rtol=1e-3, atol=1e-3)
+        first, second, right = (_twice(y, operands, slopes) for y in (ours, direct, expected))
+    for actual in (ours, direct):
+        torch.testing.assert_close(actual, expected)
+    for actual in (first, second):
+        torch.testing.assert_close(actual, right, rtol=1e-3, atol=1e-3)
 
 
 def _twice(y: Any, operands: tuple[Any, ...], slopes: Any) -> Any:
@@ -336,16 +336,20 @@ def _twice(y: Any, operands: tuple[Any, ...], slopes: Any) -> Any:
 
 def test_workloads_name_their_activation() -> None:
     x, w, b = (t.detach() for t in (drawn(2, 4, 6, 6), drawn(4, 4, 3, 3), drawn(4)))
-    found = []
-    for how in ({"activation": "max(min( x,6), 0)"}, {"activation": "relu(x)"}, {"relu": True}):
+    epilogues = []
+    for options in ({"activation": "max(min( x,6), 0)"}, {"activation": "relu(x)"}, {"relu": True}):
         calls: list[DispatchedCall] = []
         with served.watching(calls.append), served.prefer("torch"):
-            served.conv2d(x, w, b, **how)
+            served.conv2d(x, w, b, **options)
             served.linear(x, drawn(4, 6).detach(), activation="relu")
-        found.append([str(call.workload).partition("layout=nchw")[2] for call in calls if call.workload])
+        epilogues.append([str(call.workload).partition("layout=nchw")[2] for call in calls if call.workload])
         assert str(calls[1].workload) == "gemm:m=48,n=4,k=6,dtype=f32,trans=nt,act=relu(x)"
-    ends = [one[0] for one in found]
-    assert ends == [",epilogue=bias,act=max(min(x,6),0)", ",epilogue=bias+relu", ",epilogue=bias+relu"]
+    first_epilogues = [listed[0] for listed in epilogues]
+    assert first_epilogues == [
+        ",epilogue=bias,act=max(min(x,6),0)",
+        ",epilogue=bias+relu",
+        ",epilogue=bias+relu",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -430,9 +434,9 @@ def test_unsaved_statistics_are_recomputed_with_the_same_eps(centred: bool) -> N
     torch.testing.assert_close(y, plain)
     slope = drawn(4, 16).detach()
     with served.prefer("torch"):
-        found = torch.autograd.grad(y, (x, w), slope)
-    for one, other in zip(found, torch.autograd.grad(plain, (x, w), slope), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        gradients = torch.autograd.grad(y, (x, w), slope)
+    for actual, expected in zip(gradients, torch.autograd.grad(plain, (x, w), slope), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_functions_under_torch_compile() -> None:
@@ -447,13 +451,13 @@ def test_functions_under_torch_compile() -> None:
         y = compiled(x)
         return y, torch.autograd.grad(y[:, 0].sum(), (x, w, b))
 
-    (y, found), calls = called(run)
+    (y, compiled_gradients), calls = called(run)
     with served.prefer("torch"):
-        wanted = network(x)
-        gradients = torch.autograd.grad(wanted[:, 0].sum(), (x, w, b))
-    torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-5)
-    for one, other in zip(found, gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+        expected = network(x)
+        gradients = torch.autograd.grad(expected[:, 0].sum(), (x, w, b))
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+    for actual, expected_gradient in zip(compiled_gradients, gradients, strict=True):
+        torch.testing.assert_close(actual, expected_gradient, rtol=1e-3, atol=1e-5)
     assert by(calls) == {"tunebench": 4}, [str(call) for call in calls]
 
 
@@ -505,14 +509,14 @@ def test_second_gradients(function: Any, shapes: Any, monkeypatch: pytest.Monkey
 
     # The formulas do not depend on the implementation; torch's needs no compilation.
     with served.prefer("torch"):
-        found = second(*[drawn(*shape) for shape in shapes])
+        by_torch = second(*[drawn(*shape) for shape in shapes])
         monkeypatch.setattr(_custom_op.CachedDispatch, "has_tuned_gradient", lambda _: True)
         by_tuned = second(*[drawn(*shape) for shape in shapes])
         monkeypatch.undo()
-        wanted = second(*[drawn(*shape).detach().double().requires_grad_() for shape in shapes])
-    for plain, one, other in zip(found, by_tuned, wanted, strict=True):
-        torch.testing.assert_close(plain.double(), other, rtol=1e-4, atol=1e-3)
-        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-3)
+        expected = second(*[drawn(*shape).detach().double().requires_grad_() for shape in shapes])
+    for plain, tuned_gradient, exact in zip(by_torch, by_tuned, expected, strict=True):
+        torch.testing.assert_close(plain.double(), exact, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(tuned_gradient.double(), exact, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.slow
@@ -680,5 +684,5 @@ def test_forked_child_runs_kernels_without_numba_threads() -> None:
 )
 def test_deprecated_names_warn(old: str, new: str) -> None:
     with pytest.warns(FutureWarning, match=f"torch.{old} is deprecated .* use tunebench.torch.{new}"):
-        found = getattr(served, old)
-    assert found is getattr(served, new)
+        renamed = getattr(served, old)
+    assert renamed is getattr(served, new)

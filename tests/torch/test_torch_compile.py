@@ -82,15 +82,15 @@ def texts(graph: Graph) -> Counter[str]:
 
 
 def test_graph_has_workloads_behind_views() -> None:
-    (found,) = (one.graph for one in capture(Perceptron(), [torch.zeros(2, 4, 8)]))
-    assert texts(found) == {
+    (graph,) = (translation.graph for translation in capture(Perceptron(), [torch.zeros(2, 4, 8)]))
+    assert texts(graph) == {
         "gemm:m=8,n=16,k=8,dtype=f32,trans=nt,epilogue=bias": 1,
         "relu(x0)": 1,
         "gemm:m=8,n=8,k=16,dtype=f32,trans=nt,epilogue=bias": 1,
         "x0+x1": 1,
         "layernorm:rows=8,cols=8,dtype=f32": 1,
     }
-    fused = {group.workloads for group in groups(found) if len(group.nodes) > 1}
+    fused = {group.workloads for group in groups(graph) if len(group.nodes) > 1}
     assert ("gemm:m=8,n=16,k=8,dtype=f32,trans=nt,epilogue=bias+relu",) in fused
     assert ("gemm:m=8,n=8,k=16,dtype=f32,trans=nt,epilogue=bias+residual",) in fused
     assert ("layernorm:rows=8,cols=8,dtype=f32,prologue=residual",) in fused
@@ -99,7 +99,9 @@ def test_graph_has_workloads_behind_views() -> None:
 def test_training_step_has_gradients_and_leaves_the_model_unchanged() -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU()).eval()
     before = copy.deepcopy(model.state_dict())
-    forward, backward = (one.graph for one in capture(model, [torch.zeros(2, 4, 6, 6)], training=True))
+    forward, backward = (
+        translation.graph for translation in capture(model, [torch.zeros(2, 4, 6, 6)], training=True)
+    )
     assert (forward.phase, backward.phase) == ("forward", "backward")
     assert any("direction=wgrad" in text for text in texts(backward))
     assert not model.training
@@ -112,9 +114,11 @@ def test_constant_batch_norm_is_folded_into_the_convolution(layout: str) -> None
     model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
     images = torch.zeros(2, 4, 6, 6)
     if layout == "nhwc":
-        model, images = (one.to(memory_format=torch.channels_last) for one in (model, images))
-    (found,) = (one.graph for one in capture(model, [images]))
-    fused = {group.workloads[0] for group in groups(found) if len(group.nodes) == 3}
+        model, images = (
+            channels_last.to(memory_format=torch.channels_last) for channels_last in (model, images)
+        )
+    (graph,) = (translation.graph for translation in capture(model, [images]))
+    fused = {group.workloads[0] for group in groups(graph) if len(group.nodes) == 3}
     assert fused == {
         "conv2d:n=2,c=4,h=6,w=6,k=4,r=3,s=3,stride=1,pad=1,dtype=f32,"
         f"layout={layout},epilogue=scale+bias+relu"
@@ -141,15 +145,15 @@ def parts_of_images(sizes: tuple[int, ...] = (4, 3, 2), extent: int = 6) -> list
 
 def test_convolution_of_concatenated_images_is_a_sum_of_convolutions() -> None:
     model = Join(nn.BatchNorm2d(4), nn.SiLU()).eval().to(memory_format=CL)
-    (found,) = (one.graph for one in capture(model, parts_of_images()))
-    (joined,) = (group for group in groups(found) if group.kind == "parted" and len(group.nodes) == 4)
+    (graph,) = (translation.graph for translation in capture(model, parts_of_images()))
+    (joined,) = (group for group in groups(graph) if group.kind == "parted" and len(group.nodes) == 4)
     dimensions = "h=6,w=6,k=4,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=scale+bias"
     assert len(joined.workloads) == 3
     assert joined.workloads[0] == f"conv2d:n=2,c=4,{dimensions}"
     assert joined.workloads[1] == f"conv2d:n=2,c=3,{dimensions}+residual"
     assert joined.workloads[2].startswith(f"conv2d:n=2,c=2,{dimensions}+residual,act=")
     assert joined.role(1, "residual") == joined.role(0, "y")
-    assert joined.role(2, "y") == found.nodes[-1].writes[0]
+    assert joined.role(2, "y") == graph.nodes[-1].writes[0]
 
 
 @reference_kernels()
@@ -177,14 +181,14 @@ class Reads(nn.Module):
 def test_concatenated_images_with_other_readers_are_written() -> None:
     x = torch.zeros(2, 4, 6, 6).contiguous(memory_format=CL)
     w = torch.zeros(4, 8, 1, 1).contiguous(memory_format=CL)
-    (found,) = (one.graph for one in capture(Reads(), [x, w]))
-    assert any(node.joins for node in found.nodes)
-    assert not [group for group in groups(found) if group.kind == "parted"]
+    (graph,) = (translation.graph for translation in capture(Reads(), [x, w]))
+    assert any(node.joins for node in graph.nodes)
+    assert not [group for group in groups(graph) if group.kind == "parted"]
 
 
 def test_copies_of_heads_that_are_not_contiguous_are_counted() -> None:
-    (found,) = (one.graph for one in capture(Attend(), [torch.zeros(2, 8, 24)]))
-    (node,) = [node for node in found.nodes if node.workloads]
+    (graph,) = (translation.graph for translation in capture(Attend(), [torch.zeros(2, 8, 24)]))
+    (node,) = [node for node in graph.nodes if node.workloads]
     assert node.copied >= 3 * 2 * 2 * 8 * 4 * 4
 
 
@@ -206,8 +210,8 @@ def test_means_over_any_axes_are_reductions(axes: tuple[int, ...], text: str) ->
         def forward(self, x: Any) -> Any:
             return x.mean(axes)
 
-    (found,) = (one.graph for one in capture(Mean(), [torch.zeros(2, 4, 5, 6)]))
-    assert list(texts(found)) == [text]
+    (graph,) = (translation.graph for translation in capture(Mean(), [torch.zeros(2, 4, 5, 6)]))
+    assert list(texts(graph)) == [text]
 
 
 def test_torch_runs_sums_that_overflow_a_short_type() -> None:
@@ -215,8 +219,10 @@ def test_torch_runs_sums_that_overflow_a_short_type() -> None:
         def forward(self, x: Any) -> Any:
             return x.sum(0)
 
-    (found,) = (one.graph for one in capture(Sum(), [torch.zeros(2**23, 2, dtype=torch.half)]))
-    assert "overflow" in found.nodes[0].reason
+    (graph,) = (
+        translation.graph for translation in capture(Sum(), [torch.zeros(2**23, 2, dtype=torch.half)])
+    )
+    assert "overflow" in graph.nodes[0].reason
     images = torch.empty(8, 2, 1024, 1024, dtype=torch.half, device="meta", memory_format=CL)
     assert _translation._sums_of_channels(images) == ()
     assert _translation._sums_of_channels(images[:1]) != ()
@@ -225,11 +231,11 @@ def test_torch_runs_sums_that_overflow_a_short_type() -> None:
 def test_transposed_convolution_is_a_gradient_plus_a_bias_kernel() -> None:
     model = nn.ConvTranspose2d(8, 4, 3, 2, padding=1, output_padding=1).to(memory_format=CL)
     images = torch.zeros(2, 8, 6, 6).contiguous(memory_format=CL)
-    (found,) = (one.graph for one in capture(model, [images]))
+    (graph,) = (translation.graph for translation in capture(model, [images]))
     conv = "conv2d:n=2,c=4,h=12,w=12,k=8,r=3,s=3,stride=2,pad=1,dtype=f32,layout=nhwc,direction=dgrad"
     bias = "elementwise:rows=288,cols=4,dtype=f32,expression=t0+t1,vectors=t1"
-    assert [node.workloads for node in found.nodes] == [(conv, bias)]
-    _, backward = (one.graph for one in capture(model, [images], training=True))
+    assert [node.workloads for node in graph.nodes] == [(conv, bias)]
+    _, backward = (translation.graph for translation in capture(model, [images], training=True))
     (gradients,) = groups(backward)
     assert [text.partition(":")[0] for text in gradients.workloads] == ["conv2d", "reduction"]
     weight, bias = backward.nodes[0].writes
@@ -252,11 +258,13 @@ class Asking(nn.Module):
 @pytest.mark.parametrize("training", [False, True])
 def test_model_with_a_graph_break_has_the_graphs_of_torch_compile(training: bool) -> None:
     with pytest.warns(UserWarning, match=r"Asking cannot be traced as a whole.* `?Tensor.item\(\)"):
-        found = [one.graph for one in capture(Asking(), [torch.zeros(4, 8)], training=training)]
-    forward = [graph for graph in found if graph.phase != "backward"]
+        graphs = [
+            translation.graph for translation in capture(Asking(), [torch.zeros(4, 8)], training=training)
+        ]
+    forward = [graph for graph in graphs if graph.phase != "backward"]
     assert [node.target for node in forward[0].nodes][:2] == ["aten.addmm", "aten.relu"]
     assert [node.target for node in forward[1].nodes] == ["aten.addmm", "aten.gelu"]  # its sum is 0
-    assert len(found) == (4 if training else 2)
+    assert len(graphs) == (4 if training else 2)
 
 
 def test_model_that_cannot_be_traced_is_refused() -> None:
@@ -317,14 +325,14 @@ def test_recurrent_layers_are_extracted_as_the_operations_of_their_steps(kind: A
 
 
 def test_extraction_for_a_gpu_pads_heads_of_flash_attention() -> None:
-    (found,) = extract(lambda: Attends(heads=16), [InputSpec.parse("2x8x32:f16")], device=H100)
-    (attention,) = [text for text in texts(found) if text.startswith("attention")]
+    (graph,) = extract(lambda: Attends(heads=16), [InputSpec.parse("2x8x32:f16")], device=H100)
+    (attention,) = [text for text in texts(graph) if text.startswith("attention")]
     assert "head_dim=8," in attention
 
 
 def test_extraction_without_a_device_has_the_attention_of_this_machine() -> None:
-    (found,) = extract(Attends, [InputSpec.parse("2x8x32")])
-    assert "aten._scaled_dot_product_flash_attention_for_cpu" in {node.target for node in found.nodes}
+    (graph,) = extract(Attends, [InputSpec.parse("2x8x32")])
+    assert "aten._scaled_dot_product_flash_attention_for_cpu" in {node.target for node in graph.nodes}
 
 
 # -- compiled models ---------------------------------------------------------------------------------------
@@ -459,10 +467,10 @@ def test_input_with_another_layout_than_traced_is_copied() -> None:
 
 def test_relu_gradient_is_fused_into_gradient_statistics() -> None:
     model, x = Normalised().to(memory_format=CL), torch.zeros(8, 4, 32, 32).contiguous(memory_format=CL)
-    _, backward = (one.graph for one in capture(model, [x], training=True))
-    found = [group for group in groups(backward) if "act=relu" in group.workloads[0]]
-    assert len(found) == 2
-    for group in found:
+    _, backward = (translation.graph for translation in capture(model, [x], training=True))
+    fused = [group for group in groups(backward) if "act=relu" in group.workloads[0]]
+    assert len(fused) == 2
+    for group in fused:
         relu, norm = (backward.nodes[index] for index in group.nodes)
         assert (relu.target, norm.target) == ("aten.threshold_backward", "aten.native_batch_norm_backward")
         assert group.role(0, "dz") == group.role(1, "x0") == relu.writes[0]
@@ -473,7 +481,7 @@ def test_chain_with_statistics_is_not_an_epilogue() -> None:
     model = Normalised().half().to(memory_format=CL)
     model.norm.float(), model.last.float()
     x = torch.zeros(2, 4, 6, 6, dtype=torch.half).contiguous(memory_format=CL)
-    forward, backward = (one.graph for one in capture(model, [x], training=True))
+    forward, backward = (translation.graph for translation in capture(model, [x], training=True))
     for graph in (forward, backward):
         for group in groups(graph):
             kinds = [text.partition(":")[0] for text in group.workloads]
@@ -500,15 +508,15 @@ def test_torch_runs_unsupported_batch_norms(change: Callable[[Any], Any], reason
     x = torch.zeros(2, 4, 6, 6, dtype=torch.half).contiguous(
         memory_format=CL if reason == "not f32" else torch.contiguous_format
     )
-    (forward, _) = (one.graph for one in capture(model, [x], training=True))
+    (forward, _) = (translation.graph for translation in capture(model, [x], training=True))
     first = next(node for node in forward.nodes if "batch_norm" in node.target)
     assert reason in first.reason
     assert not first.workloads
 
 
 def test_chain_before_product_runs_as_its_prologue() -> None:
-    (found,) = (one.graph for one in capture(Ahead(), [torch.zeros(2, 4, 8)]))
-    (whole,) = (group for group in groups(found) if len(group.nodes) == len(found.nodes))
+    (graph,) = (translation.graph for translation in capture(Ahead(), [torch.zeros(2, 4, 8)]))
+    (whole,) = (group for group in groups(graph) if len(group.nodes) == len(graph.nodes))
     assert whole.workloads == (
         "gemm:m=8,n=8,k=8,dtype=f32,trans=nt,epilogue=bias+residual,pre=silu(x*scale+shift)",
     )
@@ -518,10 +526,10 @@ def test_chain_before_product_runs_as_its_prologue() -> None:
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_batch_norm_and_relu_run_as_prologue_of_a_convolution(layout: str) -> None:
     model, images = MODELS["activated first"][0](), torch.zeros(2, 8, 6, 6)
-    how = CL if layout == "nhwc" else torch.contiguous_format
-    model, images = (one.to(memory_format=how) for one in (model, images))
-    (found,) = (one.graph for one in capture(model, [images]))
-    texts = {group.workloads[0] for group in groups(found) if len(group.nodes) > 1}
+    memory_format = CL if layout == "nhwc" else torch.contiguous_format
+    model, images = (converted.to(memory_format=memory_format) for converted in (model, images))
+    (graph,) = (translation.graph for translation in capture(model, [images]))
+    texts = {group.workloads[0] for group in groups(graph) if len(group.nodes) > 1}
     layer = f"conv2d:n=2,c=8,h=6,w=6,k=4,r=3,s=3,stride=1,pad=1,dtype=f32,layout={layout}"
     assert f"{layer},epilogue=bias+relu,pre=relu(x*scale+shift)" in texts
 
@@ -625,7 +633,7 @@ def test_inductor_compiles_what_kernels_do_not_run(training: bool) -> None:
     assert {workload.operator for workload in ran} >= {"gemm"}
     assert len(copies) >= 3
     # Inductor passed the strides that kernels read.
-    assert all(given.data_ptr() == used.data_ptr() for given, used in copies[-3:])
+    assert all(passed.data_ptr() == used.data_ptr() for passed, used in copies[-3:])
     for ours, theirs in zip(model.parameters(), exact.parameters(), strict=True):
         if training:
             torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-4)
@@ -663,12 +671,12 @@ class Slowed:
 def test_race_keeps_the_faster_and_has_no_other_effect(
     ours_us: float, torch_us: float, winner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, found, x = [0.0], list[_race.Race](), torch.ones(3)
+    clock, races, x = [0.0], list[_race.Race](), torch.ones(3)
     ours, by_torch = (Slowed(monkeypatch, us, clock) for us in (ours_us, torch_us))
-    raced = _race.Raced(ours, by_torch, {0}, found.append)
+    raced = _race.Raced(ours, by_torch, {0}, races.append)
     assert raced(x)[0].tolist() == [2.0 + min(ours_us, torch_us)] * 3
     assert raced(x)[0].tolist() == [4.0 + min(ours_us, torch_us)] * 3
-    (race,) = found
+    (race,) = races
     assert race.winner == winner
     assert race.ratio == pytest.approx(torch_us / ours_us)
     assert {ours.runs, by_torch.runs} == {1 + _race.MOST_ROUNDS, 3 + _race.MOST_ROUNDS}
@@ -736,9 +744,9 @@ def test_time_command_prints_implementations_and_groups(
     ]
     with served.prefer("tunebench"):
         assert run_cli([*arguments, "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert set(found["us"]) == {"eager", "tunebench"}
-        assert [group["by"] in ("tunebench", "torch") for group in found["groups"]] == [True]
+        shown = json.loads(capsys.readouterr().out)
+        assert set(shown["us"]) == {"eager", "tunebench"}
+        assert [group["by"] in ("tunebench", "torch") for group in shown["groups"]] == [True]
         assert run_cli(arguments) == 0
         assert "epilogue=bias+relu" in capsys.readouterr().out
     with pytest.warns(FutureWarning, match="--torch-compile"):
@@ -825,8 +833,8 @@ def test_extract_reads_the_graph_it_wrote(
     assert "proven optimal" in shown
     graph = out / "sequential.inference.json"
     assert run_cli(["extract", str(graph), "--device", "a100-80-sxm", "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    assert found["device"] == "a100-80-sxm"
+    (extracted,) = json.loads(capsys.readouterr().out)
+    assert extracted["device"] == "a100-80-sxm"
     assert (out / "sequential.toml").is_file()
 
 
@@ -875,32 +883,36 @@ def test_missing_model_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("training", [False, True])
 def test_exported_program_is_extracted(training: bool) -> None:
     inputs = (torch.zeros(2, 4, 8),)
-    (found, *_) = extract(
+    (graph, *_) = extract(
         lambda: torch.export.export(Perceptron(), inputs), [InputSpec.parse("2x4x8")], training=training
     )
-    (expected, *_) = (one.graph for one in capture(Perceptron(), inputs, training=training))
-    assert texts(found) == texts(expected)
+    (expected, *_) = (translation.graph for translation in capture(Perceptron(), inputs, training=training))
+    assert texts(graph) == texts(expected)
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_model_without_memory_is_extracted_and_stays_on_meta(training: bool) -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Conv2d(4, 8, 1), nn.BatchNorm2d(8))
-    found, expected = (
-        extract(lambda one=one: one, [InputSpec.parse("2x4x6x6")], training=training)
-        for one in (model, nn.Sequential(nn.Conv2d(4, 8, 1), nn.BatchNorm2d(8)))
+    on_meta, expected = (
+        extract(
+            lambda model_or_tensor=model_or_tensor: model_or_tensor,
+            [InputSpec.parse("2x4x6x6")],
+            training=training,
+        )
+        for model_or_tensor in (model, nn.Sequential(nn.Conv2d(4, 8, 1), nn.BatchNorm2d(8)))
     )
-    assert list(map(texts, found)) == list(map(texts, expected))
-    assert all(one.is_meta for one in (*model.parameters(), *model.buffers()))
+    assert list(map(texts, on_meta)) == list(map(texts, expected))
+    assert all(model_or_tensor.is_meta for model_or_tensor in (*model.parameters(), *model.buffers()))
 
 
 def test_parameters_get_type_and_layout_of_the_inputs() -> None:
-    (found,) = extract(lambda: nn.Conv2d(4, 8, 1), [InputSpec.parse("2x4x6x6:bf16:channels_last")])
-    assert list(texts(found)) == [
+    (graph,) = extract(lambda: nn.Conv2d(4, 8, 1), [InputSpec.parse("2x4x6x6:bf16:channels_last")])
+    assert list(texts(graph)) == [
         "conv2d:n=2,c=4,h=6,w=6,k=8,r=1,s=1,stride=1,pad=0,dtype=bf16,layout=nhwc,epilogue=bias"
     ]
 
 
 def test_graph_of_bert() -> None:
-    (found,) = (one.graph for one in capture(Bert(TINY), [WORDS]))
-    assert sum(text.startswith("gemm") for text in texts(found).elements()) == 5
+    (graph,) = (translation.graph for translation in capture(Bert(TINY), [WORDS]))
+    assert sum(text.startswith("gemm") for text in texts(graph).elements()) == 5

@@ -49,10 +49,10 @@ def run(model: Any, *inputs: Any, mode: Any = None) -> tuple[Any, list[Any], Hea
     return y.detach(), [p.grad for p in model.parameters()], heard
 
 
-def agree(found: Any, expected: Any) -> None:
-    torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-5)
-    assert len(found[1]) == len(expected[1])
-    for ours, theirs in zip(found[1], expected[1], strict=True):
+def agree(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual[0], expected[0], rtol=1e-4, atol=1e-5)
+    assert len(actual[1]) == len(expected[1])
+    for ours, theirs in zip(actual[1], expected[1], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
@@ -106,16 +106,16 @@ MODULES: dict[str, tuple[Callable[[], Any], tuple[Any, ...], set[str]]] = {
 class _Attends(nn.Module):
     """Self-attention, or attention to another input."""
 
-    def __init__(self, *, is_causal: bool = False, batch_first: bool = True, **how: Any) -> None:
+    def __init__(self, *, is_causal: bool = False, batch_first: bool = True, **options: Any) -> None:
         super().__init__()
-        self.inner = nn.MultiheadAttention(8, 2, batch_first=batch_first, **how)
+        self.inner = nn.MultiheadAttention(8, 2, batch_first=batch_first, **options)
         self.is_causal = is_causal
 
     def forward(self, x: Any, memory: Any = None) -> Any:
         memory = x if memory is None else memory
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1]) if self.is_causal else None
-        how = {"attn_mask": mask, "is_causal": self.is_causal}
-        y, weights = self.inner(x, memory, memory, need_weights=False, **how)
+        options = {"attn_mask": mask, "is_causal": self.is_causal}
+        y, weights = self.inner(x, memory, memory, need_weights=False, **options)
         assert weights is None
         return y
 
@@ -132,9 +132,9 @@ def test_patched_module_computes_the_same(name: str) -> None:
         after = run(model, *inputs)
     assert {function.removesuffix("_dgrad") for function in after[2]} >= functions
     agree(after, before)
-    again = run(model, *inputs)
-    assert again[2] == {}
-    assert torch.equal(again[0], before[0])
+    restored = run(model, *inputs)
+    assert restored[2] == {}
+    assert torch.equal(restored[0], before[0])
 
 
 def test_loss_module_is_dispatched() -> None:
@@ -219,10 +219,10 @@ def test_batch_norm_is_folded_only_in_eval_mode(has_bias: bool) -> None:
     assert _fused(model, x) == ["scale+bias+relu", "bias"]
     for double in (False, True):
         mode = copy.deepcopy(model).double() if double else model
-        given = x.double() if double else x
-        before = run(mode, given)
+        images = x.double() if double else x
+        before = run(mode, images)
         with patch(mode):
-            agree(run(mode, given), before)
+            agree(run(mode, images), before)
     model[0].requires_grad_(False)
     with torch.autocast("cpu", torch.bfloat16):
         assert "scale+bias+relu" not in _fused(model, x)
@@ -264,8 +264,8 @@ def test_hooks_get_the_same_arguments(kind: str, place: int) -> None:
     assert _fused(model, x) == ["bias+relu"]
     seen: list[Any] = []
 
-    def look(module: Any, *given: Any) -> None:
-        seen.append([one[0] if isinstance(one, tuple) else one for one in given])
+    def look(module: Any, *arguments: Any) -> None:
+        seen.append([argument[0] if isinstance(argument, tuple) else argument for argument in arguments])
 
     getattr(model[place], f"register_{kind}")(look)
     model(x).sum().backward()
@@ -277,7 +277,7 @@ def test_hooks_get_the_same_arguments(kind: str, place: int) -> None:
 
 def test_global_hooks_prevent_fusion() -> None:
     model, x = nn.Sequential(nn.Linear(8, 6), nn.ReLU()), _x(4, 8)
-    handle = nn.modules.module.register_module_forward_hook(lambda *given: None)
+    handle = nn.modules.module.register_module_forward_hook(lambda *arguments: None)
     try:
         assert _fused(model, x) == ["bias"]
     finally:
@@ -364,7 +364,7 @@ def test_patching_twice_changes_nothing() -> None:
     model = _model()
     first, second = patch(model), patch(model)
     assert second.swapped == ()
-    assert {one.reason for one in second.left} == {"it is already patched"}
+    assert {module.reason for module in second.left} == {"it is already patched"}
     second.undo()
     assert type(model[0]) is served.TunedLinear
     first.undo()
@@ -451,15 +451,15 @@ TRACED: dict[str, tuple[Callable[[], Any], Any]] = {
 @pytest.mark.parametrize("name", TRACED)
 def test_jit_trace_of_a_patched_model_has_only_operators_of_torch(name: str) -> None:
     model, x = TRACED[name][0](), TRACED[name][1]
-    other = torch.cat([x, x.flip(0)])
-    expected = model(other)
+    batch = torch.cat([x, x.flip(0)])
+    expected = model(batch)
     with patch(model):
         traced = torch.jit.trace(model, x)
     buffer = io.BytesIO()
     torch.jit.save(traced, buffer)
     assert "tunebench::" not in str(traced.inlined_graph)
     buffer.seek(0)
-    torch.testing.assert_close(torch.jit.load(buffer)(other), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.jit.load(buffer)(batch), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", TRACED)
@@ -519,9 +519,13 @@ def test_parametrized_modules_compute_the_same(name: str, kind: str) -> None:
     for _ in range(2):  # spectral_norm changes its state at every step
         agree(run(model, x), run(plain, x))
     refused = patch(_normed(make(), kind))
-    assert any("patched modules can be parametrized" in one.reason for one in refused.left)
+    assert any(
+        "patched modules can be parametrized" in patched_module.reason for patched_module in refused.left
+    )
     report.undo()
-    assert [type(one).__name__ for one in model.modules()] == [type(one).__name__ for one in plain.modules()]
+    assert [type(patched_module).__name__ for patched_module in model.modules()] == [
+        type(patched_module).__name__ for patched_module in plain.modules()
+    ]
     agree(run(model, x), run(plain, x))
     nn.utils.parametrize.remove_parametrizations(model[0], "weight")
     assert type(model[0]) in (nn.Linear, nn.Conv2d)
@@ -550,7 +554,7 @@ def test_calls_are_dispatched_only_inside_the_block() -> None:
     expected, heard = program(), Heard()
     with watching(heard):
         with patched_calls():
-            found = program()
+            results = program()
         program()
     assert (
         heard
@@ -564,7 +568,7 @@ def test_calls_are_dispatched_only_inside_the_block() -> None:
         }
         or sum(heard.values()) == 9
     )
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(results, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     result = torch.empty(6, 4)
     with patched_calls():
@@ -625,8 +629,8 @@ def test_tuned_kernels_train_layers() -> None:
     model = nn.Sequential(*(part for layer in layers for part in (layer.norm2, layer.inner)))
     truth = run(copy.deepcopy(model).double(), x.double())
     with patch(model), prefer("tunebench"):
-        found = run(model, x)
-    assert found[2] == {"gemm": 2 * 2 * 3, "layernorm": 2 * 2}
-    assert found[2].who == {"tunebench"}
-    for ours, theirs in zip((found[0], *found[1]), (truth[0], *truth[1]), strict=True):
+        result = run(model, x)
+    assert result[2] == {"gemm": 2 * 2 * 3, "layernorm": 2 * 2}
+    assert result[2].who == {"tunebench"}
+    for ours, theirs in zip((result[0], *result[1]), (truth[0], *truth[1]), strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-5)

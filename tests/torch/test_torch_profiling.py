@@ -42,7 +42,7 @@ def counts(profile: DemandProfile) -> dict[str, int]:
 
 def stored(db: Path | None = None) -> dict[str, int]:
     with open_store(db) as store:
-        return {one.workload: one.calls for one in store.demand(local_cpu().key)}
+        return {demand.workload: demand.calls for demand in store.demand(local_cpu().key)}
 
 
 def product() -> Any:
@@ -80,9 +80,9 @@ def _grad(*shape: int, dtype: Any = torch.float32) -> Any:
     return torch.randn(*shape, dtype=dtype, requires_grad=True)
 
 
-def _attend(**how: Any) -> None:
+def _attend(**options: Any) -> None:
     q, k, v = _grad(2, 4, 3, 8), _grad(2, 2, 3, 8), _grad(2, 2, 3, 8)
-    F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **how).sum().backward()
+    F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **options).sum().backward()
 
 
 CONV = "conv2d:n=2,c=4,h=5,w=5,k=6,r=3,s=3,stride=2,pad=1,dtype=f32,layout="
@@ -204,10 +204,10 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_other_operators_have_a_reason(name: str) -> None:
-    program, said = UNKNOWN[name]
+    program, name_and_reason = UNKNOWN[name]
     profile = seen(program)
     assert profile.workloads == ()
-    assert {line.name: line.calls for line in profile.others}[said] == 1
+    assert {line.name: line.calls for line in profile.others}[name_and_reason] == 1
     assert profile.coverage == 0.0
 
 
@@ -419,9 +419,9 @@ def test_demand_is_saved_after_exceptions_and_adds_up() -> None:
         1 / (0 * len(product()))
     assert stored() == {MM: 2}
     with open_store() as store:
-        [one] = store.demand(local_cpu().key)
+        [demand] = store.demand(local_cpu().key)
     [line] = profile.workloads
-    assert (line.calls, line.time_us) == (2, pytest.approx(one.time_us))
+    assert (line.calls, line.time_us) == (2, pytest.approx(demand.time_us))
     assert line.device == local_cpu().key
     with served.profile(save=False):
         product()
@@ -499,12 +499,12 @@ def test_profile_prints_workloads_and_other_operators() -> None:
     assert text.splitlines()[3].endswith("other operators")
     assert "       1  aten.gelu" in text
     assert 0 < profile.coverage < 1
-    found = profile.to_json()
-    assert [line["name"] for line in found["workloads"]] == [MM]
-    assert found["problems"] == found["workloads"]
+    shown = profile.to_json()
+    assert [line["name"] for line in shown["workloads"]] == [MM]
+    assert shown["problems"] == shown["workloads"]
     with pytest.warns(FutureWarning, match="DemandProfile.workloads"):
         assert profile.problems == profile.workloads
-    assert found["coverage"] == profile.coverage
+    assert shown["coverage"] == profile.coverage
     assert str(served.profile(save=False)) == (
         "0 tunable workloads, 0.0 % of the observed time\n0 other operators"
     )

@@ -22,7 +22,7 @@ def test_baselines_are_timed_in_a_separate_process_and_pooled() -> None:
         baselines.time(0)
         baselines.time(0)
     numpy = next(baseline for baseline in baselines.baselines() if baseline.name == "numpy")
-    taken = [found["numpy"].samples_us for found in baselines.rounds]
+    taken = [timed["numpy"].samples_us for timed in baselines.rounds]
     assert len(taken) == 2
     assert numpy.samples_us == (*taken[0], *taken[1])
     assert all(len(samples) >= 2 for samples in taken)

@@ -68,8 +68,8 @@ def test_the_next_round_goes_where_the_greatest_saving_is_expected() -> None:
 
 
 def test_first_rounds_follow_time_in_the_model_and_count_known_trials() -> None:
-    known, large, small = account(1, (200, 1.0)), account(9), account(1)
-    allotment = BudgetScheduler({"known": known, "small": small, "large": large}, 10 * FIRST)
+    tuned, large, small = account(1, (200, 1.0)), account(9), account(1)
+    allotment = BudgetScheduler({"known": tuned, "small": small, "large": large}, 10 * FIRST)
     assert allotment.next(left=100) == ("large", FIRST)
     large.update(trials=FIRST, best_us=1.0, floor_us=0.0)
     assert allotment.next(left=100) == ("small", FIRST)
@@ -86,17 +86,19 @@ def test_whole_budget_is_divided_and_every_workload_gets_trials(
 ) -> None:
     """Each workload has as many configurations as factors; each multiplies the best time by its factor."""
     accounts = {number: TaskState(count=count, expected_us=1.0) for number, (count, _) in enumerate(problems)}
-    allotment, left = BudgetScheduler(accounts, total), total
-    while (turn := allotment.next(left)) is not None:
+    allotment, trials_left = BudgetScheduler(accounts, total), total
+    while (turn := allotment.next(trials_left)) is not None:
         number, trials = turn
-        one, (_, course) = accounts[number], problems[number]
-        assert 1 <= trials <= left
-        made = min(trials, len(course) - one.trials)
-        left -= made
-        best_us = 100.0 * math.prod(course[: one.trials + made])
-        one.update(trials=one.trials + made, best_us=best_us, floor_us=0.0, closed=made < trials)
+        task, (_, course) = accounts[number], problems[number]
+        assert 1 <= trials <= trials_left
+        made = min(trials, len(course) - task.trials)
+        trials_left -= made
+        best_us = 100.0 * math.prod(course[: task.trials + made])
+        task.update(trials=task.trials + made, best_us=best_us, floor_us=0.0, closed=made < trials)
     sizes = [len(course) for _, course in problems]
-    assert total - left == min(total, sum(sizes))
+    assert total - trials_left == min(total, sum(sizes))
     first = max(1, min(FIRST, total // (2 * len(problems))))
     if total >= len(problems):
-        assert all(one.trials >= min(first, size) for one, size in zip(accounts.values(), sizes, strict=True))
+        assert all(
+            task.trials >= min(first, size) for task, size in zip(accounts.values(), sizes, strict=True)
+        )

@@ -30,19 +30,19 @@ def another(key: str, device: Device, steps: int) -> Config:
 
 
 def test_default_is_chosen_without_a_record(tmp_path: Path) -> None:
-    found = choose_config(WORKLOAD, CPU, db=tmp_path / "none.db")
-    assert (found.variant.key, found.why, found.how) == ("softmax/numba_cpu", "default", "predicted")
-    assert found.config == found.variant.default(WORKLOAD, CPU)
-    assert found.expected_us > 0
+    chosen = choose_config(WORKLOAD, CPU, db=tmp_path / "none.db")
+    assert (chosen.variant.key, chosen.why, chosen.how) == ("softmax/numba_cpu", "default", "predicted")
+    assert chosen.config == chosen.variant.default(WORKLOAD, CPU)
+    assert chosen.expected_us > 0
 
 
 def test_the_best_known_wins(tmp_path: Path) -> None:
     db, key = tmp_path / "some.db", "softmax/numba_cpu"
     record_outcome(db, WORKLOAD, CPU, key, another(key, CPU, 1), measured(9.0))
     record_outcome(db, WORKLOAD, CPU, key, another(key, CPU, 2), measured(7.0))
-    found = choose_config(WORKLOAD, CPU, db=db)
-    assert found.config == another(key, CPU, 2)
-    assert (found.why, found.expected_us, found.how) == ("best known", 7.0, "measured here")
+    chosen = choose_config(WORKLOAD, CPU, db=db)
+    assert chosen.config == another(key, CPU, 2)
+    assert (chosen.why, chosen.expected_us, chosen.how) == ("best known", 7.0, "measured here")
 
 
 @needs_cuda
@@ -53,8 +53,12 @@ def test_the_best_of_one_variant_is_not_the_best_of_all(tmp_path: Path) -> None:
     record_outcome(db, WORKLOAD, H100, numba, another(numba, H100, 1), measured(6.0))
     assert choose_config(WORKLOAD, H100, db=db).variant.key == cuda
     for name in ("numba_cuda", numba):
-        found = choose_config(WORKLOAD, H100, variant=name, db=db)
-        assert (found.variant.key, found.config, found.expected_us) == (numba, another(numba, H100, 1), 6.0)
+        chosen = choose_config(WORKLOAD, H100, variant=name, db=db)
+        assert (chosen.variant.key, chosen.config, chosen.expected_us) == (
+            numba,
+            another(numba, H100, 1),
+            6.0,
+        )
 
 
 @needs_cuda
@@ -81,8 +85,8 @@ def test_default_predicted_fastest_is_chosen(tmp_path: Path) -> None:
 
 def test_requested_configuration_is_chosen_if_valid(tmp_path: Path) -> None:
     config = another("softmax/numba_cpu", CPU, 3)
-    found = choose_config(WORKLOAD, CPU, variant="numba_cpu", config=str(config), db=tmp_path / "none.db")
-    assert (found.config, found.why, found.how) == (config, "asked for", "predicted")
+    chosen = choose_config(WORKLOAD, CPU, variant="numba_cpu", config=str(config), db=tmp_path / "none.db")
+    assert (chosen.config, chosen.why, chosen.how) == (config, "asked for", "predicted")
     with pytest.raises(ConfigError, match="is not valid; expected"):
         choose_config(WORKLOAD, CPU, variant="numba_cpu", config="passes=99")
     with pytest.raises(UnknownName, match="unknown variant of softmax 'nope'"):

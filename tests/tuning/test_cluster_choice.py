@@ -110,13 +110,13 @@ def test_without_ray_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_users_file_is_loaded_elsewhere_under_the_name_it_has_here(tmp_path: Path) -> None:
-    here = tmp_path / "mine.py"
-    here.write_text("a = 1")
-    assert _placed(str(here), "a = 1") == here
-    copy = _placed(str(here), "a = 2")
-    assert copy != here
+    file = tmp_path / "mine.py"
+    file.write_text("a = 1")
+    assert _placed(str(file), "a = 1") == file
+    copy = _placed(str(file), "a = 2")
+    assert copy != file
     assert copy.read_text() == "a = 2"
-    assert module_name(copy) == module_name(here)
+    assert module_name(copy) == module_name(file)
 
 
 def test_a_trial_for_another_device_or_of_another_source_is_not_run() -> None:

@@ -72,11 +72,11 @@ def test_old_field_of_a_report_is_accepted() -> None:
 
 
 def test_tune_recorded_calls_tune_from_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found: list[Any] = []
+    calls: list[Any] = []
 
     def tune_from_profile(*, watcher: Any, **arguments: Any) -> str:
         watcher(Progress(**PROGRESS, workload="w", index=1, count=3))
-        found.append(arguments)
+        calls.append(arguments)
         return "summary"
 
     monkeypatch.setattr(tuning, "tune_from_profile", tune_from_profile)
@@ -84,10 +84,10 @@ def test_tune_recorded_calls_tune_from_profile(monkeypatch: pytest.MonkeyPatch, 
         summary = tunebench.tune_recorded(
             db=tmp_path / "a.db",
             again=True,
-            watcher=lambda turn, progress: found.append((turn.place, turn.total, turn.workload)),
+            watcher=lambda turn, progress: calls.append((turn.place, turn.total, turn.workload)),
         )
     assert summary == "summary"
-    assert found == [(1, 3, "w"), {"db": tmp_path / "a.db", "retune": True}]
+    assert calls == [(1, 3, "w"), {"db": tmp_path / "a.db", "retune": True}]
 
 
 @pytest.mark.parametrize(

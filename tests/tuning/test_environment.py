@@ -90,7 +90,9 @@ def test_cache_folder_of_others_is_no_failure_of_the_kernel(
     binary = Binary(key="ab12", language="numba-cpu", target="t", payload=b"code")
     monkeypatch.setattr(compile_worker, "_cache", BinaryCache(tmp_path))
     monkeypatch.setattr(
-        compile_worker, "compile_config", lambda *given: given[-1].get_or_compile("ab12", lambda: binary)
+        compile_worker,
+        "compile_config",
+        lambda *arguments: arguments[-1].get_or_compile("ab12", lambda: binary),
     )
     with pytest.raises(EnvironmentFault, match="can be written by other users"):
         compile_worker.compile_task(any_task())
@@ -142,8 +144,8 @@ def test_run_on_a_broken_machine_ends_without_a_record_and_is_resumed(
     with open_store(tmp_path / "a.db") as store:
         assert [entry.result.outcome.kind for entry in store.history(WORKLOAD)] == ["measured"] * 3
         assert store.stats().claimed == 0
-    again = run(tmp_path / "a.db", monkeypatch)
-    assert (set(again.trials), again.cached, again.stopped) == ({"measured"}, 3, None)
+    resumed = run(tmp_path / "a.db", monkeypatch)
+    assert (set(resumed.trials), resumed.cached, resumed.stopped) == ({"measured"}, 3, None)
 
 
 RECORDED = (
@@ -159,8 +161,8 @@ def test_recorded_faults_of_the_environment_are_tried_again_and_deleted(
     run(tmp_path / "a.db", monkeypatch, full_after=3)
     with open_store(tmp_path / "a.db") as store:
         key = store.history(WORKLOAD)[0].key
-        others = [copy for copy in range(40) if copy != key.config["copy"]][:3]
-        for outcome, copy in zip(RECORDED, others, strict=True):
+        copies = [copy for copy in range(40) if copy != key.config["copy"]][:3]
+        for outcome, copy in zip(RECORDED, copies, strict=True):
             config = type(key.config)({"copy": copy})
             store.record(type(key)(**{**_fields(key), "config": config}), Result(outcome=outcome))
         store.record(key, Result(outcome=CompileFailed(reason="syntax error at line 3")))
@@ -169,9 +171,9 @@ def test_recorded_faults_of_the_environment_are_tried_again_and_deleted(
     report = run(tmp_path / "a.db", monkeypatch)
     assert report.trials["measured"] >= 5  # the three are tried again
     with open_store(tmp_path / "a.db") as store:
-        found = examine(store)
-        assert found.counts["environment"] == 3
-        fix(store, found)
+        integrity = examine(store)
+        assert integrity.counts["environment"] == 3
+        fix(store, integrity)
         assert not examine(store).counts["environment"]
         failures = [e for e in store.history(WORKLOAD) if isinstance(e.result.outcome, CompileFailed)]
         assert [failure.result.outcome.reason for failure in failures] == ["syntax error at line 3"]

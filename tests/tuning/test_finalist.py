@@ -15,8 +15,8 @@ TABLE = Space((Parameter("a", (1, 2), ""),)).enumerate()
 def test_intervals_that_touch_are_ties() -> None:
     prospects = Prospects(table=TABLE, bounds_us=np.zeros(len(TABLE)))
     search = VariantSearch("any", prospects, sampler="random", seed=0)
-    best, *others = (
+    best, *rivals = (
         TimedConfig(search, TABLE.config(0), sum(ci_us) / 2, ci_us=ci_us)
         for ci_us in ((1.0, 2.0), (1.0, 2.0), (0.0, 0.9), (2.1, 3.0), (1.9, 5.0), (0.0, 9.0), (2.0, 2.5))
     )
-    assert [best.tied(other) for other in others] == [True, False, False, True, True, True]
+    assert [best.tied(rival) for rival in rivals] == [True, False, False, True, True, True]

@@ -117,9 +117,9 @@ def test_default_that_times_out_under_load_is_tried_again_in_the_same_run(
     assert tried[:attempts] == [20] * attempts
     assert tried.count(20) == attempts
     assert (report.default_failure is not None) is lost
-    again, tried = run(tmp_path / "a.db", monkeypatch, Answers(0, BUSY))
+    retried, tried = run(tmp_path / "a.db", monkeypatch, Answers(0, BUSY))
     assert tried == ([20] if lost else [])  # by the next run, on a machine that may be idle
-    assert again.default_failure is None
+    assert retried.default_failure is None
 
 
 def test_default_that_times_out_on_an_idle_machine_is_known_until_the_limit_is_longer(
@@ -142,9 +142,9 @@ def test_failed_configurations_are_all_tried_again_on_request(
 ) -> None:
     first, tried = run(tmp_path / "a.db", monkeypatch, Answers(9, IDLE))
     assert {3, 20} <= set(tried)
-    again, tried = run(tmp_path / "a.db", monkeypatch, Answers(0, IDLE), retry_failed=True)
+    retried, tried = run(tmp_path / "a.db", monkeypatch, Answers(0, IDLE), retry_failed=True)
     assert sorted(tried) == [3, 20]
-    assert again.cached == sum(first.trials.values()) - 2
+    assert retried.cached == sum(first.trials.values()) - 2
     with open_store(tmp_path / "a.db") as store:
         kinds = [e.result.outcome.kind for e in store.history(WORKLOAD) if e.key.config["copy"] == 3]
     assert kinds == ["crashed", "crashed"]

@@ -76,13 +76,13 @@ class Tuner:
         self.outcomes = outcomes
 
     def __call__(
-        self, setup: Any, one: WeightedWorkload, start: Any, on_progress: Any, until: float | None
+        self, setup: Any, weighted: WeightedWorkload, start: Any, on_progress: Any, until: float | None
     ) -> Report:
-        self.asked.append((str(one.workload), until))
-        changes = self.outcomes.get(one.workload.operator, {})
+        self.asked.append((str(weighted.workload), until))
+        changes = self.outcomes.get(weighted.workload.operator, {})
         if isinstance(changes, BaseException):
             raise changes
-        return dataclasses.replace(FOUND, workload=str(one.workload), **changes)
+        return dataclasses.replace(FOUND, workload=str(weighted.workload), **changes)
 
 
 def run(db: Path, tuner: Tuner, *, retune: bool = False, **plan: Any) -> TuningSummary:

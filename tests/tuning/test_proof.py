@@ -70,8 +70,8 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Go:
     def run(answer: Answer = slow, **changes: object) -> tuple[Report, MadeUp]:
         executor = MadeUp(answer)
         monkeypatch.setattr(tuning, "start_workers", lambda *start: executor)
-        given = {"variants": ("bounded",), "baselines": False, "sampler": "random", "trials": 40}
-        plan = Plan(**given | changes)  # type: ignore[arg-type]
+        options = {"variants": ("bounded",), "baselines": False, "sampler": "random", "trials": 40}
+        plan = Plan(**options | changes)  # type: ignore[arg-type]
         return tune(WORKLOAD, device="cpu", db=tmp_path / "a.db", plan=plan), executor
 
     return run
@@ -229,8 +229,12 @@ def test_wrong_bound_found_by_an_audit_no_longer_prunes_in_this_or_later_runs(go
     assert purposes[:5] == ["search", "search", "audit", "search", "search"]
     assert first in LIARS
     assert {violation.config["copy"] for violation in report.violations} == LIARS
-    one = report.violations[0]
-    assert (one.fastest_us, one.bound_us, one.known) == (2.0, pytest.approx(10 + one.config["copy"]), False)
+    first_violation = report.violations[0]
+    assert (first_violation.fastest_us, first_violation.bound_us, first_violation.known) == (
+        2.0,
+        pytest.approx(10 + first_violation.config["copy"]),
+        False,
+    )
     assert best(report) == 0
     assert report.masked == 0
     assert report.optimality_proof is not None
@@ -288,8 +292,8 @@ def test_violation_is_resolved_when_the_corrected_bound_agrees(
     costs = type(variant).costs
 
     def corrected(self: object, workload: object, table: object, device: object) -> object:
-        found = costs(variant, workload, table, device)  # type: ignore[arg-type]
-        return type(found)(blocks=1, full_blocks=0, threads=1, fma=found.fma / 50)
+        too_high = costs(variant, workload, table, device)  # type: ignore[arg-type]
+        return type(too_high)(blocks=1, full_blocks=0, threads=1, fma=too_high.fma / 50)
 
     monkeypatch.setattr(type(variant), "costs", corrected)
     report, _ = go(fast, trials=1)
@@ -314,8 +318,8 @@ def test_pruning_by_binary_is_stored_and_reversed_when_its_bound_no_longer_holds
     assert report.optimality_proof.proved
     assert best(report) == 10
     assert all(task.prune for task in executor.tasks if not task.thorough)
-    again, _ = go(slow, trials=1000, audit=0.0)  # bounds without register counts no longer exclude them
-    assert best(again) == 0
+    resumed, _ = go(slow, trials=1000, audit=0.0)  # bounds without register counts no longer exclude them
+    assert best(resumed) == 0
     with open_store(tmp_path / "a.db") as store:
         kinds = [e.result.outcome.kind for e in store.history(WORKLOAD) if e.key.config["copy"] == 3]
     assert kinds[0] == "pruned"
@@ -365,15 +369,17 @@ def test_a_small_gain_in_every_round_counts_although_the_machine_drifts(go: Go, 
         assert row[2:] == ("1.02x", f"[{versus.low:.2f}, {versus.high:.2f}], {CERTAIN}")
     assert served(tmp_path) == 1
     with open_store(tmp_path / "a.db") as store:
-        said = {e.key.config["copy"]: e.verdict for e in store.history(WORKLOAD) if e.purpose == "finalist"}
-    assert {number: one.versus_default for number, one in said.items()} == {
+        verdicts = {
+            e.key.config["copy"]: e.verdict for e in store.history(WORKLOAD) if e.purpose == "finalist"
+        }
+    assert {number: verdict.versus_default for number, verdict in verdicts.items()} == {
         1: "faster",
         2: "not faster",
         20: "itself",
     }
-    assert said[1].comparison.keys() == {"default", "runner_up", "ties", "bound_us", "searched"}
-    assert said[1].comparison["default"] == versus.to_json()
-    assert "ties" not in said[2].comparison
+    assert verdicts[1].comparison.keys() == {"default", "runner_up", "ties", "bound_us", "searched"}
+    assert verdicts[1].comparison["default"] == versus.to_json()
+    assert "ties" not in verdicts[2].comparison
 
 
 def test_every_second_round_goes_backwards(go: Go) -> None:
@@ -397,8 +403,8 @@ def test_baselines_are_timed_between_the_rounds_and_compared(go: Go, monkeypatch
     answer = rounds(c20=CALM, c1=CALM, c2=CALM)
     made = MadeUp.__init__
 
-    def remember(self: MadeUp, given: Answer) -> None:
-        made(self, given)
+    def remember(self: MadeUp, timed_answer: Answer) -> None:
+        made(self, timed_answer)
         executor_of.append(self)
 
     monkeypatch.setattr(MadeUp, "__init__", remember)
@@ -473,8 +479,8 @@ def test_failed_default_is_reported_with_its_reason(go: Go) -> None:
 
     report, _ = go(crashing, trials=4)
     assert (report.default_us, report.default_failure) == (None, "crashed: worker killed by SIGSEGV")
-    known, _ = go(crashing, trials=1)
-    assert known.default_failure == report.default_failure
+    resumed, _ = go(crashing, trials=1)
+    assert resumed.default_failure == report.default_failure
 
 
 def test_default_that_fails_in_the_finals_is_reported_with_its_reason(go: Go) -> None:
@@ -555,7 +561,9 @@ def test_a_violation_is_a_warning_and_shown(
     assert json.loads(printed.out)["violations"][0]["config"]["copy"] in LIARS
     assert command_line(["show", *database, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert {one["config"] for one in shown["violations"]} == {f"copy={number}" for number in LIARS}
+    assert {violation["config"] for violation in shown["violations"]} == {
+        f"copy={number}" for number in LIARS
+    }
     assert command_line(["db", "stats", "--db", str(tmp_path / "a.db"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["violations"] >= 1
 

@@ -57,8 +57,8 @@ def test_times_not_asked_for_have_no_effect() -> None:
     """The sampler sees only the times it asks for, so changes of other times have no effect until then."""
     first = replay(Space.of(recording()), trials=20, seed=3, sampler="surrogate")
     asked_until = 12  # the initial design does not depend on times
-    other = recording(times_us=np.where(np.isnan(recording().times_us), np.nan, 5.0))
-    second = replay(Space.of(other), trials=asked_until, seed=3, sampler="surrogate")
+    changed = recording(times_us=np.where(np.isnan(recording().times_us), np.nan, 5.0))
+    second = replay(Space.of(changed), trials=asked_until, seed=3, sampler="surrogate")
     assert set(second.best_us) <= {5.0, np.inf}
     assert len(first.best_us) == 20
 
@@ -74,24 +74,24 @@ def test_times_of_another_device_are_known_beforehand_by_configuration() -> None
     elsewhere = recording(scale=3.0, table=TABLE)
     warm = replay(Space.of(recording()), trials=6, seed=0, sampler="surrogate", elsewhere=[elsewhere])
     assert warm.best_us[0] == recording().optimum_us
-    known = Space.of(recording()).prospects([elsewhere]).elsewhere_us[0]
-    assert known[5] == np.inf
-    assert known[0] == pytest.approx(3 * recording().times_us[0])
+    times_us = Space.of(recording()).prospects([elsewhere]).elsewhere_us[0]
+    assert times_us[5] == np.inf
+    assert times_us[0] == pytest.approx(3 * recording().times_us[0])
 
 
 def test_a_recording_of_another_kernel_is_no_help() -> None:
-    other = Parameters((Parameter("z", (1, 2), ""),)).enumerate()
+    other_table = Parameters((Parameter("z", (1, 2), ""),)).enumerate()
     with pytest.raises(InputError, match="same parameters"):
-        Space.of(recording()).prospects([recording(table=other, times_us=np.ones(2), failures={})])
+        Space.of(recording()).prospects([recording(table=other_table, times_us=np.ones(2), failures={})])
 
 
 def test_tables_find_each_others_rows() -> None:
     fewer = Parameters((Parameter("a", (12, 3, 99), ""), Parameter("b", (8, 1), ""))).enumerate()
     rows = TABLE.rows_of(fewer)
-    for row, there in enumerate(rows):
+    for row, other_row in enumerate(rows):
         config = fewer.config(row)
-        assert (there == -1) == (config["a"] == 99)
-        assert there == -1 or TABLE.config(int(there)) == config
+        assert (other_row == -1) == (config["a"] == 99)
+        assert other_row == -1 or TABLE.config(int(other_row)) == config
 
 
 # -- command line, on public recordings --------------------------------------------------------------
@@ -110,10 +110,10 @@ def test_replay_prints_efficiency_by_seed(capsys: pytest.CaptureFixture[str]) ->
     assert data["device"] == "rtx-2080-ti"
     assert data["optimum_ms"] == pytest.approx(0.9002624)
     assert [run["seed"] for run in data["runs"]] == [0, 1]  # type: ignore[attr-defined]
-    for each in data["runs"]:  # type: ignore[attr-defined]
-        assert each["measured"] == 50
-        assert set(each["efficiency"]) == {"25", "50"}
-        assert each["efficiency"]["50"] > 0.8
+    for replayed_run in data["runs"]:  # type: ignore[attr-defined]
+        assert replayed_run["measured"] == 50
+        assert set(replayed_run["efficiency"]) == {"25", "50"}
+        assert replayed_run["efficiency"]["50"] > 0.8
 
 
 def test_replay_reports_skipped_configurations_and_missed_optima(capsys: pytest.CaptureFixture[str]) -> None:

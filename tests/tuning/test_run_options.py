@@ -28,8 +28,8 @@ PLAN = Plan(trials=50, seed=3)
 
 
 def stored(plan: Plan = PLAN, **changes: Any) -> dict[str, Any]:
-    given = {"variants": ["softmax/numba_cpu"], "predicts": False, **changes}
-    return json.loads(json.dumps(run_options.run_options(plan, **given)))  # as the database returns it
+    options = {"variants": ["softmax/numba_cpu"], "predicts": False, **changes}
+    return json.loads(json.dumps(run_options.run_options(plan, **options)))  # as the database returns it
 
 
 OTHER: dict[str, Any] = {
@@ -60,8 +60,10 @@ def test_every_option_is_classified() -> None:
     names = {field.name for field in dataclasses.fields(TuneOptions)}
     assert {*OF_PLAN, *OUTSIDE_PLAN} <= names
     for name in names:
-        places = [name in RUN_OPTIONS, name in OF_PLAN, name in OUTSIDE_PLAN]
-        assert sum(places) == 1, f"--{name}: say in run_options.RUN_OPTIONS whether it may differ on resuming"
+        classes = [name in RUN_OPTIONS, name in OF_PLAN, name in OUTSIDE_PLAN]
+        assert sum(classes) == 1, (
+            f"--{name}: say in run_options.RUN_OPTIONS whether it may differ on resuming"
+        )
     assert {*OF_PLAN.values()} <= {*RUN_OPTIONS}
     assert all(option.why for option in RUN_OPTIONS.values())
 
@@ -101,8 +103,8 @@ WORKLOAD = "softmax:rows=64,cols=64,dtype=f32"
 
 
 def quick(**changes: Any) -> Plan:
-    given: dict[str, Any] = {"trials": 6, "audit": 0, "baselines": False, "finalists": 1}
-    return Plan(**{**given, **changes})
+    options: dict[str, Any] = {"trials": 6, "audit": 0, "baselines": False, "finalists": 1}
+    return Plan(**{**options, **changes})
 
 
 @pytest.fixture(autouse=True)
@@ -141,10 +143,10 @@ def test_trials_of_another_cache_state_are_not_charged(cut_off: Callable[..., Pa
     warm = quick(protocol=Protocol(cache="warm"))
     report = tune(WORKLOAD, device="cpu", db=db, plan=warm)
     assert sum(report.trials.values()) == 6  # all of its own
-    (left,) = report.unresumed
-    assert (left.trials, left.options) == (4, "--cache cold")
-    assert f"continue it by `tunebench tune --repeat {left.id[:12]} --db {db}`" in str(report)
-    same = repeat(left.id[:12], db=db)
+    (unresumed,) = report.unresumed
+    assert (unresumed.trials, unresumed.options) == (4, "--cache cold")
+    assert f"continue it by `tunebench tune --repeat {unresumed.id[:12]} --db {db}`" in str(report)
+    same = repeat(unresumed.id[:12], db=db)
     assert (sum(same.trials.values()), same.cached, same.unresumed) == (2, 4, ())
     with open_store(db, read_only=True) as store:
         assert store.interrupted_runs(local_cpu().key, WORKLOAD, is_same_search) == []
@@ -203,8 +205,8 @@ def test_an_interrupted_run_of_an_earlier_version_is_named_and_not_charged(
     report = tune(WORKLOAD, device="cpu", db=db, plan=quick())
     assert sum(report.trials.values()) == 6
     assert report.cached == 4
-    (left,) = report.unresumed
-    assert (left.trials, left.options) == (4, None)
+    (unresumed,) = report.unresumed
+    assert (unresumed.trials, unresumed.options) == (4, None)
     assert "of an earlier version that stored no options" in str(report)
     assert tune(WORKLOAD, device="cpu", db=db, plan=quick()).unresumed == ()
 

@@ -58,7 +58,7 @@ def test_one_call_tunes_a_size_range_and_looks_up_every_size(
     assert cli.run(("tune", "--workload", text, "--db", db, *options.split())) == 0
     printed = capsys.readouterr()
     assert [report["workload"] for report in json.loads(printed.out)] == [
-        str(one) for one in parse_size_range(text)
+        str(workload) for workload in parse_size_range(text)
     ]
     assert "2/2 softmax:rows=16,cols=64,dtype=f32 search" in printed.err
     assert lookup("softmax", rows=32, cols=64, dtype="f32", device="cpu", db=db).exact

@@ -124,8 +124,8 @@ def test_time_before_tuning_is_that_of_the_default_or_the_earlier_answer(tmp_pat
     assert part.before_us == slow(first).median_us  # type: ignore[union-attr]
     assert part.after_us == min(slow(task).median_us for task in fake.tasks)  # type: ignore[union-attr]
     assert part.after_us < part.before_us
-    [again] = run({SOFTMAX: 2}, 1, tmp_path / "a.db", seed=1).results
-    assert again.before_us == part.after_us
+    [second] = run({SOFTMAX: 2}, 1, tmp_path / "a.db", seed=1).results
+    assert second.before_us == part.after_us
 
 
 @pytest.mark.parametrize("total", [1, 2])
@@ -153,11 +153,11 @@ def test_best_prediction_ends_a_workload_with_predicted_times(tmp_path: Path, us
         return Predicted(predicted_us=task.predicted_us, verification=VERIFIED)
 
     fake, device = use(predicted), described()["h100-sxm"]
-    [found], _ = tunable.find_variants(parse(SOFTMAX), device, ("cuda_block",))
+    [tunable_variant], _ = tunable.find_variants(parse(SOFTMAX), device, ("cuda_block",))
     report = run({SOFTMAX: 1}, 10**6, tmp_path / "a.db", device=device, variants=("cuda_block",))
     assert report.how == "predicted"
-    assert report.after_us == found.predicted_us(found.fastest())
-    assert report.trials == len(fake.tasks) < len(found.table)
+    assert report.after_us == tunable_variant.predicted_us(tunable_variant.fastest())
+    assert report.trials == len(fake.tasks) < len(tunable_variant.table)
 
 
 # -- errors and interruptions ------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def test_time_limit_ends_the_search_and_the_same_call_continues(
 
 def test_known_finalists_are_neither_searched_nor_timed_again(tmp_path: Path, use: Use) -> None:
     use()
-    known = run({SOFTMAX: 1}, 40, tmp_path / "a.db")
+    earlier = run({SOFTMAX: 1}, 40, tmp_path / "a.db")
     use(interrupt_at=20)
     run({GEMM: 1}, 40, tmp_path / "a.db", seed=1)  # measured, but without a finalist comparison
     fake = use()
@@ -271,7 +271,7 @@ def test_known_finalists_are_neither_searched_nor_timed_again(tmp_path: Path, us
         (GEMM, True),
     }
     [softmax] = [part for part in report.results if part.workload == SOFTMAX]
-    assert softmax.before_us == softmax.after_us == known.results[0].after_us
+    assert softmax.before_us == softmax.after_us == earlier.results[0].after_us
 
 
 # -- checks of arguments -----------------------------------------------------------------------------
@@ -366,7 +366,7 @@ def test_a_suite_is_really_tuned(tmp_path: Path) -> None:
         assert {store.best(text)[0].purpose for text in suite} == {"finalist"}
     seconds = [part.report.seconds for part in report.results if part.report is not None]
     assert (
-        sum(each["wall_s"] for each in seconds) <= report.wall_s
+        sum(times["wall_s"] for times in seconds) <= report.wall_s
     )  # each workload counts only the time of its own turns
-    assert all(each["wall_s"] > each["compile_s"] > 0 for each in seconds)
+    assert all(times["wall_s"] > times["compile_s"] > 0 for times in seconds)
     assert dataclasses.replace(report, results=()).after_us == 0

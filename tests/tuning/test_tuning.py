@@ -28,8 +28,8 @@ QUICK = Protocol(min_samples=3, max_samples=5, max_s=0.05, abort_factor=1e6)
 
 
 def plan(**changes: object) -> Plan:
-    given = {"trials": 50, "protocol": QUICK, "baselines": False, "finalists": 1, "workers": 2, **changes}
-    return Plan(**given)
+    options = {"trials": 50, "protocol": QUICK, "baselines": False, "finalists": 1, "workers": 2, **changes}
+    return Plan(**options)
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +117,9 @@ def test_known_configurations_cost_no_trials_and_are_looked_up(
     report: Report, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(known_outcome, "BUSY_ELSEWHERE", 1.0)  # under load, the hang would be tried again
-    again = tune(WORKLOAD, device="cpu", db=database, plan=plan(variant_files=(FAULTY,), timeout_s=15.0))
-    assert again.trials == {}
-    assert again.cached == 15
+    second = tune(WORKLOAD, device="cpu", db=database, plan=plan(variant_files=(FAULTY,), timeout_s=15.0))
+    assert second.trials == {}
+    assert second.cached == 15
     answer = lookup("softmax", rows=33, cols=65, dtype="f32", device="cpu", db=database)
     assert answer.variant == "softmax/faulty"
     assert answer.how == "measured here"
@@ -192,10 +192,10 @@ def test_killed_twice_interrupted_once_and_nothing_is_lost_or_measured_twice(tmp
     for after, number in ((2, signal.SIGKILL), (5, signal.SIGKILL), (8, signal.SIGINT)):
         ended = interrupt(database, after, number)
         assert ended.returncode == (130 if number == signal.SIGINT else -number), ended.stderr
-        found = trials(database)
-        assert found >= before
-        assert sum(found.values()) >= after
-        before = found
+        recorded = trials(database)
+        assert recorded >= before
+        assert sum(recorded.values()) >= after
+        before = recorded
     last = subprocess.run([*COMMAND, str(database)], capture_output=True, text=True, timeout=120)
     assert last.returncode == 0, last.stderr
     assert trials(database) >= before
@@ -234,5 +234,5 @@ def test_handlers_of_the_program_and_ignored_signals_are_kept() -> None:
             signal.raise_signal(signal.SIGTERM)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
-        for number, found in before.items():
-            signal.signal(number, found)
+        for number, earlier_handler in before.items():
+            signal.signal(number, earlier_handler)

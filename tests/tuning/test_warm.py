@@ -85,23 +85,23 @@ def test_times_of_another_device_go_to_their_rows(store: Store) -> None:
     fill(store, {copy: measured(100.0 + copy) for copy in range(20)})
     fill(store, {20: CompileFailed(reason="no"), 21: Aborted(samples_us=(9.0, 8.0), above_us=5.0)})
     fill(store, {22: Predicted(predicted_us=1.0, verification=VERIFIED), 23: measured(1.0, cache="warm")})
-    found = start(store)
-    [column] = found.elsewhere_us
+    warm_start = start(store)
+    [column] = warm_start.elsewhere_us
     np.testing.assert_array_equal(column[:22], [*range(100, 120), math.inf, 8.0])
     assert np.isnan(column[22:]).all()
-    [source] = found.sources
+    [source] = warm_start.sources
     assert (source.device, source.workload) == (THERE.key, WORKLOAD)
     assert (source.records, source.use) == (22, "expected")
-    assert found.first == ()
+    assert warm_start.first == ()
 
 
 def test_few_records_only_say_what_to_try_first(store: Store) -> None:
     fill(store, {copy: measured(100.0 - copy) for copy in range(LEAST_TIMED - 1)})
     fill(store, {30: CompileFailed(reason="no")})
-    found = start(store)
-    assert found.elsewhere_us == ()
-    assert [config["copy"] for config in found.first] == [18, 17, 16, 15, 14][:FIRST]
-    assert [(source.records, source.use) for source in found.sources] == [(LEAST_TIMED, "tried first")]
+    warm_start = start(store)
+    assert warm_start.elsewhere_us == ()
+    assert [config["copy"] for config in warm_start.first] == [18, 17, 16, 15, 14][:FIRST]
+    assert [(source.records, source.use) for source in warm_start.sources] == [(LEAST_TIMED, "tried first")]
 
 
 def test_a_column_with_gaps_only_says_what_to_try_first(
@@ -110,18 +110,18 @@ def test_a_column_with_gaps_only_says_what_to_try_first(
     fill(store, {copy: measured(100.0 - copy) for copy in range(25)})
     assert start(store).sources[0].use == "expected"
     monkeypatch.setattr(warm, "LEAST_KNOWN", 26 / 40)
-    found = start(store)
-    assert found.elsewhere_us == ()
-    assert found.first[0] == Config({"copy": 24})
-    assert found.sources[0].use == "tried first"
+    warm_start = start(store)
+    assert warm_start.elsewhere_us == ()
+    assert warm_start.first[0] == Config({"copy": 24})
+    assert warm_start.sources[0].use == "tried first"
 
 
 def test_a_search_that_does_not_learn_tries_the_best(store: Store) -> None:
     fill(store, {copy: measured(100.0 - copy) for copy in range(30)})
-    found = start(store, learns=False)
-    assert found.elsewhere_us == ()
-    assert found.first[0] == Config({"copy": 29})
-    assert [source.use for source in found.sources] == ["tried first"]
+    warm_start = start(store, learns=False)
+    assert warm_start.elsewhere_us == ()
+    assert warm_start.first[0] == Config({"copy": 29})
+    assert [source.use for source in warm_start.sources] == ["tried first"]
 
 
 def test_the_newest_time_of_the_newest_source_counts(store: Store) -> None:
@@ -150,18 +150,18 @@ def test_another_kind_of_device_is_ignored(store: Store) -> None:
 
 def test_related_workloads_are_used_when_this_one_was_never_tuned(store: Store) -> None:
     times = {copy: measured(7.0) for copy in range(30)}
-    near, far, other = (
+    near, far, unrelated = (
         WORKLOAD.replace("cols=32", "cols=64"),
         WORKLOAD.replace("rows=16", "rows=1024"),
         WORKLOAD.replace("f32", "f16"),
     )
-    for workload in (far, other):
+    for workload in (far, unrelated):
         fill(store, times, workload=workload)
     assert start(store) == WarmStart()
     fill(store, times, workload=near)
     fill(store, times, workload=near, device=HERE)
-    found = start(store)
-    assert [(source.workload, source.device) for source in found.sources] == [
+    warm_start = start(store)
+    assert [(source.workload, source.device) for source in warm_start.sources] == [
         (near, HERE.key),
         (near, THERE.key),
     ]
@@ -198,9 +198,9 @@ def begun(store: Store, asks: int = 0, **changes: object) -> tuple[RunContext, l
     """Return a run that has not measured yet, and the configurations that it would try first."""
     problem, plan = parse(WORKLOAD), Plan(**changes)  # type: ignore[arg-type]
     setup = TuningSetup(target=tuning_target(HERE), plan=plan, store=store)
-    one = WeightedWorkload(workload=problem)
-    one.find_variants(setup.target, plan, (KEY,))
-    context = prepare(setup, one, lambda progress: None)
+    weighted = WeightedWorkload(workload=problem)
+    weighted.find_variants(setup.target, plan, (KEY,))
+    context = prepare(setup, weighted, lambda progress: None)
     [search] = context.searches
     proposals = [search.ask(search.best_us) for _ in range(asks)]
     return context, [proposal.config["copy"] for proposal in proposals if proposal is not None]

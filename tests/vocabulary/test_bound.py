@@ -25,8 +25,8 @@ MHZ = A100.max_clock_mhz
 WORK = ("fma", "mma_flop", "sfu", "smem_traffic_bytes", "fill_bytes", "accesses", "instructions")
 
 
-def costs(**given: Any) -> Costs:
-    return Costs(**{"blocks": 1.0, "full_blocks": 1.0, "threads": 128, "mma_dtype": "f16", **given})
+def costs(**changes: Any) -> Costs:
+    return Costs(**{"blocks": 1.0, "full_blocks": 1.0, "threads": 128, "mma_dtype": "f16", **changes})
 
 
 def only(bounds: Bounds) -> float:
@@ -267,7 +267,9 @@ def test_cost_columns_must_have_equal_length() -> None:
 # ----------------------------------------------------------------------------------------- properties
 
 amounts = st.floats(0, 1e12)
-devices = st.sampled_from([found for found in device.described().values() if found.mma_flop_per_clock])
+devices = st.sampled_from(
+    [described for described in device.described().values() if described.mma_flop_per_clock]
+)
 
 
 @st.composite
@@ -358,11 +360,11 @@ def test_simulated_schedule_of_latency_chains_never_beats_bound(
     for chosen in (np.arange(full) % A100.sm_count, rng.integers(0, A100.sm_count, full)):
         longest = 0.0
         for sm in range(A100.sm_count):
-            places = [0.0] * resident
+            slots = [0.0] * resident
             for _ in range(int((chosen == sm).sum())):
-                free = places.index(min(places))
-                places[free] += float(rng.choice(chains))
-            longest = max(longest, *places)
+                free = slots.index(min(slots))
+                slots[free] += float(rng.choice(chains))
+            longest = max(longest, *slots)
         assert longest / MHZ >= only(bound(launch, NOTHING, A100)) * (1 - 1e-9)
 
 
@@ -376,5 +378,5 @@ def _sm_time(blocks: int, resident: int, share: float) -> float:
         rate = min(share, 1 / len(running))
         step = min(running) / rate
         time += step
-        running = [left - step * rate for left in running if left - step * rate > 1e-12]
+        running = [remaining - step * rate for remaining in running if remaining - step * rate > 1e-12]
     return time

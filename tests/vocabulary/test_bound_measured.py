@@ -36,10 +36,10 @@ LIBRARY = {
 
 
 def _dram_us(reads: Array, writes: Array, name: str) -> Array:
-    found = device.find(name)
+    gpu = device.find(name)
     return np.array(
         [
-            dram_us(Traffic(read_bytes=int(r), write_bytes=int(w)), found, "warm")
+            dram_us(Traffic(read_bytes=int(r), write_bytes=int(w)), gpu, "warm")
             for r, w in zip(reads, writes, strict=True)
         ]
     )
@@ -84,19 +84,19 @@ F32 = {
 def test_no_f32_operator_beats_fma_and_memory_floors(product: str) -> None:
     rows = table("predict/neusight_ops.csv.gz")
     of_product = rows["device"] == product
-    found, us = device.find(F32[product]), rows["latency_ms"] * 1e3
+    gpu, us = device.find(F32[product]), rows["latency_ms"] * 1e3
     matrix = of_product & np.isin(rows["op_group"], ("bmm", "linear"))
     macs = rows["flops"][matrix] / 2
-    if found.compute_capability == (0, 0):  # these use matrix cores for f32
+    if gpu.compute_capability == (0, 0):  # these use matrix cores for f32
         work: dict[str, Any] = {"mma_flop": 2 * macs, "mma_dtype": "f32"}
     else:
         work = {"fma": macs}
-    compute = bound(Costs(blocks=1, full_blocks=0, threads=256, **work), NOTHING, found).us
+    compute = bound(Costs(blocks=1, full_blocks=0, threads=256, **work), NOTHING, gpu).us
     assert (compute > us[matrix]).sum() == 0
     assert (compute / us[matrix]).max() > 0.6
     rest = of_product & ~np.isin(rows["op_group"], ("bmm", "linear"))
-    each = rows["B"][rest] * rows["H"][rest] * 4
-    memory = _dram_us(each, each, F32[product])
+    head_bytes = rows["B"][rest] * rows["H"][rest] * 4
+    memory = _dram_us(head_bytes, head_bytes, F32[product])
     assert (memory > us[rest]).sum() == 0
     assert (memory / us[rest]).max() > 0.7
 
@@ -113,20 +113,20 @@ def test_no_f32_gemm_beats_wave_quantisation_of_its_tiles(product: str) -> None:
     m, batch = np.where(linear, batch * np.where(m > 0, m, 1), m), np.where(linear, 1, batch)
     straight = grid == np.ceil(m / tile_m) * np.ceil(n / tile_n) * batch
     turned = grid == np.ceil(m / tile_n) * np.ceil(n / tile_m) * batch
-    known = straight | turned  # else the reduction is split
+    unsplit = straight | turned  # else the reduction is split
     full = np.minimum(
         np.where(straight, (m // tile_m) * (n // tile_n) * batch, np.inf),
         np.where(turned, (m // tile_n) * (n // tile_m) * batch, np.inf),
     )
     launch = Costs(
-        blocks=(batch * m * n / (tile_m * tile_n))[known],
-        full_blocks=full[known],
-        threads=threads[known],
-        fma=(tile_m * tile_n * depth)[known],
+        blocks=(batch * m * n / (tile_m * tile_n))[unsplit],
+        full_blocks=full[unsplit],
+        threads=threads[unsplit],
+        fma=(tile_m * tile_n * depth)[unsplit],
     )
     got = bound(launch, NOTHING, device.find(F32[product])).us
-    assert known.sum() > 5000
-    assert (got > ms[known] * 1e3).sum() == 0
+    assert unsplit.sum() > 5000
+    assert (got > ms[unsplit] * 1e3).sum() == 0
 
 
 # ------------------------------------------------------------------------------------- recorded spaces
@@ -149,16 +149,16 @@ SPACES = [
 def test_no_measured_configuration_beats_its_bound(
     space: str, name: str, fma_share: float, share: float, pruned: float, highest: float
 ) -> None:
-    known = Space.of(read(found(f"recorded/{space}.json.gz")))
-    recording, got = known.recording, known.bounds
+    recorded_space = Space.of(read(found(f"recorded/{space}.json.gz")))
+    recording, got = recorded_space.recording, recorded_space.bounds
     assert got is not None
     timed = device.find(name)
-    assert known.device == timed
+    assert recorded_space.device == timed
     best = int(np.nanargmin(recording.times_us))
     ran = np.isfinite(recording.times_us)
     assert ran.sum() > 4000
     assert (got.us[ran] > recording.fastest_us[ran]).sum() == 0
-    fma = known.multiply_adds_us
+    fma = recorded_space.multiply_adds_us
     assert fma is not None
     assert fma[best] / recording.optimum_us == pytest.approx(fma_share, abs=0.001)
     assert got.us[best] / recording.optimum_us == pytest.approx(share, abs=0.001)

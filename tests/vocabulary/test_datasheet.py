@@ -55,104 +55,122 @@ def sheet(**changes: Any) -> dict[str, Any]:
 
 
 def test_unreleased_gpu_is_described_by_ten_values(tmp_path: Path) -> None:
-    found = read(tmp_path, NEXT)
-    assert found.device.name == "next-1"
-    assert (found.device.sm_count, found.device.max_clock_mhz, found.device.dram_gb_s) == (160, 2100, 12000)
-    assert (found.device.l2_bytes, found.device.memory_bytes) == (192 << 20, 288 << 30)
-    assert found.device.fma_per_clock == 128  # 86e6 / 160 / 2100 / 2
-    assert found.device.mma_flop_per_clock == {
+    described = read(tmp_path, NEXT)
+    assert described.device.name == "next-1"
+    assert (described.device.sm_count, described.device.max_clock_mhz, described.device.dram_gb_s) == (
+        160,
+        2100,
+        12000,
+    )
+    assert (described.device.l2_bytes, described.device.memory_bytes) == (192 << 20, 288 << 30)
+    assert described.device.fma_per_clock == 128  # 86e6 / 160 / 2100 / 2
+    assert described.device.mma_flop_per_clock == {
         "f16": 16384,
         "bf16": 16384,
         "e4m3": 32768,  # 5500e6 / 160 / 2100 = 16369
         "tf32": 8192,
         "i8": 32768,  # estimated from the ratios on sm_103
     }
-    assert found.device.smem_per_sm_bytes == device.representative("sm_103").smem_per_sm_bytes
-    assert found.device.assumed
-    assert "no architecture is given" in found.notes[0]
-    assert "sm_103" in found.notes[0]
-    assert "tf32, i8 are not given" in found.notes[1]
+    assert described.device.smem_per_sm_bytes == device.representative("sm_103").smem_per_sm_bytes
+    assert described.device.assumed
+    assert "no architecture is given" in described.notes[0]
+    assert "sm_103" in described.notes[0]
+    assert "tf32, i8 are not given" in described.notes[1]
 
 
 def test_power_and_process_are_read_if_given(tmp_path: Path) -> None:
-    found = read(tmp_path, NEXT).device
-    assert getattr(found, "tdp_w", 1400) == 1400
-    assert getattr(found, "process_nm", 3) == 3
+    described = read(tmp_path, NEXT).device
+    assert getattr(described, "tdp_w", 1400) == 1400
+    assert getattr(described, "process_nm", 3) == 3
 
 
 @pytest.mark.parametrize("name", list(SHEETS))
 def test_datasheet_of_known_product_equals_its_description(name: str, tmp_path: Path) -> None:
-    known, (peaks, mhz) = device.find(name), SHEETS[name]
-    words = {"name": f"sheet of {name}", "architecture": known.architecture, "sm_count": known.sm_count}
-    words |= {"boost_mhz": mhz, "memory_gb_s": known.dram_gb_s, "l2_mb": known.l2_bytes / 2**20}
-    found = read(tmp_path, json.dumps({**words, "tflops": peaks}), "mine.json")
-    assert found.device.fma_per_clock == known.fma_per_clock
-    assert found.device.mma_flop_per_clock == known.mma_flop_per_clock
-    assert (found.device.l2_bytes, found.device.threads_per_sm) == (known.l2_bytes, known.threads_per_sm)
-    assert not found.device.assumed
-    assert not found.notes
+    product, (peaks, mhz) = device.find(name), SHEETS[name]
+    words = {"name": f"sheet of {name}", "architecture": product.architecture, "sm_count": product.sm_count}
+    words |= {"boost_mhz": mhz, "memory_gb_s": product.dram_gb_s, "l2_mb": product.l2_bytes / 2**20}
+    described = read(tmp_path, json.dumps({**words, "tflops": peaks}), "mine.json")
+    assert described.device.fma_per_clock == product.fma_per_clock
+    assert described.device.mma_flop_per_clock == product.mma_flop_per_clock
+    assert (described.device.l2_bytes, described.device.threads_per_sm) == (
+        product.l2_bytes,
+        product.threads_per_sm,
+    )
+    assert not described.device.assumed
+    assert not described.notes
 
 
 @pytest.mark.parametrize("name", ["h100-sxm", "b300", "mi300x"])
 def test_nearest_architecture_is_that_of_the_product(name: str, tmp_path: Path) -> None:
-    known, (peaks, mhz) = device.find(name), SHEETS[name]
-    words = sheet(name=f"not {name}", sm_count=known.sm_count, boost_mhz=mhz, tflops=peaks)
-    if known.architecture.startswith("gfx"):
+    product, (peaks, mhz) = device.find(name), SHEETS[name]
+    words = sheet(name=f"not {name}", sm_count=product.sm_count, boost_mhz=mhz, tflops=peaks)
+    if product.architecture.startswith("gfx"):
         words["name"] = "AMD Instinct MI3X"
-    found = read(tmp_path, json.dumps(words), "mine.json").device
-    assert (found.architecture, found.assumed) == (known.architecture, True)
+    described = read(tmp_path, json.dumps(words), "mine.json").device
+    assert (described.architecture, described.assumed) == (product.architecture, True)
 
 
 def test_unknown_architecture_keeps_its_name(tmp_path: Path) -> None:
-    found = read(tmp_path, json.dumps(sheet(architecture="sm_104")), "mine.json")
-    assert found.device.architecture == "sm_104"
-    assert found.device.compute_capability == (10, 4)
-    assert found.device.assumed
-    assert "sm_104 is not described" in found.notes[0]
+    described = read(tmp_path, json.dumps(sheet(architecture="sm_104")), "mine.json")
+    assert described.device.architecture == "sm_104"
+    assert described.device.compute_capability == (10, 4)
+    assert described.device.assumed
+    assert "sm_104 is not described" in described.notes[0]
     bare = json.dumps(sheet(architecture="sm_104", tflops=None))
     assert "those of sm_103" in read(tmp_path, bare, "mine.json").notes[0]
 
 
 def test_missing_values_come_from_architecture(tmp_path: Path) -> None:
-    found = read(
+    described = read(
         tmp_path,
         'name = "mine"\narchitecture = "sm_90"\nsm_count = 100\nmax_clock_mhz = 1500\ndram_gb_s = 3000\n'
         'l2_bytes = 1000\nsource = "me"\nsmem_latency = 25\nmemory_bytes = 0\n',
     )
-    assert found.device.memory_bytes == 0
-    assert (found.device.name, found.device.sm_count, found.device.fma_per_clock) == ("mine", 100, 128)
-    assert (found.device.l2_bytes, found.device.smem_latency) == (1000, 25)
-    assert found.device.mma_flop_per_clock == device.find("h100-sxm").mma_flop_per_clock
+    assert described.device.memory_bytes == 0
+    assert (described.device.name, described.device.sm_count, described.device.fma_per_clock) == (
+        "mine",
+        100,
+        128,
+    )
+    assert (described.device.l2_bytes, described.device.smem_latency) == (1000, 25)
+    assert described.device.mma_flop_per_clock == device.find("h100-sxm").mma_flop_per_clock
 
 
 def test_file_can_inherit_from_known_device(tmp_path: Path) -> None:
-    found = read(tmp_path, 'name = "h100-twice"\nlike = "h100-sxm"\nmemory_gb_s = 6700\n')
-    known = device.find("h100-sxm")
-    assert (found.device.name, found.device.dram_gb_s) == ("h100-twice", 6700)
-    assert (found.device.sm_count, found.device.memory_bytes) == (known.sm_count, known.memory_bytes)
-    assert not found.notes
-    found = read(tmp_path, 'name = "h100-sxm"\nlike = "h100-sxm"\nl2_mb = 100\ntflops = { fp32 = 134 }\n')
-    assert (found.device.l2_bytes, found.device.fma_per_clock) == (100 << 20, 256)
-    assert not found.notes  # intended differences give no notes
-    assert not found.device.assumed
+    described = read(tmp_path, 'name = "h100-twice"\nlike = "h100-sxm"\nmemory_gb_s = 6700\n')
+    product = device.find("h100-sxm")
+    assert (described.device.name, described.device.dram_gb_s) == ("h100-twice", 6700)
+    assert (described.device.sm_count, described.device.memory_bytes) == (
+        product.sm_count,
+        product.memory_bytes,
+    )
+    assert not described.notes
+    described = read(tmp_path, 'name = "h100-sxm"\nlike = "h100-sxm"\nl2_mb = 100\ntflops = { fp32 = 134 }\n')
+    assert (described.device.l2_bytes, described.device.fma_per_clock) == (100 << 20, 256)
+    assert not described.notes  # intended differences give no notes
+    assert not described.device.assumed
 
 
 def test_rate_other_than_power_of_two_is_kept(tmp_path: Path) -> None:
-    found = read(tmp_path, json.dumps(sheet(tflops={"fp32": 50, "fp16": 800})), "mine.json").device
-    assert found.fma_per_clock == pytest.approx(50e6 / 132 / 1980 / 2)
-    assert found.mma_flop_per_clock["f16"] == pytest.approx(800e6 / 132 / 1980)
+    described = read(tmp_path, json.dumps(sheet(tflops={"fp32": 50, "fp16": 800})), "mine.json").device
+    assert described.fma_per_clock == pytest.approx(50e6 / 132 / 1980 / 2)
+    assert described.mma_flop_per_clock["f16"] == pytest.approx(800e6 / 132 / 1980)
 
 
 def test_peaks_refer_to_boost_clock_if_maximum_clock_is_given(tmp_path: Path) -> None:
     words = sheet(boost_mhz=2520, max_clock_mhz=3165, sm_count=128, tflops={"fp32": 82.6, "fp16": 165.2})
-    found = read(tmp_path, json.dumps(words), "mine.json").device
-    assert (found.max_clock_mhz, found.fma_per_clock, found.mma_flop_per_clock["f16"]) == (3165, 128, 512)
-    assert getattr(found, "boost_clock_mhz", 2520) == 2520
+    described = read(tmp_path, json.dumps(words), "mine.json").device
+    assert (described.max_clock_mhz, described.fma_per_clock, described.mma_flop_per_clock["f16"]) == (
+        3165,
+        128,
+        512,
+    )
+    assert getattr(described, "boost_clock_mhz", 2520) == 2520
 
 
 def test_contradiction_with_known_product_is_noted(tmp_path: Path) -> None:
-    found = read(tmp_path, json.dumps(sheet(name="NVIDIA L4", sm_count=60)), "mine.json")
-    assert "sm_count is 60 in this file, but 58 in the description of l4" in found.notes
+    described = read(tmp_path, json.dumps(sheet(name="NVIDIA L4", sm_count=60)), "mine.json")
+    assert "sm_count is 60 in this file, but 58 in the description of l4" in described.notes
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -210,10 +228,10 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_device_is_found_by_file_path(tmp_path: Path) -> None:
     (tmp_path / "next.TOML").write_text(NEXT)
-    found = device.find(str(tmp_path / "next.TOML"))
-    assert isinstance(found, Device)
-    assert found.name == "next-1"
-    assert device.from_file(tmp_path / "next.TOML") == found
+    described = device.find(str(tmp_path / "next.TOML"))
+    assert isinstance(described, Device)
+    assert described.name == "next-1"
+    assert device.from_file(tmp_path / "next.TOML") == described
 
 
 # -- NeuSight's files -----------------------------------------------------------------------------------
@@ -228,26 +246,30 @@ def neusight(folder: Path, **changes: Any) -> datasheet.Sheet:
 
 
 def test_neusight_file_is_read_and_noted(tmp_path: Path) -> None:
-    found = neusight(tmp_path)
-    assert (found.device.name, found.device.architecture) == ("h100-sxm", "sm_90")
-    assert (found.device.dram_gb_s, found.device.fma_per_clock) == (3430, 128)
-    assert found.device.mma_flop_per_clock["bf16"] == 4096  # not in the file: taken from the known product
-    assert found.notes[0].startswith("read as a NeuSight device: sm_count 132, boost_mhz 1980")
-    assert "tflops fp32 66.908" in found.notes[0]
-    assert found.notes[1:] == ("memory_gb_s is 3430 in this file, but 3352 in the description of h100-sxm",)
+    described = neusight(tmp_path)
+    assert (described.device.name, described.device.architecture) == ("h100-sxm", "sm_90")
+    assert (described.device.dram_gb_s, described.device.fma_per_clock) == (3430, 128)
+    assert (
+        described.device.mma_flop_per_clock["bf16"] == 4096
+    )  # not in the file: taken from the known product
+    assert described.notes[0].startswith("read as a NeuSight device: sm_count 132, boost_mhz 1980")
+    assert "tflops fp32 66.908" in described.notes[0]
+    assert described.notes[1:] == (
+        "memory_gb_s is 3430 in this file, but 3352 in the description of h100-sxm",
+    )
 
 
 def test_contradiction_within_neusight_file_is_accepted_and_noted(tmp_path: Path) -> None:
-    found = neusight(tmp_path, SingleFLOPs=1979000, Mem_Bw=6860, Dev_Mem=160, L2Cache=100)
-    assert found.device.dram_gb_s == 6860
-    said = "\n".join(found.notes)
-    assert "contradicts Num_Sm x Core_Per_SM x 2 x Freq: 66908" in said
-    assert "l2_mb is 100 in this file, but 50 in the description of h100-sxm" in said
-    assert "fp32 implies 4096 multiply-adds per SM and clock" in said
+    described = neusight(tmp_path, SingleFLOPs=1979000, Mem_Bw=6860, Dev_Mem=160, L2Cache=100)
+    assert described.device.dram_gb_s == 6860
+    notes = "\n".join(described.notes)
+    assert "contradicts Num_Sm x Core_Per_SM x 2 x Freq: 66908" in notes
+    assert "l2_mb is 100 in this file, but 50 in the description of h100-sxm" in notes
+    assert "fp32 implies 4096 multiply-adds per SM and clock" in notes
 
 
 def test_amd_datasheet_has_vector_and_matrix_rates(tmp_path: Path) -> None:
-    found = neusight(
+    described = neusight(
         tmp_path,
         Device="AMD Instinct MI210",
         Num_Sm=104,
@@ -256,7 +278,11 @@ def test_amd_datasheet_has_vector_and_matrix_rates(tmp_path: Path) -> None:
         SingleFLOPsMM=45300,
         SingleFLOPsVEC=22600,
     ).device
-    assert (found.architecture, found.fma_per_clock, found.mma_flop_per_clock["f32"]) == ("gfx90a", 64, 256)
+    assert (described.architecture, described.fma_per_clock, described.mma_flop_per_clock["f32"]) == (
+        "gfx90a",
+        64,
+        256,
+    )
 
 
 @pytest.mark.parametrize(
@@ -280,7 +306,7 @@ def test_all_published_neusight_files_are_read() -> None:
     folder = DATA / "predict" / "neusight_device_configs"
     if not folder.is_dir():
         pytest.skip(f"{folder} is not here")
-    found = {path.stem: datasheet.read(path) for path in sorted(folder.glob("*.json"))}
-    assert len(found) == 13
-    assert {one.device.name for one in found.values()} <= set(device.described())
-    assert not any(one.device.assumed for one in found.values())
+    sheets = {path.stem: datasheet.read(path) for path in sorted(folder.glob("*.json"))}
+    assert len(sheets) == 13
+    assert {described.device.name for described in sheets.values()} <= set(device.described())
+    assert not any(described.device.assumed for described in sheets.values())

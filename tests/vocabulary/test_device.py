@@ -121,42 +121,42 @@ def test_every_known_product_has_description() -> None:
 
 @pytest.mark.parametrize("name", list(device.described()))
 def test_description_is_complete_and_cites_source(name: str) -> None:
-    found = device.find(name)
-    assert found.kind == "gpu"
-    assert found.name == name
-    assert not found.assumed
+    gpu = device.find(name)
+    assert gpu.kind == "gpu"
+    assert gpu.name == name
+    assert not gpu.assumed
     assert len(_device.described_facts()["device"][name]["source"]) > 10
-    assert found.architecture in device.architectures()
-    assert 0 < found.smem_per_block_bytes <= found.smem_per_sm_bytes
-    assert found.threads_per_sm % 32 == 0
-    assert found.blocks_per_sm > 0
-    assert 4 << 30 <= found.memory_bytes <= 288 << 30
+    assert gpu.architecture in device.architectures()
+    assert 0 < gpu.smem_per_block_bytes <= gpu.smem_per_sm_bytes
+    assert gpu.threads_per_sm % 32 == 0
+    assert gpu.blocks_per_sm > 0
+    assert 4 << 30 <= gpu.memory_bytes <= 288 << 30
 
 
 @pytest.mark.parametrize("name", list(QUOTED))
 def test_rates_match_datasheet_throughput_at_quoted_clock(name: str) -> None:
-    found = device.find(name)
+    gpu = device.find(name)
     for kind, (tflop_s, mhz) in QUOTED[name].items():
-        rate = 2 * found.fma_per_clock if kind == "fma" else found.mma_flop_per_clock[kind]
-        assert rate * found.sm_count * mhz / 1e6 == pytest.approx(tflop_s, rel=0.015), kind
-        assert found.max_clock_mhz >= mhz
+        rate = 2 * gpu.fma_per_clock if kind == "fma" else gpu.mma_flop_per_clock[kind]
+        assert rate * gpu.sm_count * mhz / 1e6 == pytest.approx(tflop_s, rel=0.015), kind
+        assert gpu.max_clock_mhz >= mhz
 
 
 @pytest.mark.parametrize("name", list(MEMORY))
 def test_memory_matches_datasheet_or_driver(name: str) -> None:
-    found, (gb_s, mb) = device.find(name), MEMORY[name]
-    assert gb_s <= found.dram_gb_s <= 1.03 * gb_s
-    assert found.l2_bytes == mb << 20
+    gpu, (gb_s, mb) = device.find(name), MEMORY[name]
+    assert gb_s <= gpu.dram_gb_s <= 1.03 * gb_s
+    assert gpu.l2_bytes == mb << 20
 
 
 @pytest.mark.parametrize("architecture", list(LIMITS))
 def test_architecture_limits(architecture: str) -> None:
-    found, (smem_kb, threads, blocks) = device.representative(architecture), LIMITS[architecture]
-    assert found.architecture == architecture
-    assert found.smem_per_sm_bytes == smem_kb << 10
-    assert (found.threads_per_sm, found.blocks_per_sm) == (threads, blocks)
-    assert found.smem_reserved_bytes == (1024 if found.compute_capability >= (8, 0) else 0)
-    assert found.compute_capability == (int(architecture[3:-1]), int(architecture[-1]))
+    gpu, (smem_kb, threads, blocks) = device.representative(architecture), LIMITS[architecture]
+    assert gpu.architecture == architecture
+    assert gpu.smem_per_sm_bytes == smem_kb << 10
+    assert (gpu.threads_per_sm, gpu.blocks_per_sm) == (threads, blocks)
+    assert gpu.smem_reserved_bytes == (1024 if gpu.compute_capability >= (8, 0) else 0)
+    assert gpu.compute_capability == (int(architecture[3:-1]), int(architecture[-1]))
 
 
 # Highest SM clock in MHz that drivers allow, as `nvidia-smi --query-gpu=clocks.max.sm` prints it.
@@ -171,11 +171,11 @@ def test_clock_is_highest_allowed_by_driver(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in device.described() if not name.startswith("mi")])
 def test_latency_grows_with_memory_level(name: str) -> None:
-    found = device.find(name)
-    assert 4 <= found.fma_latency < found.mma_latency < found.l2_latency
-    assert found.fma_latency < found.smem_latency < found.l1_latency < found.l2_latency
-    assert found.smem_latency >= 19  # the lowest published value of any GPU
-    assert found.accesses_per_clock in (16, 32, 64)
+    gpu = device.find(name)
+    assert 4 <= gpu.fma_latency < gpu.mma_latency < gpu.l2_latency
+    assert gpu.fma_latency < gpu.smem_latency < gpu.l1_latency < gpu.l2_latency
+    assert gpu.smem_latency >= 19  # the lowest published value of any GPU
+    assert gpu.accesses_per_clock in (16, 32, 64)
 
 
 def test_amd_devices_have_no_compute_capability() -> None:
@@ -207,39 +207,39 @@ def test_rates_used_as_divisors_must_be_positive(value: float) -> None:
 
 def _attach(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> Device:
     monkeypatch.setattr(_host, "gpus", lambda: ({**GPU, **facts},))
-    (found,) = device.local_gpus()
-    return found
+    (gpu,) = device.local_gpus()
+    return gpu
 
 
 def test_driver_values_override_description_except_understated_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = _attach(monkeypatch)
-    assert found.sm_count == 81
-    assert found.dram_gb_s == 936.1
-    assert found.max_clock_mhz == 2100  # the driver's property is the boost clock
-    assert found.mma_flop_per_clock["f16"] == 512
-    assert found.smem_reserved_bytes == 1024
-    assert not found.assumed
+    gpu = _attach(monkeypatch)
+    assert gpu.sm_count == 81
+    assert gpu.dram_gb_s == 936.1
+    assert gpu.max_clock_mhz == 2100  # the driver's property is the boost clock
+    assert gpu.mma_flop_per_clock["f16"] == 512
+    assert gpu.smem_reserved_bytes == 1024
+    assert not gpu.assumed
 
 
 def test_unknown_product_uses_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = _attach(monkeypatch, name="rtx-a5000")
-    assert found.max_clock_mhz == 1695
-    assert found.mma_flop_per_clock["f16"] == 1024
-    assert not found.assumed
+    gpu = _attach(monkeypatch, name="rtx-a5000")
+    assert gpu.max_clock_mhz == 1695
+    assert gpu.mma_flop_per_clock["f16"] == 1024
+    assert not gpu.assumed
 
 
 def test_unknown_architecture_uses_fastest_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = _attach(monkeypatch, name="next", architecture="sm_130")
-    assert found.assumed
+    gpu = _attach(monkeypatch, name="next", architecture="sm_130")
+    assert gpu.assumed
     for name in NAMES:
-        known = device.find(name)
-        if known.compute_capability != (0, 0):
-            assert found.fma_per_clock >= known.fma_per_clock
-            assert found.fill_bytes_per_clock >= known.fill_bytes_per_clock
-            for kind, rate in known.mma_flop_per_clock.items():
-                assert found.mma_flop_per_clock[kind] >= rate
+        described_gpu = device.find(name)
+        if described_gpu.compute_capability != (0, 0):
+            assert gpu.fma_per_clock >= described_gpu.fma_per_clock
+            assert gpu.fill_bytes_per_clock >= described_gpu.fill_bytes_per_clock
+            for kind, rate in described_gpu.mma_flop_per_clock.items():
+                assert gpu.mma_flop_per_clock[kind] >= rate
 
 
 def test_local_devices_are_found_by_name_and_index(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,12 +106,12 @@ def test_error_names_mistake_and_position(text: str, says: str) -> None:
 @given(st.text(alphabet="xy2.5e+-*/(), abgelurmax", max_size=40))
 def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
-        one = canonical(text)
+        canonical_text = canonical(text)
     except InputError:
         return
-    assert parse(one) == parse(text)
-    assert canonical(one) == one
-    assert " " not in one
+    assert parse(canonical_text) == parse(text)
+    assert canonical(canonical_text) == canonical_text
+    assert " " not in canonical_text
 
 
 @pytest.mark.parametrize("text", ["-" * (MAX_LENGTH - 1) + "x", "(" * 119 + "x" + ")" * 119])
@@ -163,11 +163,14 @@ COMMON = "elementwise:rows=4,cols=6,dtype=f16"
 
 
 def test_equivalent_expressions_are_one_workload() -> None:
-    one = workloads.parse(f"{COMMON},vectors=b+a,expression=max( x , a)*b")
-    assert str(one) == f"{COMMON},expression=max(x,a)*b,vectors=a+b"
-    assert workloads.parse(f"{COMMON},expression=max(x,a) * b,vectors=a+b") == one
-    assert workloads.parse(str(one)) == one
-    assert workloads.workload("elementwise", **{name: getattr(one, name) for name in one.dimensions()}) == one
+    workload = workloads.parse(f"{COMMON},vectors=b+a,expression=max( x , a)*b")
+    assert str(workload) == f"{COMMON},expression=max(x,a)*b,vectors=a+b"
+    assert workloads.parse(f"{COMMON},expression=max(x,a) * b,vectors=a+b") == workload
+    assert workloads.parse(str(workload)) == workload
+    assert (
+        workloads.workload("elementwise", **{name: getattr(workload, name) for name in workload.dimensions()})
+        == workload
+    )
 
 
 @pytest.mark.parametrize(

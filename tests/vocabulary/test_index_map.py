@@ -15,13 +15,13 @@ from tunebench.index_map import Gather, Guard, IndexMap, common_shape, row_major
 MISSING = -(2**40)
 
 
-def expanded(found: IndexMap) -> np.ndarray:
+def expanded(index_map: IndexMap) -> np.ndarray:
     """Return the offset of each element in order; MISSING where a guard does not hold."""
-    index = np.stack(np.meshgrid(*map(np.arange, found.shape), indexing="ij"), -1).reshape(
-        -1, len(found.shape)
+    index = np.stack(np.meshgrid(*map(np.arange, index_map.shape), indexing="ij"), -1).reshape(
+        -1, len(index_map.shape)
     )
-    offsets = found.start + index @ np.array(found.strides, np.int64)
-    for guard in found.guards:
+    offsets = index_map.start + index @ np.array(index_map.strides, np.int64)
+    for guard in index_map.guards:
         limited = guard.start + index @ np.array(guard.coefficients, np.int64)
         offsets = np.where((limited >= 0) & (limited < guard.extent), offsets, MISSING)
     return offsets
@@ -41,9 +41,9 @@ def views(draw: st.DrawFn, elements: int) -> IndexMap:
     order = draw(st.permutations(range(len(shape))))
     extents, strides = [extents[a] for a in order], [strides[a] for a in order]
     if draw(st.booleans()):
-        place = draw(st.integers(0, len(extents)))
-        extents.insert(place, 3)
-        strides.insert(place, 0)
+        position = draw(st.integers(0, len(extents)))
+        extents.insert(position, 3)
+        strides.insert(position, 0)
     return IndexMap(tuple(extents), tuple(strides), start)
 
 
@@ -66,8 +66,8 @@ def padded(draw: st.DrawFn) -> IndexMap:
 
 def limited(view: IndexMap, axis: int, first: int, count: int) -> IndexMap:
     """Return a wider view of which a range of indices along an axis reads the elements of a view."""
-    shape = tuple(extent + 3 if axis == place else extent for place, extent in enumerate(view.shape))
-    coefficients = tuple(int(axis == place) for place in range(len(shape)))
+    shape = tuple(extent + 3 if axis == position else extent for position, extent in enumerate(view.shape))
+    coefficients = tuple(int(axis == position) for position in range(len(shape)))
     start = view.start - first * view.strides[axis]
     guard = Guard(coefficients, -first, min(count, view.shape[axis]))
     return IndexMap(shape, view.strides, start, (guard,))
@@ -93,14 +93,14 @@ def test_composition_reads_the_element_at_the_position_of_the_view(data: st.Data
 
 @given(st.data())
 def test_simplified_maps_read_the_same_elements(data: st.DataObject) -> None:
-    one = data.draw(views(24) | padded())
-    other = IndexMap.contiguous(one.shape)
-    inner = data.draw(st.integers(0, len(one.shape)))
-    (simple, plain), left = simplified([one, other], inner)
-    assert (expanded(simple) == expanded(one)).all()
-    assert (expanded(plain) == expanded(other)).all()
-    assert math.prod(simple.shape[len(simple.shape) - left :]) == math.prod(
-        one.shape[len(one.shape) - inner :]
+    view = data.draw(views(24) | padded())
+    plain_map = IndexMap.contiguous(view.shape)
+    inner = data.draw(st.integers(0, len(view.shape)))
+    (simple, plain), inner_axes = simplified([view, plain_map], inner)
+    assert (expanded(simple) == expanded(view)).all()
+    assert (expanded(plain) == expanded(plain_map)).all()
+    assert math.prod(simple.shape[len(simple.shape) - inner_axes :]) == math.prod(
+        view.shape[len(view.shape) - inner :]
     )
 
 

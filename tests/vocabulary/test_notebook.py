@@ -58,7 +58,7 @@ def test_configurations_and_predictions_convert_to_pandas_and_arrow() -> None:
     assert dict(frame.iloc[3]) == dict(table.config(3))
     assert table.to_arrow().to_pandas().equals(frame)
     predictions = tunebench.predict_all([workload, workload], device.described()["a100-80-sxm"])
-    assert predictions.to_pandas()["time_us"].tolist() == [one.time_us for one in predictions]
+    assert predictions.to_pandas()["time_us"].tolist() == [prediction.time_us for prediction in predictions]
     assert isinstance(predictions.to_pandas(), pandas.DataFrame)
     assert predictions.to_arrow().num_rows == 2
     assert "2 workloads on" in predictions._repr_html_()
@@ -83,7 +83,7 @@ def test_network_and_plans_have_tables() -> None:
     job = TrainingJob(network=network("gpt2"), batch=8, seq=128)
     answer = plan_training(job, TrainingCluster.parse("2 x a100-80-sxm"), top=2, reasons=False)
     assert str(answer.result.best[1].plan) in answer._repr_html_()
-    assert answer._columns()["time_us"] == [each.step.time_us for each in answer.result.best]
+    assert answer._columns()["time_us"] == [plan.step.time_us for plan in answer.result.best]
 
 
 def test_progress_in_a_notebook_without_widgets_is_lines(
@@ -92,8 +92,8 @@ def test_progress_in_a_notebook_without_widgets_is_lines(
     notebook = _console._console_class()(force_jupyter=True)
     plain = _console.console
 
-    def console(*, stderr: bool = False, **given: bool) -> object:
-        return plain(stderr=stderr, **given) if "notebook" in given else notebook
+    def console(*, stderr: bool = False, **options: bool) -> object:
+        return plain(stderr=stderr, **options) if "notebook" in options else notebook
 
     monkeypatch.setattr(progress_bar, "console", console)
     monkeypatch.setattr(progress_bar, "find_spec", lambda name: None)

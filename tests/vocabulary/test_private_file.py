@@ -24,8 +24,8 @@ def _give_away(path: Path, patch: Patch) -> None:
     if os.geteuid() == 0:
         os.chown(path, 12345, -1)
     else:
-        other = os.geteuid() + 1
-        patch.setattr(os, "geteuid", lambda: other)
+        other_user = os.geteuid() + 1
+        patch.setattr(os, "geteuid", lambda: other_user)
 
 
 def _open_up(path: Path, _patch: Patch) -> None:

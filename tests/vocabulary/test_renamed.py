@@ -22,10 +22,10 @@ from tests.support import needs_torch
     ],
 )
 def test_old_name_warns_and_returns_the_renamed_object(module: str, old: str, new: str) -> None:
-    found = importlib.import_module(module)
+    imported = importlib.import_module(module)
     with pytest.warns(FutureWarning, match=f"use {module}.{new}"):
-        assert getattr(found, old) is getattr(found, new)
-    assert not hasattr(found, "no_such_name")
+        assert getattr(imported, old) is getattr(imported, new)
+    assert not hasattr(imported, "no_such_name")
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,8 @@ def test_dimensions_are_written_in_declared_order() -> None:
 def test_dimension_aliases_are_read_but_never_written() -> None:
     attend = Attend.parse_dimensions(f"{CHAIN},num_heads=8,causal=true")
     assert str(attend) == f"attend:{ATTEND}"
-    given = {name: getattr(attend, name) for name in Attend.dimensions() if name != "heads"}
-    assert Attend.from_dimensions({**given, "num_heads": 8}) == attend
+    dimensions = {name: getattr(attend, name) for name in Attend.dimensions() if name != "heads"}
+    assert Attend.from_dimensions({**dimensions, "num_heads": 8}) == attend
     assert attend.changed(num_heads=4) == attend.changed(heads=4)
     with pytest.raises(InputError, match="dimension 'heads' is given twice"):
         Attend.parse_dimensions(f"{ATTEND},num_heads=8")
@@ -183,10 +183,10 @@ attends = st.builds(
 def test_every_workload_round_trips(attend: Attend, random: Any) -> None:
     items = str(attend).removeprefix("attend:").split(",")
     random.shuffle(items)
-    again = Attend.parse_dimensions(",".join(items))
-    assert again == attend
-    assert str(again) == str(attend)
-    assert hash(again) == hash(attend)
+    parsed = Attend.parse_dimensions(",".join(items))
+    assert parsed == attend
+    assert str(parsed) == str(attend)
+    assert hash(parsed) == hash(attend)
 
 
 @given(attends)
@@ -281,10 +281,10 @@ def test_traffic_counts_every_array_once_and_no_scalars() -> None:
 def test_drawn_inputs_are_repeatable_and_of_the_stored_type() -> None:
     chain = ExpressionWorkload(expr="x", rows=8, cols=4, dtype="f16")
     drawn = chain.draw(np.random.default_rng(7))
-    again = chain.draw(np.random.default_rng(7))
+    repeated = chain.draw(np.random.default_rng(7))
     assert {name: (value.shape, str(value.dtype)) for name, value in drawn.items()} == {
         "x": ((8, 4), "float16"),
         "alpha": ((), "float32"),
     }
-    assert all(np.array_equal(drawn[name], again[name]) for name in drawn)
+    assert all(np.array_equal(drawn[name], repeated[name]) for name in drawn)
     assert not np.array_equal(drawn["x"], chain.draw(np.random.default_rng(8))["x"])

@@ -38,28 +38,30 @@ def test_the_reference_is_what_torch_computes_and_differentiates(text: str) -> N
     torch = pytest.importorskip("torch")
     forward = attention(text)
     exact = draw(forward, 0).exact()
-    found = forward.reference(exact)
+    reference = forward.reference(exact)
     q, k, v = (torch.tensor(exact[name], requires_grad=True) for name in ("q", "k", "v"))
     shared = [part.repeat_interleave(forward.group, dim=1) for part in (k, v)]
     scores = q @ shared[0].transpose(2, 3) * forward.scale
     if forward.causal:
         before = 0 if forward.align == "first" else forward.seq_k - forward.seq_q
-        ones = torch.ones(scores.shape[2:], dtype=torch.bool)
-        seen = ones.tril(before) & ones.triu(1 + before - (forward.window or forward.seq_k + forward.seq_q))
+        full_mask = torch.ones(scores.shape[2:], dtype=torch.bool)
+        seen = full_mask.tril(before) & full_mask.triu(
+            1 + before - (forward.window or forward.seq_k + forward.seq_q)
+        )
         assert forward.pairs == seen.sum()
         scores = scores.masked_fill(~seen, -torch.inf)
     if forward.has_bias:
         scores = scores + torch.tensor(exact["bias"])
     lse, o = scores.logsumexp(3).clamp(min=HIDDEN_ROW_LSE), torch._safe_softmax(scores, 3) @ shared[1]
-    np.testing.assert_allclose(found["o"].value, o.detach().numpy(), rtol=1e-12, atol=1e-15)
-    np.testing.assert_allclose(found["lse"].value, lse.detach().numpy(), rtol=1e-12)
-    assert (found["o"].value == 0).all(3).any() == ("q" in forward.bias and forward.seq_q > 7)
+    np.testing.assert_allclose(reference["o"].value, o.detach().numpy(), rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(reference["lse"].value, lse.detach().numpy(), rtol=1e-12)
+    assert (reference["o"].value == 0).all(3).any() == ("q" in forward.bias and forward.seq_q > 7)
 
     backward = attention(f"{text},direction=backward")
     do = np.random.default_rng(1).standard_normal(o.shape)
     o.backward(torch.tensor(do))
-    given = {**exact, "o": found["o"].value, "lse": found["lse"].value, "do": do}
-    gradients = backward.reference(given)
+    inputs_given = {**exact, "o": reference["o"].value, "lse": reference["lse"].value, "do": do}
+    gradients = backward.reference(inputs_given)
     for name, tensor in (("dq", q), ("dk", k), ("dv", v)):
         np.testing.assert_allclose(gradients[name].value, tensor.grad.numpy(), rtol=1e-9, atol=1e-12)
 
@@ -87,12 +89,12 @@ def _in_half(workload: Attention, t: Mapping[str, Array], *, all_keys: bool = Tr
     p, ds = (part.astype(half).astype(np.float32) for part in (p, ds))
     scale = np.float32(workload.scale)
     shape = (workload.batch, workload.heads_k, workload.group, workload.seq_k, workload.head_dim)
-    found = {
+    values = {
         "dq": scale * (ds @ k),
         "dk": (scale * (ds.swapaxes(2, 3) @ q)).reshape(shape).sum(axis=2),
         "dv": (p.swapaxes(2, 3) @ single["do"]).reshape(shape).sum(axis=2),
     }
-    return {name: value.astype(half) for name, value in found.items()}
+    return {name: value.astype(half) for name, value in values.items()}
 
 
 HALVES = (

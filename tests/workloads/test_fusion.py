@@ -64,14 +64,14 @@ def composed(whole: Workload, inputs: Mapping[str, Any]) -> Any:
     results: dict[str, Any] = {}
     value: Any = None
     for index, part in enumerate(whole.unfused()):
-        known = {**inputs, **results}
+        values = {**inputs, **results}
         for name, called in RENAMED.get(whole.operator, ({},) * (index + 1))[index].items():
-            known[name] = known[called]
+            values[name] = values[called]
         tensors = part.inputs()
-        given = {tensor.name: known[tensor.name] for tensor in tensors if tensor.name in known}
+        operands = {tensor.name: values[tensor.name] for tensor in tensors if tensor.name in values}
         if index and whole.allowed_changes.fusions:
-            given[tensors[0].name] = value
-        shaped = {tensor.name: np.reshape(given[tensor.name], tensor.shape) for tensor in tensors}
+            operands[tensors[0].name] = value
+        shaped = {tensor.name: np.reshape(operands[tensor.name], tensor.shape) for tensor in tensors}
         value = part.reference(shaped)[part.outputs()[0].name].value
         results[f"step{index}"] = value
     return value.reshape(whole.outputs()[0].shape)

@@ -44,14 +44,14 @@ def small(**changed: Any) -> Network:
 def flops(operations: tuple[Operation, ...], phase: str = "forward") -> int:
     """Return the FLOPs of matrix products only."""
     return sum(
-        each.count * each.workload.flops()
-        for each in operations
-        if each.phase == phase and isinstance(each.workload, Gemm | Attention)
+        operation.count * operation.workload.flops()
+        for operation in operations
+        if operation.phase == phase and isinstance(operation.workload, Gemm | Attention)
     )
 
 
 def launches(operations: tuple[Operation, ...]) -> int:
-    return sum(each.count for each in operations)
+    return sum(operation.count for operation in operations)
 
 
 # -- sizes -------------------------------------------------------------------------------------------
@@ -81,8 +81,12 @@ def test_parameters_are_those_published(name: str, millions: float) -> None:
 def test_every_built_in_network_can_be_run(name: str) -> None:
     listed = not hasattr(network(name), "architecture")  # or a network of images
     operations = network(name).operations(NetworkRun(batch=2, seq=0 if listed else 128, dtype="f16"))
-    assert {each.workload.dtype for each in operations if isinstance(each.workload, Gemm)} <= {"f16"}
-    assert len({(each.workload, each.part, each.alone) for each in operations}) == len(operations)
+    assert {operation.workload.dtype for operation in operations if isinstance(operation.workload, Gemm)} <= {
+        "f16"
+    }
+    assert len({(operation.workload, operation.part, operation.alone) for operation in operations}) == len(
+        operations
+    )
 
 
 # -- FLOPs ----------------------------------------------------------------------------------------
@@ -91,13 +95,16 @@ def test_every_built_in_network_can_be_run(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt2-large", "opt-1.3b", "llama-3-8b"])
 def test_a_forward_pass_multiplies_each_matrix_with_each_token(name: str) -> None:
     model: Any = network(name)
-    of, tokens, seq = model.architecture, 2 * 512, 512
-    matrices = of.layers * sum(each.k * each.n for each in model.matrices()) + of.vocabulary * of.hidden
-    attention = of.layers * 2 * 2 * tokens * seq * of.inner
+    architecture, tokens, seq = model.architecture, 2 * 512, 512
+    matrices = (
+        architecture.layers * sum(matrix.k * matrix.n for matrix in model.matrices())
+        + architecture.vocabulary * architecture.hidden
+    )
+    attention = architecture.layers * 2 * 2 * tokens * seq * architecture.inner
     run = NetworkRun(batch=2, seq=seq)
     assert flops(model.operations(run)) == 2 * matrices * tokens + attention
     # Parameters that no matrix product uses: embeddings that are only looked up, biases, normalisations.
-    looked_up = 0 if of.tied else of.vocabulary * of.hidden
+    looked_up = 0 if architecture.tied else architecture.vocabulary * architecture.hidden
     assert model.parameters() - looked_up == pytest.approx(matrices, rel=0.01)
 
 
@@ -111,10 +118,10 @@ def test_fused_attention_is_one_kernel_of_half_precision() -> None:
     model = small()
     plain = model.operations(NetworkRun(batch=2, seq=32, dtype="f16"))
     fused = model.operations(NetworkRun(batch=2, seq=32, dtype="f16", fused=True))
-    (attention,) = (each for each in fused if isinstance(each.workload, Attention))
+    (attention,) = (operation for operation in fused if isinstance(operation.workload, Attention))
     assert attention.count == 3
     assert str(attention.workload) == ("attention:batch=2,heads=4,seq_q=32,head_dim=16,dtype=f16,causal=true")
-    assert not any("scores" in each.part for each in fused)
+    assert not any("scores" in operation.part for operation in fused)
     assert launches(fused) < launches(plain) / 1.5
 
 
@@ -126,7 +133,7 @@ def test_fusing_leaves_the_products_of_single_precision_and_moves_less() -> None
     for phase in ("forward", "backward"):
         assert flops(plain, phase) == flops(fused, phase)
     moved = [
-        sum(each.count * each.workload.traffic().total_bytes for each in each_list)
+        sum(operation.count * operation.workload.traffic().total_bytes for operation in each_list)
         for each_list in (plain, fused)
     ]
     assert moved[1] < 0.7 * moved[0]
@@ -134,7 +141,7 @@ def test_fusing_leaves_the_products_of_single_precision_and_moves_less() -> None
 
 def test_a_compiler_knows_attention_as_bert_writes_it() -> None:
     operations = network("bert-base").operations(NetworkRun(batch=8, seq=128, fused=True))
-    assert [each.count for each in operations if isinstance(each.workload, Attention)] == [12]
+    assert [operation.count for operation in operations if isinstance(operation.workload, Attention)] == [12]
 
 
 def test_a_residual_network_has_the_convolutions_of_its_suite() -> None:
@@ -143,9 +150,11 @@ def test_a_residual_network_has_the_convolutions_of_its_suite() -> None:
         if isinstance(layer.workload, Conv2d):
             expected[layer.workload.changed(epilogue="none")] += layer.count
     counted: dict[str, Counter[Any]] = {"fprop": Counter(), "dgrad": Counter(), "wgrad": Counter()}
-    for each in network("resnet50").operations(NetworkRun(batch=8, dtype="f16", mode="train")):
-        if isinstance(each.workload, Conv2d):
-            counted[each.workload.direction][each.workload.changed(direction="fprop")] += each.count
+    for operation in network("resnet50").operations(NetworkRun(batch=8, dtype="f16", mode="train")):
+        if isinstance(operation.workload, Conv2d):
+            counted[operation.workload.direction][operation.workload.changed(direction="fprop")] += (
+                operation.count
+            )
     assert counted["fprop"] == counted["wgrad"] == expected
     (first,) = expected - counted["dgrad"]
     assert first.c == 3, "images need no gradient"
@@ -161,7 +170,9 @@ def test_a_compiler_normalises_and_activates_images_in_one_kernel() -> None:
 # -- launched kernels, compared with PyTorch ---------------------------------------------------------
 
 
-def _launched(code: Callable[[Any], Any], given: Any) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+def _launched(
+    code: Callable[[Any], Any], model_input: Any
+) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
     """Return the names and result shapes of what PyTorch dispatches for some code, forward and backward."""
     torch = pytest.importorskip("torch")
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -178,7 +189,7 @@ def _launched(code: Callable[[Any], Any], given: Any) -> tuple[list[tuple[str, A
 
     forward, backward = Log(), Log()
     with forward:
-        out = code(given)
+        out = code(model_input)
     gradient = torch.randn_like(out)
     with backward:
         out.backward(gradient)
@@ -208,10 +219,19 @@ def test_attention_launches_what_pytorch_launches(batch: int) -> None:
 
     names = {"Gemm": "product", "Softmax": "softmax"}
     counted = {"forward": Counter[str](), "backward": Counter[str]()}
-    for each in small(n_layer=1, attn_pdrop=0.0).operations(NetworkRun(batch=batch, seq=32, mode="train")):
-        if each.part in ("attention scores", "attention softmax", "attention values", "attention copies"):
-            other = "copy" if each.part == "attention copies" else "pointwise"
-            counted[each.phase][names.get(type(each.workload).__name__, other)] += each.count
+    for operation in small(n_layer=1, attn_pdrop=0.0).operations(
+        NetworkRun(batch=batch, seq=32, mode="train")
+    ):
+        if operation.part in (
+            "attention scores",
+            "attention softmax",
+            "attention values",
+            "attention copies",
+        ):
+            fallback = "copy" if operation.part == "attention copies" else "pointwise"
+            counted[operation.phase][names.get(type(operation.workload).__name__, fallback)] += (
+                operation.count
+            )
     assert [counted["forward"], counted["backward"]] == expected
 
 
@@ -234,7 +254,11 @@ def test_formulas_launch_what_pytorch_launches() -> None:
         for seen, phase in zip(_launched(code, x), ("forward", "backward"), strict=True):
             views = ("expand", "detach", "alias")
             full = sum(shape == (16, 64) for name, shape in seen if name not in views)
-            rows = [(each.workload, each.count) for each in tape.operations if each.phase == phase]
+            rows = [
+                (operation.workload, operation.count)
+                for operation in tape.operations
+                if operation.phase == phase
+            ]
             counted = sum(n for work, n in rows if isinstance(work, Elementwise) and work.rows == 16)
             # A kernel that reads almost nothing expands the gradient of the mean.
             assert counted + (code is rmsnorm and phase == "backward") == full
@@ -250,11 +274,12 @@ def test_models_that_normalise_in_single_precision_change_types_on_the_way() -> 
         single = network(name).operations(run)
         half = network(name).operations(dataclasses.replace(run, dtype="f16"))
         cast = [
-            each
-            for each in half
-            if isinstance(each.workload, Elementwise) and each.workload.out != each.workload.dtype
+            operation
+            for operation in half
+            if isinstance(operation.workload, Elementwise)
+            and operation.workload.out != operation.workload.dtype
         ]
-        assert sum(each.count for each in cast) == launches(half) - launches(single) == changes
+        assert sum(operation.count for operation in cast) == launches(half) - launches(single) == changes
 
 
 # -- training -------------------------------------------------------------------------------------
@@ -264,9 +289,9 @@ def test_the_optimizer_touches_every_parameter() -> None:
     model = network("gpt2")
     none, sgd, adamw = (
         sum(
-            each.count * each.workload.traffic().total_bytes
-            for each in model.operations(NetworkRun(seq=64, mode="train", optimizer=name, fused=True))
-            if each.phase == "optimizer"
+            operation.count * operation.workload.traffic().total_bytes
+            for operation in model.operations(NetworkRun(seq=64, mode="train", optimizer=name, fused=True))
+            if operation.phase == "optimizer"
         )
         for name in ("none", "sgd", "adamw")
     )
@@ -279,9 +304,9 @@ def test_gradients_are_added_up_only_if_asked() -> None:
     model = network("gpt2")
     added = [
         sum(
-            each.count * each.workload.traffic().total_bytes
-            for each in operations
-            if each.part == "gradients"
+            operation.count * operation.workload.traffic().total_bytes
+            for operation in operations
+            if operation.part == "gradients"
         )
         for operations in (
             model.operations(NetworkRun(seq=64, mode="train", accumulate=accumulate))
@@ -295,9 +320,9 @@ def test_sharded_parameters_are_copied_in_both_passes_and_gradients_once() -> No
     model = network("gpt2")
     run = NetworkRun(seq=64, mode="train", dtype="bf16", wide_gradients=True, sharded_parameters=True)
     moved = {
-        (each.part, each.phase): each.count * each.workload.traffic().total_bytes
-        for each in model.operations(run)
-        if each.part.startswith("sharded")
+        (operation.part, operation.phase): operation.count * operation.workload.traffic().total_bytes
+        for operation in model.operations(run)
+        if operation.part.startswith("sharded")
     }
     each_pass = pytest.approx(4 * model.parameters(), rel=1e-2)
     assert moved == {
@@ -306,13 +331,15 @@ def test_sharded_parameters_are_copied_in_both_passes_and_gradients_once() -> No
         ("sharded gradients", "backward"): pytest.approx(6 * model.parameters(), rel=1e-2),
     }
     inside = dataclasses.replace(run, mode="infer")
-    assert {each.phase for each in model.operations(inside) if each.part.startswith("sharded")} == {"forward"}
+    assert {
+        operation.phase for operation in model.operations(inside) if operation.part.startswith("sharded")
+    } == {"forward"}
 
 
 def test_inference_has_neither_gradients_nor_a_loss() -> None:
     operations = network("switch-base-8").operations(NetworkRun(batch=2, seq=128))
-    assert {each.phase for each in operations} == {"forward"}
-    assert "loss" not in {each.part for each in operations}
+    assert {operation.phase for operation in operations} == {"forward"}
+    assert "loss" not in {operation.part for operation in operations}
 
 
 # -- parts of a network ---------------------------------------------------------------------------
@@ -327,8 +354,8 @@ def test_stages_together_equal_the_network(config: dict[str, Any], mode: Any) ->
     def counted(*stages: tuple[int, int]) -> Counter[tuple[Any, ...]]:
         total: Counter[tuple[Any, ...]] = Counter()
         for stage in stages:
-            for each in model.operations(NetworkRun(batch=2, seq=seq, mode=mode, layers=stage)):
-                total[each.workload, each.part, each.phase, each.alone] += each.count
+            for operation in model.operations(NetworkRun(batch=2, seq=seq, mode=mode, layers=stage)):
+                total[operation.workload, operation.part, operation.phase, operation.alone] += operation.count
         return total
 
     assert counted((0, 1), (1, model.layers)) == counted((0, model.layers))
@@ -350,29 +377,31 @@ def test_devices_that_share_layers_have_a_part_of_each_product() -> None:
 
 def test_shared_layers_sum_up_twice_a_layer_and_pass() -> None:
     run = NetworkRun(batch=2, seq=32, mode="train", tensor=2)
-    found = Counter({(each.part, each.phase): each.count for each in small().collectives(run)})
-    assert found == {
+    counts = Counter(
+        {(collective.part, collective.phase): collective.count for collective in small().collectives(run)}
+    )
+    assert counts == {
         ("layers", "forward"): 6,
         ("layers", "backward"): 6,
         ("embedding", "forward"): 1,
         ("head", "backward"): 1,
     }
-    assert {each.nbytes for each in small().collectives(run)} == {2 * 32 * 64 * 4}
+    assert {collective.nbytes for collective in small().collectives(run)} == {2 * 32 * 64 * 4}
     assert small().collectives(NetworkRun(batch=2, seq=32)) == ()
     decoder = from_config("small", SWITCH).collectives(NetworkRun(seq=32, tensor=2, layers=(4, 8)))
-    assert [(each.part, each.count) for each in decoder] == [("layers", 4 * 3)]
+    assert [(collective.part, collective.count) for collective in decoder] == [("layers", 4 * 3)]
     assert small().boundary_bytes(NetworkRun(batch=2, seq=32, dtype="f16")) == 2 * 32 * 64 * 2
 
 
 def test_experts_process_tokens_up_to_their_capacity() -> None:
     operations = from_config("small", SWITCH).operations(NetworkRun(batch=3, seq=64))
-    up = {each.workload.m: each.count for each in operations if each.part == "mlp up"}  # type: ignore[attr-defined]
+    up = {operation.workload.m: operation.count for operation in operations if operation.part == "mlp up"}  # type: ignore[attr-defined]
     assert up == {3 * 64: 4, 3 * 5: 4 * 4}  # four dense layers, and four with four experts of 5 a sequence
     model: Any = from_config("small", SWITCH)
     assert [index for index in range(8) if model.is_sparse(index)] == [1, 3, 5, 7]
     short = from_config("small", SWITCH).operations(NetworkRun(batch=3, seq=8))
-    assert any(each.workload.m == 3 * 2 for each in short if each.part == "mlp up")  # type: ignore[attr-defined]
-    assert any(each.alone for each in operations if each.part == "router")
+    assert any(operation.workload.m == 3 * 2 for operation in short if operation.part == "mlp up")  # type: ignore[attr-defined]
+    assert any(operation.alone for operation in operations if operation.part == "router")
 
 
 def test_a_bias_that_was_looked_up_is_read_by_sectors() -> None:
@@ -381,9 +410,9 @@ def test_a_bias_that_was_looked_up_is_read_by_sectors() -> None:
     for dtype, size, read in (("f32", 4, 8), ("f16", 2, 16)):
         run = NetworkRun(batch=2, seq=64, layers=(0, 1), dtype=dtype)  # type: ignore[arg-type]
         (added,) = (
-            each.workload.traffic().total_bytes
-            for each in layer.operations(run)
-            if each.part == "attention scores" and isinstance(each.workload, Elementwise)
+            operation.workload.traffic().total_bytes
+            for operation in layer.operations(run)
+            if operation.part == "attention scores" and isinstance(operation.workload, Elementwise)
         )
         assert added == (2 + read) * pairs * size
 
@@ -470,7 +499,7 @@ def test_public_configurations_are_read_unchanged() -> None:
 def test_a_suite_is_a_network() -> None:
     operations = network("llama-3-8b-decode").operations(NetworkRun(batch=8, dtype="bf16"))
     assert launches(operations) == sum(layer.count for layer in suite("llama-3-8b-decode"))
-    assert {each.workload for each in operations} == {
+    assert {operation.workload for operation in operations} == {
         layer.workload for layer in suite("llama-3-8b-decode", 8)
     }
 
@@ -490,7 +519,7 @@ def test_lists_are_read_from_csv_and_toml(tmp_path: Path) -> None:
     run = NetworkRun(dtype="f16")
     operations = network(str(table)).operations(run)
     assert operations == network(str(tables)).operations(run)
-    assert [(str(each.workload), each.count, each.part) for each in operations] == [
+    assert [(str(operation.workload), operation.count, operation.part) for operation in operations] == [
         (work, 3, "up"),
         ("softmax:rows=8,cols=4,dtype=f16", 1, "softmax"),
     ]
@@ -529,9 +558,9 @@ def megatron(**changes: Any) -> NetworkRun:
 def flops_of(run: NetworkRun, phase: str) -> int:
     operations = from_config("small", LAYER).operations(run)
     return sum(
-        each.count * each.workload.flops()
-        for each in operations
-        if each.phase == phase and each.workload.category == "dot product"
+        operation.count * operation.workload.flops()
+        for operation in operations
+        if operation.phase == phase and operation.workload.category == "dot product"
     )
 
 
@@ -553,7 +582,7 @@ def test_tensor_and_sequence_parallelism_divide_kernels() -> None:
 
     def rows(run: NetworkRun, part: str) -> set[int]:
         operations = from_config("small", LAYER).operations(dataclasses.replace(run, layers=(0, 1)))
-        return {each.workload.rows for each in operations if each.part == part}
+        return {operation.workload.rows for operation in operations if operation.part == part}
 
     assert rows(divided, "norm") == {64}
     assert rows(megatron(tensor=2, sequence_parallel=True), "norm") == {32}
@@ -564,9 +593,9 @@ def test_megatron_collectives() -> None:
 
     def found(run: NetworkRun) -> Counter[tuple[str, str, bool]]:
         counts: Counter[tuple[str, str, bool]] = Counter()
-        for each in small.collectives(run):
-            assert each.nbytes == nbytes
-            counts[each.collective, each.phase, each.behind is not None] += each.count
+        for collective in small.collectives(run):
+            assert collective.nbytes == nbytes
+            counts[collective.collective, collective.phase, collective.behind is not None] += collective.count
         return counts
 
     assert found(megatron()) == {}
@@ -587,12 +616,12 @@ def test_softmax_is_fused_only_where_megatron_has_a_kernel() -> None:
     """Sequences times heads on a device must be a multiple of 4, and the numbers of 16 bits."""
 
     def kernels(run: NetworkRun) -> Counter[str]:
-        found = from_config("small", LAYER).operations(run)
+        operations = from_config("small", LAYER).operations(run)
         return Counter(
-            f"{str(each.workload).split(':')[0]} {each.phase}"
-            for each in found
-            for _ in range(each.count)
-            if each.part == "attention softmax"
+            f"{str(operation.workload).split(':')[0]} {operation.phase}"
+            for operation in operations
+            for _ in range(operation.count)
+            if operation.part == "attention softmax"
         )
 
     fused, parts = kernels(megatron()), kernels(megatron(tensor=4, layers=(0, 1)))
@@ -604,12 +633,21 @@ def test_softmax_is_fused_only_where_megatron_has_a_kernel() -> None:
     }
     assert parts["softmax forward"] == parts["softmax backward"] == 1
     assert parts["elementwise forward"] == parts["elementwise backward"] == 5
-    again = from_config("small", LAYER).operations(megatron(tensor=4, recompute="selective", layers=(0, 1)))
-    assert sum("softmax" in str(each.workload) for each in again if each.part == "recomputation") == 1
+    recomputed = from_config("small", LAYER).operations(
+        megatron(tensor=4, recompute="selective", layers=(0, 1))
+    )
+    assert (
+        sum(
+            "softmax" in str(operation.workload)
+            for operation in recomputed
+            if operation.part == "recomputation"
+        )
+        == 1
+    )
 
 
 def test_flash_attention_is_one_kernel() -> None:
-    parts = {each.part for each in from_config("small", LAYER).operations(megatron(flash=True))}
+    parts = {operation.part for operation in from_config("small", LAYER).operations(megatron(flash=True))}
     assert "attention" in parts
     assert not parts & {"attention scores", "attention softmax", "attention values"}
 
@@ -618,9 +656,13 @@ def test_gated_layers_run_by_megatron() -> None:
     sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
     llama = from_config("small", {"model_type": "llama", "vocab_size": 96, "num_key_value_heads": 2, **sizes})
     operations = llama.operations(megatron(tensor=2, flash=True))
-    widths = [each.workload.n for each in operations if each.part == "mlp up" and each.phase == "forward"]
+    widths = [
+        operation.workload.n
+        for operation in operations
+        if operation.part == "mlp up" and operation.phase == "forward"
+    ]
     assert widths == [128]
-    assert all("layernorm" not in str(each.workload) for each in operations)
+    assert all("layernorm" not in str(operation.workload) for operation in operations)
 
 
 @pytest.mark.parametrize(
@@ -636,13 +678,13 @@ def test_eight_bit_products_are_those_of_linear_layers_inside_layers() -> None:
 
     def products(run: NetworkRun) -> Counter[tuple[str, str]]:
         counts: Counter[tuple[str, str]] = Counter()
-        for each in small.operations(run):
-            if each.workload.category == "dot product":
-                counts[each.part, each.workload.dtype] += each.count
+        for operation in small.operations(run):
+            if operation.workload.category == "dot product":
+                counts[operation.part, operation.workload.dtype] += operation.count
         return counts
 
     def launches(run: NetworkRun) -> int:
-        return sum(each.count for each in small.operations(run))
+        return sum(operation.count for operation in small.operations(run))
 
     delayed, current = megatron(fp8="delayed"), megatron(fp8="current")
     for part in ("attention qkv", "attention output", "mlp up", "mlp down"):
@@ -654,9 +696,9 @@ def test_eight_bit_products_are_those_of_linear_layers_inside_layers() -> None:
     assert launches(current) - launches(delayed) == 2 * 4 * 2  # maxima of inputs and of gradients
     assert small.matrix_parameters(tensor=2, layers=(0, 1)) == 12 * 64**2 // 2
     updated = [
-        each.workload.traffic().total_bytes
-        for each in small.operations(dataclasses.replace(delayed, optimizer="adamw"))
-        if each.part == "fp8 weights"
+        operation.workload.traffic().total_bytes
+        for operation in small.operations(dataclasses.replace(delayed, optimizer="adamw"))
+        if operation.part == "fp8 weights"
     ]
     assert updated == [2 * 12 * 64**2 * 4]
 
@@ -680,19 +722,23 @@ def test_eight_bit_products_need_megatron_and_16_bits(changes: dict[str, Any], m
 def test_layers_of_other_stacks_run_again_and_attention_may_be_one_kernel(stack: Any) -> None:
     llama = network("llama-2-7b")
     run = NetworkRun(seq=2048, mode="train", dtype="bf16", stack=stack, flash=True)
-    attention = [each for each in llama.operations(run) if each.workload.operator == "attention"]
-    assert sum(each.count for each in attention) == 2 * 32
-    assert not any("scores" in each.part for each in llama.operations(run))
+    attention = [
+        operation for operation in llama.operations(run) if operation.workload.operator == "attention"
+    ]
+    assert sum(operation.count for operation in attention) == 2 * 32
+    assert not any("scores" in operation.part for operation in llama.operations(run))
 
     def flops(run: NetworkRun) -> int:
         return sum(
-            each.count * each.workload.flops() for each in llama.operations(run) if each.phase == "backward"
+            operation.count * operation.workload.flops()
+            for operation in llama.operations(run)
+            if operation.phase == "backward"
         )
 
-    again = dataclasses.replace(run, recompute="full", recompute_layers=16)
+    recomputed = dataclasses.replace(run, recompute="full", recompute_layers=16)
     every = dataclasses.replace(run, recompute="full")
-    assert flops(every) - flops(run) == pytest.approx(2 * (flops(again) - flops(run)))
-    assert flops(again) > 1.2 * flops(run)
+    assert flops(every) - flops(run) == pytest.approx(2 * (flops(recomputed) - flops(run)))
+    assert flops(recomputed) > 1.2 * flops(run)
 
 
 def test_fused_is_an_alias_of_the_compiled_stack() -> None:
@@ -706,22 +752,24 @@ def test_devices_of_a_ring_have_equal_shares_of_attention() -> None:
     llama = network("llama-3-8b")
     run = NetworkRun(batch=2, seq=8192, mode="train", dtype="bf16", stack="megatron", flash=True)
 
-    def attention(of: NetworkRun) -> list[Operation]:
-        return [each for each in llama.operations(of) if isinstance(each.workload, Attention)]
+    def attention(ring_run: NetworkRun) -> list[Operation]:
+        return [
+            operation for operation in llama.operations(ring_run) if isinstance(operation.workload, Attention)
+        ]
 
-    def flops(of: NetworkRun) -> int:
-        return sum(each.count * each.workload.flops() for each in attention(of))
+    def flops(ring_run: NetworkRun) -> int:
+        return sum(operation.count * operation.workload.flops() for operation in attention(ring_run))
 
     for context in (2, 4, 8):
         share = dataclasses.replace(run, seq=8192 // context, context=context)
         assert flops(share) == pytest.approx(flops(run) / context, rel=0.001)
-        assert sum(each.count for each in attention(share)) == 2 * 32 * context
+        assert sum(operation.count for operation in attention(share)) == 2 * 32 * context
         forward, backward = llama.exchanges(share)
         assert forward.count == backward.count == 32 * (context - 1)
         assert forward.nbytes == 2 * 2 * (8192 // context) * 8 * 128 * 2  # keys and values of 8 heads
         assert backward.nbytes == 2 * forward.nbytes  # and their gradients
-        again = llama.exchanges(dataclasses.replace(share, recompute="full"))
-        assert [(each.phase, each.behind) for each in again][-1] == ("backward", "forward")
+        recomputed = llama.exchanges(dataclasses.replace(share, recompute="full"))
+        assert [(exchange.phase, exchange.behind) for exchange in recomputed][-1] == ("backward", "forward")
     assert llama.exchanges(run) == ()
 
 

@@ -36,7 +36,7 @@ def exact(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 def by_loops(workload: Norm, t: Mapping[str, Array]) -> dict[str, Array]:
     """Compute forward outputs one element at a time."""
-    found = {tensor.name: np.zeros(tensor.shape) for tensor in workload.outputs()}
+    outputs = {tensor.name: np.zeros(tensor.shape) for tensor in workload.outputs()}
     n = workload.cols
     for i in range(workload.rows):
         row = [float(t["x"][i, j]) for j in range(n)]
@@ -47,12 +47,12 @@ def by_loops(workload: Norm, t: Mapping[str, Array]) -> dict[str, Array]:
         mean = math.fsum(row) / n if workload.operator == "layernorm" else 0.0
         rstd = 1 / math.sqrt(math.fsum((value - mean) ** 2 for value in row) / n + workload.eps)
         for name, value in (("z", row), ("mean", mean), ("rstd", rstd)):
-            if name in found:
-                found[name][i] = value
+            if name in outputs:
+                outputs[name][i] = value
         for j, value in enumerate(row):
             shift = t["beta"][j] if workload.operator == "layernorm" else 0.0
-            found["y"][i, j] = (value - mean) * rstd * t["gamma"][j] + shift
-    return found
+            outputs["y"][i, j] = (value - mean) * rstd * t["gamma"][j] + shift
+    return outputs
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def by_loops(workload: Norm, t: Mapping[str, Array]) -> dict[str, Array]:
 def test_forward_equals_loops(text: str) -> None:
     workload = norm(text)
     inputs = exact(workload.draw(np.random.default_rng(0)))
-    found = by_loops(workload, inputs)
+    expected = by_loops(workload, inputs)
     for name, reference in workload.reference(inputs).items():
-        np.testing.assert_allclose(reference.value, found[name], rtol=1e-11, atol=1e-14)
+        np.testing.assert_allclose(reference.value, expected[name], rtol=1e-11, atol=1e-14)
 
 
 @pytest.mark.parametrize("operator", ["layernorm", "rmsnorm"])
@@ -93,12 +93,12 @@ def test_gradients_are_those_of_autograd(operator: str) -> None:
     dy = np.random.default_rng(2).standard_normal(y.shape)
     y.backward(torch.tensor(dy))
     statistics = {name: right[name].value for name in forward.statistics}
-    given = {"x": drawn["x"], "gamma": drawn["gamma"], "dy": dy, **statistics}
+    operands = {"x": drawn["x"], "gamma": drawn["gamma"], "dy": dy, **statistics}
     backward = norm(f"{operator}:rows=5,cols=9,dtype=f32,direction=backward")
-    found = backward.reference(given)
-    assert {f"d{name}" for name in tensors} == set(found)
+    gradients = backward.reference(operands)
+    assert {f"d{name}" for name in tensors} == set(gradients)
     for name, tensor in tensors.items():
-        np.testing.assert_allclose(found[f"d{name}"].value, tensor.grad.numpy(), rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(gradients[f"d{name}"].value, tensor.grad.numpy(), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_an_eps_has_one_text(given: str, canonical: str) -> None:
 
 
 def test_key_of_earlier_versions_is_unchanged() -> None:
-    given = "stats=false,direction=forward,prologue=none,eps=0.00001"
-    assert str(norm(f"layernorm:rows=2,cols=3,dtype=f32,{given}")) == ("layernorm:rows=2,cols=3,dtype=f32")
+    defaults = "stats=false,direction=forward,prologue=none,eps=0.00001"
+    assert str(norm(f"layernorm:rows=2,cols=3,dtype=f32,{defaults}")) == ("layernorm:rows=2,cols=3,dtype=f32")
 
 
 @pytest.mark.parametrize("operator", ["layernorm", "rmsnorm"])
@@ -176,28 +176,28 @@ def run(
         normal = ((t["x"] - t["mean"][:, None]) if centred else t["x"]) * rstd
         g, rows = t["dy"] * t["gamma"], workload.rows - leave_out
         shift = summed(g, 1, last) / n if centred else F32(0)
-        found = {"dx": (g - shift - normal * (summed(g * normal, 1, last) / n)) * rstd}
-        found["dgamma"] = summed(t["dy"] * normal, 0, rows)[0]
-        found["dbeta"] = summed(t["dy"], 0, rows)[0]
+        outputs = {"dx": (g - shift - normal * (summed(g * normal, 1, last) / n)) * rstd}
+        outputs["dgamma"] = summed(t["dy"] * normal, 0, rows)[0]
+        outputs["dbeta"] = summed(t["dy"], 0, rows)[0]
     else:
         z = t["x"] + t.get("bias", F32(0)) + t.get("residual", F32(0))
         normalised = z.astype(numpy_dtype(workload.dtype)).astype(F32) if again else z
         mean = summed(normalised, 1, last) / n if centred else np.zeros((workload.rows, 1), F32)
         rstd = F32(1) / np.sqrt(summed(np.square(normalised - mean), 1, last) / n + added)
         y = (normalised - mean) * rstd * t["gamma"] + t.get("beta", F32(0))
-        found = {"y": y, "z": z, "mean": mean[:, 0], "rstd": rstd[:, 0]}
-    return {o.name: found[o.name].astype(numpy_dtype(o.dtype)) for o in workload.outputs()}
+        outputs = {"y": y, "z": z, "mean": mean[:, 0], "rstd": rstd[:, 0]}
+    return {o.name: outputs[o.name].astype(numpy_dtype(o.dtype)) for o in workload.outputs()}
 
 
 def shares(workload: Workload, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> dict[str, float]:
     """Return the largest error of each output as a fraction of the tolerance."""
     tolerance = workload.tolerance()
-    found = {}
+    errors = {}
     for name, reference in workload.reference(exact(inputs)).items():
         allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
         error = np.abs(outputs[name].astype(np.float64) - reference.value)
-        found[name] = float(share_of(error, allowed).max())
-    return found
+        errors[name] = float(share_of(error, allowed).max())
+    return errors
 
 
 TYPES = ("f32", "f16", "bf16")
@@ -214,20 +214,20 @@ KERNELS = [
 def test_correct_kernel_is_within_tolerance(text: str) -> None:
     workload = norm(text)
     inputs = workload.draw(np.random.default_rng(4))
-    found = shares(workload, inputs, run(workload, inputs))
-    assert max(found.values()) < 1, found
+    errors = shares(workload, inputs, run(workload, inputs))
+    assert max(errors.values()) < 1, errors
     # A tolerance far above actual errors would hide mistakes: it must be of their order. Sums of numbers with
     # few bits may be exact.
-    assert min(found[name] for name in found.keys() - {"mean"}) > 1e-3, found
+    assert min(errors[name] for name in errors.keys() - {"mean"}) > 1e-3, errors
 
 
 @pytest.mark.parametrize("text", KERNELS)
 def test_kernel_without_the_last_term_is_not_within_tolerance(text: str) -> None:
     workload = norm(text)
     inputs = workload.draw(np.random.default_rng(5))
-    found = shares(workload, inputs, run(workload, inputs, leave_out=True))
-    for name in found.keys() - {"z"}:
-        assert found[name] > 1, found
+    errors = shares(workload, inputs, run(workload, inputs, leave_out=True))
+    for name in errors.keys() - {"z"}:
+        assert errors[name] > 1, errors
 
 
 @pytest.mark.parametrize("operator", ["layernorm", "rmsnorm"])
@@ -235,9 +235,9 @@ def test_kernel_without_the_last_term_is_not_within_tolerance(text: str) -> None
 def test_sum_is_normalised_before_it_is_rounded(operator: str, dtype: str) -> None:
     workload = norm(f"{operator}:rows=9,cols=1000,dtype={dtype},prologue=residual,stats=true")
     inputs = workload.draw(np.random.default_rng(6))
-    found = shares(workload, inputs, run(workload, inputs, again=True))
-    assert found["y"] > 1
-    assert found["z"] < 1
+    errors = shares(workload, inputs, run(workload, inputs, again=True))
+    assert errors["y"] > 1
+    assert errors["z"] < 1
 
 
 @pytest.mark.parametrize("operator", ["layernorm", "rmsnorm"])
@@ -249,5 +249,5 @@ def test_a_kernel_with_another_eps_is_not_within_tolerance(
     workload = norm(f"{operator}:rows=9,cols=1000,dtype={dtype},prologue=residual,eps={eps}")
     inputs = workload.draw(np.random.default_rng(7))
     assert max(shares(workload, inputs, run(workload, inputs)).values()) < 1
-    for other in others:
-        assert shares(workload, inputs, run(workload, inputs, eps=other))["y"] > 1
+    for other_eps in others:
+        assert shares(workload, inputs, run(workload, inputs, eps=other_eps))["y"] > 1

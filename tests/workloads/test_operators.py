@@ -104,13 +104,13 @@ def test_text_reads_back(name: str) -> None:
         text = str(workload)
         items = [f"{k}={v}" for k, v in cls.split_dimensions(text.removeprefix(f"{name}:")).items()]
         random.shuffle(items)
-        again = parse(f"{name}:{','.join(items)}")
-        assert again == workload
-        assert str(again) == text
+        parsed = parse(f"{name}:{','.join(items)}")
+        assert parsed == workload
+        assert str(parsed) == text
         for (
             item
         ) in items:  # a canonical text omits defaults: without an item it is another workload or invalid
-            without = [other for other in items if other != item]
+            without = [dimension for dimension in items if dimension != item]
             try:
                 assert parse(f"{name}:{','.join(without)}") != workload
             except InputError as error:
@@ -212,9 +212,9 @@ def test_changes_keep_what_follows(name: str) -> None:
             doubled = workload.changed(**{dimension: 2 * getattr(workload, dimension)})
             assert doubled.flops() == 2 * workload.flops()
         for dtype in cls.choices("dtype"):
-            given = {**cls.split_dimensions(str(workload).partition(":")[2]), "dtype": dtype}
+            dimensions = {**cls.split_dimensions(str(workload).partition(":")[2]), "dtype": dtype}
             try:
-                expected = cls.from_dimensions(given)
+                expected = cls.from_dimensions(dimensions)
             except InputError:
                 continue
             assert workload.changed(dtype=dtype) == expected
@@ -344,7 +344,7 @@ def test_a_block_of_a_product_is_that_block(text: str) -> None:
     workload: Any = parse(text)
     inputs = _f64(workload.draw(np.random.default_rng(2)))
     reference, last = workload.reference(inputs)["c"], getattr(workload, "batch", 1) - 1
-    value, scale = (each.reshape(-1, 9, 7)[last] for each in (reference.value, reference.scale))
+    value, scale = (array.reshape(-1, 9, 7)[last] for array in (reference.value, reference.scale))
     for rows, cols in ((slice(0, 4), slice(0, 7)), (slice(8, 9), slice(3, 7)), (slice(2, 5), slice(6, 7))):
         block = workload.reference_block(inputs, last, rows, cols)
         np.testing.assert_allclose(block.value, value[rows, cols], rtol=1e-12)
@@ -382,15 +382,15 @@ def _products(workload: Conv2d) -> Any:
 
 def _conv2d(workload: Conv2d, inputs: Mapping[str, Array]) -> Array:
     """Return the output of any direction in nchw or kcrs order, without epilogue."""
-    places = {"x": 0, "w": 1, "y": 2}
+    index_of = {"x": 0, "w": 1, "y": 2}
     left, right = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("x", "dy")}[workload.direction]
     written = workload.outputs()[0].name
     shape = workload.outputs()[0].shape
     out = np.zeros(shape if workload.layout == "nchw" else (shape[0], shape[3], shape[1], shape[2]))
-    for place in _products(workload):
-        one = _at(inputs[left], workload.layout, *place[places[left.removeprefix("d")]])
-        other = _at(inputs[right], workload.layout, *place[places[right.removeprefix("d")]])
-        out[place[places[written.removeprefix("d")]]] += one * other
+    for indices in _products(workload):
+        factor = _at(inputs[left], workload.layout, *indices[index_of[left.removeprefix("d")]])
+        multiplicand = _at(inputs[right], workload.layout, *indices[index_of[right.removeprefix("d")]])
+        out[indices[index_of[written.removeprefix("d")]]] += factor * multiplicand
     return out
 
 
@@ -418,11 +418,11 @@ CONVOLUTIONS = [
 def test_conv2d_equals_loops(workload: Conv2d) -> None:
     inputs = _f64(workload.draw(np.random.default_rng(3)))
     reference = workload.reference(inputs)[workload.outputs()[0].name]
-    for found, used in (
+    for result, used in (
         (reference.value, inputs),
         (reference.scale, {k: np.abs(v) for k, v in inputs.items()}),
     ):
-        ordered = found if workload.layout == "nchw" else found.transpose(0, 3, 1, 2)
+        ordered = result if workload.layout == "nchw" else result.transpose(0, 3, 1, 2)
         np.testing.assert_allclose(ordered, _conv2d(workload, used), rtol=1e-12, atol=1e-14)
 
 
@@ -435,14 +435,14 @@ def test_conv2d_scales_then_adds_bias_and_residual_then_cuts_at_zero(layout: Any
     inputs = _f64(workload.draw(np.random.default_rng(4)))
     plain = dataclasses.replace(workload, epilogue="none").reference(inputs)["y"]
     reference = workload.reference(inputs)["y"]
-    for place in np.ndindex(plain.value.shape):
-        channel = place[3] if layout == "nhwc" else place[1]
+    for index in np.ndindex(plain.value.shape):
+        channel = index[3] if layout == "nhwc" else index[1]
         factor, bias = inputs["scale"][channel] if "scale" in epilogue else 1.0, inputs["bias"][channel]
-        residual = inputs["residual"][place] if "residual" in epilogue else 0.0
-        expected = plain.value[place] * factor + bias + residual
-        assert reference.value[place] == pytest.approx(max(0, expected) if "relu" in epilogue else expected)
-        magnitude = plain.scale[place] * abs(factor) + abs(bias) + abs(residual)
-        assert reference.scale[place] == pytest.approx(magnitude)
+        residual = inputs["residual"][index] if "residual" in epilogue else 0.0
+        expected = plain.value[index] * factor + bias + residual
+        assert reference.value[index] == pytest.approx(max(0, expected) if "relu" in epilogue else expected)
+        magnitude = plain.scale[index] * abs(factor) + abs(bias) + abs(residual)
+        assert reference.scale[index] == pytest.approx(magnitude)
 
 
 @given(workloads_of(Conv2d, 7))
@@ -456,8 +456,8 @@ def test_conv2d_counts_each_touched_element_once(workload: Workload) -> None:
         touched["w"].add(w)
         touched["dy"].add(y)
     vectors = {"scale", "bias", "pre_scale", "pre_shift"}
-    others = sum(t.size for t in workload.inputs() if t.name in {*vectors, "residual"})
-    read = sum(len(touched[t.name]) for t in workload.inputs() if t.name in touched) + others
+    further = sum(t.size for t in workload.inputs() if t.name in {*vectors, "residual"})
+    read = sum(len(touched[t.name]) for t in workload.inputs() if t.name in touched) + further
     assert workload.traffic().read_bytes == read * itemsize(storage(workload.dtype))
 
 
@@ -479,9 +479,9 @@ def test_a_strided_1x1_reads_a_quarter() -> None:
 )
 def test_conv2d_refuses_incompatible_dimensions(changes: str, says: str) -> None:
     base = "n=2,c=4,h=5,w=6,k=6,r=3,s=2,stride=1,pad=1,dtype=f32,layout=nhwc"
-    given = Conv2d.split_dimensions(base) | Conv2d.split_dimensions(changes)
+    dimensions = Conv2d.split_dimensions(base) | Conv2d.split_dimensions(changes)
     with pytest.raises(InputError) as caught:
-        Conv2d.from_dimensions(given)
+        Conv2d.from_dimensions(dimensions)
     assert says in str(caught.value)
 
 
@@ -511,10 +511,10 @@ def test_log_softmax_is_the_logarithm() -> None:
 def _slopes(function: Callable[[Array], float], x: Array) -> Array:
     """Return the central differences of a function of x, one element after the other."""
     slopes = np.zeros_like(x)
-    for place in np.ndindex(x.shape):
+    for index in np.ndindex(x.shape):
         step = np.zeros_like(x)
-        step[place] = 1e-5
-        slopes[place] = (function(x + step) - function(x - step)) / 2e-5
+        step[index] = 1e-5
+        slopes[index] = (function(x + step) - function(x - step)) / 2e-5
     return slopes
 
 
@@ -524,14 +524,14 @@ def test_the_gradient_of_softmax_is_its_slope(prologue: Any, log: bool) -> None:
     forward = Softmax(rows=3, cols=4, dtype="f32", prologue=prologue, log=log)
     inputs = _f64(forward.draw(np.random.default_rng(6)))
     backward = forward.changed(direction="backward")
-    given = {**inputs, "y": forward.reference(inputs)["y"].value}
-    given["dy"] = np.random.default_rng(7).standard_normal((3, 4))
+    operands = {**inputs, "y": forward.reference(inputs)["y"].value}
+    operands["dy"] = np.random.default_rng(7).standard_normal((3, 4))
 
     def loss(x: Array) -> float:
         y = forward.reference({**inputs, "x": x})["y"].value
-        return float((y * given["dy"]).sum())
+        return float((y * operands["dy"]).sum())
 
-    dx = backward.reference(given)["dx"].value
+    dx = backward.reference(operands)["dx"].value
     np.testing.assert_allclose(dx, _slopes(loss, inputs["x"]), rtol=1e-6, atol=1e-8)
 
 
@@ -551,12 +551,12 @@ def test_the_gradient_of_softmax_takes_no_mask() -> None:
 def test_cross_entropy_equals_loops() -> None:
     workload = CrossEntropy(rows=5, cols=7, dtype="f32")
     inputs = _f64(workload.draw(np.random.default_rng(5)))
-    found = workload.reference(inputs)
+    references = workload.reference(inputs)
     for i in range(5):
         row = [float(value) for value in inputs["x"][i]]
         lse = math.log(math.fsum(map(math.exp, row)))
-        assert found["lse"].value[i] == pytest.approx(lse, rel=1e-12)
-        assert found["loss"].value[i] == pytest.approx(lse - row[int(inputs["target"][i])], rel=1e-12)
+        assert references["lse"].value[i] == pytest.approx(lse, rel=1e-12)
+        assert references["loss"].value[i] == pytest.approx(lse - row[int(inputs["target"][i])], rel=1e-12)
 
 
 def test_the_reference_of_cross_entropy_goes_by_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -572,16 +572,16 @@ def test_the_reference_of_cross_entropy_goes_by_blocks_of_rows(monkeypatch: pyte
 def test_the_gradient_of_cross_entropy_is_its_slope() -> None:
     forward = CrossEntropy(rows=4, cols=3, dtype="f32")
     inputs = _f64(forward.draw(np.random.default_rng(6)))
-    given = {**inputs, "lse": forward.reference(inputs)["lse"].value}
-    given["dloss"] = np.random.default_rng(7).standard_normal(4)
+    operands = {**inputs, "lse": forward.reference(inputs)["lse"].value}
+    operands["dloss"] = np.random.default_rng(7).standard_normal(4)
 
     def loss(x: Array) -> float:
-        return float((forward.reference({**inputs, "x": x})["loss"].value * given["dloss"]).sum())
+        return float((forward.reference({**inputs, "x": x})["loss"].value * operands["dloss"]).sum())
 
     backward = forward.changed(direction="backward")
-    dx = backward.reference(given)["dx"]
+    dx = backward.reference(operands)["dx"]
     np.testing.assert_allclose(dx.value, _slopes(loss, inputs["x"]), rtol=1e-6, atol=1e-8)
-    block = backward.reference_block(given, 0, slice(1, 3), slice(1, 3))  # type: ignore[attr-defined]
+    block = backward.reference_block(operands, 0, slice(1, 3), slice(1, 3))  # type: ignore[attr-defined]
     np.testing.assert_array_equal(block.value, dx.value[1:3, 1:3])
     np.testing.assert_array_equal(block.scale, dx.scale[1:3, 1:3])
 
@@ -611,18 +611,20 @@ def test_references_of_gradients_are_what_torch_derives(text: str) -> None:
     right = {name: reference.value for name, reference in forward.reference(inputs).items()}
     x = torch.from_numpy(inputs["x"]).requires_grad_()
     if isinstance(workload, CrossEntropy):
-        given = {**inputs, "lse": right["lse"], "dloss": rng.standard_normal(5)}
+        operands = {**inputs, "lse": right["lse"], "dloss": rng.standard_normal(5)}
         target = torch.from_numpy(inputs["target"].astype(np.int64))
         loss = torch.nn.functional.cross_entropy(x, target, reduction="none")
-        loss.backward(torch.from_numpy(given["dloss"]))
+        loss.backward(torch.from_numpy(operands["dloss"]))
     else:
         assert isinstance(workload, Softmax)
-        given = {**inputs, "y": right["y"], "dy": rng.standard_normal((5, 33))}
+        operands = {**inputs, "y": right["y"], "dy": rng.standard_normal((5, 33))}
         z = x * float(inputs["scale"])
         y = z.log_softmax(dim=1) if workload.log else z.softmax(dim=1)
-        y.backward(torch.from_numpy(given["dy"]))
+        y.backward(torch.from_numpy(operands["dy"]))
     assert x.grad is not None
-    np.testing.assert_allclose(workload.reference(given)["dx"].value, x.grad.numpy(), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(
+        workload.reference(operands)["dx"].value, x.grad.numpy(), rtol=1e-10, atol=1e-12
+    )
 
 
 def test_layernorm_equals_loops() -> None:

@@ -29,9 +29,9 @@ elementwise, reduction = parser(StridedElementwise), parser(StridedReduction)
     ],
 )
 def test_equal_computations_have_one_text(text: str, canonical: str) -> None:
-    found = elementwise(text)
+    workload = elementwise(text)
     shape, operands = canonical.split(",…,operands=")
-    assert (f"shape={found.shape}", found.operands) == (shape, operands)
+    assert (f"shape={workload.shape}", workload.operands) == (shape, operands)
 
 
 def test_reduced_axes_are_not_merged_with_the_others() -> None:

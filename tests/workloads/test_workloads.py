@@ -137,19 +137,19 @@ def test_a_batch_multiplies_every_layer_alike(name: str) -> None:
     assert batches(name)[0] == 1
     assert len(batches(name)) >= 3
     for batch in batches(name):
-        for one, many in zip(suite(name), suite(name, batch=batch), strict=True):
-            assert (many.name, many.count, many.scales) == (one.name, one.count, one.scales)
-            assert many.workload.flops() == batch * one.workload.flops()
-            outputs, single = many.workload.outputs()[0], one.workload.outputs()[0]
+        for layer, many in zip(suite(name), suite(name, batch=batch), strict=True):
+            assert (many.name, many.count, many.scales) == (layer.name, layer.count, layer.scales)
+            assert many.workload.flops() == batch * layer.workload.flops()
+            outputs, single = many.workload.outputs()[0], layer.workload.outputs()[0]
             assert outputs.size == batch * single.size
 
 
 @pytest.mark.parametrize("name", SUITES)
 def test_a_batch_leaves_weights_alone(name: str) -> None:
-    for one, many in zip(suite(name), suite(name, batch=8), strict=True):
-        if one.scales in {"m", "n"}:  # attention's products have no weights and scale by "batch"
-            assert one.workload.inputs()[1:2] == many.workload.inputs()[1:2]
-            assert one.workload.inputs()[0].size * 8 == many.workload.inputs()[0].size
+    for layer, many in zip(suite(name), suite(name, batch=8), strict=True):
+        if layer.scales in {"m", "n"}:  # attention's products have no weights and scale by "batch"
+            assert layer.workload.inputs()[1:2] == many.workload.inputs()[1:2]
+            assert layer.workload.inputs()[0].size * 8 == many.workload.inputs()[0].size
 
 
 @pytest.mark.parametrize("batch", [0, -1])
