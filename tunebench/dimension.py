@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from tunebench import expression
+from tunebench.activation import ACTIVATIONS
 from tunebench.errors import InputError, UnknownName, quoted
 from tunebench.expression import LARGEST, SMALLEST
 
 __all__ = [
     "MAX_SIZE",
+    "ActivationName",
     "AtLeast",
     "Count",
     "Expression",
@@ -52,6 +54,8 @@ Count = Annotated[int, AtLeast(0)]
 """An amount that may be 0, such as padding."""
 Positive = Annotated[float, "positive"]
 """A positive f32 number that is not a size, such as the epsilon that is added to a variance."""
+ActivationName = Annotated[str, "activation"]
+"""A name in `tunebench.activation.ACTIVATIONS`."""
 Name = Annotated[str, "name"]
 """A registered name: letters, digits, `_`, `-`, `.` and `+`."""
 
@@ -96,9 +100,9 @@ class Kind:
     """The kind of a dimension, parsed once from its annotation.
 
     Attributes:
-        base: The Python type; None for a `Literal`.
+        base: The Python type; None for a `Literal` or an `ActivationName`.
         note: Marker that distinguishes dimensions stored as text, such as ``"names"``.
-        values: Values of a `Literal`; empty for a number or a text.
+        values: Values of a `Literal` or names of activations; empty for a number or another text.
         minimum: Lower limit of a number.
     """
 
@@ -112,6 +116,8 @@ class Kind:
         """Return the kind that the annotation of a dimension declares."""
         if get_origin(hint) is Literal:
             return cls(base=None, note=None, values=get_args(hint), minimum=0)
+        if hint == ActivationName:
+            return cls(base=None, note=None, values=tuple(ACTIVATIONS), minimum=0)
         base, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         minimum = next((note.minimum for note in notes if isinstance(note, AtLeast)), 0)
         return cls(base=base, note=notes[0] if notes else None, values=(), minimum=minimum)

@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from tunebench.activation import DEFINITIONS
 from tunebench.errors import InputError, UnknownName, quoted
 
 __all__ = [
@@ -65,8 +66,10 @@ Comparisons (`eq`, `le`, `lt`, `ne`) are 1 where they hold, else 0. ``where(c, x
 else y.
 """
 
-SHORTHANDS: Mapping[str, int] = {"clamp": 3, "ge": 2, "gt": 2, "pow": 2}
+SHORTHANDS: Mapping[str, int] = {"clamp": 3, "ge": 2, "gt": 2, "pow": 2, **dict.fromkeys(DEFINITIONS, 1)}
 """Functions that the canonical form writes with others, each with its number of arguments.
+
+An activation of `tunebench.activation` that is no key of `FUNCTIONS` is written as its definition.
 
 ``clamp(x, low, high)`` is ``min(max(x, low), high)``; ``gt(x, y)`` and ``ge(x, y)`` exchange `lt` and `le`.
 ``pow(x, n)`` is a product for a whole number up to 16 in magnitude, a root for 0.5 and -0.5, and otherwise
@@ -246,7 +249,18 @@ def _call(name: str, arguments: list[ast.expr], syntax: ast.expr, text: str) -> 
             return Apply("le" if name == "ge" else "lt", nodes[::-1])
         case "pow":
             return _power(*nodes)
+        case _ if name in DEFINITIONS:
+            return _with_argument(parse(DEFINITIONS[name]), *nodes)
     return Apply(name, nodes)
+
+
+def _with_argument(node: Node, argument: Node) -> Node:
+    """Return an expression in x with another argument in its place."""
+    if isinstance(node, Name):
+        return argument
+    if isinstance(node, Number):
+        return node
+    return Apply(node.operation, tuple(_with_argument(inner, argument) for inner in node.arguments))
 
 
 def _power(base: Node, exponent: Node) -> Node:

@@ -3,7 +3,7 @@
 An operator is a frozen dataclass whose fields are its dimensions, in canonical order, so that
 `gemm:m=64,n=64,k=64,dtype=f16` and `Gemm(m=64, n=64, k=64, dtype="f16")` are the same workload.
 Field types define the valid values (see `tunebench.dimension`): `Size` and `Count` (integers),
-`Positive` (a real number), `bool`, `Name`, `Names`, `Expression`, or a `Literal`.
+`Positive` (a real number), `bool`, `Name`, `Names`, `Expression`, `ActivationName`, or a `Literal`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, final, get_ty
 from tunebench._deprecation import accept_renamed_attribute, renamed
 from tunebench.dimension import (
     MAX_SIZE,
+    ActivationName,
     AtLeast,
     Count,
     Expression,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_SIZE",
+    "ActivationName",
     "AllowedChanges",
     "AtLeast",
     "Category",

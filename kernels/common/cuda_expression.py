@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tunebench.activation import ACTIVATIONS
 from tunebench.expression import Node, parse, steps
 from tunebench.kernels.common.cuda import ctype, flag, helpers
 from tunebench.kernels.common.expression import COMPARISONS, CodePrinter, filled, operands, variable
@@ -17,6 +18,8 @@ __all__ = [
     "filled",
     "function",
     "function_of",
+    "functor",
+    "functor_source",
     "injected",
     "parameters",
     "special",
@@ -48,7 +51,7 @@ PRINTER = CodePrinter(
         **{name: f"({{0}} {symbol} {{1}} ? 1.0f : 0.0f)" for name, symbol in COMPARISONS.items()},
         "exp": "fast_exp({0})",
         "rsqrt": "fast_rsqrt({0})",
-        **{name: f"{name.capitalize()}()({{0}})" for name in ("gelu", "relu", "sigmoid", "silu")},
+        **{name: f"{record.functor}()({{0}})" for name, record in ACTIVATIONS.items() if record.functor},
     },
 )
 """Printer for CUDA C++; the code needs types.cuh, reduce.cuh and epilogue.cuh."""
@@ -71,6 +74,24 @@ struct @NAME@ {
   }
 };
 """
+
+
+def functor(activation: str) -> str:
+    """Return the C++ type of a functor that applies an activation.
+
+    Args:
+        activation: A name of `tunebench.activation`, or none.
+    """
+    return "Identity" if activation == "none" else ACTIVATIONS[activation].functor or INJECTED
+
+
+def functor_source(activation: str) -> str:
+    """Return the source of `functor`, or "" if epilogue.cuh has it.
+
+    Args:
+        activation: A name of `tunebench.activation`, or none.
+    """
+    return injected(ACTIVATIONS[activation].expression) if functor(activation) == INJECTED else ""
 
 
 def injected(expression: str) -> str:

@@ -1,7 +1,7 @@
 #pragma once
 // Activations of the epilogue: functors applied to an accumulated f32 value before it is rounded and stored. Needs
-// nothing else. To add one, define a struct like Relu here, and list it in `ACTIVATIONS` of kernels/common/gemm.py,
-// whose docstring names the other places. IS_LONG marks activations of tens of instructions, whose code is not repeated often.
+// nothing else. tunebench/activation.py names the struct of an activation; others are generated from their definition.
+// IS_LONG marks activations of tens of instructions, whose code is not repeated often.
 
 // 1 / (1 + e^-x), by two special functions. The error is a few units in the last place, about |x| of them for negative
 // x, because the exponent is rounded. Below -87.3 the result is flushed to zero.

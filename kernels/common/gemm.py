@@ -1,23 +1,4 @@
-"""Host side of gemm kernels in CUDA C++: types, alignment, epilogue, arguments, grids, division of k.
-
-To add an activation to the epilogue (such as gelu in ``epilogue=bias+gelu``):
-
-1. Make it a function of expressions: its name in tunebench/expression.py; value and error bound in
-   workloads/operators/_expression.py; kernels/common/cuda_expression.py and numba_expression.py print it;
-   tunebench/measure/baselines/_expression.py and tunebench/torch/operators/_expression_operands.py compute it
-   in NumPy and torch. `test_every_function_is_lowered_everywhere` checks these.
-2. workloads/operators/_activation.py has its name, slope and roundings; gemm.py there has the epilogues that
-   contain it. The error bound is the slope times the scale of x, which is 0 at x = 0: an activation with
-   act(0) != 0 must also add abs(act(x)) to the scale.
-3. epilogue.cuh defines it in CUDA C++, and `ACTIVATIONS` below lists it. numba_epilogue.py defines it for
-   Numba on the CPU, and gemm/numba_cuda.py computes it. gated_gemm changes only if its `activation` lists it.
-4. tunebench/measure/baselines/_activation.py and tunebench/torch/operators/_activation.py compute it in NumPy
-   and torch.
-5. Tests: `EXACT` in test_numba_epilogue.py, `_activate` in test_operators.py, `MEANINGS` in
-   test_elementwise.py, and a workload in the tests of each variant language.
-
-An activation that is an expression, such as ``act=max(min(x,6),0)``, needs no code.
-"""
+"""Host side of gemm kernels in CUDA C++: types, alignment, epilogue, arguments, grids, division of k."""
 
 from __future__ import annotations
 
@@ -37,7 +18,6 @@ from tunebench.workloads.operators._activation import IDENTITY
 from tunebench.workloads.operators.gemm import Gemm
 
 __all__ = [
-    "ACTIVATIONS",
     "MATRICES",
     "MAX_BLOCKS",
     "SPLITS",
@@ -77,15 +57,6 @@ MAX_BLOCKS = 2**31 - 1
 AFFORDABLE_FMA = 10_000_000
 """Most multiply-adds of an emulation workload: emulation does them in a fraction of a second."""
 
-ACTIVATIONS: dict[str, str] = {
-    "none": "Identity",
-    "relu": "Relu",
-    "gelu": "Gelu",
-    "silu": "Silu",
-    "sigmoid": "Sigmoid",
-}
-"""Activations by name, as structs of `epilogue.cuh`."""
-
 
 def constants(name: str, **values: str | bool | int) -> str:
     """Return a C++ struct of compile-time constants.
@@ -108,7 +79,9 @@ def workload_constants(workload: Gemm) -> dict[str, str | bool | int]:
         "In": ctype(workload.dtype),
         "Out": ctype(workload.out),
         "Activation": (
-            ACTIVATIONS[workload.activation] if workload.act == IDENTITY else cuda_expression.INJECTED
+            cuda_expression.functor(workload.activation)
+            if workload.act == IDENTITY
+            else cuda_expression.INJECTED
         ),
         "HAS_BIAS": workload.has_bias,
         "HAS_RESIDUAL": workload.has_residual,
@@ -118,8 +91,10 @@ def workload_constants(workload: Gemm) -> dict[str, str | bool | int]:
 
 
 def injected(workload: Gemm) -> str:
-    """Return the source of an activation that is an expression, or "" for one of `epilogue.cuh`."""
-    return "" if workload.act == IDENTITY else cuda_expression.injected(workload.act)
+    """Return the source of an activation that is generated, or "" for one of `epilogue.cuh`."""
+    if workload.act == IDENTITY:
+        return cuda_expression.functor_source(workload.activation)
+    return cuda_expression.injected(workload.act)
 
 
 def arguments(workload: Gemm, group_m: int) -> tuple[str | Scalar, ...]:

@@ -59,6 +59,9 @@ class GemmOperation(Protocol):
     def workload_constants(self, workload: Any) -> Constants:
         """Return the compile-time constants that depend on the workload only."""
 
+    def injected(self, workload: Any) -> str:
+        """Return the source of an activation that epilogue.cuh lacks, or ""."""
+
     def grid(self, workload: Any, config: Config) -> tuple[int, int, int]:
         """Return the number of blocks in x, y and z."""
 
@@ -97,8 +100,8 @@ class TiledGemm(CudaVariant[W]):
         """Return the shared memory of a block, in bytes, for a configuration or a table of them."""
 
     def preamble(self, workload: W) -> str:
-        """Return source that the headers do not have: an injected activation, a prologue (override)."""
-        return ""
+        """Return source that the headers do not have: an injected activation; a prologue (override)."""
+        return self.operation.injected(workload)
 
     def kernel_text(self, workload: W, config: Config) -> str:
         """Return the source of the kernel (override if it depends on workload or configuration)."""

@@ -1,24 +1,17 @@
 """Activations of the epilogue for Numba on the CPU, as inlined functions so that loops vectorise.
 
-To add an activation, define it here and add it to `activation`; kernels/common/gemm.py lists the other
-places.
+These are faster than the functions that `numba_expression` generates from definitions.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tunebench.kernels.common.numba_cpu import exp2, inlined
-from tunebench.workloads.operators._activation import Activation
 
-__all__ = ["activation", "erf"]
-
-
-def activation(name: Activation) -> Callable[[Any], Any]:
-    """Return the inlined activation of this name, a function of one f32. NaN stays NaN."""
-    return {"none": _identity, "relu": _relu, "gelu": _gelu, "silu": _silu, "sigmoid": _sigmoid}[name]()
+__all__ = ["FAST", "erf"]
 
 
 def _identity() -> Callable[..., Any]:
@@ -110,3 +103,13 @@ def _silu() -> Callable[..., Any]:
         return x * sigmoid(x)
 
     return silu
+
+
+FAST: Mapping[str, Callable[[], Callable[[Any], Any]]] = {
+    "none": _identity,
+    "relu": _relu,
+    "gelu": _gelu,
+    "silu": _silu,
+    "sigmoid": _sigmoid,
+}
+"""Makers of inlined activations by name, functions of one f32. NaN stays NaN."""

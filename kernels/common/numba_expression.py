@@ -9,13 +9,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from tunebench.activation import ACTIVATIONS
 from tunebench.dtype import DType
 from tunebench.expression import parse, steps
 from tunebench.kernels.common.expression import COMPARISONS, CodePrinter, compiled, operands, variable
 from tunebench.kernels.common.numba_cpu import address, exp2, inlined, load, store
-from tunebench.kernels.common.numba_epilogue import activation as named
-from tunebench.kernels.common.numba_epilogue import erf
-from tunebench.workloads.operators._activation import STEPS
+from tunebench.kernels.common.numba_epilogue import FAST, erf
+from tunebench.workloads.operators._activation import IDENTITY
 from tunebench.workloads.operators._expression_workload import ExpressionWorkload
 
 __all__ = [
@@ -153,7 +153,7 @@ def by_polynomials() -> Functions:
         "exp": exp,
         "log": _log(),
         "tanh": _tanh(),
-        **{name: named(name) for name in ("gelu", "sigmoid", "silu")},
+        **{name: FAST[name]() for name in ("gelu", "sigmoid", "silu")},
     }
 
 
@@ -215,17 +215,31 @@ def _tanh() -> Callable[..., Any]:
 
 
 def on_cpu(activation: str) -> Callable[[Any], Any]:
-    """Return the inlined f32 function of a named activation, or of an expression in x, for the CPU."""
+    """Return the inlined f32 function of an activation for the CPU.
+
+    Args:
+        activation: A name of `tunebench.activation`, none, or an expression in x.
+    """
     import numpy as np
 
-    if activation in STEPS:
-        return named(activation)  # type: ignore[arg-type]  # one of the names
-    return _function(activation, PRINTER, {"np": np, **by_polynomials()})
+    if activation in FAST:
+        return FAST[activation]()
+    return _function(_expression(activation), PRINTER, {"np": np, **by_polynomials()})
 
 
-def in_cuda(expression: str) -> Callable[[Any], Any]:
-    """Return the inlined f32 function of an expression in x for Numba-CUDA; compiling it needs no driver."""
-    return _function(expression, NUMBA_CUDA_PRINTER, {"math": math})
+def in_cuda(activation: str) -> Callable[[Any], Any]:
+    """Return the inlined f32 function of an activation for Numba-CUDA; compiling it needs no driver.
+
+    Args:
+        activation: A name of `tunebench.activation`, none, or an expression in x.
+    """
+    return _function(_expression(activation), NUMBA_CUDA_PRINTER, {"math": math})
+
+
+def _expression(activation: str) -> str:
+    if activation == "none":
+        return IDENTITY
+    return ACTIVATIONS[activation].expression if activation in ACTIVATIONS else activation
 
 
 def _function(expression: str, spelling: CodePrinter, scope: dict[str, Any]) -> Callable[[Any], Any]:

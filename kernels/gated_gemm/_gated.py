@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels.common import gemm
+from tunebench.kernels.common import cuda_expression, gemm
 from tunebench.kernels.common.cuda import ctype
 from tunebench.space import Table
 from tunebench.variant import Scalar
@@ -33,10 +33,15 @@ def workload_constants(workload: GatedGemm) -> dict[str, str | bool | int]:
     return {
         "In": ctype(workload.dtype),
         "Out": ctype(workload.out),
-        "Activation": gemm.ACTIVATIONS[workload.activation],
+        "Activation": cuda_expression.functor(workload.activation),
         "A_K_CONTIGUOUS": True,
         "B_K_CONTIGUOUS": workload.trans == "nt",
     }
+
+
+def injected(workload: GatedGemm) -> str:
+    """Return the source of an activation that epilogue.cuh lacks, or ""."""
+    return cuda_expression.functor_source(workload.activation)
 
 
 def arguments(workload: GatedGemm, group_m: int) -> tuple[str | Scalar, ...]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from tunebench.device import Device
 from tunebench.kernels.common.numba_cpu import address, inlined, jitted, load, store
-from tunebench.kernels.common.numba_epilogue import activation
+from tunebench.kernels.common.numba_expression import on_cpu
 from tunebench.kernels.common.numba_product import (
     LANES,
     PARAMETERS,
@@ -139,7 +139,7 @@ def _line_of_b(workload: GatedGemm, nr: int) -> Callable[[int], Callable[..., No
 
 def _write(workload: GatedGemm, nr: int) -> Callable[..., None]:
     """Return the function that gates a part of a row, and stores it."""
-    rounded, activate = store(workload.out), activation(workload.activation)
+    rounded, activate = store(workload.out), on_cpu(workload.activation)
 
     @jitted(frozenset({"contract", "nsz"}))
     def write_strip(c: Any, begin: int, count: int, sums: Any, gate: int) -> None:

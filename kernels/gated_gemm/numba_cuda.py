@@ -16,6 +16,7 @@ from typing import Any
 
 from tunebench._lazy import np
 from tunebench.kernels.common.numba_cuda_gemm import NumbaCudaTiledGemm, space_of
+from tunebench.kernels.common.numba_expression import in_cuda
 from tunebench.kernels.gated_gemm import _gated
 from tunebench.space import Config
 from tunebench.workloads.operators.gated_gemm import GatedGemm
@@ -35,8 +36,6 @@ class NumbaCudaGatedGemm(NumbaCudaTiledGemm[GatedGemm]):
 
     def kernel(self, workload: GatedGemm, config: Config) -> Callable[..., None]:  # noqa: C901 - may call nothing
         """Return the kernel `(a, b_gate, b_up, c)`."""
-        import math
-
         from numba import cuda, float32
 
         BM, BN, BK, TM, TN = (config[name] for name in ("bm", "bn", "bk", "tm", "tn"))
@@ -44,8 +43,7 @@ class NumbaCudaGatedGemm(NumbaCudaTiledGemm[GatedGemm]):
         THREADS, GROUP_M = ROWS * COLUMNS, config["group_m"]
         A_SHAPE, B_SHAPE = (BM, BK + 1), (BK, BN + 1)
         transposed = workload.trans == "nt"
-        activation = {"relu": 1, "gelu": 2, "silu": 3, "sigmoid": 4}[workload.activation]
-        zero, half, one, root_half = np.float32(0), np.float32(0.5), np.float32(1), np.float32(math.sqrt(0.5))
+        activate, zero = in_cuda(workload.activation), np.float32(0)
 
         def multiply(a: Any, b_gate: Any, b_up: Any, c: Any) -> None:  # noqa: C901 - likewise
             tile_a = cuda.shared.array(A_SHAPE, float32)
@@ -96,16 +94,7 @@ class NumbaCudaGatedGemm(NumbaCudaTiledGemm[GatedGemm]):
                 for j in range(TN):
                     row, column = row0 + y + i * ROWS, column0 + x + j * COLUMNS
                     if row < m and column < n:
-                        value = gates[i, j]
-                        if activation == 1:
-                            value = zero if value < zero else value
-                        elif activation == 2:
-                            value = half * value * (one + math.erf(value * root_half))
-                        elif activation == 3:
-                            value /= one + math.exp(-value)
-                        else:
-                            value = one / (one + math.exp(-value))
-                        c[row, column] = value * ups[i, j]
+                        c[row, column] = activate(gates[i, j]) * ups[i, j]
 
         return multiply
 

@@ -45,6 +45,11 @@ def workload_constants(workload: GroupedGemm) -> dict[str, str | bool | int]:
     }
 
 
+def injected(workload: GroupedGemm) -> str:
+    """Return "": there is no activation."""
+    return ""
+
+
 def arguments(workload: GroupedGemm, group_m: int) -> tuple[str | Scalar, ...]:
     """Return the kernel's arguments: a, b, offsets, c, then sizes."""
     sizes = (workload.groups, workload.n, workload.k, group_m)

@@ -29,6 +29,7 @@ import numpy as np
 from tests.fuzz import command
 from tunebench import device as devices
 from tunebench import expression, predict
+from tunebench.activation import DEFINITIONS
 from tunebench.dimension import Kind, items_of
 from tunebench.errors import InputError, quoted
 from tunebench.tuning.tunable import find_variants
@@ -323,9 +324,14 @@ def _functions() -> dict[str, Callable[..., Any]]:
         "relu": lambda a: np.maximum(a, 0),
     }
     unknown = set(expression.FUNCTIONS) - set(meanings)  # any function that differs for different arguments
-    return meanings | {
+    functions = meanings | {
         name: (lambda *a, n=name: sum(math.pi * len(n) * np.tanh(v) for v in a)) for name in unknown
     }
+
+    def written_out(definition: str) -> Callable[..., Any]:
+        return lambda x: eval(definition, {"__builtins__": {}, **functions, "x": x})
+
+    return functions | {name: written_out(definition) for name, definition in DEFINITIONS.items()}
 
 
 def _check_search(workload: Workload) -> None:

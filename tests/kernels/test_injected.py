@@ -15,8 +15,7 @@ from tests.support import needs_compiler, needs_numba_cuda
 from tunebench import kernels
 from tunebench.compile.numba_cuda import key_numba_cuda
 from tunebench.device import representative
-from tunebench.errors import InputError, VariantError
-from tunebench.kernels.common.gemm import ACTIVATIONS
+from tunebench.errors import InputError
 from tunebench.variant import CudaVariant, NumbaCudaVariant
 from tunebench.workload import Workload
 from tunebench.workloads import parse
@@ -238,16 +237,6 @@ def test_an_expression_is_text_of_the_source_and_a_name_is_not(variant: CudaVari
     texts = [variant.source(w, variant.default(w, device)) for w in (named, injected)]
     assert ["Injected" in text for text in texts] == [False, True]
     assert "6.0f" in texts[1].partition("struct Injected")[2].partition("};")[0]
-
-
-@pytest.mark.parametrize("variant", CUDA, ids=str)
-def test_an_activation_that_is_missing_from_the_table_is_an_error(
-    variant: CudaVariant[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    workload = small(variant, "+gelu")
-    monkeypatch.delitem(ACTIVATIONS, "gelu")
-    with pytest.raises(VariantError, match="gelu"):
-        variant.source(workload, variant.default(workload, representative("sm_90")))
 
 
 @needs_numba_cuda

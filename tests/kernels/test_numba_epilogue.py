@@ -10,7 +10,7 @@ import numba
 import numpy as np
 import pytest
 
-from tunebench.kernels.common.numba_epilogue import activation
+from tunebench.kernels.common.numba_epilogue import FAST
 
 EXACT: dict[str, Callable[[float], float]] = {
     "none": lambda x: x,
@@ -23,7 +23,7 @@ EXACT: dict[str, Callable[[float], float]] = {
 
 def over(name: Any) -> Any:
     """Return a jitted loop over an activation, as in kernels."""
-    function = activation(name)
+    function = FAST[name]()
 
     @numba.njit(fastmath={"contract", "nsz"}, error_model="numpy")
     def loop(x: Any, y: Any) -> None:

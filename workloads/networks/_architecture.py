@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from tunebench.activation import ACTIVATIONS
 from tunebench.errors import InputError, UnknownName
 from tunebench.workloads.operators._norm import EPS
 
@@ -136,7 +137,10 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 """Defaults of HuggingFace's configuration classes."""
 
-_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}
+_ACTIVATIONS = {"gelu_new": "gelu_new"} | {
+    spelling: name for name, record in ACTIVATIONS.items() for spelling in (name, *record.aliases)
+}
+"""Activations by their names in configurations; gelu_new is gelu_tanh in eight kernels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +155,7 @@ class Architecture:
         vocabulary: Vocabulary size.
         ffn: Inner width of the feed-forward layers.
         positions: Longest sequence; 0 for any.
-        activation: Activation of the feed-forward layers: gelu, gelu_new, relu or silu.
+        activation: Activation of the feed-forward layers: a name of `tunebench.activation`, or gelu_new.
         heads_k: Number of key and value heads.
         head_dim: Size of a head.
         dropout: Dropout probability of hidden states.

@@ -1,15 +1,15 @@
 """Elementwise activations in float64 and how they propagate errors, for operators with an activation.
 
-An activation is one of a few names, each with a constant slope limit, or any expression in `x` (see
-`tunebench.expression`).
+An activation is a name of `tunebench.activation`, or any expression in `x` (see `tunebench.expression`).
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tunebench._lazy import np
+from tunebench.activation import ACTIVATIONS
 from tunebench.dtype import DType, unit_roundoff
 from tunebench.errors import InputError
 from tunebench.expression import names, parse
@@ -21,41 +21,63 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IDENTITY",
-    "SLOPES",
-    "STEPS",
-    "Activation",
+    "activated",
     "apply",
     "check",
     "reach",
+    "roundings",
     "spread",
 ]
 
 IDENTITY = "x"
 """The identity expression."""
 
-Activation = Literal["none", "relu", "gelu", "silu", "sigmoid"]
-
-SLOPES: dict[str, float] = {"none": 1.0, "relu": 1.0, "gelu": 1.13, "silu": 1.1, "sigmoid": 0.25}
-"""Steepest slope of each activation, rounded up: an error of x grows at most by this factor.
-
-The slope of gelu, Phi(x) + x phi(x), has its maximum 1.1290 at x = sqrt(2); that of silu,
-s + x s (1 - s) with the logistic function s, 1.0998 at x = 2.40.
-"""
-
-STEPS: dict[str, int] = {"none": 0, "relu": 0, "gelu": 6, "silu": 6, "sigmoid": 6}
-"""Error of each activation, in roundings to f32 per unit of |x| (sigmoid: of its value and |x| / 4).
-
-erff is accurate to 2 units in the last place, and 1 + erf cancels where x is negative. The power in
-1 + e**-x is accurate to |x| + 2 units where it matters, and its weight is less than one half.
-"""
-
 
 def apply(activation: str, x: Array64) -> Array64:
-    """Return the named activation of each element of x, in float64."""
+    """Return an activation of each element of x, in float64.
+
+    Args:
+        activation: A name of `tunebench.activation`, or none.
+        x: The arguments.
+    """
     if activation == "none":
         return x
+    record = ACTIVATIONS[activation]
+    if not record.is_function:
+        return evaluate(parse(record.definition), {"x": x})[0]
     result: Array64 = FUNCTIONS[activation].value(np, x)
     return result
+
+
+def roundings(activation: str) -> int:
+    """Return the error of an activation at an exact x, in roundings to f32 per unit of |x|.
+
+    It is 0 if `activated` includes the error.
+
+    Args:
+        activation: A name of `tunebench.activation`, or none.
+    """
+    return 0 if activation == "none" else ACTIVATIONS[activation].roundings
+
+
+def activated(
+    activation: str, value: Array64, scale: Array64, eps: float, out: DType
+) -> tuple[Array64, Array64]:
+    """Return an activation of sums with errors up to ``eps * scale``, and its error in units of `eps`.
+
+    Args:
+        activation: A name of `tunebench.activation`, or none.
+        value: The sums in float64.
+        scale: Error of each sum in units of `eps`.
+        eps: Relative error of accumulation.
+        out: Type to which the result is rounded.
+    """
+    if activation == "none":
+        return value, scale
+    record = ACTIVATIONS[activation]
+    if record.slope is None:
+        return spread(record.expression, value, scale, eps, out)
+    return apply(activation, value), scale * record.slope
 
 
 # -- any expression ------------------------------------------------------------------------------------------

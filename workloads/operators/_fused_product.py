@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tunebench._lazy import np
+from tunebench.activation import ACTIVATIONS
 from tunebench.dtype import unit_roundoff
 from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, parse
 from tunebench.workload import AllowedChanges, Category, Expression, Tensor, Workload
 from tunebench.workloads.operators import _activation, _prologue
-from tunebench.workloads.operators._activation import IDENTITY, SLOPES
+from tunebench.workloads.operators._activation import IDENTITY
 from tunebench.workloads.operators.elementwise import neighbour
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class FusedProduct(Workload):
         """The activation of the epilogue: a name, or an expression in x."""
         if self.act != IDENTITY:
             return self.act
-        return next((step for step in self.steps if step in SLOPES), "none")
+        return next((step for step in self.steps if step in ACTIVATIONS), "none")
 
     def may_change(self) -> AllowedChanges:
         """Return the allowed changes; with an expression, a further operation becomes part of it."""
@@ -119,7 +120,7 @@ class FusedProduct(Workload):
             _prologue.check(self.operator, self.pre, self.dtype, out, terms, factor)
         if self.act == IDENTITY:
             return
-        if any(step in SLOPES for step in self.steps):
+        if any(step in ACTIVATIONS for step in self.steps):
             raise InputError(
                 f"{self.operator}: epilogue={self.epilogue} already has an activation, got also "
                 f"act={self.act}; leave one out, or write both as one expression"

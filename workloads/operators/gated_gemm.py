@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tunebench._lazy import np
 from tunebench.dtype import storage, underflow, unit_roundoff
 from tunebench.workload import (
+    ActivationName,
     AllowedChanges,
     Category,
     Reference,
@@ -19,7 +20,7 @@ from tunebench.workload import (
     defaults_to,
 )
 from tunebench.workloads.operators import _accumulation as accumulation
-from tunebench.workloads.operators._activation import SLOPES, STEPS, apply
+from tunebench.workloads.operators._activation import activated, roundings
 from tunebench.workloads.operators.elementwise import Elementwise
 from tunebench.workloads.operators.gemm import Gemm
 
@@ -33,10 +34,10 @@ __all__ = ["GatedGemm"]
 class GatedGemm(Workload):
     """Two matrix products of the same rows, accumulated in f32; the activation of one gates the other.
 
-    With silu this is SwiGLU, with gelu GeGLU, with relu ReGLU, with sigmoid GLU. All tensors are row-major:
-    a (m, k); b_gate and b_up (k, n), or (n, k) if `trans` is nt; c (m, n). Sums are activated and multiplied
-    in f32, before the one rounding to `out`. gelu, silu and the type tf32 have the meaning they have in
-    `Gemm`.
+    With silu this is SwiGLU, with gelu GeGLU, with relu ReGLU, with sigmoid GLU; `tunebench.activation` has
+    all names. All tensors are row-major: a (m, k); b_gate and b_up (k, n), or (n, k) if `trans` is nt;
+    c (m, n). Sums are activated and multiplied in f32, before the one rounding to `out`. gelu, silu and the
+    type tf32 have the meaning they have in `Gemm`.
 
     Source: Shazeer, "GLU Variants Improve Transformer", 2020.
     """
@@ -51,7 +52,7 @@ class GatedGemm(Workload):
     n: Size
     k: Size
     dtype: Literal["f32", "tf32", "f16", "bf16"]
-    activation: Literal["silu", "gelu", "relu", "sigmoid"] = "silu"
+    activation: ActivationName = "silu"
     trans: Literal["nn", "nt"] = "nn"
     out: Literal["f32", "f16", "bf16"] = defaults_to("dtype")
 
@@ -115,8 +116,8 @@ class GatedGemm(Workload):
         a = inputs["a"][rows]
         gate, gates = self._product(a, inputs["b_gate"], cols)
         up, ups = self._product(a, inputs["b_up"], cols)
-        gate, gates = apply(self.activation, gate), gates * SLOPES[self.activation]
         eps_acc = self.tolerance().eps_acc
+        gate, gates = activated(self.activation, gate, gates, eps_acc, self.out)
         scale = gates * np.abs(up) + np.abs(gate) * ups + eps_acc * gates * ups
         return Reference(value=gate * up, scale=scale + underflow(self.out) / eps_acc)
 
@@ -127,7 +128,7 @@ class GatedGemm(Workload):
 
     def tolerance(self) -> Tolerance:
         """Allow one rounding of the result, f32 sums in any order, and roundings of the gating."""
-        steps = STEPS[self.activation] + 1
+        steps = roundings(self.activation) + 1
         return Tolerance(
             eps_out=unit_roundoff(self.out),
             eps_acc=accumulation.error(self.k, self.dtype) + steps * unit_roundoff("f32"),

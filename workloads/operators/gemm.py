@@ -22,7 +22,7 @@ from tunebench.workload import (
 )
 from tunebench.workloads.operators import _accumulation as accumulation
 from tunebench.workloads.operators import _activation, _prologue
-from tunebench.workloads.operators._activation import IDENTITY, SLOPES, STEPS, apply
+from tunebench.workloads.operators._activation import IDENTITY
 from tunebench.workloads.operators._fused_product import FusedProduct
 
 if TYPE_CHECKING:
@@ -170,10 +170,11 @@ class Gemm(FusedProduct):
         if self.has_bias:
             value += inputs["bias"][cols]
             scale += np.abs(inputs["bias"][cols])
+        eps_acc = self.tolerance().eps_acc
         if self.act == IDENTITY:
-            value, scale = apply(self.activation, value), scale * SLOPES[self.activation]
+            value, scale = _activation.activated(self.activation, value, scale, eps_acc, self.out)
         else:
-            value, scale = _activation.spread(self.act, value, scale, self.tolerance().eps_acc, self.out)
+            value, scale = _activation.spread(self.act, value, scale, eps_acc, self.out)
         if self.has_residual:
             residual = inputs["residual"][batch_index, rows, cols]
             # Without an expression |value| is at most `scale`; the value of an expression may exceed it.
@@ -252,7 +253,7 @@ class Gemm(FusedProduct):
             return Tolerance(eps_out=0.0, eps_acc=0.0, reason="sums of integers are exact in any order")
         # The errors of an expression are bounded element by element, in `scale`.
         epilogue_steps = self.has_bias + self.has_residual
-        epilogue_steps += STEPS[self.activation] if self.act == IDENTITY else 0
+        epilogue_steps += _activation.roundings(self.activation) if self.act == IDENTITY else 0
         promoted = self.accumulate == "f32"
         of_e4m3 = accumulation.REASON_PROMOTED if promoted else accumulation.REASON_E4M3
         return Tolerance(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tunebench._lazy import np
+from tunebench.activation import ACTIVATIONS
 from tunebench.expression import Apply, Name, Node, Number, names, parse, steps
 from tunebench.measure.baselines import Tensors
 from tunebench.workloads.operators._expression_workload import ExpressionWorkload
@@ -105,7 +107,6 @@ def numpy_library(*trees: Node) -> Library | None:
 def torch_library(device: Any) -> Library:
     """Return torch's operations, for tensors on a device and for numbers."""
     import torch
-    from torch.nn import functional
 
     @functools.cache  # created in the first run: later runs copy nothing to the device
     def number(value: float) -> Any:
@@ -116,19 +117,18 @@ def torch_library(device: Any) -> Library:
 
     operations = {
         **ARITHMETIC,
-        "gelu": with_tensor(functional.gelu),
         "max": with_tensor(torch.maximum),
         "min": with_tensor(torch.minimum),
-        "relu": with_tensor(torch.relu),
-        "silu": with_tensor(functional.silu),
         "step": with_tensor(lambda x: (x > 0).to(x.dtype)),
         "where": with_tensor(lambda c, x, y: torch.where(c != 0, x, y)),
         **{
             name: with_tensor(getattr(torch, name))
-            for name in (
-                *("abs", "cos", "erf", "exp", "log", "rsqrt", "sigmoid", "sin", "sqrt", "square"),
-                "tanh",
-            )
+            for name in ("abs", "cos", "erf", "exp", "log", "rsqrt", "sin", "sqrt", "square")
+        },
+        **{
+            record.name: with_tensor(operator.attrgetter(record.torch)(torch))
+            for record in ACTIVATIONS.values()
+            if record.is_function
         },
     }
     return Library(operations, float)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench.dtype import storage
 from tunebench.measure.baselines import BaselineCall, Tensors, single
-from tunebench.measure.baselines._activation import NUMPY_ACTIVATIONS, torch_activation
+from tunebench.measure.baselines._activation import numpy_activation, torch_activation
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
 if TYPE_CHECKING:
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 __all__ = ["numpy_call", "torch_calls"]
 
 
-def numpy_call(workload: GatedGemm, inputs: Tensors) -> BaselineCall:
-    """Return the program with NumPy's BLAS, in f32."""
+def numpy_call(workload: GatedGemm, inputs: Tensors) -> BaselineCall | None:
+    """Return the program with NumPy's BLAS, in f32; None if NumPy lacks a function of the activation."""
     t = single(inputs)
     gate, up = (t[b] if workload.trans == "nn" else t[b].T for b in ("b_gate", "b_up"))
-    activate = NUMPY_ACTIVATIONS[workload.activation]
+    activate = numpy_activation(workload.activation)
+    if activate is None:
+        return None
 
     def run() -> Array:
         c: Array = t["a"] @ gate

@@ -6,19 +6,15 @@ Source: PyTorch's native functions, and their derivatives (`derivatives.yaml`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from tunebench.activation import ACTIVATIONS, Activation
 
 __all__ = ["expression_of", "is_boolean", "is_pointwise"]
 
 Arguments = Mapping[str, Any]
 """Arguments of a call by their names in the schema: operands and numbers as text, others unchanged."""
-
-ROOT_2_OVER_PI = 0.7978845608028654
-_TANH_OF_GELU = f"tanh({{0}}*({ROOT_2_OVER_PI}+0.0356774081363*square({{0}})))"
-"""Approximation of the error function in gelu: tanh of sqrt(2 / pi) (x + 0.044715 x**3)."""
-ROOT_HALF = 0.7071067811865476
-ROOT_2_PI_INVERSE = 0.3989422804014327
 
 
 def _binary(symbol: str) -> Callable[[Arguments], str | None]:
@@ -38,21 +34,46 @@ def _written(template: str) -> Callable[[Arguments], str | None]:
     return lambda args: template.format(**args)
 
 
-def _gelu(args: Arguments) -> str | None:
-    x = args["self"]
-    if args["approximate"] == "none":
-        return f"gelu({x})"
-    return f"(0.5*{x}*(1+{_TANH_OF_GELU.format(x)}))"
+def _activation_reader(function: str) -> Callable[[Arguments], str | None]:
+    """Return the reader of a function that computes activations, depending on its arguments."""
+
+    def read(args: Arguments) -> str | None:
+        record = _of_arguments(_BY_FUNCTION[function], args)
+        return f"{record.name}({args['self']})" if record else None
+
+    return read
 
 
-def _gelu_backward(args: Arguments) -> str | None:
-    x, dy = args["self"], args["grad_output"]
-    if args["approximate"] == "none":
-        near = f"min(max({x},-13),13)"  # beyond, the density is 0 in f32, and the square may overflow
-        density = f"{ROOT_2_PI_INVERSE}*exp(-0.5*square({near}))"
-        return f"({dy}*(0.5*(1+erf({x}*{ROOT_HALF}))+{near}*{density}))"
-    t = _TANH_OF_GELU.format(x)
-    return f"({dy}*0.5*(1+{t}+{x}*(1-square({t}))*({ROOT_2_OVER_PI}+0.1070322244089*square({x}))))"
+def _gradient_reader(operator: str) -> Callable[[Arguments], str | None]:
+    """Return the reader of an operator that computes gradients of activations."""
+
+    def read(args: Arguments) -> str | None:
+        record = _of_arguments(_BY_BACKWARD[operator], args)
+        if record is None:
+            return None
+        argument = {"y": args["output"]} if record.reads_result else {"x": args["self"]}
+        return record.gradient_of(dy=args["grad_output"], **argument)
+
+    return read
+
+
+def _of_arguments(records: Sequence[Activation], args: Arguments) -> Activation | None:
+    for record in records:
+        if all(args[name] == value for name, value in record.arguments.items()):
+            return record
+    return None
+
+
+def _grouped(key: Callable[[Activation], str]) -> dict[str, list[Activation]]:
+    groups: dict[str, list[Activation]] = {}
+    for record in ACTIVATIONS.values():
+        groups.setdefault(key(record), []).append(record)
+    return groups
+
+
+_BY_FUNCTION = _grouped(lambda record: record.torch.rpartition(".")[2])
+_BY_BACKWARD = _grouped(lambda record: record.backward)
+_BY_BACKWARD.pop("", None)
 
 
 def _power(args: Arguments) -> str | None:
@@ -114,11 +135,10 @@ _READERS: Mapping[str, Callable[[Arguments], str | None]] = {
     "aten::minimum": _written("min({self},{other})"),
     **{
         f"aten::{name}": _unary(name)
-        for name in (
-            *("abs", "cos", "erf", "exp", "log", "relu", "rsqrt", "sigmoid", "silu", "sin", "sqrt", "square"),
-            "tanh",
-        )
+        for name in ("abs", "cos", "erf", "exp", "log", "rsqrt", "sin", "sqrt", "square")
     },
+    **{f"aten::{function}": _activation_reader(function) for function in _BY_FUNCTION},
+    **{f"aten::{operator}": _gradient_reader(operator) for operator in _BY_BACKWARD},
     "aten::full": _written("{fill_value}"),
     "aten::scalar_tensor": _written("{s}"),
     "aten::fill": _written("{value}"),
@@ -126,19 +146,12 @@ _READERS: Mapping[str, Callable[[Arguments], str | None]] = {
     "aten::clone": _written("{self}"),
     "aten::neg": _written("(-{self})"),
     "aten::reciprocal": _written("(1/{self})"),
-    "aten::gelu": _gelu,
-    "aten::gelu_backward": _gelu_backward,
     "aten::pow": _power,
     "aten::clamp": _clamp,
     "aten::clamp_min": _clamp,
     "aten::hardtanh": _clamp,
-    "aten::hardswish": _written("({self}*min(max({self}+3,0),6)/6)"),
-    "aten::hardsigmoid": _written("(min(max({self}+3,0),6)/6)"),
     "aten::threshold_backward": _threshold_backward,
-    "aten::sigmoid_backward": _written("({grad_output}*{output}*(1-{output}))"),
     "aten::native_dropout_backward": _written("({grad_output}*{mask}*{scale!r})"),
-    "aten::tanh_backward": _written("({grad_output}*(1-{output}*{output}))"),
-    "aten::silu_backward": _written("({grad_output}*sigmoid({self})*(1+{self}*(1-sigmoid({self}))))"),
     "aten::eq": _written("eq({self},{other})"),
     "aten::ne": _written("ne({self},{other})"),
     "aten::lt": _written("lt({self},{other})"),
@@ -161,13 +174,8 @@ _READERS: Mapping[str, Callable[[Arguments], str | None]] = {
     "aten::leaky_relu_backward": _written(
         "where(lt(0,{self}),{grad_output},{negative_slope!r}*{grad_output})"
     ),
-    "aten::mish": _written("({self}*tanh(max({self},0)+log(1+exp(-abs({self})))))"),
     "aten::softplus": _softplus,
     "aten::elu": _elu,
-    "aten::hardswish_backward": _written(
-        "({grad_output}*where(lt({self},-3),0,where(lt(3,{self}),1,{self}/3+0.5)))"
-    ),
-    "aten::hardsigmoid_backward": _written("({grad_output}*lt(abs({self}),3)/6)"),
     "aten::hardtanh_backward": lambda args: (
         f"({args['grad_output']}*step({args['self']}-{args['min_val']!r})"
         f"*step({args['max_val']!r}-{args['self']}))"

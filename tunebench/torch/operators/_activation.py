@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import operator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from tunebench.activation import ACTIVATIONS, Activation
 from tunebench.errors import InputError
 from tunebench.expression import Node, canonical, names, parse
 from tunebench.torch.operators._expression_operands import evaluate
 from tunebench.workloads.operators._activation import IDENTITY
 
-__all__ = ["ACTIVATIONS", "activation_gradient", "apply_activation", "canonical_activation", "expression"]
+__all__ = ["FUNCTIONS", "activation_gradient", "apply_activation", "canonical_activation", "expression"]
 
-ACTIVATIONS: dict[str, Any] = {
+
+def _function(record: Activation) -> Callable[[Tensor], Tensor]:
+    function: Callable[..., Tensor] = operator.attrgetter(record.torch)(torch)
+    return functools.partial(function, **record.arguments) if record.arguments else function
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda z: z,
-    "relu": functional.relu,
-    "gelu": functional.gelu,
-    "silu": functional.silu,
+    **{name: _function(record) for name, record in ACTIVATIONS.items()},
 }
-"""Activations with a name; gelu is the exact one, not the tanh approximation."""
+"""Functions of torch by the name of the activation; gelu is the exact one, gelu_tanh the approximation."""
+
+_NAMES = {record.expression: name for name, record in ACTIVATIONS.items()}
 
 
 def canonical_activation(activation: str) -> str:
-    """Return the canonical text of an activation.
+    """Return the name of an activation, or its canonical text if it has none.
+
+    Args:
+        activation: A name or an expression in x.
 
     Raises:
         InputError: if it is neither a name nor an expression in x.
     """
-    return activation if activation in ACTIVATIONS else _canonical(activation)
+    return activation if activation in FUNCTIONS else _canonical(activation)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -38,22 +49,22 @@ def _canonical(text: str) -> str:
     canonical_text = canonical(text)
     if names(parse(canonical_text)) != ("x",):
         raise InputError(
-            f"an activation must be one of {', '.join(ACTIVATIONS)} or an expression in x alone, "
+            f"an activation must be one of {', '.join(FUNCTIONS)} or an expression in x alone, "
             f"got {canonical_text}"
         )
-    return canonical_text
+    return _NAMES.get(canonical_text, canonical_text)
 
 
 def expression(activation: str) -> str:
-    """Return an activation as workloads write it: its name applied to x, or its expression."""
+    """Return an activation as workloads write it: an expression in x."""
     if activation == "none":
         return IDENTITY
-    return f"{activation}(x)" if activation in ACTIVATIONS else activation
+    return ACTIVATIONS[activation].expression if activation in ACTIVATIONS else activation
 
 
 def apply_activation(activation: str, z: Tensor) -> Tensor:
     """Apply an activation by torch."""
-    function = ACTIVATIONS.get(activation)
+    function = FUNCTIONS.get(activation)
     made: Tensor = evaluate(_tree(activation), {"x": z}) if function is None else function(z)
     return made
 
@@ -68,12 +79,13 @@ def activation_gradient(activation: str, z: Tensor, dy: Tensor) -> Tensor:
     is_differentiated = torch.is_grad_enabled()
     if activation == "relu":
         return dy * (z > 0)
-    if activation == "gelu":
-        return torch.ops.aten.gelu_backward(dy, z)
-    if (
-        activation == "silu" and not is_differentiated
-    ):  # torch has the second gradient of silu, but not of silu_backward
-        return torch.ops.aten.silu_backward(dy, z)
+    record = ACTIVATIONS.get(activation)
+    if record is not None and record.backward and not is_differentiated:
+        # PyTorch cannot differentiate all of these operators again.
+        backward = getattr(torch.ops.aten, record.backward)
+        argument = FUNCTIONS[activation](z) if record.reads_result else z
+        from_operator: Tensor = backward(dy, argument, **record.arguments)
+        return from_operator
     with torch.enable_grad():
         before = z if z.requires_grad else z.detach().requires_grad_()
         (dz,) = torch.autograd.grad(

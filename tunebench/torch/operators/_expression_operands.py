@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from tunebench.activation import ACTIVATIONS
 from tunebench.errors import InputError
 from tunebench.expression import Name, Node, Number, canonical, names, parse
 from tunebench.torch._tensor import DTYPES
@@ -55,18 +56,13 @@ FUNCTIONS: dict[str, Any] = {
     "sin": torch.sin,
     "erf": torch.erf,
     "exp": torch.exp,
-    "gelu": functional.gelu,
     "log": torch.log,
     "max": torch.maximum,
     "min": torch.minimum,
-    "relu": torch.relu,
     "rsqrt": torch.rsqrt,
-    "sigmoid": torch.sigmoid,
-    "silu": functional.silu,
     "sqrt": torch.sqrt,
     "square": torch.square,
     "step": lambda x: (x > 0).to(x.dtype),
-    "tanh": torch.tanh,
     "neg": torch.neg,
     "add": torch.add,
     "sub": torch.sub,
@@ -77,6 +73,11 @@ FUNCTIONS: dict[str, Any] = {
     "lt": lambda x, y: torch.lt(x, y).to(x.dtype),
     "ne": lambda x, y: torch.ne(x, y).to(x.dtype),
     "where": lambda c, x, y: torch.where(c != 0, x, y),
+    **{
+        record.name: operator.attrgetter(record.torch)(torch)
+        for record in ACTIVATIONS.values()
+        if record.is_function
+    },
 }
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tunebench.activation import ACTIVATIONS
+from tunebench.errors import UnknownName
 from tunebench.torch._layout import matrix_order
 from tunebench.torch._tensor import compute_type, unsupported_reason
-from tunebench.torch.operators._activation import activation_gradient
+from tunebench.torch.operators._activation import FUNCTIONS, activation_gradient
 from tunebench.torch.operators._autocast import cast_to_autocast
 from tunebench.torch.operators._custom_op import CustomOp, OpCall, OperandView, dispatch
 from tunebench.torch.operators.linear import FLIPPED, product
@@ -19,20 +20,13 @@ from tunebench.workloads.operators.gated_gemm import GatedGemm
 
 __all__ = ["gated_linear"]
 
-GATES: dict[str, Any] = {
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "relu": functional.relu,
-    "sigmoid": torch.sigmoid,
-}
-
 
 def gated_linear(
     input: Tensor,  # noqa: A002 - torch's name
     gate_weight: Tensor,
     up_weight: Tensor,
     *,
-    activation: Literal["silu", "gelu", "relu", "sigmoid"] = "silu",
+    activation: str = "silu",
 ) -> Tensor:
     """Return ``activation(linear(input, gate_weight)) * linear(input, up_weight)``: SwiGLU with silu.
 
@@ -40,12 +34,18 @@ def gated_linear(
         input: (..., in features).
         gate_weight: (out features, in features).
         up_weight: (out features, in features).
-        activation: Activation of the gate; gelu is the exact one, not the tanh approximation.
+        activation: Name of the gate's activation in `tunebench.activation`, such as `gelu` (the exact one) or
+            `gelu_tanh` (its approximation).
+
+    Raises:
+        UnknownName: if there is no such activation.
     """
+    if activation not in ACTIVATIONS:
+        raise UnknownName("activation", activation, ACTIVATIONS)
     x, gate, up = cast_to_autocast(input, gate_weight, up_weight)
 
     def fallback() -> Tensor:
-        gated: Tensor = GATES[activation](functional.linear(x, gate)) * functional.linear(x, up)
+        gated: Tensor = FUNCTIONS[activation](functional.linear(x, gate)) * functional.linear(x, up)
         return gated
 
     return dispatch(GATED, "gated_linear", (x, gate, up), (activation,), _call_of, fallback)
@@ -75,7 +75,7 @@ def _workload(a: Tensor, gate: Tensor, up: Tensor, trans: str, activation: str) 
 
 def _fallback(a: Tensor, gate: Tensor, up: Tensor, trans: str, activation: str) -> Tensor:
     left, right = (w.transpose(0, 1) if trans == "nt" else w for w in (gate, up))
-    c: Tensor = GATES[activation](a @ left) * (a @ right)
+    c: Tensor = FUNCTIONS[activation](a @ left) * (a @ right)
     return c
 
 
@@ -100,8 +100,8 @@ def _backward(ctx: Any, dc: Tensor) -> tuple[Any, ...]:
     """Return the gradients; both sums are recomputed by differentiable operators."""
     a, gate, up = ctx.saved_tensors
     sums_gate, sums_up = (_product(a, w, ctx.trans) for w in (gate, up))
-    dgate = _through(ctx.activation, sums_gate, dc * sums_up)
-    dup = dc * GATES[ctx.activation](sums_gate)
+    dgate = activation_gradient(ctx.activation, sums_gate, dc * sums_up)
+    dup = dc * FUNCTIONS[ctx.activation](sums_gate)
     back = "n" + FLIPPED[ctx.trans[1]]
     da = _product(dgate, gate, back) + _product(dup, up, back) if ctx.needs_input_grad[0] else None
     weights = []
@@ -113,13 +113,6 @@ def _backward(ctx: Any, dc: Tensor) -> tuple[Any, ...]:
 
 def _product(a: Tensor, b: Tensor, trans: str) -> Any:
     return product(a[None], b[None], trans).squeeze(0)
-
-
-def _through(activation: str, z: Tensor, dy: Tensor) -> Tensor:
-    """Return the gradient before the activation."""
-    if activation == "sigmoid":
-        return torch.ops.aten.sigmoid_backward(dy, torch.sigmoid(z))
-    return activation_gradient(activation, z, dy)
 
 
 GATED = CustomOp(

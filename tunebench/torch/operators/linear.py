@@ -46,9 +46,9 @@ def linear(
         input: (..., in features).
         weight: (out features, in features).
         bias: (out features,).
-        activation: Applied to the sums: `relu`, `gelu` (exact), `silu`, or an expression in x such as
-            ``"max(min(x,6),0)"`` (see the operator elementwise). torch applies all but relu where gradients
-            are needed.
+        activation: Applied to the sums: a name in `tunebench.activation` such as `relu`, `gelu` (exact) or
+            `silu`, or an expression in x such as ``"max(min(x,6),0)"`` (see the operator elementwise). torch
+            applies all but relu where gradients are needed.
         residual: Shaped like the result; added last.
 
     Raises:

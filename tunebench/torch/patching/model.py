@@ -101,10 +101,10 @@ def patch(model: nn.Module) -> PatchReport:
     """Let a model's modules dispatch to tuned kernels where these are known to be faster.
 
     Patched are Linear, Conv2d, LayerNorm, RMSNorm, Softmax, LogSoftmax, CrossEntropyLoss and
-    MultiheadAttention. In a Sequential, a Linear is fused with the GELU, ReLU or SiLU after it, and a Conv2d
-    with the BatchNorm2d (in eval mode) and the ReLU after it. Only the class of a module changes: parameters,
-    state dict keys, hooks, device moves, copies and pickles work as before. Outputs and gradients are equal
-    up to rounding. torch runs what no kernel computes.
+    MultiheadAttention. In a Sequential, a Linear is fused with the GELU, ReLU, SiLU or Hardswish after it,
+    and a Conv2d with the BatchNorm2d (in eval mode) and the ReLU after it. Only the class of a module
+    changes: parameters, state dict keys, hooks, device moves, copies and pickles work as before. Outputs and
+    gradients are equal up to rounding. torch runs what no kernel computes.
 
     `patched_calls` dispatches functions that the model calls directly.
 

@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from tunebench import torch as served
+from tunebench.activation import ACTIVATIONS
 from tunebench.dispatch import Dispatcher, dispatcher
 from tunebench.dispatch.watch import is_watched
 from tunebench.errors import InputError
@@ -266,6 +267,9 @@ TUNED_MODULES: dict[type, type] = {
 
 FusedModules = Callable[[Tensor], Tensor]
 
+_FUSED = [(getattr(nn, record.module), record) for record in ACTIVATIONS.values() if record.module]
+"""Modules that are computed with a linear layer before them, and their activations."""
+
 
 def may_fuse(chain: Sequence[Any]) -> bool:
     """Return whether unpatched modules have neighbours that one kernel computes together."""
@@ -296,10 +300,12 @@ def _with_activation(linear: Any, after: Sequence[Any]) -> tuple[FusedModules | 
     return lambda x: served.linear(x, linear.weight, linear.bias, activation=name), 2
 
 
-def _activation(module: Any) -> Any:
-    if type(module) is nn.GELU:
-        return "gelu" if module.approximate == "none" else None
-    return {nn.ReLU: "relu", nn.SiLU: "silu"}.get(type(module))
+def _activation(module: Any) -> str | None:
+    """Return the name of the activation that a module computes, if it is fused; else None."""
+    for kind, record in _FUSED:
+        if type(module) is kind and all(getattr(module, k) == value for k, value in record.arguments.items()):
+            return record.name
+    return None
 
 
 def _with_norm(conv: Any, after: Sequence[Any]) -> tuple[FusedModules | None, int]:
