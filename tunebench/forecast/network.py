@@ -306,8 +306,10 @@ def predict_network(
     host = host_us_per_launch * host_launches(times)
     bound = sum(operation_time.bound_us for operation_time in times)
     less, more = interval_widths(times)
+    # Unlisted kernels only add time, so this error widens the interval upwards only.
     if run.trains and run.stack != "megatron" and run.dtype != "f32":
         more = math.hypot(more, PROGRAM_ERROR * busy)
+    # Launches are asynchronous: host and device overlap, and the step takes as long as the slower of both.
     time = max(busy, host, bound)
     if host > busy:
         # The errors of host and kernels are independent.
@@ -374,6 +376,7 @@ def predict_operations(
             that of a short measurement.
         torch_attention: Whether PyTorch's `scaled_dot_product_attention` computes attention.
     """
+    # Layers repeat their workloads; distinct ones are predicted as one batch.
     problems = tuple(dict.fromkeys(operation.workload for operation in operations))
     predictions = predict_all(problems, device, model=model, sustained=sustained)
     alone = dict(zip(problems, predictions, strict=True))

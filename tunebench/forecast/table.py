@@ -178,6 +178,7 @@ def _done(rows: list[_Row], width: int, column: int, device: Device, result: Tab
     """Return the output cells of the rows, and count rejected rows."""
     for row in rows:
         _read(row, width, column)
+    # A row has either a workload or an error after `_read`, so figures and rows without error correspond.
     figure_rows = iter(_figures(rows, device))
     cells = []
     for row in rows:
@@ -211,6 +212,7 @@ def _figures(rows: Sequence[_Row], device: Device) -> Iterator[list[str] | str]:
     if not workloads:
         return
     try:
+        # The list is complete before its first row is yielded: an error cannot follow a part of the rows.
         yield from _formatted(predict_fitting(workloads, device))
     except TunebenchError:  # at least one cannot be predicted: try them one by one
         for workload in workloads:
@@ -269,11 +271,13 @@ def _replacing(path: Path) -> Iterator[_Target]:
     """Yield a temporary file that replaces `path` at the end; after an error `path` is unchanged."""
     temporary = None
     try:
+        # In the same folder, because a file replaces another atomically only within a file system.
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             temporary = Path(file.name)
             target = _Target(file)
             yield target
             target.cut()
+        # A temporary file is private to its user. The umask can only be read by setting it.
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)

@@ -84,6 +84,7 @@ class TaskState:
         if self.first is None:
             return PRIOR_POWER
         trials, best_us = self.first
+        # Weighted mean of the prior and the observed power log_fall / log(trials), which weighs log(trials).
         log_fall = math.log(best_us / self.best_us)
         return (PRIOR_WEIGHT * PRIOR_POWER + log_fall) / (PRIOR_WEIGHT + math.log(self.trials / trials))
 
@@ -91,8 +92,11 @@ class TaskState:
         """Return the expected saving per trial of the next `trials`, in microseconds; 0 if closed."""
         if self.closed:
             return 0.0
+        # The best time is proportional to trials ** -power, so this fraction of it falls off.
         share = 1 - math.exp(-self.power * math.log1p(trials / max(1, self.trials)))
+        # One more power of the trials after the first round: the search has learned where to look.
         share *= FIRST / max(FIRST, self.trials)
+        # Infinite before the first success, and then no limit.
         most_us = self.count * (self.best_us - self.floor_us)
         return min(share * self.time_us, most_us) / trials
 

@@ -144,6 +144,7 @@ class TimedConfig:
     def tied(self, rival: TimedConfig) -> bool:
         """Return whether neither is faster beyond noise: by common rounds, else by overlapping intervals."""
         comparison = self.against(rival)
+        # In common rounds a drift of the machine affects both alike, so their ratio is more exact than times.
         if comparison is not None:
             return comparison.tied
         mine, theirs = self.median()[1], rival.median()[1]
@@ -171,6 +172,7 @@ def pick_finalists(
         for candidate in timed
         if (candidate.search.key, candidate.config) in earlier and candidate not in best
     ]
+    # Without its default in the same rounds, a finalist cannot be shown to be faster than the default.
     searches = {id(candidate.search) for candidate in best}
     defaults = [
         candidate

@@ -128,6 +128,8 @@ class _ProfileQueue:
                 yield weighted
                 continue
             try:
+                # The recorded time is an upper bound of the saving: once the front holds a saving, no other
+                # workload can save more.
                 saving_us = self._saving_us(demand, weighted.workload)
                 heapq.heapreplace(self._heap, (-saving_us, number, True))
             except InputError as error:

@@ -210,6 +210,8 @@ def optimality_gaps(
         for variant, space in spaces.items()
         for row, us in enumerate(space.bounds_us)
     ]
+    # A heap of all bounds, corrected only at its front (`_drop`): there are many more configurations than
+    # records, and a scan per record would be quadratic.
     heapq.heapify(lowest)
     closed: set[tuple[str, int]] = set()
     raised: dict[tuple[str, int], float] = {}
@@ -230,6 +232,7 @@ def optimality_gaps(
         best_us = best_so_far.us
         floor_us = min(lowest[0][0], best_us) if lowest else best_us
         gaps.append(best_us / floor_us if trusted and math.isfinite(best_us) and floor_us > 0 else None)
+    # The best record may not be the last one, and its gap must equal the stored one.
     if gaps and best is not None:
         us = time_us(best.result.outcome)
         gaps[-1] = None if us is None else optimality_proof_of(records, spaces, us, cache).gap
@@ -302,6 +305,7 @@ def _drop(
     raised: Mapping[tuple[str, int], float],
 ) -> None:
     """Remove closed configurations from the front of a heap, and put raised bounds in their place."""
+    # Bounds only rise and closed configurations stay closed, so a front that is current is the least of all.
     while lowest:
         us, variant, row = lowest[0]
         if (variant, row) in closed:

@@ -134,6 +134,7 @@ def _times_of(recording: RecordedSpace, space: RecordedSpace) -> NDArray[np.floa
     """Return the times of configurations in another recording: infinite for a failure, NaN if unknown."""
     rows = space.table.rows_of(recording.table)
     times_us = np.where(np.isnan(space.times_us), np.inf, space.times_us)
+    # The row of a missing configuration is -1: it reads the last time, which is then discarded.
     return np.where(rows >= 0, times_us[rows], np.nan)
 
 
@@ -303,6 +304,7 @@ def replay(
             ReplayedTrial(config=proposal.config, outcome=result.outcome, bound_us=proposal.bound_us)
         )
         if violates(result.outcome, proposal.bound_us):
+            # The bounds of the variant are wrong: without them nothing is pruned, as in a run of `tune`.
             proposal.search.distrust()
 
     run_search(

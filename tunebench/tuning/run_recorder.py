@@ -82,6 +82,7 @@ class RunRecorder:
     def resume(self) -> None:
         """Restart the clock."""
         if self._paused is not None:
+            # Move the start by the length of the pause.
             self._started += time.perf_counter() - self._paused
             self._paused = None
 

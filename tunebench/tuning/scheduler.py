@@ -130,6 +130,7 @@ class SharedBudget:
 
     def _work(self, weighted: WeightedWorkload, context: RunContext, work: Callable[[], None]) -> None:
         """Work on one workload; an error ends this workload, an interruption ends all."""
+        # The database is shared, but each workload has its own policy.
         self._setup.store.retry_policy = context.retry_policy
         context.recorder.resume()
         try:
@@ -166,6 +167,7 @@ class SharedBudget:
             if context is None or weighted.error or not context.state.timed:
                 continue
             best = stored_best(context)
+            # Otherwise nothing new was tried, and the best was already timed as a finalist.
             if context.budget.done or best is None or best.purpose != "finalist":
                 self._work(weighted, context, functools.partial(run.time_finalists, context, executor))
             if self._interrupted:

@@ -217,6 +217,7 @@ def _known(
     times_us = np.full(len(table), np.nan)
     for config, took_us in reader.config_times(space, cache=cache, exclude=exclude):
         row = table.row(config)
+        # A space of an earlier version may have configurations that the current one lacks.
         if row is not None:
             times_us[row] = took_us
     fastest = np.argsort(times_us)[:FIRST]  # NaN last
@@ -230,8 +231,10 @@ def _start(
     same = [space for space in spaces if space.workload == workload]
     chosen = [source for source in map(read, same[:MOST_PLACES]) if source.timed]
     if not any(source.enough for source in chosen):
+        # A generator: reading a space takes a query, and only the nearest with enough times are read.
         related = (read(p) for p in spaces if p.workload != workload and p.count >= LEAST_TIMED)
         chosen += itertools.islice((source for source in related if source.enough), RELATED)
+    # A sparse column would teach the surrogate little; its best are tried first instead.
     columns = [source.is_column and learns for source in chosen]
     first = (source.best for source, column in zip(chosen, columns, strict=True) if not column)
     return WarmStart(
