@@ -31,6 +31,12 @@ from tunebench.workloads.operators.gemm import Gemm
 HOPPERS = [device for device in described().values() if device.architecture == "sm_90"]
 gemm = parser(Gemm)
 
+
+def further(*values: Any) -> Any:
+    """Return a case whose parts other cases cover, which runs with --exhaustive only."""
+    return pytest.param(*values, marks=pytest.mark.exhaustive)
+
+
 extents = st.sampled_from([1, 8, 16, 24, 63, 64, 72, 128, 136, 1000, 4096, 50264])
 drawn_workloads = st.builds(
     Gemm,
@@ -432,7 +438,7 @@ LONG = "m=64,n=64,k=16384,out=f32"
 
 
 @needs_compiler
-@pytest.mark.parametrize("promote", [1, 2])
+@pytest.mark.parametrize("promote", [1, further(2)])
 def test_a_long_sum_that_is_not_promoted_is_found(promote: int) -> None:
     """The kernel that never promotes is right for accumulate=fast, and wrong for f32."""
     workload, config = promoted(LONG, {"bm": 64, "consumers": 1, "promote": promote})
@@ -537,17 +543,17 @@ def test_a_promoted_configuration_sums_few_products_at_once(k: int, m: int, n: i
     [
         ("m=4096,n=4096,k=4096,dtype=bf16,trans=nt", {}),
         ("m=4096,n=4096,k=4096,dtype=f16,trans=tn,epilogue=bias+gelu,out=f32", {}),
-        ("m=512,n=512,k=512,dtype=f16,trans=nn,epilogue=bias", {}),
+        further("m=512,n=512,k=512,dtype=f16,trans=nn,epilogue=bias", {}),
         ("m=4096,n=4096,k=4096,dtype=f16,trans=tt", {"pingpong": 1, "bm": 64, "bn": 256}),
         ("m=4096,n=4096,k=4096,dtype=e4m3,trans=nt", {}),
         ("m=4096,n=4096,k=4096,dtype=i8,trans=nt", {}),
         ("m=4096,n=4096,k=4096,dtype=f16,trans=nt,pre=relu(x*scale+shift)", {}),
         ("m=4096,n=4096,k=4095,dtype=bf16,trans=tn,pre=silu(x*scale+shift)", {"bn": 128}),
         ("m=4096,n=4096,k=4096,dtype=tf32,trans=nn", {}),
-        ("m=4096,n=4096,k=4096,dtype=tf32,trans=nt,epilogue=bias+gelu", {}),
+        further("m=4096,n=4096,k=4096,dtype=tf32,trans=nt,epilogue=bias+gelu", {}),
         ("m=4096,n=4096,k=4096,dtype=tf32,trans=tt", {"bm": 256, "bn": 128}),
         ("m=4096,n=4096,k=4096,dtype=bf16,trans=nt", {"staged": 2}),
-        ("m=4096,n=4096,k=4096,dtype=f16,trans=nn,epilogue=bias+gelu,out=f32", {"staged": 2}),
+        further("m=4096,n=4096,k=4096,dtype=f16,trans=nn,epilogue=bias+gelu,out=f32", {"staged": 2}),
     ],
 )
 def test_it_is_compiled_to_hopper_s_instructions_without_spills(text: str, choices: dict[str, int]) -> None:
@@ -578,7 +584,7 @@ FADD = 0x21
     ("text", "choices"),
     [
         ("m=4096,n=4096,k=4096", {}),
-        ("m=4096,n=4096,k=4096,epilogue=bias+gelu,out=f32", {"bn": 128, "promote": 2, "staged": 2}),
+        further("m=4096,n=4096,k=4096,epilogue=bias+gelu,out=f32", {"bn": 128, "promote": 2, "staged": 2}),
         ("m=512,n=512,k=512", {"bk": 256, "stages": 2}),
         ("m=4096,n=4096,k=7168,out=f32", {"bm": 64, "bn": 192, "pingpong": 1}),
         ("m=4096,n=4096,k=7168", {"bm": 256, "bn": 64, "min_blocks": 1}),
