@@ -215,7 +215,13 @@ def serve_with(modules: Sequence[str], connection: int) -> NoReturn:
 
 
 def _serve(connection: socket.socket) -> NoReturn:
-    """Fork for each request until the connection closes."""
+    """Fork for each request until the connection closes.
+
+    Raises:
+        RuntimeError: if this process has several threads: a fork would lack them, and what they hold.
+    """
+    if threading.active_count() > 1:
+        raise RuntimeError(f"a fork server has one thread: {threading.enumerate()}")
     gc.collect()
     gc.freeze()  # a collection in a fork would copy the pages of all objects
     while True:

@@ -77,6 +77,9 @@ PACKAGES = ("numpy", "ml_dtypes", "numba", "optuna", "rich.console", "sqlalchemy
 COMMAND_MODULES = (*PACKAGES, *WORKER_MODULES, "alembic.command", "alembic.autogenerate", "highspy")
 """Modules that commands import when they run, besides those of the commands."""
 
+TORCH_MODULES = ("torch", "torch._dynamo", "torch._functorch.aot_autograd")
+"""Modules that most programs with torch import."""
+
 SHELL_PUNCTUATION = "|&;<>()*?~"
 """Characters that mean something to bash outside of quotes, besides `$`, `#` and the backquote."""
 
@@ -96,7 +99,7 @@ class Processes:
 
     @functools.cached_property
     def torch_programs(self) -> ForkServer:
-        return self.programs.extended(["torch"])
+        return self.programs.extended(TORCH_MODULES)
 
     @functools.cached_property
     def tuning(self) -> ForkServer:
