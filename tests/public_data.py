@@ -1,4 +1,7 @@
-"""Public measurements outside the package, in `shared/data` next to the checkout if present."""
+"""Public measurements: the whole sets in `shared/data` next to the checkout, or else the committed sample.
+
+Checks that need every row ask `IS_WHOLE`; all others run on the sample, too (`tests/data/public/README.md`).
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,14 @@ from numpy.typing import NDArray
 
 Columns = dict[str, NDArray[Any]]
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+WHOLE = Path(__file__).resolve().parents[2] / "shared" / "data"
+SAMPLE = Path(__file__).resolve().parent / "data" / "public"
+IS_WHOLE = WHOLE.is_dir()
+DATA = WHOLE if IS_WHOLE else SAMPLE
 
 
 def found(relative: str) -> Path:
+    """Return the path of a file or folder of the measurements."""
     path = DATA / relative
     if not path.exists():
         pytest.skip(f"needs public measurements: no {relative} in {DATA}")

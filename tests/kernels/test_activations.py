@@ -105,7 +105,8 @@ def test_the_gradient_is_that_of_torch(name: str) -> None:
     import torch
 
     record = ACTIVATIONS[name]
-    x = torch.from_numpy(SUMS[np.abs(SUMS) < 100]).requires_grad_()
+    # No argument is at a kink, where conventions differ.
+    x = torch.linspace(-20.0003, 19.9998, 4001, dtype=torch.float64).requires_grad_()
     y = by_torch(record)(x)
     dy = torch.linspace(0.5, 1.5, x.numel(), dtype=torch.float64)
     (expected,) = torch.autograd.grad(y, x, dy)

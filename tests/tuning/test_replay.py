@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.public_data import found
+from tests.public_data import IS_WHOLE, found
 from tunebench.cache_file import RecordedSpace, read
 from tunebench.cli import run
 from tunebench.errors import InputError
@@ -122,9 +122,10 @@ def test_replay_reports_skipped_configurations_and_missed_optima(capsys: pytest.
     [off] = printed_json(capsys, *words, "--json")["runs"]  # type: ignore[misc]
     assert (off["unlikely"], off["unlikely_winners"], off["unlikely_missed"]) == (0, 0, 0)
     [run_] = printed_json(capsys, *words, "--learned-pruner", "--json")["runs"]  # type: ignore[misc]
-    assert 0.05 * 6768 < run_["unlikely"] < 0.9 * 6768
-    assert run_["unlikely_missed"] <= 0.002 * run_["unlikely"]
-    assert run_["unlikely_winners"] < 0.005 * run_["unlikely"]
+    if IS_WHOLE:
+        assert 0.05 * 6768 < run_["unlikely"] < 0.9 * 6768
+        assert run_["unlikely_missed"] <= 0.002 * run_["unlikely"]
+        assert run_["unlikely_winners"] < 0.005 * run_["unlikely"]
     assert run([str(word) for word in (*words, "--learned-pruner")]) == 0
     assert "really faster" in capsys.readouterr().out
 
@@ -147,10 +148,10 @@ def test_learned_pruner_uses_no_time_not_asked_for() -> None:
 def test_bound_is_compared_with_a_recorded_space(capsys: pytest.CaptureFixture[str]) -> None:
     path = found("recorded/convolution_milo/A100.json.gz")
     data = printed_json(capsys, "bound", path, "--json")
-    assert data["described"] == data["rows"] == 4201
+    assert data["described"] == data["rows"] == (ROWS if IS_WHOLE else pytest.approx(150, abs=1))
     assert data["violations"] == 0
     assert data["bound_over_best"] == pytest.approx(0.761, abs=1e-3)
-    assert data["pruned_share"] == pytest.approx(0.404, abs=1e-3)
+    assert data["pruned_share"] == pytest.approx(0.404, abs=1e-3 if IS_WHOLE else 0.1)
     assert data["multiply_adds"] == {"over_best": pytest.approx(0.700, abs=1e-3), "pruned_share": 0}
     floors: Any = data["floors"]
     assert set(floors) == {"dram", "fma pipe", "issue", "load/store", "shared", "latency"}
@@ -158,6 +159,9 @@ def test_bound_is_compared_with_a_recorded_space(capsys: pytest.CaptureFixture[s
     assert max(floor["pruned_share"] for floor in floors.values()) <= data["pruned_share"]
     assert sum(floor["binds_share"] for floor in floors.values()) == pytest.approx(1)
 
+
+ROWS = 4201
+"""Configurations with a time in the whole recording of the A100."""
 
 T4 = "recorded/convolution_milo/A100_T4.json.gz"
 DESCRIPTION = ("--kernel", "convolution_kernel", "--device", "a100-40-pcie", "--problem", "4096x4096")
@@ -171,7 +175,7 @@ def test_options_supply_facts_missing_from_the_file(capsys: pytest.CaptureFixtur
         printed_json(capsys, "bound", path, *DESCRIPTION, "--json") == whole
     )  # the file and the options describe the same kernel
     undescribed = printed_json(capsys, "bound", found(T4), "--json")
-    assert (undescribed["rows"], undescribed["described"]) == (4201, 0)
+    assert (undescribed["rows"], undescribed["described"]) == (whole["rows"], 0)
     run = printed_json(
         capsys, "replay", found(T4), *DESCRIPTION, "--trials", 30, "--sampler", "bound", "--json"
     )
@@ -225,8 +229,8 @@ def test_error_names_facts_missing_for_a_bound(changes: dict[str, Any], reason: 
 
 def test_violated_bound_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     entries = {"cache": {}, **{key: value for key, value in _convolution().items() if key != "cache"}}
-    for key, entry in list(_convolution()["cache"].items())[:50]:
-        entries["cache"][key] = entry | ({"time": 1e-6, "times": []} if key.startswith("16,1,1") else {})
+    for place, (key, entry) in enumerate(list(_convolution()["cache"].items())[:50]):
+        entries["cache"][key] = entry | ({"time": 1e-6, "times": []} if place % 10 == 0 else {})
     path = tmp_path / "impossible.json"
     path.write_text(json.dumps(entries))
     data = printed_json(capsys, "bound", path, "--json")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.public_data import found, table
+from tests.public_data import IS_WHOLE, found, table
 from tunebench import device
 from tunebench.bound import bound, dram_us
 from tunebench.cache_file import read
@@ -63,10 +63,10 @@ def test_no_library_gemm_beats_tensor_core_and_memory_floors(data: str, dtype: s
     whole = Costs(blocks=1, full_blocks=0, threads=256, mma_flop=2 * m * n * k, mma_dtype=kind)
     compute = bound(whole, NOTHING, device.find(name)).us
     memory = _dram_us((m + n) * k * size, m * n * 2, name)
-    assert chosen.sum() == 35742
+    assert chosen.sum() == 35742 if IS_WHOLE else chosen.sum() >= 100
     assert (np.maximum(compute, memory) > us).sum() == 0
-    assert (compute / us).max() > 0.7  # detects a rate that is 50 % too high
-    assert (memory / us).max() > 0.75
+    assert (compute / us).max() > (0.7 if IS_WHOLE else 0.5)  # detects a rate that is 50 % too high
+    assert (memory / us).max() > (0.75 if IS_WHOLE else 0.5)
 
 
 F32 = {
@@ -93,12 +93,12 @@ def test_no_f32_operator_beats_fma_and_memory_floors(product: str) -> None:
         work = {"fma": macs}
     compute = bound(Costs(blocks=1, full_blocks=0, threads=256, **work), NOTHING, gpu).us
     assert (compute > us[matrix]).sum() == 0
-    assert (compute / us[matrix]).max() > 0.6
+    assert (compute / us[matrix]).max() > (0.6 if IS_WHOLE else 0.4)
     rest = of_product & ~np.isin(rows["op_group"], ("bmm", "linear"))
     head_bytes = rows["B"][rest] * rows["H"][rest] * 4
     memory = _dram_us(head_bytes, head_bytes, F32[product])
     assert (memory > us[rest]).sum() == 0
-    assert (memory / us[rest]).max() > 0.7
+    assert (memory / us[rest]).max() > (0.7 if IS_WHOLE else 0.5)
 
 
 @pytest.mark.parametrize("product", [name for name in F32 if not name.startswith("AMD")])
@@ -125,7 +125,7 @@ def test_no_f32_gemm_beats_wave_quantisation_of_its_tiles(product: str) -> None:
         fma=(tile_m * tile_n * depth)[unsplit],
     )
     got = bound(launch, NOTHING, device.find(F32[product])).us
-    assert unsplit.sum() > 5000
+    assert unsplit.sum() > (5000 if IS_WHOLE else 10)
     assert (got > ms[unsplit] * 1e3).sum() == 0
 
 
@@ -156,12 +156,17 @@ def test_no_measured_configuration_beats_its_bound(
     assert recorded_space.device == timed
     best = int(np.nanargmin(recording.times_us))
     ran = np.isfinite(recording.times_us)
-    assert ran.sum() > 4000
+    assert ran.sum() > (4000 if IS_WHOLE else 100)
     assert (got.us[ran] > recording.fastest_us[ran]).sum() == 0
     fma = recorded_space.multiply_adds_us
     assert fma is not None
     assert fma[best] / recording.optimum_us == pytest.approx(fma_share, abs=0.001)
     assert got.us[best] / recording.optimum_us == pytest.approx(share, abs=0.001)
-    assert (got.us[ran] > recording.optimum_us).mean() == pytest.approx(pruned, abs=0.001)
-    assert (got.us / recording.fastest_us)[ran].max() == pytest.approx(highest, abs=0.001)
+    # The sample has the optimum, and random configurations besides.
+    assert (got.us[ran] > recording.optimum_us).mean() == pytest.approx(
+        pruned, abs=0.001 if IS_WHOLE else 0.1
+    )
+    assert (got.us / recording.fastest_us)[ran].max() <= highest + 0.001
+    if IS_WHOLE:
+        assert (got.us / recording.fastest_us)[ran].max() == pytest.approx(highest, abs=0.001)
     assert set(got.floors) == {"dram", "fma pipe", "issue", "load/store", "shared", "latency"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.public_data import DATA
+from tests.public_data import found
 from tunebench import datasheet, device
 from tunebench.device import Device
 from tunebench.errors import InputError
@@ -303,10 +303,8 @@ def test_unusable_neusight_file_is_refused(changes: dict[str, Any], said: str, t
 
 
 def test_all_published_neusight_files_are_read() -> None:
-    folder = DATA / "predict" / "neusight_device_configs"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not here")
+    folder = found("predict/neusight_device_configs")
     sheets = {path.stem: datasheet.read(path) for path in sorted(folder.glob("*.json"))}
     assert len(sheets) == 13
-    assert {described.device.name for described in sheets.values()} <= set(device.described())
-    assert not any(described.device.assumed for described in sheets.values())
+    assert {sheet.device.name for sheet in sheets.values()} <= set(device.described())
+    assert not any(sheet.device.assumed for sheet in sheets.values())
