@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import pkgutil
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -188,3 +188,44 @@ def test_numbers_are_shown_without_exponents() -> None:
         "nan",
         "4.94066e-324",
     ]
+
+
+def docstring_faults(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    """Yield the lines of Args that are neither a parameter nor its continuation, and what is missing."""
+    arguments = function.args
+    named = [
+        *arguments.posonlyargs,
+        *arguments.args,
+        *arguments.kwonlyargs,
+        arguments.vararg,
+        arguments.kwarg,
+    ]
+    parameters = {argument.arg for argument in named if argument is not None}
+    described = set()
+    section = ""
+    for line in (ast.get_docstring(function) or "").splitlines():
+        if line and not line.startswith(" "):
+            section = line
+        elif section == "Args:" and line:
+            item = re.match(r" {4}\*{0,2}(\w+)(?: \(.*?\))?: ", line)
+            if item is not None:
+                described.add(item[1])
+            elif not re.match(r" {8}\S", line):
+                yield line
+    if described:
+        yield from (f"{name} is no parameter" for name in described - parameters)
+        yield from (
+            f"{name} is not described" for name in parameters - described - {"self", "cls"} if name[0] != "_"
+        )
+
+
+def test_arguments_in_docstrings_are_indented_and_complete() -> None:
+    """The reference shows a continued item with another indent than 8 as an item of its own."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}: {fault}"
+        for path in files(".py")
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for fault in docstring_faults(node)
+    ]
+    assert not wrong, "\n".join(wrong)

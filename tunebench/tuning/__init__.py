@@ -81,8 +81,8 @@ def tune(
     Args:
         workload: The workload, or its text.
         device: A device or its name (see `tunebench.device.find`); an absent device is tuned offline. On a
-            cluster: a device of its workers, by name, architecture or key. Default: the first GPU, else the
-                CPU.
+            cluster, a device of its workers, by name, architecture or key. Default: the first GPU, else the
+            CPU.
         db: Path or URL of the database. Default: the user's database.
         plan: How to tune. Default: `Plan()`.
         watcher: Progress callback, called after every trial.
