@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-sample",
         action="store_true",
-        help="run all of PyTorch's OpInfo samples in tests/torch/test_torch.py (default: a few)",
+        help="run all generated cases and samples, and compile the kernels that tests run by references",
     )
     parser.addoption(
         "--exhaustive",
@@ -117,6 +117,7 @@ LONGEST = (
     "kernels/test_cuda_variants.py",
     "torch/test_torch.py",
     "torch/test_compiled_modules.py",
+    "torch/test_compiled_calls.py",
     "training/fitting/test_fit.py",
     "tuning/test_tuning.py",
     "kernels/test_gemm_wgmma.py",
@@ -155,6 +156,7 @@ start, end and protect themselves. Elsewhere, workers are forks of a process tha
 need, which saves seconds of processor time for each."""
 
 ENVIRONMENT = {
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more are processes, which import torch for a few kernels
     "OMP_WAIT_POLICY": "passive",  # spinning threads take processors from other tests, and launches 10 ms
     "TUNEBENCH_CPU_CACHE": "1",  # flushed before each sample, which takes 0.1 s for the cache of a server
 }

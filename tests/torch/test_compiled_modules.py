@@ -1,4 +1,4 @@
-"""Compiled modules against torch in float64: every order of axes, unused results, parameters that change.
+"""Compiled modules against torch in float64: every order of axes, unused results.
 
 Groups run by the float64 references of their workloads: no test compiles a kernel, and an error is one of
 the graph: which memory a kernel reads and writes, and what it computes from it.
@@ -6,15 +6,10 @@ the graph: which memory a kernel reads and writes, and what it computes from it.
 
 from __future__ import annotations
 
-import copy
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 
 torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
 
@@ -22,15 +17,8 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import tunebench.torch as served  # noqa: E402
-from tests.support import measured, record_outcome  # noqa: E402
-from tests.torch.generated_modules import CHANGES, Program, generated, programs  # noqa: E402
-from tests.torch.reference_kernels import ReferenceKernel, forgotten_kernels, reference_kernels  # noqa: E402
-from tunebench import kernels  # noqa: E402
-from tunebench.cli import run as run_cli  # noqa: E402
-from tunebench.device import local_cpu  # noqa: E402
-from tunebench.dispatch import DispatchedCall, choice  # noqa: E402
-from tunebench.torch.compiler.backend import backend_of  # noqa: E402
-from tunebench.workloads import parse  # noqa: E402
+from tests.torch.compiled_check import Function, check  # noqa: E402
+from tests.torch.reference_kernels import reference_kernels  # noqa: E402
 
 R = torch.randn
 CL = torch.channels_last
@@ -39,20 +27,6 @@ CL = torch.channels_last
 @pytest.fixture(autouse=True)
 def _same_numbers() -> None:
     torch.manual_seed(0)
-
-
-class Function(nn.Module):
-    """A function of inputs, then parameters."""
-
-    def __init__(self, function: Callable[..., Any], *parameters: Tensor) -> None:
-        super().__init__()
-        self.function, self.p = (
-            function,
-            nn.ParameterList([nn.Parameter(parameter) for parameter in parameters]),
-        )
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs, *self.p)
 
 
 class ConvNextBlock(nn.Module):
@@ -471,97 +445,6 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
 }
 
 
-def results(model: nn.Module, inputs: Sequence[Tensor], *, training: bool) -> list[Tensor | None]:
-    """Return the results of a step, and for training the gradients of a weighted sum of them."""
-    with torch.set_grad_enabled(training):
-        returned = model(*inputs)
-        tensors = [
-            tensor
-            for tensor in (returned if isinstance(returned, tuple) else (returned,))
-            if tensor is not None
-        ]
-        parts = [
-            (tensor * torch.linspace(-1, 1, tensor.numel(), dtype=tensor.dtype).view(tensor.shape)).sum()
-            for tensor in tensors
-            if training and tensor.requires_grad
-        ]
-        trained = [tensor for tensor in (*inputs, *model.parameters()) if tensor.requires_grad]
-        gradients = torch.autograd.grad(sum(parts), trained, allow_unused=True) if parts else ()
-    return [None if tensor is None else tensor.detach() for tensor in (*tensors, *gradients)]
-
-
-def exact(tensor: Tensor) -> Tensor:
-    if not tensor.is_floating_point():
-        return tensor
-    return tensor.detach().double().requires_grad_(tensor.requires_grad)
-
-
-def error(actual: Tensor, expected: Tensor) -> float:
-    """Return the largest error relative to the largest element."""
-    difference = (actual.double() - expected.double()).abs().max()
-    return float(difference / (expected.double().abs().max() + 1e-6))
-
-
-def check(
-    model: nn.Module, inputs: Sequence[Tensor], *, training: bool, change: str = "", say: str = ""
-) -> set[str]:
-    """Compare a compiled model with float64; return the operators that ran as groups.
-
-    Args:
-        model: The model.
-        inputs: Its inputs.
-        training: Whether to compare gradients too.
-        change: Change of the parameters before a second call; none by default.
-        say: Description of the model for the message of a failure.
-    """
-    torch._dynamo.reset()
-    models = {"ours": model, "eager": copy.deepcopy(model), "exact": copy.deepcopy(model).double()}
-    steps: dict[str, list[list[Tensor | None]]] = {}
-    operators: set[str] = set()
-    for name, step_model in models.items():
-        tensors_given = list(map(exact, inputs)) if name == "exact" else inputs
-        with reference_kernels() as ran, served.prefer("tunebench"):
-            called = served.compile(step_model) if name == "ours" else step_model
-            steps[name] = [results(called, tensors_given, training=training)]
-            if change:
-                CHANGES[change](step_model)
-                steps[name].append(results(called, tensors_given, training=training))
-        if name == "ours":
-            operators = {workload.operator for workload in ran}
-    for call, (ours, eager, expected) in enumerate(zip(*steps.values(), strict=True)):
-        for index, tensors in enumerate(zip(ours, eager, expected, strict=True)):
-            where = f"call {call}, result {index} of {len(ours)}\n{say}"
-            _assert_close(*tensors, where)
-    return operators
-
-
-def _assert_close(ours: Tensor | None, eager: Tensor | None, expected: Tensor | None, where: str) -> None:
-    if ours is None or eager is None or expected is None:
-        assert ours is eager is expected is None, where
-        return
-    assert (ours.shape, ours.dtype) == (eager.shape, eager.dtype), where
-    if torch.isfinite(expected).all():
-        allowed = (3e-3 if ours.dtype == torch.float32 else 0.3) + 10 * error(eager, expected)
-        assert error(ours, expected) <= allowed, f"error {error(ours, expected):.1e} of {where}"
-
-
-@pytest.mark.inductor
-def test_results_that_read_no_input_are_new_in_each_call() -> None:
-    def model(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        steps = torch.arange(4.0) * 2
-        return x + steps, steps, torch.zeros_like(x)
-
-    x = R(3, 4)
-    torch._dynamo.reset()
-    compiled = served.compile(model)
-    with reference_kernels(), served.prefer("tunebench"), torch.no_grad():
-        for _ in range(2):
-            results = compiled(x)
-            torch.testing.assert_close(results, model(x))
-            for result in results[1:]:
-                result.add_(1.0)  # as callers may
-
-
 def test_mask_that_reads_no_input_is_computed_once() -> None:
     torch._dynamo.reset()
     compiled = served.compile(lambda x: x + window_mask().masked_fill(lower_triangle(), -1e4))
@@ -571,9 +454,26 @@ def test_mask_that_reads_no_input_is_computed_once() -> None:
     assert [node.target for node in plan.graph.nodes] == ["aten.add"]
 
 
+LIKE_OTHERS = frozenset(
+    {
+        "ConvNeXt, channels last",
+        "attention that returns weights",
+        "sum then norm, channels last",
+        "transformer layer",
+        "transformer layer with a mask of keys",
+        "transformer layer with a mask of scores",
+    }
+)
+"""Modules whose gradients are those of another module in another layout, or of a part of another module."""
+
+
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", CASES)
-def test_compiled_module_agrees_with_float64(name: str, training: bool) -> None:
+def test_compiled_module_agrees_with_float64(
+    name: str, training: bool, request: pytest.FixtureRequest
+) -> None:
+    if training and name in LIKE_OTHERS and not request.config.getoption("--every-sample"):
+        pytest.skip("takes --every-sample")
     model, inputs = CASES[name]()
     training_only = name.startswith(("frozen", "attention with"))
     assert check(model.train(training), inputs, training=training or training_only)
@@ -688,182 +588,3 @@ def test_attention_whose_probabilities_are_dropped_is_one_operator() -> None:
 def test_other_products_around_a_softmax_stay_what_they_are(function: Callable[..., Any]) -> None:
     inputs = [R(2, 3, 6, 16), R(2, 3, 8, 16), R(2, 3, 8, 16), R(6, 8)]
     assert "attention" not in check(Function(function), inputs, training=False)
-
-
-def test_constant_batch_norm_follows_every_change_of_its_statistics() -> None:
-    for change in CHANGES:
-        model = nn.Sequential(nn.Conv2d(4, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU()).eval()
-        assert check(model, [R(2, 4, 6, 6)], training=False, change=change) == {"conv2d"}
-
-
-def test_module_made_in_inference_mode_is_compiled() -> None:
-    with torch.inference_mode():
-        model = nn.Sequential(nn.Conv2d(4, 4, 3, bias=False), nn.BatchNorm2d(4)).eval()
-        assert check(model, [R(2, 4, 6, 6)], training=False) == {"conv2d"}
-
-
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-def test_each_batch_size_runs_by_kernels(training: bool) -> None:
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16))
-    for compiled in (served.compile(model), torch.compile(model, backend="tunebench")):
-        for count in (4, 5, 7, 4, 9, 11, 13, 14, 15, 16, 17):  # more than torch recompiles
-            x = R(count, 8)
-            with reference_kernels() as ran, served.prefer("tunebench"):
-                ours = results(compiled, [x], training=training)
-            assert {"gemm", "layernorm"} <= {workload.operator for workload in ran}
-            for tensors in zip(ours, results(model, [x], training=training), strict=True):
-                torch.testing.assert_close(*tensors, rtol=1e-4, atol=1e-4)
-        torch._dynamo.reset()
-
-
-@pytest.mark.parametrize("fault", [1.01, float("nan"), float("inf")])
-def test_check_drops_a_group_whose_results_differ(fault: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(self: ReferenceKernel, *tensors: Any, **options: Any) -> None:
-        correct(self, *tensors)
-        if self.workload.operator == "layernorm":
-            tensors[len(self.workload.inputs())][0, 3] *= fault
-
-    correct = ReferenceKernel.run
-    model, x = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16)), R(4, 8)
-    torch._dynamo.reset()
-    compiled = served.compile(model, check=True)
-    with reference_kernels(), served.prefer("tunebench"), torch.no_grad():
-        monkeypatch.setattr(ReferenceKernel, "run", wrong)
-        with pytest.warns(UserWarning, match="torch runs layernorm.* differ from torch's"):
-            torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-6)
-        calls: list[DispatchedCall] = []
-        with served.watching(calls.append):
-            torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-6)
-    assert {call.function: call.by for call in calls} == {"gemm": "tunebench", "layernorm": "torch"}
-    assert [bool(call.reason) for call in backend_of(compiled).fused[0]] == [False, True]
-
-
-SOFTMAX = "softmax:rows=4,cols=16,dtype=f32"
-
-
-class FaultyKernel(ReferenceKernel):
-    """A kernel that is wrong for some configurations."""
-
-    faulty: ClassVar[set[str]] = set()
-    ran: ClassVar[list[str]] = []
-
-    def run(self, *tensors: Any, **options: Any) -> None:
-        super().run(*tensors)
-        self.ran.append(str(self.config))
-        if str(self.config) in self.faulty:
-            tensors[-1][0, 3] *= 1.5
-
-
-@pytest.fixture
-def faulty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[FaultyKernel]]:
-    def bind(workload: Any, variant: Any, config: Any, device: Any, *, ordinal: int) -> FaultyKernel:
-        return FaultyKernel(workload, variant, config)
-
-    torch._dynamo.reset()
-    monkeypatch.setenv("TUNEBENCH_DB", str(tmp_path / "results.db"))
-    monkeypatch.setattr(choice, "_dispatchers", {})  # an equal choice keeps its kernel
-    monkeypatch.setattr(choice, "bind", bind)
-    monkeypatch.setattr(FaultyKernel, "faulty", set())
-    monkeypatch.setattr(FaultyKernel, "ran", [])
-    with forgotten_kernels():
-        yield FaultyKernel
-
-
-def softmax_of_rows(*, check: bool) -> Any:
-    return served.compile(lambda x: functional.softmax(x, -1), check=check)
-
-
-def test_configuration_with_wrong_results_is_stored_and_not_used_again(
-    faulty: type[FaultyKernel], capsys: pytest.CaptureFixture[str]
-) -> None:
-    x = R(4, 16)
-    with served.prefer("tunebench"), torch.no_grad():
-        softmax_of_rows(check=False)(x)
-        (config,) = set(faulty.ran)
-        faulty.faulty.add(config)
-        with pytest.warns(UserWarning, match="torch runs softmax"):
-            torch.testing.assert_close(softmax_of_rows(check=True)(x), x.softmax(-1))
-        faulty.ran.clear()
-        calls: list[DispatchedCall] = []
-        with served.watching(calls.append):  # as another process would
-            torch.testing.assert_close(softmax_of_rows(check=False)(x), x.softmax(-1))
-    assert faulty.ran == []
-    assert all(call.by == "torch" for call in calls)
-    assert run_cli(["show", "--workload", SOFTMAX, "--device", "cpu"]) == 0
-    shown = capsys.readouterr().out
-    assert "wrong_result" in shown
-    assert "times the tolerance; y[0,3] is" in shown
-
-
-@pytest.mark.parametrize("is_faulty", [False, True])
-def test_kernel_that_replaces_another_is_checked_before_it_runs(
-    is_faulty: bool, faulty: type[FaultyKernel]
-) -> None:
-    x, variant, workload, device = R(4, 16), kernels.variant("softmax/numba_cpu"), parse(SOFTMAX), local_cpu()
-    with served.prefer("tunebench"), torch.no_grad():
-        model = softmax_of_rows(check=True)
-        model(x)
-        (first,) = set(faulty.ran)
-        table = variant.space.enumerate(workload=workload, device=device)
-        replacement = next(config for config in map(table.config, range(len(table))) if str(config) != first)
-        record_outcome(os.environ["TUNEBENCH_DB"], workload, device, variant.key, replacement, measured(1.0))
-        faulty.faulty |= {str(replacement)} if is_faulty else set()
-        with pytest.warns(UserWarning, match="is not used for softmax") if is_faulty else nullcontext():
-            torch.testing.assert_close(model(x), x.softmax(-1))
-        assert faulty.ran[-1] == (first if is_faulty else str(replacement))
-        torch.testing.assert_close(model(x), x.softmax(-1))
-
-
-def test_kernels_use_as_many_threads_as_torch() -> None:
-    import numba
-
-    before = torch.get_num_threads()
-    try:
-        for count in (1, min(2, numba.config.NUMBA_NUM_THREADS), 1):
-            torch.set_num_threads(count)
-            with served.prefer("tunebench"):
-                served.softmax(R(256, 64), -1)
-                assert numba.get_num_threads() == count
-                served.softmax(R(4, 8), -1)  # waking another thread would take longer
-                assert numba.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("function", [functional.silu, torch.sigmoid, functional.gelu])
-def test_activations_of_extreme_numbers_are_those_of_torch(function: Callable[[Tensor], Tensor]) -> None:
-    x = torch.tensor([-3e38, -1e38, -1e30, -1e4, -100.0, -88.0, -20.0, 0.0, 20.0, 88.0, 100.0, 1e38])
-    x, y = (x.clone().requires_grad_() for _ in range(2))
-    with served.prefer("tunebench"):
-        ours = served.compile(function)(x)
-        ours.sum().backward()
-    expected = function(y)
-    expected.sum().backward()
-    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-30)
-    torch.testing.assert_close(x.grad, y.grad, rtol=1e-5, atol=1e-30)
-
-
-def test_part_of_a_rolled_tensor_that_is_outside_of_a_gradient_is_not_read() -> None:
-    def function(x: Tensor) -> Tensor:
-        rolled = x.roll(-1, 0)
-        half = rolled.chunk(2, 0)[1]
-        return rolled.sum() + (x * x).sum() + (half * half).sum()
-
-    source = R(16)
-    x, y = (source.clone()[::2].detach().requires_grad_() for _ in range(2))
-    with served.prefer("tunebench"):
-        gradient = torch.autograd.grad(served.compile(function)(x), x)[0]
-    torch.testing.assert_close(gradient, torch.autograd.grad(function(y), y)[0])
-
-
-def test_generated_modules_agree_with_float64(request: pytest.FixtureRequest) -> None:
-    count = 2000 if request.config.getoption("--every-sample") else 40
-
-    @settings(max_examples=count, suppress_health_check=list(HealthCheck), deadline=None)
-    @given(programs())
-    def run(program: Program) -> None:
-        for training in (False, True):
-            model, x, source = generated(program)
-            check(model, [x], training=training, change=program.change, say=f"{program}\n{source}")
-
-    run()

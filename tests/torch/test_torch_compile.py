@@ -35,7 +35,7 @@ CL = torch.channels_last
 
 
 @pytest.fixture(autouse=True)
-def _anew() -> None:
+def _anew(serial_kernels: None) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
 
@@ -373,11 +373,11 @@ def ran(function: Callable[[], Any]) -> tuple[Any, Counter[str]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_compiled_model_has_the_same_outputs(name: str, request: pytest.FixtureRequest) -> None:
-    is_tuned = name in ("perceptron", "ahead") or request.config.getoption("--every-sample")
+    is_compiled = name == "perceptron" or request.config.getoption("--every-sample")
     make, inputs, counts = MODELS[name]
     model, x = make().eval(), inputs()
     compiled = served.compile(model)
-    with nullcontext() if is_tuned else reference_kernels(), torch.no_grad():
+    with nullcontext() if is_compiled else reference_kernels(), torch.no_grad():
         y, functions = ran(lambda: compiled(x))
         expected = copy.deepcopy(model).double()(x if x.dtype == torch.int64 else x.double())
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)
@@ -603,7 +603,10 @@ def test_time_model_times_each_implementation_and_group() -> None:
 @pytest.mark.slow
 @pytest.mark.inductor
 @pytest.mark.parametrize("training", [False, True])
-def test_inductor_compiles_what_kernels_do_not_run(training: bool) -> None:
+def test_inductor_compiles_what_kernels_do_not_run(training: bool, request: pytest.FixtureRequest) -> None:
+    if not training and not request.config.getoption("--every-sample"):
+        pytest.skip("takes --every-sample")
+
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()

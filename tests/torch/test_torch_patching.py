@@ -6,6 +6,7 @@ import copy
 import io
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.nn import functional as F  # noqa: E402, N812
 
 from benchmarks.patched_models import PatchedModelCase  # noqa: E402
 from benchmarks.torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
+from tests.torch.reference_kernels import reference_bindings  # noqa: E402
 from tunebench.dispatch import DispatchedCall  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
 from tunebench.torch import patch, patched_calls, prefer, profile, unpatch, watching  # noqa: E402
@@ -621,14 +623,14 @@ def test_patched_models_have_the_same_outputs(name: str) -> None:
     assert [type(module) for module in case.model.modules()] == modules
 
 
-@pytest.mark.slow
-def test_tuned_kernels_train_layers() -> None:
-    """Every distinct kernel takes seconds to compile, so the model repeats the same layers."""
+def test_tuned_kernels_train_layers(request: pytest.FixtureRequest) -> None:
+    """The model repeats the same layers, because every distinct kernel takes seconds to compile."""
+    is_compiled = request.config.getoption("--every-sample")
     torch.manual_seed(5)
     layers, x = Gpt2(TINY).layers, torch.randn(1, 16, 32)
     model = nn.Sequential(*(part for layer in layers for part in (layer.norm2, layer.inner)))
     truth = run(copy.deepcopy(model).double(), x.double())
-    with patch(model), prefer("tunebench"):
+    with patch(model), prefer("tunebench"), nullcontext() if is_compiled else reference_bindings():
         result = run(model, x)
     assert result[2] == {"gemm": 2 * 2 * 3, "layernorm": 2 * 2}
     assert result[2].who == {"tunebench"}
