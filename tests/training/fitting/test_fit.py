@@ -44,6 +44,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using .torch.compile.module")
 
 EFFORT = PlanEffort(rounds=2)
 SLOW_LINK = HostLink(to_host_gb_s=1.0, to_device_gb_s=1.0)
+FAST_LINK = HostLink(to_host_gb_s=1e3, to_device_gb_s=1e3)
+"""Link over which copies take less time than any operation, so that plans copy and recompute nothing."""
 
 
 class Block(nn.Module):
@@ -61,7 +63,7 @@ class Block(nn.Module):
 class Network(nn.Module):
     """Blocks and a loss; views, slices and several results of one call are among its operations."""
 
-    def __init__(self, blocks: int = 8, width: int = 8) -> None:
+    def __init__(self, blocks: int = 4, width: int = 8) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, width, 3, padding=1)
         self.blocks = nn.Sequential(*(Block(width) for _ in range(blocks)))
@@ -151,8 +153,7 @@ def test_swap_alone_gives_equal_gradients_also_with_slow_copies(
     network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = unplanned_result()
-    link = HostLink(to_host_gb_s=1e3, to_device_gb_s=1e3)
-    fitted = fit(network, "35%", swap_folder=tmp_path, host_link=link, effort=EFFORT)
+    fitted = fit(network, "35%", swap_folder=tmp_path, host_link=FAST_LINK, effort=EFFORT)
     copied = Tensor.copy_
 
     def slow(self: Tensor, *given: Any) -> Tensor:
@@ -172,8 +173,7 @@ def test_a_step_that_does_not_wait_for_copies_is_wrong(
     copied = Tensor.copy_
     monkeypatch.setattr(Tensor, "copy_", lambda *given: (time.sleep(0.01), copied(*given))[1])
     monkeypatch.setattr(FileStore, "wait", lambda self, memory: None)
-    link = HostLink(to_host_gb_s=1e3, to_device_gb_s=1e3)
-    fitted = fit(network, "35%", swap_folder=tmp_path, host_link=link, effort=EFFORT)
+    fitted = fit(network, "35%", swap_folder=tmp_path, host_link=FAST_LINK, effort=EFFORT)
     try:
         found = trained(fitted, network)
     except RuntimeError:  # autograd sees that a saved tensor is still written
@@ -294,7 +294,7 @@ def test_plan_for_this_device_runs_also_from_a_file_and_that_of_another_step_is_
         again = copy.deepcopy(network)
         assert equal(trained(fit(again, plan=given), again), expected)
         with pytest.raises(InputError, match="of another training step"):
-            fit(Network(blocks=3), plan=given)(*DATA)
+            fit(Network(blocks=1), plan=given)(*DATA)
 
 
 def test_model_that_torch_cannot_trace_is_refused() -> None:
@@ -340,57 +340,41 @@ def test_missing_swap_folder_is_refused(network: Network, tmp_path: Path) -> Non
         fit(network, "50%", swap_folder=tmp_path / "absent")
 
 
-def swapping(network: Network, folder: Path) -> Any:
-    return fit(network, "30%", swap_folder=folder, host_link=SLOW_LINK, effort=EFFORT)
+def failing(call: Callable[..., Any], errors: list[BaseException | None]) -> Callable[..., Any]:
+    """Return a function whose next calls raise these errors, or pass on to a call where there is none."""
+
+    def run(*arguments: Any) -> Any:
+        error = errors.pop(0) if errors else None
+        if error is not None:
+            raise error
+        return call(*arguments)
+
+    return run
 
 
-def test_full_disk_is_one_clear_error_and_the_next_step_is_right(
+def test_step_that_ends_early_leaves_nothing_behind_and_the_next_step_is_right(
     network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = unplanned_result()
-    fitted = swapping(network, tmp_path)
     before = copy.deepcopy(network.state_dict())
-    reserve, calls = os.posix_fallocate, iter(range(100))
-
-    def full(*given: int) -> None:
-        if next(calls) == 3:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        reserve(*given)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(host_store.os, "posix_fallocate", full)
-        with pytest.raises(InputError, match="No space left on device"):
-            trained(fitted, network)
+    errors: list[BaseException | None] = []
+    full = [None, None, None, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
+    monkeypatch.setattr(host_store.os, "posix_fallocate", failing(os.posix_fallocate, full))
+    # The step keeps the method that the store has when the plan is made.
+    monkeypatch.setattr(FileStore, "copy_in", failing(FileStore.copy_in, errors))
+    fitted = fit(network, "35%", swap_folder=tmp_path, host_link=FAST_LINK, effort=EFFORT)
+    with pytest.raises(InputError, match="No space left on device"):
+        trained(fitted, network)
     assert all(torch.equal(one, before[name]) for name, one in network.state_dict().items())
     assert not list(tmp_path.iterdir())
-    assert equal(trained(fitted, network), expected)
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_step_that_ends_early_leaves_nothing_behind(
-    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
-) -> None:
-    expected = unplanned_result()
-    fitted = swapping(network, tmp_path)
-    trained(fitted, copy.deepcopy(network))
-    for buffer, value in zip(network.buffers(), Network().buffers(), strict=True):
-        buffer.copy_(value)
-    copied, calls = FileStore.copy_in, iter(range(100))
-
-    def failing(self: FileStore, *given: Any) -> Tensor:
-        if next(calls) == 2:
-            raise error
-        return copied(self, *given)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(FileStore, "copy_in", failing)
-        swapped = swapping(network, tmp_path)
+    for error in (RuntimeError, KeyboardInterrupt):
+        errors[:] = [None, None, error()]
         with pytest.raises(error):
-            trained(swapped, network)
-    for buffer, value in zip(network.buffers(), Network().buffers(), strict=True):
-        buffer.copy_(value)
-    assert not list(tmp_path.iterdir())
-    assert equal(trained(swapped, network), expected)
+            trained(fitted, network)
+        assert not list(tmp_path.iterdir())
+        network.load_state_dict(before)  # the step had changed running statistics
+        assert equal(trained(fitted, network), expected)
+        network.load_state_dict(before)
 
 
 def test_compiled_model_within_a_budget_recomputes_fused_groups_by_one_kernel(network: Network) -> None:
@@ -403,7 +387,7 @@ def test_compiled_model_within_a_budget_recomputes_fused_groups_by_one_kernel(ne
         found = trained(fitted, network)
     (step,) = fitted_steps(fitted)
     calls = [one for one in step.joint.nodes if one is not None and "tunebench" in str(one.target)]
-    assert len(calls) > 10
+    assert len(calls) > 5
     assert len(ran) > 2
     assert plans(fitted)
     again = [one.tensor for one in step.plan.tensors if one.recomputed_before]
@@ -429,18 +413,16 @@ def test_memory_budget_of_compile_is_deprecated_and_excludes_options_of_inductor
 
 
 DISTRIBUTED = """
-import sys, torch
+import os, sys, torch
 from torch import nn
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from tunebench.training import fit
 from tests.training.fitting.test_fit import Network, DATA, without_dropout
-dist.init_process_group("gloo")
-rank = dist.get_rank()
 
 def weights(budget):
     torch.manual_seed(0)
-    model = Network(blocks=4)
+    model = Network(blocks=2)
     model.blocks.apply(without_dropout)
     run = DistributedDataParallel(fit(model, budget) if budget else model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -450,25 +432,23 @@ def weights(budget):
         optimizer.step()
     return list(model.parameters())
 
+torch.set_num_threads(1)
+child = os.fork()  # two ranks that import torch once
+rank = int(child == 0)
+dist.init_process_group("gloo", store=dist.FileStore("store", 2), rank=rank, world_size=2)
 assert all(map(torch.equal, weights("60%"), weights(None)))
-print("equal", rank)
+print("equal", rank, flush=True)
+dist.destroy_process_group()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
 """
 
 
 def test_ranks_of_distributed_data_parallel_have_equal_weights_with_and_without_a_plan(
     tmp_path: Path,
 ) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(DISTRIBUTED)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        str(script),
-    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", DISTRIBUTED]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path
     )
@@ -502,7 +482,7 @@ def test_profile_for_another_device_has_the_operations_of_the_step_that_runs(net
     assert [tensor.size_bytes for tensor in found.step.tensors] == [
         tensor.size_bytes for tensor in ran.step.tensors
     ]
-    assert {"stem", "blocks.0.conv", "blocks.7.norm", "head"} <= set(found.layers)
+    assert {"stem", "blocks.0.conv", "blocks.3.norm", "head"} <= set(found.layers)
 
 
 def test_profile_predicts_times_of_an_absent_gpu_and_plans_for_it(network: Network) -> None:
