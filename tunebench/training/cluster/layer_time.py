@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 
 from tunebench.device import Device
 from tunebench.forecast.network import (
@@ -35,7 +36,7 @@ HOST_US = MEGATRON_HOST_US
 """Host time per kernel launch, in microseconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerDivision:
     """How the parameters of a layer are divided.
 
@@ -61,50 +62,38 @@ class LayerDivision:
         )
         return network.held_parameters(run, layers)
 
+    @property
+    def division(self) -> LayerDivision:
+        """How parameters are divided, without how layers run."""
+        return LayerDivision(tensor=self.tensor, expert=self.expert, expert_tensor=self.expert_tensor)
 
-@dataclass(frozen=True, slots=True)
-class LayerRun:
-    """How a layer runs on each device; equal ones have equal times.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRun(LayerDivision):
+    """How a layer runs on each device; equal ones have equal times. A plan has all of these fields.
 
     Attributes:
-        tensor: Tensor-parallel size.
         microbatch: Sequences in a micro-batch.
         recompute: Activation recomputation in the backward pass.
         sequence_parallel: Whether tokens are divided too.
         flash: Whether attention is one kernel.
         context: Context-parallel size.
-        expert: Expert-parallel size.
-        expert_tensor: Tensor-parallel size of each expert.
         context_gather: Whether all keys and values are gathered before attention.
         recompute_layers: Number of first layers of a stage with full recomputation; 0 for all.
     """
 
-    tensor: int
     microbatch: int
     recompute: Recompute
     sequence_parallel: bool
     flash: bool
     context: int = 1
-    expert: int = 1
-    expert_tensor: int = 1
     context_gather: bool = False
     recompute_layers: int = 0
 
     @classmethod
     def of(cls, plan: ClusterPlan) -> LayerRun:
         """Return how the layers of a plan run."""
-        return cls(
-            plan.tensor,
-            plan.microbatch,
-            plan.recompute,
-            plan.sequence_parallel,
-            plan.flash,
-            plan.context,
-            plan.expert,
-            plan.expert_tensor,
-            plan.context_gather,
-            plan.recompute_layers,
-        )
+        return cls(**dict(zip(_RUN_FIELDS, _run_values(plan), strict=True)))
 
     @property
     def whole(self) -> LayerRun:
@@ -115,11 +104,6 @@ class LayerRun:
     def kept(self) -> LayerRun:
         """The same for a layer without recomputation."""
         return self if self.recompute == "none" else replace(self, recompute="none", recompute_layers=0)
-
-    @property
-    def division(self) -> LayerDivision:
-        """How parameters are divided."""
-        return LayerDivision(self.tensor, self.expert, self.expert_tensor)
 
     @property
     def plain(self) -> LayerRun:
@@ -178,6 +162,10 @@ class LayerRun:
             for each in job.network.exchanges(gathered)
             if each.phase == "forward" and each.collective == "all-gather"
         )
+
+
+_RUN_FIELDS = tuple(attribute.name for attribute in fields(LayerRun))
+_run_values = attrgetter(*_RUN_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,9 @@ _LOOPED = tuple(name for name in PLANNED_SCHEDULES if SCHEDULES[name].layout == 
 _ANY_CHUNKS = tuple(name for name in PLANNED_SCHEDULES if SCHEDULES[name].interleaved)
 """Schedules with any number of stages on each device, and without a pipeline."""
 
+PARALLEL_SIZES = ("data", "tensor", "context", "pipeline", "chunks", "expert", "expert_tensor")
+"""Fields that a plan and `Parallelism` have in common; None of `Parallelism.expert_tensor` is `tensor`."""
+
 MOST_V_RANKS = 16
 """Most ranks of a V-shaped schedule: the search of its blocks of passes takes minutes for many more."""
 
@@ -258,19 +261,13 @@ class ClusterPlan:
     def parallelism(self, job: TrainingJob) -> Parallelism:
         """Return the division of the step, for `predict_step`."""
         return Parallelism(
-            data=self.data,
-            tensor=self.tensor,
-            context=self.context,
-            pipeline=self.pipeline,
+            **{name: getattr(self, name) for name in PARALLEL_SIZES},
             microbatches=self.microbatches(job.batch),
             schedule=self.schedule_name,
-            chunks=self.chunks,
             overlap=job.gradient_overlap,
             tensor_overlap=job.tensor_overlap,
             user_buffers=job.user_buffers,
             sharding=self.sharding,
-            expert=self.expert,
-            expert_tensor=self.expert_tensor,
         )
 
     def run(self, job: TrainingJob) -> NetworkRun:

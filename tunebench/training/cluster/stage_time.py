@@ -28,7 +28,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tunebench._lazy import np
@@ -585,7 +585,13 @@ class StepPricer:
             return nothing, nothing
         # Gradients depend on the division of parameters only: the micro-batch and recomputation are
         # arbitrary.
-        of_run = LayerRun(division.tensor, 1, "none", division.tensor > 1, False, 1, *astuple(division)[1:])
+        of_run = LayerRun(
+            **asdict(division),
+            microbatch=1,
+            recompute="none",
+            sequence_parallel=division.tensor > 1,
+            flash=False,
+        )
         run = of_run.network_run(self.job, layers)
         parts = gradient_bytes(self.job.network, run, layers)
         wide = itemsize(run.gradient_dtype) // itemsize(run.dtype)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tunebench.training.cluster.device_memory import FRAGMENTATION, DeviceMemory, MemoryPricer
 from tunebench.training.cluster.layer_time import LayerRun
-from tunebench.training.cluster.space import ClusterPlan, TrainingJob
+from tunebench.training.cluster.space import PARALLEL_SIZES, ClusterPlan, TrainingJob
 from tunebench.training.schedules.registry import SPLIT_SCHEDULES
 from tunebench.training.steps.parallelism import Parallelism, most_in_flight, pipeline_schedule
 from tunebench.workloads.networks import Network, NetworkRun
@@ -79,19 +79,17 @@ def _plan(run: NetworkRun, of: Parallelism) -> ClusterPlan:
     """Return the step as a plan; GPipe and DualPipeV, which no plan has, as 1F1B."""
     known = of.schedule in SPLIT_SCHEDULES
     return ClusterPlan(
+        **{
+            **{name: getattr(of, name) for name in PARALLEL_SIZES},
+            "expert_tensor": of.devices_per_expert,
+            "chunks": of.chunks if known else of.stage_count // of.pipeline,
+        },
         nodes=1,
-        tensor=of.tensor,
-        pipeline=of.pipeline,
-        data=of.data,
-        chunks=of.chunks if known else of.stage_count // of.pipeline,
         microbatch=of.microbatch(run.batch),
         recompute=run.recompute,
         sequence_parallel=run.sequence_parallel,
         flash=run.flash,
         sharding=of.sharding,
-        context=of.context,
-        expert=of.expert,
-        expert_tensor=of.expert_tensor or of.tensor,
         schedule=of.schedule if known else "1f1b",
         recompute_layers=run.recompute_layers or 0,
         context_gather=run.context_gather,

@@ -23,7 +23,7 @@ Sources: Ren et al., "ZeRO-Offload: democratizing billion-scale model training",
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from tunebench.optimizer import find_optimizer
@@ -64,7 +64,7 @@ class Placement:
     @classmethod
     def of(cls, plan: ClusterPlan) -> Placement:
         """Return the placement of a plan."""
-        return cls(plan.pipeline, plan.copies, plan.sharding, plan.states, plan.parameters, plan.activations)
+        return cls(*(getattr(plan, field.name) for field in fields(cls)))
 
     @property
     def streams(self) -> Any:

@@ -35,12 +35,7 @@ def min_memory_bytes(network: Network, run: NetworkRun, parallelism: Parallelism
         if parallelism.devices == 1:
             held = network.parameters()
         else:
-            on_device = replace(
-                run,
-                tensor=parallelism.tensor,
-                expert=parallelism.expert,
-                expert_tensor=parallelism.expert_tensor,
-            )
+            on_device = replace(run, **parallelism.parameter_sizes)
             stages = parallelism.stages(network.layers) if parallelism.pipeline > 1 else (None,)
             held = max(sum(network.held_parameters(on_device, layers)) for layers in stages)
     except InputError:

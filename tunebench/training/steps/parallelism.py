@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from tunebench._deprecation import renamed
 from tunebench.errors import InputError, UnknownName
@@ -143,6 +143,11 @@ class Parallelism:
     def copies(self) -> int:
         """Devices with the same parameters, which sum gradients: of data and context parallelism."""
         return self.data * self.context
+
+    @property
+    def parameter_sizes(self) -> dict[str, Any]:
+        """Parallel sizes that divide the parameters of a layer, as fields of `NetworkRun`."""
+        return {"tensor": self.tensor, "expert": self.expert, "expert_tensor": self.expert_tensor}
 
     @property
     def stage_count(self) -> int:
