@@ -18,7 +18,7 @@ import tunebench.torch as served
 from tunebench.device import local_cpu
 from tunebench.dispatch import dispatcher
 from tunebench.torch import _tensor
-from tunebench.torch.operators import _custom_op
+from tunebench.torch.operators import custom_op
 from tunebench.workloads import parse
 
 ROUNDS, CALLS = 200, 50
@@ -85,7 +85,7 @@ def _ways(
         "kernel alone": lambda: kernel.run(*arrays),
         "kernel on tensors": lambda: _tensor.launch(kernel, (*operands, out)),
         "choice alone": gemm_dispatcher.bound_choice,
-        "key and choice": lambda: _custom_op._cached_dispatch(*looked_up).dispatcher.bound_choice(),  # type: ignore[union-attr]
+        "key and choice": lambda: custom_op._cached_dispatch(*looked_up).dispatcher.bound_choice(),  # type: ignore[union-attr]
         "dispatched": preferring("tunebench", tuned),
         "dispatched to torch": preferring("torch", tuned),
     }
@@ -94,17 +94,17 @@ def _ways(
 def _lookup_arguments(call: Callable[[], Any]) -> tuple[Any, ...]:
     """Return the arguments with which a call looks up its cached dispatch."""
     calls: list[tuple[Any, ...]] = []
-    real = _custom_op._cached_dispatch
+    real = custom_op._cached_dispatch
 
     def route(*arguments: Any) -> Any:
         calls.append(arguments)
         return real(*arguments)
 
-    _custom_op._cached_dispatch = route
+    custom_op._cached_dispatch = route
     try:
         call()
     finally:
-        _custom_op._cached_dispatch = real
+        custom_op._cached_dispatch = real
     return calls[0]
 
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from tunebench.errors import InputError
 from tunebench.training.cluster import ClusterPlan, TrainingJob
 from tunebench.training.pipeline.activation import architecture_of
-from tunebench.workloads.networks._architecture import Architecture
+from tunebench.workloads.networks.architecture import Architecture
 
 __all__ = [
     "DIVISION",

@@ -37,7 +37,7 @@ from tunebench.training.pipeline import (
     microbatch_speedup,
 )
 from tunebench.workloads.networks import Network, NetworkRun, from_config
-from tunebench.workloads.networks._network import Recompute
+from tunebench.workloads.networks.network_run import Recompute
 
 __all__ = ["CASES", "Case", "gpt3", "outcomes"]
 

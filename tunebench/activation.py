@@ -6,7 +6,7 @@ follow from the record, and the contract tests in `tests/kernels/test_activation
 
 Expressions write a new activation out: ``hardsigmoid(x)`` is stored as ``min(max(x+3,0),6)/6``. Those with
 `is_function` are functions of expressions, whose texts keep the name. Each language has code for them that is
-faster or more accurate than the definition: `FUNCTIONS` in `workloads/operators/_expression.py`, and the
+faster or more accurate than the definition: `FUNCTIONS` in `workloads/common/expression_value.py`, and the
 printers in `kernels/common/cuda_expression.py` and `kernels/common/numba_expression.py`.
 """
 

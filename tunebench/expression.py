@@ -6,7 +6,7 @@
 
 Python's own parser reads the text. The result is checked against this grammar and converted to a tree of
 three kinds of nodes. Python never evaluates the text, so it cannot execute code. The meaning of a function is
-defined where it is lowered: `tunebench.workloads.operators._expression` has the float64 reference.
+defined where it is lowered: `tunebench.workloads.common.expression_value` has the float64 reference.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from tunebench.kernels.common.cuda import ctype, flag, helpers
 from tunebench.kernels.common.expression import COMPARISONS, CodePrinter, filled, operands, variable
 from tunebench.variant import ceil_div
 from tunebench.workload import Tensor
-from tunebench.workloads.operators._expression_workload import ExpressionWorkload
+from tunebench.workloads.common.expression_workload import ExpressionWorkload
 
 __all__ = [
     "INJECTED",

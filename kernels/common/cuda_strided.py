@@ -15,7 +15,7 @@ from tunebench.kernels.common.cuda import ctype, helpers
 from tunebench.kernels.common.cuda_expression import function_of
 from tunebench.kernels.common.expression import filled, variable
 from tunebench.variant import ceil_div
-from tunebench.workloads.operators._strided import StridedOperand, StridedWorkload
+from tunebench.workloads.common.strided_workload import StridedOperand, StridedWorkload
 
 __all__ = [
     "Load",

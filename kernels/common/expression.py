@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunebench.expression import Apply, Name, Node, Number, names, steps
-from tunebench.workloads.operators._expression_workload import ExpressionWorkload
+from tunebench.workloads.common.expression_workload import ExpressionWorkload
 
 __all__ = [
     "COMPARISONS",

@@ -14,7 +14,7 @@ from tunebench.kernels.common.cuda import ctype
 from tunebench.space import Config, Table, takes_config
 from tunebench.variant import Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
-from tunebench.workloads.operators._activation import IDENTITY
+from tunebench.workloads.common.activation import IDENTITY
 from tunebench.workloads.operators.gemm import Gemm
 
 __all__ = [

@@ -13,7 +13,7 @@ from tunebench.kernels.common.cuda import ctype, helpers
 from tunebench.kernels.common.row_block import SPACE, CudaRowBlock, RowWork, default_config, row_costs
 from tunebench.space import Config, Table
 from tunebench.variant import Argument, Costs, Launch, Scalar
-from tunebench.workloads.operators._norm import Norm
+from tunebench.workloads.common.norm import Norm
 
 __all__ = ["CudaBlockNorm", "forward_arguments", "is_centred", "norm_type"]
 

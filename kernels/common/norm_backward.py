@@ -21,7 +21,7 @@ from tunebench.kernels.common.row_block import rows_of, widest_vector
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
-from tunebench.workloads.operators._norm import Norm
+from tunebench.workloads.common.norm import Norm
 
 __all__ = ["CudaBackwardNorm"]
 

@@ -18,7 +18,7 @@ from tunebench.kernels.common.row_block import widest_vector
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
-from tunebench.workloads.operators._norm import Norm
+from tunebench.workloads.common.norm import Norm
 
 __all__ = ["CudaSplitNorm"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tunebench.kernels.common.numba_cuda_rows import device_function, row_reduction
 from tunebench.variant import Argument
-from tunebench.workloads.operators._norm import Norm
+from tunebench.workloads.common.norm import Norm
 
 __all__ = ["arguments", "kernel"]
 

@@ -9,7 +9,7 @@ from tunebench.dtype import DType
 from tunebench.kernels.common.expression import variable
 from tunebench.kernels.common.numba_expression import cuda_array
 from tunebench.kernels.common.numba_strided import affine, plus
-from tunebench.workloads.operators._strided import StridedWorkload
+from tunebench.workloads.common.strided_workload import StridedWorkload
 
 __all__ = ["loads", "refusal", "stored", "valid"]
 

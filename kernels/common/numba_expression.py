@@ -15,8 +15,8 @@ from tunebench.expression import parse, steps
 from tunebench.kernels.common.expression import COMPARISONS, CodePrinter, compiled, operands, variable
 from tunebench.kernels.common.numba_cpu import address, exp2, inlined, load, store
 from tunebench.kernels.common.numba_epilogue import FAST, erf
-from tunebench.workloads.operators._activation import IDENTITY
-from tunebench.workloads.operators._expression_workload import ExpressionWorkload
+from tunebench.workloads.common.activation import IDENTITY
+from tunebench.workloads.common.expression_workload import ExpressionWorkload
 
 __all__ = [
     "NUMBA_CUDA_PRINTER",

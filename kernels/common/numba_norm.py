@@ -25,7 +25,7 @@ from tunebench.kernels.common.numba_cpu_rows import (
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant
 from tunebench.workload import Tensor
-from tunebench.workloads.operators._norm import Norm
+from tunebench.workloads.common.norm import Norm
 
 __all__ = [
     "CONSTRAINTS",

@@ -11,7 +11,7 @@ from tunebench.expression import parse
 from tunebench.kernels.common.expression import CodePrinter, compiled
 from tunebench.kernels.common.numba_cpu import inlined, jitted, load, store
 from tunebench.kernels.common.numba_expression import NUMBA_CUDA_PRINTER, PRINTER, by_polynomials
-from tunebench.workloads.operators._prologue import vectors
+from tunebench.workloads.common.prologue import vectors
 
 __all__ = ["ahead_in_cuda", "line_ahead", "taken_ahead"]
 

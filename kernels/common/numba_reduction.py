@@ -10,7 +10,7 @@ from tunebench.kernels.common.numba_cpu import inlined
 from tunebench.kernels.common.numba_cuda_rows import block_reduction, device_function
 from tunebench.space import Config
 from tunebench.variant import Launch, Scalar, ceil_div
-from tunebench.workloads.operators._reduced import ReducedExpression
+from tunebench.workloads.common.reduced_expression import ReducedExpression
 
 __all__ = ["TAKEN", "cuda_kernel", "cuda_launches", "exact", "join_of", "neutral_of"]
 

@@ -24,8 +24,8 @@ from tunebench.index_map import Guard
 from tunebench.kernels.common.expression import compiled, filled, function_text, variable
 from tunebench.kernels.common.numba_cpu import address, jitted, load, store
 from tunebench.kernels.common.numba_expression import PRINTER, by_libm, by_polynomials
-from tunebench.workloads.operators._expression_workload import substitute
-from tunebench.workloads.operators._strided import StridedWorkload
+from tunebench.workloads.common.expression_workload import substitute
+from tunebench.workloads.common.strided_workload import StridedWorkload
 
 __all__ = ["Nest", "Part", "addressed", "affine", "decoded", "indented", "plus", "strided_scope"]
 

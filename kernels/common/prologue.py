@@ -12,8 +12,8 @@ from typing import Any
 from tunebench.expression import names, parse, steps
 from tunebench.kernels.common.cuda import flag, helpers
 from tunebench.kernels.common.cuda_expression import PRINTER, filled, special
-from tunebench.workloads.operators._activation import IDENTITY
-from tunebench.workloads.operators._prologue import PREFIX, vectors
+from tunebench.workloads.common.activation import IDENTITY
+from tunebench.workloads.common.prologue import PREFIX, vectors
 
 __all__ = ["PARAMETERS", "applied", "is_cheap", "operands", "preamble", "refusal", "special_of_element"]
 

@@ -20,7 +20,7 @@ from tunebench.kernels.common.gemm_variant import Constants, GemmOperation, W
 from tunebench.kernels.common.wgmma_gemm import Tiles, WgmmaGemm
 from tunebench.space import Config, Constraint, Parameter, Table
 from tunebench.variant import Costs, ceil_div
-from tunebench.workloads.operators._accumulation import PROMOTED_TERMS
+from tunebench.workloads.common.accumulation import PROMOTED_TERMS
 
 __all__ = ["PROMOTE", "USUAL", "PromotedWgmmaGemm", "constraints"]
 

@@ -116,7 +116,7 @@ __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4
 #endif
 }
 
-// sm_89 on. Its sums have fewer fraction bits than an f32 (see workloads/operators/_accumulation.py).
+// sm_89 on. Its sums have fewer fraction bits than an f32 (see workloads/common/accumulation.py).
 __device__ __forceinline__ void mma_m16n8k32_e4m3(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 #ifdef TUNEBENCH_EMULATE
   on_host::mma<e4m3_t>("mma.m16n8k32.e4m3", d, a, b);

@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 from tunebench.dtype import itemsize
 from tunebench.kernels.common.expression import least_of_tree
-from tunebench.workloads.operators._strided import StridedOperand, StridedWorkload
+from tunebench.workloads.common.strided_workload import StridedOperand, StridedWorkload
 from tunebench.workloads.operators.strided_reduction import StridedReduction
 
 __all__ = [

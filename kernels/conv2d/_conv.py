@@ -18,7 +18,7 @@ from tunebench.kernels.common.cuda import ctype
 from tunebench.space import Parameter, takes_config
 from tunebench.variant import Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
-from tunebench.workloads.operators._activation import IDENTITY
+from tunebench.workloads.common.activation import IDENTITY
 from tunebench.workloads.operators.conv2d import Conv2d, ConvAxis
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Any
 
 from tunebench.kernels.common.numba_cpu import inlined, load, store
 from tunebench.kernels.common.numba_expression import on_cpu
-from tunebench.workloads.operators._activation import IDENTITY
+from tunebench.workloads.common.activation import IDENTITY
 from tunebench.workloads.operators.conv2d import Conv2d
 
 __all__ = ["depthwise_limit", "epilogue_tensors", "finisher"]

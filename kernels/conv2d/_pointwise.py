@@ -19,7 +19,7 @@ from tunebench.device import Device
 from tunebench.space import Config, Constraint, Space, Table
 from tunebench.variant import Costs, CudaVariant, Launch, TensorMap, Tiling
 from tunebench.workload import Tensor
-from tunebench.workloads.operators._activation import IDENTITY
+from tunebench.workloads.common.activation import IDENTITY
 from tunebench.workloads.operators.conv2d import Conv2d
 from tunebench.workloads.operators.gemm import Gemm
 

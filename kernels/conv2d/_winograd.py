@@ -29,7 +29,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from tunebench.workloads.operators._activation import IDENTITY
+from tunebench.workloads.common.activation import IDENTITY
 from tunebench.workloads.operators.conv2d import Conv2d
 
 __all__ = ["POINTS", "Transform", "fewest_channels", "limits", "results", "summed", "transform"]

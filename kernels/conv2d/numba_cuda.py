@@ -18,8 +18,8 @@ from tunebench.kernels.common.prologue import operands
 from tunebench.kernels.conv2d._conv import epilogue_tensors, pairs_inside
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Launch, NumbaCudaVariant, Scalar, Tiling, ceil_div
-from tunebench.workloads.operators._activation import IDENTITY
-from tunebench.workloads.operators._prologue import vectors
+from tunebench.workloads.common.activation import IDENTITY
+from tunebench.workloads.common.prologue import vectors
 from tunebench.workloads.operators.conv2d import Conv2d
 
 MAX_BLOCKS = 2**31 - 1

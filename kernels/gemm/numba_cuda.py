@@ -22,7 +22,7 @@ from tunebench.kernels.common.numba_expression import in_cuda
 from tunebench.kernels.common.numba_prologue import ahead_in_cuda
 from tunebench.kernels.common.prologue import operands
 from tunebench.space import Config
-from tunebench.workloads.operators._prologue import vectors
+from tunebench.workloads.common.prologue import vectors
 from tunebench.workloads.operators.gemm import Gemm
 
 

@@ -43,7 +43,7 @@ from tunebench.executor._worker_main import number_of
 from tunebench.executor.local import LocalExecutor
 from tunebench.executor.process import ProcessCaller, ProcessStage
 from tunebench.kernels import preload
-from tunebench.measure._task_limit import outside_limit
+from tunebench.measure.task_limit import outside_limit
 from tunebench.outcome import CompileFailed, Crashed, LaunchFailed, Measured, TimedOut
 from tunebench.testing import executor_stages as stages
 from tunebench.testing.executor_contract import ExecutorContract, outcome, task

@@ -27,8 +27,8 @@ from tunebench.measure.verify import draw, worst_error
 from tunebench.space import Config
 from tunebench.variant import CudaVariant, Launch, NumbaCpuVariant, NumbaCudaVariant, Scalar
 from tunebench.workloads import parse as workload_of
-from tunebench.workloads.operators import _expression
-from tunebench.workloads.operators._activation import apply
+from tunebench.workloads.common import expression_value as _expression
+from tunebench.workloads.common.activation import apply
 
 SUMS = np.concatenate([np.linspace(-20, 20, 4001), [-300.0, -90.0, -40.0, 40.0, 90.0, 300.0]])
 

@@ -28,8 +28,8 @@ from tunebench.kernels.elementwise import cuda_vector, numba_cpu, numba_cuda
 from tunebench.measure.baselines import elementwise as library
 from tunebench.measure.verify import worst_error
 from tunebench.space import Config
-from tunebench.workloads.operators import _expression
-from tunebench.workloads.operators._expression_workload import ExpressionWorkload
+from tunebench.workloads.common import expression_value
+from tunebench.workloads.common.expression_workload import ExpressionWorkload
 from tunebench.workloads.operators.elementwise import Elementwise
 
 chain = parser(Elementwise)
@@ -44,7 +44,7 @@ def test_every_function_is_lowered_everywhere() -> None:
     operations = {step.operation for step in steps(parse(EVERY))}
     assert operations == set(MEANINGS)
     unary = {name for name, count in FUNCTIONS.items() if count == 1}
-    assert unary == set(_expression.FUNCTIONS)
+    assert unary == set(expression_value.FUNCTIONS)
     for spelling in (cuda_expression.PRINTER, numba_expression.PRINTER, numba_expression.NUMBA_CUDA_PRINTER):
         assert set(spelling.operations) == set(MEANINGS)
 
@@ -111,7 +111,7 @@ def test_rounding_each_operation_is_within_the_error_analysis(expression: str, s
 
 @given(st.floats(-8, 8), st.floats(0, 2))
 def test_functions_stay_within_their_error_propagation(x: float, e: float) -> None:
-    for name, function in _expression.FUNCTIONS.items():
+    for name, function in expression_value.FUNCTIONS.items():
         least = function.domain[0]
         if x - e > max(least, -1e30):
             change = max(abs(MEANINGS[name](x + way * e) - MEANINGS[name](x)) for way in (-1, 1))
@@ -124,7 +124,7 @@ def test_an_expression_stays_within_its_range(expression: str, data: st.DataObje
         parse(expression),
         {"x": (-8.0, 8.0), "y": (0.5, 1.5), "v": (0.125, 0.875), "s": (0.5, 1.5)},
     )
-    image = _expression.span(tree, ranges)
+    image = expression_value.span(tree, ranges)
     if image is not None:
         for _ in range(4):
             value = meant(tree, {name: data.draw(st.floats(*limits)) for name, limits in ranges.items()})

@@ -19,7 +19,7 @@ from tunebench.errors import InputError
 from tunebench.variant import CudaVariant, NumbaCudaVariant
 from tunebench.workload import Workload
 from tunebench.workloads import parse
-from tunebench.workloads.operators._activation import reach
+from tunebench.workloads.common.activation import reach
 
 GELU_TANH = "0.5*x*(1+tanh(0.7978845608*(x+0.044715*x*x*x)))"
 MEANINGS: dict[str, Callable[[Any], Any]] = {

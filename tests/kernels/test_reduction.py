@@ -23,7 +23,7 @@ from tunebench.kernels.reduction import cuda_column, cuda_row, numba_cpu, numba_
 from tunebench.measure.verify import worst_error
 from tunebench.space import Config
 from tunebench.workloads import parse
-from tunebench.workloads.operators._expression_workload import ExpressionWorkload
+from tunebench.workloads.common.expression_workload import ExpressionWorkload
 from tunebench.workloads.operators.reduction import Reduction
 
 JOIN: dict[str, Any] = {"sum": math.fsum, "mean": lambda x: math.fsum(x) / len(x), "max": max, "min": min}

@@ -25,10 +25,10 @@ from tunebench.fault import DeviceLost, describe_exit
 from tunebench.measure import _gpu, _sampler, _torch_gpu
 from tunebench.measure._cache_flush import READ_PTX, Flush
 from tunebench.measure._clock import Clock
-from tunebench.measure._direct_launch import MappedTensor
 from tunebench.measure._sampler import Sampler, Timing
 from tunebench.measure.baseline import measure_baselines
 from tunebench.measure.cuda import CudaRunner, kernel_arguments
+from tunebench.measure.direct_launch import MappedTensor
 from tunebench.measure.timing import Protocol
 from tunebench.variant import GpuVariant, Scalar
 from tunebench.workload import Tensor

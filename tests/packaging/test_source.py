@@ -172,6 +172,71 @@ def test_no_circular_imports() -> None:
     assert not gone, f"remove from KNOWN_CYCLES what is no cycle any more: {gone}"
 
 
+def private_module(name: str) -> str | None:
+    """Return the outermost private module of a dotted name; those directly in tunebench are shared."""
+    parts = name.split(".")
+    if parts[0] != "tunebench":
+        return None
+    for depth, part in enumerate(parts[2:], start=3):
+        if part.startswith("_") and not part.startswith("__"):
+            return ".".join(parts[:depth])
+    return None
+
+
+def private_imports(module: str, path: Path) -> list[str]:
+    """Return the private modules that a module imports from outside the package that contains them."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    names: list[str] = []
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            source = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            names += (
+                [f"{source}.{alias.name}" for alias in node.names] if not private_module(source) else [source]
+            )
+    private = [name for name in map(private_module, names) if name is not None]
+    return [name for name in private if not f"{package}.".startswith(name.rpartition(".")[0] + ".")]
+
+
+def test_private_modules_are_imported_only_inside_their_package() -> None:
+    """A module `_x.py` is private to its folder: make it public, or move it to where it is used."""
+    edges = [
+        f"{module} imports {private}"
+        for module, path in package_sources().items()
+        for private in private_imports(module, path)
+    ]
+    assert not edges
+
+
+@pytest.mark.parametrize(
+    ("module", "statement", "private"),
+    [
+        ("tunebench.tuning.run", "from tunebench.measure._gpu import Gpu", ["tunebench.measure._gpu"]),
+        ("tunebench.tuning.run", "from tunebench.measure import _gpu", ["tunebench.measure._gpu"]),
+        ("tunebench.tuning.run", "import tunebench.measure._gpu", ["tunebench.measure._gpu"]),
+        ("tunebench.tuning.run", "from ..measure._gpu import Gpu", ["tunebench.measure._gpu"]),
+        ("tunebench.measure.cuda", "from tunebench.measure._gpu import Gpu", []),
+        ("tunebench.measure.baselines.torch", "from tunebench.measure import _gpu", []),
+        (
+            "tunebench.measure.cuda",
+            "from tunebench.measure.baselines._x import x",
+            ["tunebench.measure.baselines._x"],
+        ),
+        ("tunebench.measured", "from tunebench.measure._gpu import Gpu", ["tunebench.measure._gpu"]),
+        ("tunebench.tuning.run", "from tunebench._figure import significant", []),
+        ("tunebench.tuning.run", "from tunebench import _figure, __version__", []),
+        ("tunebench.tuning.run", "from torch.utils._pytree import tree_map", []),
+    ],
+)
+def test_imports_of_private_modules_are_found(
+    module: str, statement: str, private: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(statement, encoding="utf-8")
+    assert private_imports(module, path) == private
+
+
 def test_numbers_are_shown_without_exponents() -> None:
     """`significant` formats them; the format g writes 1070 with three digits as 1.07e+03."""
     known = {"tunebench/_device.py", "tunebench/_figure.py", "tunebench/forecast/table.py"}  # keys and data

@@ -19,7 +19,7 @@ def _no_generated_code(request: pytest.FixtureRequest) -> Iterator[None]:
     if "compile" not in request.node.path.stem or request.node.get_closest_marker("inductor"):
         yield
         return
-    inductor = pytest.importorskip("tunebench.torch.compiler._inductor")
+    inductor = pytest.importorskip("tunebench.torch.compiler.inductor")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inductor, "missing_compiler", lambda device: "not in tests")
         yield

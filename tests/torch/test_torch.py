@@ -23,7 +23,7 @@ import tunebench.torch as served  # noqa: E402
 from tests.torch.reference_kernels import reference_bindings  # noqa: E402
 from tunebench.dispatch import DispatchedCall, cpu, forget  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
-from tunebench.torch.operators import _custom_op  # noqa: E402
+from tunebench.torch.operators import custom_op  # noqa: E402
 
 functional = torch.nn.functional
 EMPTY = "an empty tensor"
@@ -510,7 +510,7 @@ def test_second_gradients(function: Any, shapes: Any, monkeypatch: pytest.Monkey
     # The formulas do not depend on the implementation; torch's needs no compilation.
     with served.prefer("torch"):
         by_torch = second(*[drawn(*shape) for shape in shapes])
-        monkeypatch.setattr(_custom_op.CachedDispatch, "has_tuned_gradient", lambda _: True)
+        monkeypatch.setattr(custom_op.CachedDispatch, "has_tuned_gradient", lambda _: True)
         by_tuned = second(*[drawn(*shape) for shape in shapes])
         monkeypatch.undo()
         expected = second(*[drawn(*shape).detach().double().requires_grad_() for shape in shapes])
@@ -609,7 +609,7 @@ def test_errors_are_those_of_torch() -> None:
 def test_eight_concurrent_threads() -> None:
     wrong: list[Any] = []
     together = threading.Barrier(8)
-    _custom_op._dispatch_cache.clear()
+    custom_op._dispatch_cache.clear()
 
     def work(seed: int) -> None:
         rows = torch.randn(seed + 4, 16, generator=torch.Generator().manual_seed(seed))

@@ -25,7 +25,8 @@ from tunebench.device import described  # noqa: E402
 from tunebench.dispatch import DispatchedCall  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
 from tunebench.graph import Graph, InputSpec, extract, groups, load_factory  # noqa: E402
-from tunebench.torch.compiler import _kernel_operator, _race, _translation  # noqa: E402
+from tunebench.torch.compiler import _kernel_operator, _race  # noqa: E402
+from tunebench.torch.compiler import translation as _translation  # noqa: E402
 from tunebench.torch.compiler.backend import Backend, backend_of  # noqa: E402
 from tunebench.torch.compiler.capture import capture  # noqa: E402
 

@@ -17,7 +17,7 @@ from tunebench.training.cluster.space import plan_space
 from tunebench.training.cluster.storage import Placement, StorageTimes
 from tunebench.training.steps.footprint import min_memory_bytes
 from tunebench.workloads.networks import NetworkRun, network
-from tunebench.workloads.networks._tape import ROW, Tape
+from tunebench.workloads.networks.tape import ROW, Tape
 from tunebench.workloads.operators.gemm import Gemm
 
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)

@@ -12,8 +12,8 @@ from tests.support import needs_ray
 from tunebench._device import driver_names
 from tunebench.device import described, find
 from tunebench.errors import InputError, MissingDependency
-from tunebench.executor._accelerator import labels, may_have
 from tunebench.executor._worker_actor import WorkerActor, _placed
+from tunebench.executor.accelerator import labels, may_have
 from tunebench.executor.ray import check_address
 from tunebench.kernels import module_name
 from tunebench.tuning import Plan, tune, tune_devices

@@ -15,7 +15,7 @@ from tests.public_data import found
 from tunebench.errors import InputError, UnknownName
 from tunebench.workloads import suite
 from tunebench.workloads.networks import Network, NetworkRun, Operation, from_config, network, networks
-from tunebench.workloads.networks._tape import Tape
+from tunebench.workloads.networks.tape import Tape
 from tunebench.workloads.operators.attention import Attention
 from tunebench.workloads.operators.conv2d import Conv2d
 from tunebench.workloads.operators.elementwise import Elementwise

@@ -15,7 +15,7 @@ from tunebench.errors import InputError
 from tunebench.measure.verify import share_of
 from tunebench.workload import Workload
 from tunebench.workloads import parse
-from tunebench.workloads.operators._norm import Norm
+from tunebench.workloads.common.norm import Norm
 
 Array = NDArray[Any]
 F32 = np.float32

@@ -25,7 +25,7 @@ from tunebench.errors import InputError
 from tunebench.measure.verify import share_of
 from tunebench.workload import AtLeast, Expression, Reference, Workload
 from tunebench.workloads import all_operators, parse
-from tunebench.workloads.operators._activation import apply
+from tunebench.workloads.common.activation import apply
 from tunebench.workloads.operators.conv2d import Conv2d
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
 from tunebench.workloads.operators.gated_gemm import GatedGemm

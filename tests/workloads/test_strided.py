@@ -105,7 +105,7 @@ def test_mean_over_padded_windows_is_an_average_pool(monkeypatch: pytest.MonkeyP
     images = np.pad(exact(inputs)["x"].reshape(2, 9, 9), ((0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(images, (3, 3), axis=(1, 2))[:, ::2, ::2]
     np.testing.assert_allclose(references["out"].value, windows.mean((3, 4)))
-    monkeypatch.setattr("tunebench.workloads.operators._strided.ELEMENTS_AT_ONCE", 10)
+    monkeypatch.setattr("tunebench.workloads.common.strided_workload.ELEMENTS_AT_ONCE", 10)
     _, parts = drawn(workload)
     np.testing.assert_array_equal(parts["out"].value, references["out"].value)
 

@@ -23,7 +23,7 @@ from tunebench.workloads import (
     suites,
     workload,
 )
-from tunebench.workloads.operators._norm import Norm
+from tunebench.workloads.common.norm import Norm
 from tunebench.workloads.operators.attention import Attention
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 from tunebench.workloads.operators.gemm import Gemm

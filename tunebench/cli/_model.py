@@ -249,7 +249,7 @@ class ModelRequest:
     def unit(self) -> str:
         """Unit of `items`: tokens, images, or samples for a list of workloads."""
         from tunebench.workloads.networks import network
-        from tunebench.workloads.networks._listed import ListedNetwork
+        from tunebench.workloads.networks.listed import ListedNetwork
 
         if self.seq:
             return "tokens"
@@ -295,7 +295,7 @@ class ModelRequest:
         from tunebench.training.interconnect.cluster import Cluster
         from tunebench.training.steps.step import predict_step
         from tunebench.workloads.networks import NetworkRun, network
-        from tunebench.workloads.networks import _network as kinds
+        from tunebench.workloads.networks import network_run as kinds
 
         found = network(self.name)
         dtype = self.dtype or _own_type(found)
@@ -390,7 +390,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _own_type(network: Network) -> str:
     """Return the common dtype of a list of workloads; f32 if there is none."""
-    from tunebench.workloads.networks._listed import ListedNetwork
+    from tunebench.workloads.networks.listed import ListedNetwork
 
     types = (
         {entry.workload.dtype for entry in network.entries} if isinstance(network, ListedNetwork) else set()

@@ -12,8 +12,8 @@ from tunebench.binary.compiled import Binary
 from tunebench.dispatch.kernel import BoundKernel
 from tunebench.dtype import numpy_dtype
 from tunebench.errors import InputError
-from tunebench.measure._direct_launch import DirectLaunch, MappedTensor
 from tunebench.measure.cuda import kernel_arguments
+from tunebench.measure.direct_launch import DirectLaunch, MappedTensor
 from tunebench.measure.loader import CudaError, KernelLoader, require_cuda_core
 from tunebench.space import Config
 from tunebench.variant import Argument, GpuVariant, NumbaCudaVariant, Scalar, TensorMap

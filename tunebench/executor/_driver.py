@@ -12,7 +12,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tunebench.executor._message import WorkerRequest
+from tunebench.executor.message import WorkerRequest
 
 __all__ = ["DriverConnection"]
 

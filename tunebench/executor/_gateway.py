@@ -17,12 +17,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tunebench.executor import PoolStatus
-from tunebench.executor._accelerator import may_have
 from tunebench.executor._driver import DriverConnection
 from tunebench.executor._head import connect
-from tunebench.executor._message import LOSSES, Job, WorkerRequest, WorkerSetup
 from tunebench.executor._worker_actor import WorkerActor, versions
 from tunebench.executor._worker_pool import PendingJob, Placement, Worker, WorkerPool
+from tunebench.executor.accelerator import may_have
+from tunebench.executor.message import LOSSES, Job, WorkerRequest, WorkerSetup
 
 __all__ = ["Gateway", "main"]
 

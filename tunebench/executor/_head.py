@@ -8,7 +8,7 @@ import tempfile
 from typing import Any
 
 from tunebench._host import cores
-from tunebench.executor._message import WorkerRequest
+from tunebench.executor.message import WorkerRequest
 
 __all__ = ["connect"]
 

@@ -18,8 +18,8 @@ from tunebench import __version__
 from tunebench._environment import cache_folder
 from tunebench.device import Device, local_cpu, local_gpus
 from tunebench.executor import FunctionCaller
-from tunebench.executor._message import Answer, Kind, WorkerInfo, WorkerSetup
 from tunebench.executor.local import LocalExecutor
+from tunebench.executor.message import Answer, Kind, WorkerInfo, WorkerSetup
 from tunebench.kernels import import_file, module_name
 from tunebench.task import Task, revision_of
 

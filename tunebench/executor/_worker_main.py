@@ -17,8 +17,8 @@ from tunebench.errors import TaskUnreadable, describe_error
 from tunebench.executor._process_state import ProcessState
 from tunebench.executor._supervisor import kill_descendants
 from tunebench.kernels import failed_files
-from tunebench.measure._task_limit import notify_with
 from tunebench.measure.originals import Originals
+from tunebench.measure.task_limit import notify_with
 
 __all__ = ["OUTSIDE", "USER_CODE", "WITHIN", "Reply", "number_of", "serve"]
 

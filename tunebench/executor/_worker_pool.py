@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.executor._message import Job, Kind, WorkerSetup
+from tunebench.executor.message import Job, Kind, WorkerSetup
 
 __all__ = ["PendingJob", "Placement", "Worker", "WorkerPool"]
 

@@ -24,8 +24,8 @@ from typing import IO, Any, Self
 from tunebench.device import Device
 from tunebench.errors import ClusterLost, InputError, MissingDependency
 from tunebench.executor import ExecutorClosed, FunctionCaller, PoolStatus, WorkerExecutor, WorkerLost
-from tunebench.executor._message import LOSSES, Job, WorkerRequest, WorkerSetup
 from tunebench.executor.local import LocalExecutor
+from tunebench.executor.message import LOSSES, Job, WorkerRequest, WorkerSetup
 from tunebench.executor.process import ProcessStage
 from tunebench.outcome import Crashed, Result
 from tunebench.task import Task, revision_of

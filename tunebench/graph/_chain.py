@@ -10,7 +10,7 @@ from typing import Any, get_args
 from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, Node, names, parse, steps, write
 from tunebench.graph.node import Broadcast, Graph, NodeOperand
-from tunebench.workloads.operators._expression_workload import substitute
+from tunebench.workloads.common.expression_workload import substitute
 
 __all__ = [
     "ChainEpilogue",

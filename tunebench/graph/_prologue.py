@@ -22,8 +22,8 @@ from tunebench.graph._strided_chain import reduction_of_chain, strided_chain
 from tunebench.graph.node import Broadcast, Graph
 from tunebench.workload import Workload
 from tunebench.workloads import parse
-from tunebench.workloads.operators._expression_workload import substitute
-from tunebench.workloads.operators._prologue import PREFIX
+from tunebench.workloads.common.expression_workload import substitute
+from tunebench.workloads.common.prologue import PREFIX
 
 __all__ = ["PRODUCTS", "NodeWithPrologue", "prologues", "reduction_prologues"]
 

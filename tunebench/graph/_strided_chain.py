@@ -15,9 +15,9 @@ from tunebench.expression import Name, Node, names, parse, write
 from tunebench.graph.node import Graph, NodeOperand, Value
 from tunebench.index_map import IndexMap, common_shape
 from tunebench.workload import Workload
-from tunebench.workloads.operators._expression import evaluate
-from tunebench.workloads.operators._expression_workload import substitute
-from tunebench.workloads.operators._strided import TYPES, StridedOperand, operands_text
+from tunebench.workloads.common.expression_value import evaluate
+from tunebench.workloads.common.expression_workload import substitute
+from tunebench.workloads.common.strided_workload import TYPES, StridedOperand, operands_text
 from tunebench.workloads.operators.strided_elementwise import StridedElementwise
 from tunebench.workloads.operators.strided_reduction import StridedReduction
 

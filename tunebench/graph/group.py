@@ -34,12 +34,12 @@ from tunebench.graph._chain import (
 )
 from tunebench.graph._prologue import NodeWithPrologue, prologues, reduction_prologues
 from tunebench.graph._relu_gradient import with_relu_gradient
-from tunebench.graph._split_convolution import split_convolution
 from tunebench.graph._strided_chain import as_strided, strided_chain
+from tunebench.graph.convolution_split import split_convolution
 from tunebench.graph.node import Broadcast, Graph
 from tunebench.workload import Workload
 from tunebench.workloads import parse
-from tunebench.workloads.operators._expression_workload import substitute
+from tunebench.workloads.common.expression_workload import substitute
 from tunebench.workloads.operators.elementwise import Elementwise
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 

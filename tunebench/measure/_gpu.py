@@ -2,7 +2,7 @@
 
 Kernels, launches, events and graphs use cuda.core. Memory uses the driver's bindings, one allocation per
 tensor, so that memory checkers detect accesses past its end. Launches with tensor maps or clusters use the
-bindings, too (see `_direct_launch`).
+bindings, too (see `direct_launch`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tunebench.device import Device, local_gpus
 from tunebench.errors import DeviceError
 from tunebench.measure._cache_flush import READ_MEMORY, VECTOR_BYTES
-from tunebench.measure._direct_launch import DirectLaunch, MappedTensor
 from tunebench.measure._sampler import Timing
+from tunebench.measure.direct_launch import DirectLaunch, MappedTensor
 from tunebench.measure.loader import CudaError, CudaRefused, KernelLoader, require_cuda_core, translated
 from tunebench.variant import Launch
 

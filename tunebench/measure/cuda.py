@@ -18,12 +18,12 @@ from tunebench.measure._cache_flush import FLUSHED_CACHES, Flush
 from tunebench.measure._clock import Clock
 from tunebench.measure._device_arrays import ReferenceDevice, reference_device
 from tunebench.measure._device_memory import DeviceMemory
-from tunebench.measure._direct_launch import MappedTensor
 from tunebench.measure._gpu import AnyPrepared, Gpu, open_gpu
 from tunebench.measure._sampler import Sampler
-from tunebench.measure._task_limit import outside_limit
+from tunebench.measure.direct_launch import MappedTensor
 from tunebench.measure.loader import CudaError, require_cuda_core
 from tunebench.measure.runner import Runner, judge, versions
+from tunebench.measure.task_limit import outside_limit
 from tunebench.measure.timed_launches import TimedLaunches
 from tunebench.measure.timing import Protocol, collect
 from tunebench.measure.verify import InputSet, OutputCheck

@@ -10,7 +10,7 @@ from typing import Any
 from tunebench.errors import DeviceError, MissingDependency
 from tunebench.fault import LaunchRefused
 from tunebench.measure._cache_flush import READ_MEMORY, READ_PTX
-from tunebench.measure._direct_launch import DirectLaunch, MappedTensor, encode
+from tunebench.measure.direct_launch import DirectLaunch, MappedTensor, encode
 from tunebench.variant import Launch
 
 __all__ = ["CudaError", "CudaRefused", "KernelLoader", "require_cuda_core", "translated"]

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tunebench._lazy import np
-from tunebench.measure._task_limit import outside_limit
 from tunebench.measure.sampled import check_of
+from tunebench.measure.task_limit import outside_limit
 from tunebench.measure.verify import InputSet, OutputCheck
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tunebench._figure import significant
 from tunebench._lazy import np
 from tunebench.dtype import numpy_dtype
-from tunebench.measure._task_limit import outside_limit
+from tunebench.measure.task_limit import outside_limit
 from tunebench.workload import Reference, Tensor, Workload
 
 if TYPE_CHECKING:

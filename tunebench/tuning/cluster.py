@@ -11,8 +11,8 @@ from typing import TypeVar
 from tunebench._device import architecture_name, products_named, selects
 from tunebench.device import Device
 from tunebench.errors import ClusterLost, InputError
-from tunebench.executor._accelerator import labels
-from tunebench.executor._message import Kind, WorkerRequest, WorkerSetup
+from tunebench.executor.accelerator import labels
+from tunebench.executor.message import Kind, WorkerRequest, WorkerSetup
 from tunebench.executor.ray import Cluster, RayExecutor, check_address, worker_setup
 from tunebench.kernels import loaded_files
 from tunebench.tuning.plan import Plan

@@ -12,11 +12,12 @@ from typing import Any
 from tunebench._deprecation import renamed
 from tunebench.errors import InputError, UnknownName
 from tunebench.workloads import suite, suites
-from tunebench.workloads.networks._architecture import Architecture
 from tunebench.workloads.networks._experts import Mixture
 from tunebench.workloads.networks._families import Bert, Gpt2, Llama, Opt
-from tunebench.workloads.networks._listed import ListedNetwork, from_list
-from tunebench.workloads.networks._network import (
+from tunebench.workloads.networks._switch import Switch
+from tunebench.workloads.networks.architecture import Architecture
+from tunebench.workloads.networks.listed import ListedNetwork, from_list
+from tunebench.workloads.networks.network_run import (
     Network,
     NetworkRun,
     Operation,
@@ -24,8 +25,7 @@ from tunebench.workloads.networks._network import (
     TensorCollective,
     merged,
 )
-from tunebench.workloads.networks._resnet import ResNet
-from tunebench.workloads.networks._switch import Switch
+from tunebench.workloads.networks.resnet import ResNet
 
 __all__ = [
     "Network",

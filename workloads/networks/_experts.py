@@ -3,7 +3,7 @@
 A router sends each token to some of the experts, which are gated feed-forward layers. Which ones is data:
 operations assume that experts have equally many tokens, `NetworkRun.expert_load` times as many on the busiest
 device of expert parallelism. Kernels are those of HuggingFace's eager code, which runs one expert after the
-other, or those of Megatron-LM (`tunebench.workloads.networks._megatron`). The loss that balances experts is
+other, or those of Megatron-LM (`tunebench.workloads.networks.megatron`). The loss that balances experts is
 part of Megatron-LM's router. HuggingFace's code computes it once per pass, which is left out.
 
 Source: transformers 4.36, `models/mixtral/modeling_mixtral.py`.
@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from tunebench.errors import InputError
 from tunebench.workloads.networks._families import Llama
-from tunebench.workloads.networks._megatron import add_megatron_layer, expert_collectives
-from tunebench.workloads.networks._network import NetworkRun, TensorCollective
-from tunebench.workloads.networks._tape import Tape
-from tunebench.workloads.networks._transformer import Matrix
+from tunebench.workloads.networks.megatron import add_megatron_layer, expert_collectives
+from tunebench.workloads.networks.network_run import NetworkRun, TensorCollective
+from tunebench.workloads.networks.tape import Tape
+from tunebench.workloads.networks.transformer import Matrix
 
 __all__ = ["Mixture"]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from tunebench.workloads.networks._megatron import add_megatron_layer
-from tunebench.workloads.networks._network import NetworkRun
-from tunebench.workloads.networks._tape import Tape
-from tunebench.workloads.networks._transformer import Heads, Matrix, Transformer, share
+from tunebench.workloads.networks.megatron import add_megatron_layer
+from tunebench.workloads.networks.network_run import NetworkRun
+from tunebench.workloads.networks.tape import Tape
+from tunebench.workloads.networks.transformer import Heads, Matrix, Transformer, share
 
 __all__ = ["Bert", "Gpt2", "Llama", "Opt"]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from tunebench.workloads.networks._architecture import Architecture
-from tunebench.workloads.networks._network import NetworkRun
-from tunebench.workloads.networks._tape import Tape
-from tunebench.workloads.networks._transformer import Heads, Matrix, Transformer, share
+from tunebench.workloads.networks.architecture import Architecture
+from tunebench.workloads.networks.network_run import NetworkRun
+from tunebench.workloads.networks.tape import Tape
+from tunebench.workloads.networks.transformer import Heads, Matrix, Transformer, share
 
 __all__ = ["Switch"]
 

@@ -25,7 +25,7 @@ from tunebench.workload import (
     Workload,
     defaults_to,
 )
-from tunebench.workloads.operators._accumulation import F32, excess_rounding, sum_error
+from tunebench.workloads.common.accumulation import F32, excess_rounding, sum_error
 
 if TYPE_CHECKING:
     import numpy

@@ -12,9 +12,9 @@ from tunebench.dimension import text_of
 from tunebench.dtype import numpy_dtype
 from tunebench.errors import InputError
 from tunebench.workload import AllowedChanges, Positive, Reference, Tensor, Tolerance
-from tunebench.workloads.operators._accumulation import F32, row_blocks, sum_error
-from tunebench.workloads.operators._matrix import MatrixWorkload
-from tunebench.workloads.operators._norm import EPS
+from tunebench.workloads.common.accumulation import F32, row_blocks, sum_error
+from tunebench.workloads.common.matrix import MatrixWorkload
+from tunebench.workloads.common.norm import EPS
 
 if TYPE_CHECKING:
     from tunebench.workload import Array, Array64

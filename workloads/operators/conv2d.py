@@ -22,10 +22,11 @@ from tunebench.workload import (
     Workload,
     defaults_to,
 )
-from tunebench.workloads.operators import _accumulation as accumulation
-from tunebench.workloads.operators import _activation, _prologue
-from tunebench.workloads.operators._activation import IDENTITY
-from tunebench.workloads.operators._fused_product import FusedProduct
+from tunebench.workloads.common import accumulation
+from tunebench.workloads.common import activation as activations
+from tunebench.workloads.common import prologue as prologues
+from tunebench.workloads.common.activation import IDENTITY
+from tunebench.workloads.common.fused_product import FusedProduct
 
 if TYPE_CHECKING:
     from tunebench.workload import Array64
@@ -227,7 +228,7 @@ class Conv2d(FusedProduct):
                 tensors.append(Tensor(name=name, shape=(self.k,), dtype=storage(self.dtype)))
         if self.has_residual:
             tensors.append(self._images("residual"))
-        return (*tensors, *_prologue.tensors(self.pre, self.c, storage(self.dtype)))
+        return (*tensors, *prologues.tensors(self.pre, self.c, storage(self.dtype)))
 
     def outputs(self) -> tuple[Tensor, ...]:
         """Return y, dx or dw."""
@@ -293,7 +294,7 @@ class Conv2d(FusedProduct):
             value = np.maximum(value, 0.0)
         eps, stored = self.tolerance().eps_acc, storage(self.dtype)
         if self.act != IDENTITY:
-            value, scale = _activation.spread(self.act, value, scale, eps, stored)
+            value, scale = activations.spread(self.act, value, scale, eps, stored)
         scale += underflow(stored) / eps
         return {name: Reference(value=value, scale=scale)}
 
@@ -364,7 +365,7 @@ class Conv2d(FusedProduct):
         unless no channel has its own scale, shift or bias.
         """
         last = self.layout == "nhwc"
-        of_channels = self.applied or _prologue.vectors(self.pre)
+        of_channels = self.applied or prologues.vectors(self.pre)
         if not (self.applied or self.has_pre) or (of_channels and not last):
             return ()
         shape = (self.n * self.h * self.w, self.c) if last else (self.n * self.c, self.h * self.w)

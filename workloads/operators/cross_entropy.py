@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from tunebench._lazy import np
 from tunebench.dtype import underflow, unit_roundoff
 from tunebench.workload import AllowedChanges, Reference, Tensor, Tolerance
-from tunebench.workloads.operators._accumulation import F32, row_blocks
-from tunebench.workloads.operators._matrix import MatrixWorkload
+from tunebench.workloads.common.accumulation import F32, row_blocks
+from tunebench.workloads.common.matrix import MatrixWorkload
 
 if TYPE_CHECKING:
     import numpy

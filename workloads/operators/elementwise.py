@@ -9,8 +9,8 @@ from tunebench.dtype import DType
 from tunebench.errors import InputError
 from tunebench.expression import FUNCTIONS, Name, parse, write
 from tunebench.workload import AllowedChanges, Category, Tensor, Workload, defaults_to
-from tunebench.workloads.operators._expression import flops
-from tunebench.workloads.operators._expression_workload import ExpressionWorkload, substitute
+from tunebench.workloads.common.expression_value import flops
+from tunebench.workloads.common.expression_workload import ExpressionWorkload, substitute
 
 if TYPE_CHECKING:
     pass

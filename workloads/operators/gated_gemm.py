@@ -19,8 +19,8 @@ from tunebench.workload import (
     Workload,
     defaults_to,
 )
-from tunebench.workloads.operators import _accumulation as accumulation
-from tunebench.workloads.operators._activation import activated, roundings
+from tunebench.workloads.common import accumulation
+from tunebench.workloads.common.activation import activated, roundings
 from tunebench.workloads.operators.elementwise import Elementwise
 from tunebench.workloads.operators.gemm import Gemm
 

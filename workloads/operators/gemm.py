@@ -20,10 +20,11 @@ from tunebench.workload import (
     Workload,
     defaults_to,
 )
-from tunebench.workloads.operators import _accumulation as accumulation
-from tunebench.workloads.operators import _activation, _prologue
-from tunebench.workloads.operators._activation import IDENTITY
-from tunebench.workloads.operators._fused_product import FusedProduct
+from tunebench.workloads.common import accumulation
+from tunebench.workloads.common import activation as activations
+from tunebench.workloads.common import prologue as prologues
+from tunebench.workloads.common.activation import IDENTITY
+from tunebench.workloads.common.fused_product import FusedProduct
 
 if TYPE_CHECKING:
     from tunebench.workload import Array64
@@ -131,7 +132,7 @@ class Gemm(FusedProduct):
             tensors.append(Tensor(name="bias", shape=(self.n,), dtype=self.out))
         if self.has_residual:
             tensors.append(Tensor(name="residual", shape=(self.batch, self.m, self.n), dtype=self.out))
-        return (*tensors, *_prologue.tensors(self.pre, self.k, stored))
+        return (*tensors, *prologues.tensors(self.pre, self.k, stored))
 
     def outputs(self) -> tuple[Tensor, ...]:
         """Return c (batch, m, n)."""
@@ -172,9 +173,9 @@ class Gemm(FusedProduct):
             scale += np.abs(inputs["bias"][cols])
         eps_acc = self.tolerance().eps_acc
         if self.act == IDENTITY:
-            value, scale = _activation.activated(self.activation, value, scale, eps_acc, self.out)
+            value, scale = activations.activated(self.activation, value, scale, eps_acc, self.out)
         else:
-            value, scale = _activation.spread(self.act, value, scale, eps_acc, self.out)
+            value, scale = activations.spread(self.act, value, scale, eps_acc, self.out)
         if self.has_residual:
             residual = inputs["residual"][batch_index, rows, cols]
             # Without an expression |value| is at most `scale`; the value of an expression may exceed it.
@@ -236,7 +237,7 @@ class Gemm(FusedProduct):
         """
         rows_of_k = self.trans[0] == "t"
         if not (self.applied or self.has_pre) or (
-            rows_of_k and self.batch > 1 and _prologue.vectors(self.pre)
+            rows_of_k and self.batch > 1 and prologues.vectors(self.pre)
         ):
             return ()
         a = self.inputs()[0]
@@ -253,7 +254,7 @@ class Gemm(FusedProduct):
             return Tolerance(eps_out=0.0, eps_acc=0.0, reason="sums of integers are exact in any order")
         # The errors of an expression are bounded element by element, in `scale`.
         epilogue_steps = self.has_bias + self.has_residual
-        epilogue_steps += _activation.roundings(self.activation) if self.act == IDENTITY else 0
+        epilogue_steps += activations.roundings(self.activation) if self.act == IDENTITY else 0
         promoted = self.accumulate == "f32"
         of_e4m3 = accumulation.REASON_PROMOTED if promoted else accumulation.REASON_E4M3
         return Tolerance(

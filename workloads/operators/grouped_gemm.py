@@ -22,7 +22,7 @@ from tunebench.workload import (
     Workload,
     defaults_to,
 )
-from tunebench.workloads.operators import _accumulation as accumulation
+from tunebench.workloads.common import accumulation
 
 if TYPE_CHECKING:
     import numpy

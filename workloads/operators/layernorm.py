@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from tunebench._lazy import np
 from tunebench.workload import Reference
-from tunebench.workloads.operators._norm import Norm
+from tunebench.workloads.common.norm import Norm
 
 if TYPE_CHECKING:
     from tunebench.workload import Array64

@@ -17,9 +17,9 @@ from tunebench.workload import (
     Workload,
     defaults_to,
 )
-from tunebench.workloads.operators._expression import flops
-from tunebench.workloads.operators._expression_workload import ExpressionWorkload, substitute
-from tunebench.workloads.operators._reduced import Reduce, ReducedExpression
+from tunebench.workloads.common.expression_value import flops
+from tunebench.workloads.common.expression_workload import ExpressionWorkload, substitute
+from tunebench.workloads.common.reduced_expression import Reduce, ReducedExpression
 from tunebench.workloads.operators.elementwise import Elementwise
 
 if TYPE_CHECKING:

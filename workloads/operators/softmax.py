@@ -11,8 +11,8 @@ from tunebench._lazy import np
 from tunebench.dtype import numpy_dtype, underflow, unit_roundoff
 from tunebench.errors import InputError
 from tunebench.workload import AllowedChanges, Reference, Tensor, Tolerance, Workload
-from tunebench.workloads.operators._accumulation import F32, sum_error
-from tunebench.workloads.operators._matrix import MatrixWorkload
+from tunebench.workloads.common.accumulation import F32, sum_error
+from tunebench.workloads.common.matrix import MatrixWorkload
 from tunebench.workloads.operators.elementwise import neighbour
 
 if TYPE_CHECKING:

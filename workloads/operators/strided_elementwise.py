@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tunebench.workload import Category, Tensor
-from tunebench.workloads.operators._expression import flops
-from tunebench.workloads.operators._strided import StridedWorkload
+from tunebench.workloads.common.expression_value import flops
+from tunebench.workloads.common.strided_workload import StridedWorkload
 
 __all__ = ["StridedElementwise"]
 

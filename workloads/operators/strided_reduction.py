@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from tunebench.errors import InputError
 from tunebench.workload import Category, Expression, Reference, Size, Tensor
-from tunebench.workloads.operators._expression import flops
-from tunebench.workloads.operators._reduced import Reduce, ReducedExpression
-from tunebench.workloads.operators._strided import StridedWorkload
+from tunebench.workloads.common.expression_value import flops
+from tunebench.workloads.common.reduced_expression import Reduce, ReducedExpression
+from tunebench.workloads.common.strided_workload import StridedWorkload
 
 if TYPE_CHECKING:
     from tunebench.workload import Array64

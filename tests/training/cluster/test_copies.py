@@ -9,7 +9,7 @@ from tunebench.training.cluster import TrainingCluster
 from tunebench.training.cluster.copies import CopiesJob, plan_copies
 from tunebench.training.steps.step import Parallelism, predict_step
 from tunebench.workloads.networks import NetworkRun, from_config, network
-from tunebench.workloads.networks._resnet import Convolution, ResNet
+from tunebench.workloads.networks.resnet import Convolution, ResNet
 
 JOB = CopiesJob(network=network("resnet50"), batch=512)
 

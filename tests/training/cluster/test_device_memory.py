@@ -23,7 +23,7 @@ from tunebench.training.schedules.generators import interleaved_1f1b, one_f_one_
 from tunebench.training.schedules.registry import SPLIT_SCHEDULES
 from tunebench.training.steps.parallelism import pipeline_schedule
 from tunebench.workloads.networks import network
-from tunebench.workloads.networks._network import Fp8
+from tunebench.workloads.networks.network_run import Fp8
 
 ACTIVATION = ActivationMemory(
     architecture=architecture_of(JOB.network),

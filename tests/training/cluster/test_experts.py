@@ -16,7 +16,7 @@ from tunebench.training.cluster.layer_time import LayerRun
 from tunebench.training.pipeline.activation import ActivationMemory, architecture_of
 from tunebench.training.steps.step import Parallelism, predict_step
 from tunebench.workloads.networks import NetworkRun, from_config, network
-from tunebench.workloads.networks._network import Fp8
+from tunebench.workloads.networks.network_run import Fp8
 
 SIZES = {
     "hidden_size": 512,

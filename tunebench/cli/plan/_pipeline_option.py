@@ -123,8 +123,8 @@ class ModelStages:
         """
         from tunebench.training.pipeline import PredictedStages
         from tunebench.training.pipeline.activation import architecture_of
-        from tunebench.workloads.networks import _network as kinds
         from tunebench.workloads.networks import network
+        from tunebench.workloads.networks import network_run as kinds
 
         assert self.name is not None
         find_optimizer(self.optimizer)

@@ -319,7 +319,7 @@ def _module_plans(
 
 def _is_residual(model: str) -> bool:
     from tunebench.workloads.networks import network
-    from tunebench.workloads.networks._resnet import ResNet
+    from tunebench.workloads.networks.resnet import ResNet
 
     return isinstance(network(model), ResNet)
 

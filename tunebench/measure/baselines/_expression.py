@@ -11,7 +11,7 @@ from tunebench._lazy import np
 from tunebench.activation import ACTIVATIONS
 from tunebench.expression import Apply, Name, Node, Number, names, parse, steps
 from tunebench.measure.baselines import Tensors
-from tunebench.workloads.operators._expression_workload import ExpressionWorkload
+from tunebench.workloads.common.expression_workload import ExpressionWorkload
 
 __all__ = [
     "Library",

@@ -10,8 +10,8 @@ from tunebench.dtype import numpy_dtype, storage
 from tunebench.expression import parse
 from tunebench.measure.baselines import Tensors
 from tunebench.measure.baselines._expression import Library, numpy_library, torch_library
-from tunebench.workloads.operators._activation import IDENTITY
-from tunebench.workloads.operators._prologue import PREFIX, vectors
+from tunebench.workloads.common.activation import IDENTITY
+from tunebench.workloads.common.prologue import PREFIX, vectors
 
 __all__ = ["numpy_prologue", "torch_prologue"]
 

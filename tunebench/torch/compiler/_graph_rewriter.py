@@ -14,10 +14,10 @@ from tunebench.graph.group import FusedGroup
 from tunebench.torch.compiler._fused_call import FusedCall, GroupKernel
 from tunebench.torch.compiler._kernel_operator import layouts_text
 from tunebench.torch.compiler._region import GroupRegion
-from tunebench.torch.compiler._translation import Translation
+from tunebench.torch.compiler.translation import Translation
 from tunebench.workload import MAX_SIZE
 from tunebench.workloads import parse
-from tunebench.workloads.operators._strided import StridedWorkload
+from tunebench.workloads.common.strided_workload import StridedWorkload
 
 __all__ = ["GraphRewriter", "fused_call"]
 

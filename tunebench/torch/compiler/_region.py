@@ -15,7 +15,7 @@ from tunebench.torch._layout import has_strides, strides_in_order
 from tunebench.torch._tensor import stored_type
 from tunebench.torch.compiler._derived_tensor import DerivedTensor
 from tunebench.torch.compiler._kernel_operator import KernelTensor
-from tunebench.torch.compiler._translation import Translation
+from tunebench.torch.compiler.translation import Translation
 from tunebench.workload import Tensor as Specification
 
 __all__ = ["GroupRegion", "KernelInput", "KernelOutput"]

@@ -38,7 +38,11 @@ from tunebench.torch.compiler._constant_folding import fold_constants
 from tunebench.torch.compiler._fused_call import FusedCall
 from tunebench.torch.compiler._graph_rewriter import GraphRewriter, fused_call
 from tunebench.torch.compiler._group_check import difference
-from tunebench.torch.compiler._inductor import (
+from tunebench.torch.compiler._kernel_operator import check_later_kernels
+from tunebench.torch.compiler._race import Race, Raced
+from tunebench.torch.compiler.capture import OWN_LIMIT, Phase, constant_inputs
+from tunebench.torch.compiler.decomposition import repeat_casts
+from tunebench.torch.compiler.inductor import (
     compile_by_inductor,
     is_inference,
     is_repeatable,
@@ -46,11 +50,7 @@ from tunebench.torch.compiler._inductor import (
     parts_of,
     rewrite_in_place,
 )
-from tunebench.torch.compiler._kernel_operator import check_later_kernels
-from tunebench.torch.compiler._race import Race, Raced
-from tunebench.torch.compiler._translation import translate
-from tunebench.torch.compiler.capture import OWN_LIMIT, Phase, constant_inputs
-from tunebench.torch.compiler.decomposition import repeat_casts
+from tunebench.torch.compiler.translation import translate
 from tunebench.workloads import parse
 
 __all__ = ["OPTIONS", "Backend", "backend", "backend_of", "compile", "plans", "register_compiled"]

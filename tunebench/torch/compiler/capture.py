@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_map_only
 from tunebench.errors import InputError
 from tunebench.torch.compiler._attention_pattern import fuse_attention
 from tunebench.torch.compiler._constant_folding import fold_constants
-from tunebench.torch.compiler._translation import Translation, translate
 from tunebench.torch.compiler.decomposition import DECOMPOSITIONS, repeat_casts
+from tunebench.torch.compiler.translation import Translation, translate
 
 __all__ = [
     "OWN_LIMIT",

@@ -1,4 +1,4 @@
 """Functions of `torch.nn.functional` run by tuned kernels, one module each.
 
-`_custom_op` registers kernels with torch and dispatches calls to them.
+`custom_op` registers kernels with torch and dispatches calls to them.
 """

@@ -13,7 +13,7 @@ from tunebench.activation import ACTIVATIONS, Activation
 from tunebench.errors import InputError
 from tunebench.expression import Node, canonical, names, parse
 from tunebench.torch.operators._expression_operands import evaluate
-from tunebench.workloads.operators._activation import IDENTITY
+from tunebench.workloads.common.activation import IDENTITY
 
 __all__ = ["FUNCTIONS", "activation_gradient", "apply_activation", "canonical_activation", "expression"]
 

@@ -19,7 +19,7 @@ from tunebench.torch.operators._activation import (
     expression,
 )
 from tunebench.torch.operators._autocast import cast_to_autocast
-from tunebench.torch.operators._custom_op import (
+from tunebench.torch.operators.custom_op import (
     CustomOp,
     OpCall,
     OperandView,
@@ -27,7 +27,7 @@ from tunebench.torch.operators._custom_op import (
     dispatch,
     is_differentiated,
 )
-from tunebench.workloads.operators._activation import IDENTITY
+from tunebench.workloads.common.activation import IDENTITY
 from tunebench.workloads.operators.conv2d import Conv2d
 
 __all__ = ["conv2d"]

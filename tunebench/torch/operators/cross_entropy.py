@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from tunebench.torch._tensor import DTYPES, unsupported_reason
 from tunebench.torch.operators._autocast import cast_to_float32
-from tunebench.torch.operators._custom_op import (
+from tunebench.torch.operators.custom_op import (
     CustomOp,
     OpCall,
     OperandView,

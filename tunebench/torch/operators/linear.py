@@ -18,7 +18,7 @@ from tunebench.torch.operators._activation import (
     expression,
 )
 from tunebench.torch.operators._autocast import cast_to_autocast
-from tunebench.torch.operators._custom_op import CustomOp, OpCall, OperandView, dispatch, is_differentiated
+from tunebench.torch.operators.custom_op import CustomOp, OpCall, OperandView, dispatch, is_differentiated
 from tunebench.workloads.operators.gemm import Gemm
 
 __all__ = ["FLIPPED", "linear", "matmul", "product"]

@@ -14,7 +14,7 @@ from tunebench.errors import InputError
 from tunebench.expression import LARGEST, SMALLEST
 from tunebench.torch._tensor import DTYPES, unsupported_reason
 from tunebench.torch.operators._autocast import cast_to_float32, is_autocast_enabled
-from tunebench.torch.operators._custom_op import (
+from tunebench.torch.operators.custom_op import (
     CustomOp,
     OpCall,
     OperandView,
@@ -22,7 +22,7 @@ from tunebench.torch.operators._custom_op import (
     is_differentiated,
     not_twice,
 )
-from tunebench.workloads.operators._norm import EPS
+from tunebench.workloads.common.norm import EPS
 from tunebench.workloads.operators.layernorm import LayerNorm
 from tunebench.workloads.operators.rmsnorm import RmsNorm
 

@@ -31,8 +31,8 @@ from tunebench.training.memory.budget import size_text
 from tunebench.training.steps.parallelism import Sharding
 from tunebench.training.steps.step import Parallelism, predict_step
 from tunebench.workloads.networks import Network, NetworkRun
-from tunebench.workloads.networks._network import DType, Optimizer, Stack
-from tunebench.workloads.networks._resnet import ResNet
+from tunebench.workloads.networks.network_run import DType, Optimizer, Stack
+from tunebench.workloads.networks.resnet import ResNet
 
 __all__ = ["CopiesAnswer", "CopiesJob", "PricedCopies", "plan_copies"]
 

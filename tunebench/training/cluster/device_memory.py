@@ -36,7 +36,7 @@ from tunebench.training.schedules.registry import (
     stages_in_flight,
 )
 from tunebench.training.steps.layer_stream import DEPTH
-from tunebench.workloads.networks._network import DType
+from tunebench.workloads.networks.network_run import DType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,7 +15,7 @@ from tunebench.training.cluster.device_memory import DeviceMemory, MemoryPricer
 from tunebench.training.cluster.layer_time import LayerRun
 from tunebench.training.cluster.space import ClusterPlan
 from tunebench.training.pipeline.activation import LOGIT_BYTES, ActivationMemory
-from tunebench.workloads.networks._network import DType
+from tunebench.workloads.networks.network_run import DType
 
 __all__ = ["EagerMemory"]
 

@@ -24,9 +24,9 @@ from tunebench.training.cluster.space import ClusterPlan, TrainingJob
 from tunebench.training.pipeline.activation import ActivationMemory, architecture_of
 from tunebench.training.steps.waits import is_weight_gradient
 from tunebench.workloads.networks import Network, NetworkRun, Operation
-from tunebench.workloads.networks._megatron import add_converted_weights
-from tunebench.workloads.networks._network import DType, Fp8, Optimizer, Recompute
-from tunebench.workloads.networks._tape import Tape
+from tunebench.workloads.networks.megatron import add_converted_weights
+from tunebench.workloads.networks.network_run import DType, Fp8, Optimizer, Recompute
+from tunebench.workloads.networks.tape import Tape
 from tunebench.workloads.operators.attention import Attention
 from tunebench.workloads.operators.gemm import Gemm
 

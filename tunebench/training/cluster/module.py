@@ -30,8 +30,8 @@ from tunebench.training.steps.layer_stream import DEPTH, LayerWork, stream_us
 from tunebench.training.steps.overlap import occupied_sms
 from tunebench.training.steps.parallelism import Sharding
 from tunebench.workloads.networks import NetworkRun
-from tunebench.workloads.networks._network import DType, Optimizer
-from tunebench.workloads.networks._tape import Tape
+from tunebench.workloads.networks.network_run import DType, Optimizer
+from tunebench.workloads.networks.tape import Tape
 
 if TYPE_CHECKING:
     from tunebench.training.fitting.model_plan import ModelProfiler

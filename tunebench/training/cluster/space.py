@@ -26,7 +26,7 @@ from tunebench.training.schedules.registry import (
 )
 from tunebench.training.steps.parallelism import Parallelism, ScheduleName, Sharding
 from tunebench.workloads.networks import Network, NetworkRun
-from tunebench.workloads.networks._network import DType, Fp8, Optimizer, Recompute
+from tunebench.workloads.networks.network_run import DType, Fp8, Optimizer, Recompute
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tunebench.device import Device
 from tunebench.graph.price import Prices
-from tunebench.torch.compiler._inductor import parts_of
-from tunebench.torch.compiler._translation import translate
+from tunebench.torch.compiler.inductor import parts_of
+from tunebench.torch.compiler.translation import translate
 
 __all__ = ["Times", "measured_times", "predicted_times"]
 

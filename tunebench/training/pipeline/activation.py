@@ -26,9 +26,9 @@ from typing import get_args
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError, UnknownName
 from tunebench.workloads.networks import Network
-from tunebench.workloads.networks._architecture import Architecture
-from tunebench.workloads.networks._network import DType, Recompute
-from tunebench.workloads.networks._transformer import Transformer
+from tunebench.workloads.networks.architecture import Architecture
+from tunebench.workloads.networks.network_run import DType, Recompute
+from tunebench.workloads.networks.transformer import Transformer
 
 __all__ = ["LOGIT_BYTES", "ActivationMemory", "architecture_of"]
 

@@ -23,7 +23,7 @@ from tunebench.training.schedules import Interconnect, PipelineCosts, StageCosts
 from tunebench.training.steps.step import Parallelism, PipelineStage, predict_step
 from tunebench.training.steps.time_range import End
 from tunebench.workloads.networks import Network, NetworkRun
-from tunebench.workloads.networks._network import DType, Optimizer, Recompute, Stack
+from tunebench.workloads.networks.network_run import DType, Optimizer, Recompute, Stack
 
 __all__ = ["PredictedStages"]
 

@@ -11,9 +11,9 @@ from tunebench.dtype import unit_roundoff
 from tunebench.errors import InputError
 from tunebench.expression import Name, Node, names, parse, write
 from tunebench.workload import Expression, Tolerance
-from tunebench.workloads.operators._accumulation import F32, sum_error
-from tunebench.workloads.operators._expression import LARGEST, Range, evaluate, span
-from tunebench.workloads.operators._expression_workload import DRAWN, LARGEST_OUT, DrawnExpression, substitute
+from tunebench.workloads.common.accumulation import F32, sum_error
+from tunebench.workloads.common.expression_value import LARGEST, Range, evaluate, span
+from tunebench.workloads.common.expression_workload import DRAWN, LARGEST_OUT, DrawnExpression, substitute
 
 if TYPE_CHECKING:
     from tunebench.workload import Array64

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunebench.errors import InputError
-from tunebench.workloads.networks._network import Network, NetworkRun, Operation, merged
-from tunebench.workloads.networks._tape import Tape
+from tunebench.workloads.networks.network_run import Network, NetworkRun, Operation, merged
+from tunebench.workloads.networks.tape import Tape
 from tunebench.workloads.operators.conv2d import Conv2d
 
 __all__ = ["ResNet"]

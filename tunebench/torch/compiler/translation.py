@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from tunebench.errors import InputError
 from tunebench.expression import canonical, names
 from tunebench.expression import parse as parse_expression
-from tunebench.graph._split_convolution import channels_of, sum_of, zeros_of
+from tunebench.graph.convolution_split import channels_of, sum_of, zeros_of
 from tunebench.graph.node import Graph, Node, NodeOperand
 from tunebench.torch._aten_workload import bound_arguments, is_known, workloads_of
 from tunebench.torch._layout import (
@@ -46,7 +46,7 @@ from tunebench.torch.compiler._derived_tensor import (
 from tunebench.torch.compiler._graph_values import STORED, GraphValues
 from tunebench.workloads import parse
 from tunebench.workloads import workload as make_workload
-from tunebench.workloads.operators._strided import StridedOperand
+from tunebench.workloads.common.strided_workload import StridedOperand
 
 __all__ = ["Translation", "translate"]
 
@@ -321,7 +321,7 @@ class _Translator:
     def _split(self, node: fx.Node, workload: Any, roles: dict[str, str]) -> None:
         """Add the values that convolutions of parts of concatenated images read and write.
 
-        See `tunebench.graph._split_convolution`.
+        See `tunebench.graph.convolution_split`.
         """
         if workload.operator != "conv2d" or workload.direction != "fprop" or workload.groups > 1:
             return

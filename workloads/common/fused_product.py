@@ -13,8 +13,9 @@ from tunebench.dtype import unit_roundoff
 from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, parse
 from tunebench.workload import AllowedChanges, Category, Expression, Tensor, Workload
-from tunebench.workloads.operators import _activation, _prologue
-from tunebench.workloads.operators._activation import IDENTITY
+from tunebench.workloads.common import activation as activations
+from tunebench.workloads.common import prologue as prologues
+from tunebench.workloads.common.activation import IDENTITY
 from tunebench.workloads.operators.elementwise import neighbour
 
 if TYPE_CHECKING:
@@ -99,14 +100,14 @@ class FusedProduct(Workload):
         allowed = self.allowed_changes
         if self.act != IDENTITY:
             allowed = dataclasses.replace(allowed, fusions={})
-        if _prologue.is_finite_at_zero(self.pre):
+        if prologues.is_finite_at_zero(self.pre):
             return allowed
         padding = {name: value for name, value in allowed.padding.items() if name != self.summed}
         return dataclasses.replace(allowed, padding=padding)
 
     def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
         """Draw scale and shift of `pre` near 1 and 0, so that sums have the same size as without `pre`."""
-        return _prologue.draw(tensor, rng)
+        return prologues.draw(tensor, rng)
 
     def _check_expressions(self, terms: int, factor: float = 1.0) -> None:
         """Refuse a prologue or an activation that may have no finite value.
@@ -117,7 +118,7 @@ class FusedProduct(Workload):
         """
         out = self.outputs()[0].dtype
         if self.has_pre:
-            _prologue.check(self.operator, self.pre, self.dtype, out, terms, factor)
+            prologues.check(self.operator, self.pre, self.dtype, out, terms, factor)
         if self.act == IDENTITY:
             return
         if any(step in ACTIVATIONS for step in self.steps):
@@ -125,8 +126,8 @@ class FusedProduct(Workload):
                 f"{self.operator}: epilogue={self.epilogue} already has an activation, got also "
                 f"act={self.act}; leave one out, or write both as one expression"
             )
-        reach = _prologue.reach(self.pre, terms) if self.has_pre else _activation.reach(terms)
-        _activation.check(self.operator, self.act, reach * factor, out)
+        reach = prologues.reach(self.pre, terms) if self.has_pre else activations.reach(terms)
+        activations.check(self.operator, self.act, reach * factor, out)
 
     def _with_prologue(
         self, x: Array64, inputs: Mapping[str, Array64], shape: tuple[int, ...] = (-1,)
@@ -141,9 +142,9 @@ class FusedProduct(Workload):
         if not self.has_pre:
             return x, np.abs(x)
         numbers = {
-            name: inputs[_prologue.PREFIX + name].reshape(shape) for name in _prologue.vectors(self.pre)
+            name: inputs[prologues.PREFIX + name].reshape(shape) for name in prologues.vectors(self.pre)
         }
-        value, error = _prologue.applied(self.pre, x, numbers, self.dtype)
+        value, error = prologues.applied(self.pre, x, numbers, self.dtype)
         # The final rounding applies to the sum including its errors.
         factor = 1 + (1 + unit_roundoff(self.outputs()[0].dtype)) / self.tolerance().eps_acc
         return value, np.abs(value) + error * factor
@@ -159,7 +160,7 @@ class FusedProduct(Workload):
         parts = [self.changed(epilogue="none", act=IDENTITY, pre=IDENTITY)]
         try:
             if self.has_pre:
-                parts.insert(0, _prologue.chain(self.pre, self.inputs()[0], shape, lies))
+                parts.insert(0, prologues.chain(self.pre, self.inputs()[0], shape, lies))
             if self.applied:
                 cols = result.shape[-1]
                 matrix = (result.size // cols, cols)

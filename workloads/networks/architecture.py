@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from tunebench.activation import ACTIVATIONS
 from tunebench.errors import InputError, UnknownName
-from tunebench.workloads.operators._norm import EPS
+from tunebench.workloads.common.norm import EPS
 
 __all__ = ["Architecture", "Family"]
 

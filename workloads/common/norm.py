@@ -12,8 +12,8 @@ from tunebench.dimension import text_of
 from tunebench.dtype import numpy_dtype
 from tunebench.errors import InputError
 from tunebench.workload import AllowedChanges, Positive, Reference, Tensor, Tolerance, Workload
-from tunebench.workloads.operators._accumulation import F32, excess_rounding, sum_error
-from tunebench.workloads.operators._matrix import MatrixWorkload
+from tunebench.workloads.common.accumulation import F32, excess_rounding, sum_error
+from tunebench.workloads.common.matrix import MatrixWorkload
 from tunebench.workloads.operators.elementwise import neighbour
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from tunebench.errors import InputError, quoted
 from tunebench.expression import names
 from tunebench.index_map import Gather, Guard, IndexMap, row_major, simplified
 from tunebench.workload import Tensor, Traffic
-from tunebench.workloads.operators._accumulation import row_blocks
-from tunebench.workloads.operators._expression import Range, evaluate
-from tunebench.workloads.operators._expression_workload import DrawnExpression
+from tunebench.workloads.common.accumulation import row_blocks
+from tunebench.workloads.common.expression_value import Range, evaluate
+from tunebench.workloads.common.expression_workload import DrawnExpression
 
 if TYPE_CHECKING:
     import numpy

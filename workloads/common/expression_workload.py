@@ -14,8 +14,8 @@ from tunebench.dtype import DType, numpy_dtype, underflow, unit_roundoff
 from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, Node, names, parse, steps
 from tunebench.workload import Expression, Names, Reference, Size, Tensor, Tolerance, Workload
-from tunebench.workloads.operators._accumulation import row_blocks
-from tunebench.workloads.operators._expression import Range, evaluate, span
+from tunebench.workloads.common.accumulation import row_blocks
+from tunebench.workloads.common.expression_value import Range, evaluate, span
 
 if TYPE_CHECKING:
     import numpy
@@ -50,7 +50,8 @@ class DrawnExpression(Workload):
     if TYPE_CHECKING:
 
         @property
-        def expression(self) -> str: ...
+        def expression(self) -> str:
+            """The expression in the input names."""
 
         @property
         def result_type(self) -> DType:

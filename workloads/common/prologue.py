@@ -16,9 +16,9 @@ from tunebench.dtype import DType, numpy_dtype, storage
 from tunebench.errors import InputError
 from tunebench.expression import Name, names, parse, write
 from tunebench.workload import Tensor, Workload
-from tunebench.workloads.operators._accumulation import row_blocks
-from tunebench.workloads.operators._expression import Range, evaluate, span
-from tunebench.workloads.operators._expression_workload import ELEMENTS_AT_ONCE, LARGEST_OUT, substitute
+from tunebench.workloads.common.accumulation import row_blocks
+from tunebench.workloads.common.expression_value import Range, evaluate, span
+from tunebench.workloads.common.expression_workload import ELEMENTS_AT_ONCE, LARGEST_OUT, substitute
 from tunebench.workloads.operators.elementwise import Elementwise
 
 if TYPE_CHECKING:

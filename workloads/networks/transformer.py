@@ -9,14 +9,14 @@ from typing import ClassVar, Literal
 
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
-from tunebench.workloads.networks._architecture import Architecture
-from tunebench.workloads.networks._megatron import (
+from tunebench.workloads.networks.architecture import Architecture
+from tunebench.workloads.networks.megatron import (
     add_converted_weights,
     context_exchanges,
     megatron_collectives,
     recomputed,
 )
-from tunebench.workloads.networks._network import (
+from tunebench.workloads.networks.network_run import (
     ContextExchange,
     Network,
     NetworkRun,
@@ -24,7 +24,7 @@ from tunebench.workloads.networks._network import (
     TensorCollective,
     merged,
 )
-from tunebench.workloads.networks._tape import Prologue, Tape, Weight
+from tunebench.workloads.networks.tape import Prologue, Tape, Weight
 from tunebench.workloads.operators.attention import Attention
 
 __all__ = ["Heads", "Matrix", "Transformer", "share"]

@@ -24,15 +24,15 @@ from dataclasses import replace
 from typing import Any
 
 from tunebench.dtype import itemsize
-from tunebench.workloads.networks._architecture import Architecture
-from tunebench.workloads.networks._network import (
+from tunebench.workloads.networks.architecture import Architecture
+from tunebench.workloads.networks.network_run import (
     ContextExchange,
     NetworkRun,
     Operation,
     Phase,
     TensorCollective,
 )
-from tunebench.workloads.networks._tape import Tape
+from tunebench.workloads.networks.tape import Tape
 from tunebench.workloads.operators.attention import Attention
 
 __all__ = [

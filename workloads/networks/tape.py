@@ -18,8 +18,8 @@ from typing import Any, Literal
 from tunebench.dtype import itemsize
 from tunebench.optimizer import find_optimizer
 from tunebench.workload import Workload
-from tunebench.workloads.networks._network import NetworkRun, Operation, Phase
-from tunebench.workloads.operators._norm import EPS, Norm
+from tunebench.workloads.common.norm import EPS, Norm
+from tunebench.workloads.networks.network_run import NetworkRun, Operation, Phase
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
 from tunebench.workloads.operators.elementwise import Elementwise
 from tunebench.workloads.operators.gemm import Gemm

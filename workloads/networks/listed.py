@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from tunebench.errors import InputError
 from tunebench.workloads import Layer, parse
-from tunebench.workloads.networks._network import Network, NetworkRun, Operation, merged
+from tunebench.workloads.networks.network_run import Network, NetworkRun, Operation, merged
 
 __all__ = ["ListedNetwork", "from_list"]
 

@@ -13,8 +13,8 @@ from tunebench.activation import ACTIVATIONS
 from tunebench.dtype import DType, unit_roundoff
 from tunebench.errors import InputError
 from tunebench.expression import names, parse
-from tunebench.workloads.operators._expression import FUNCTIONS, evaluate, span
-from tunebench.workloads.operators._expression_workload import LARGEST_OUT
+from tunebench.workloads.common.expression_value import FUNCTIONS, evaluate, span
+from tunebench.workloads.common.expression_workload import LARGEST_OUT
 
 if TYPE_CHECKING:
     from tunebench.workload import Array64
