@@ -64,12 +64,14 @@ def test_update_of_a_network_moves_the_bytes_and_does_the_products(
     tape = Tape(run)
     parameters, width = 64 * ROW * ROW, 2048
     tape.updated(parameters, width)
-    products = [each for each in tape.operations if isinstance(each.workload, Gemm)]
-    others = [each.workload for each in tape.operations if not isinstance(each.workload, Gemm)]
-    assert sum(work.traffic().read_bytes + work.traffic().write_bytes for work in others) == pytest.approx(
+    products = [operation for operation in tape.operations if isinstance(operation.workload, Gemm)]
+    pointwise = [
+        operation.workload for operation in tape.operations if not isinstance(operation.workload, Gemm)
+    ]
+    assert sum(work.traffic().read_bytes + work.traffic().write_bytes for work in pointwise) == pytest.approx(
         parameters * optimizer.traffic_bytes(2, fused=run.compiled), rel=1e-3
     )
-    flops = sum(each.count * each.workload.flops() for each in products)
+    flops = sum(operation.count * operation.workload.flops() for operation in products)
     matrices = parameters / width**2
     assert flops == pytest.approx(matrices * optimizer.product_flops(width, width), rel=1e-3)
     assert (optimizer.operations > 0) == optimizer.updates
@@ -122,14 +124,14 @@ def test_plans_on_a_cluster_count_its_states(optimizer: NamedOptimizer) -> None:
     fixed = {"tensor": "1", "pipeline": "1", "sharding": "none", "context": "1"}
     fixed |= {"recompute": "none", "microbatch": "4", "states": "device"}
     best = ClusterSearch(job, MACHINE, fixed=fixed).run(1).best[0]
-    held = job.network.parameters()
-    assert best.memory.optimizer == round(optimizer.mixed_state_bytes * held)
+    parameters = job.network.parameters()
+    assert best.memory.optimizer == round(optimizer.mixed_state_bytes * parameters)
     assert (best.step.optimizer_us > 0) == optimizer.updates
     memory = MemoryPricer(job).of(best.plan)
     assert memory.parameters == MemoryPricer(JOB).of(best.plan).parameters
-    places = next(each for each in plan_space(job, MACHINE).parameters if each.name == "states").values
+    choices = next(axis for axis in plan_space(job, MACHINE).parameters if axis.name == "states").values
     on_host = optimizer.updates and not optimizer.newton_schulz_steps
-    assert places == (("device", "host", "nvme") if on_host else ("device",))
+    assert choices == (("device", "host", "nvme") if on_host else ("device",))
     if on_host:
         placed = Placement(1, 1, "none", "host", "device", "device")
         slowest_us = StorageTimes(MACHINE, "adamw").update_us([10**8], placed)

@@ -17,10 +17,10 @@ JOB = CopiesJob(network=network("resnet50"), batch=512)
 def test_best_plan_is_the_fastest_that_fits() -> None:
     machine = TrainingCluster.parse("4 x l4, 4GB, $0.7")
     answer = plan_copies(JOB, machine)
-    assert [each.step_us for each in answer.plans] == sorted(each.step_us for each in answer.plans)
+    assert [plan.step_us for plan in answer.plans] == sorted(plan.step_us for plan in answer.plans)
     assert answer.too_large > 0
     assert len(answer.plans) + answer.too_large == 8
-    assert all(each.memory_bytes <= machine.memory_bytes for each in answer.plans)
+    assert all(plan.memory_bytes <= machine.memory_bytes for plan in answer.plans)
     best = answer.plans[0]
     run = NetworkRun(batch=512, mode="train", dtype="bf16", stack="eager", optimizer="adamw")
     division = Parallelism(data=4, microbatches=128 // best.microbatch)
@@ -50,25 +50,29 @@ def test_saved_elements_are_those_of_autograd() -> None:
     from torch import nn
 
     sizes = {"depths": [2, 1], "hidden_sizes": [32, 64], "embedding_size": 8, "image_size": 32}
-    found = from_config("small", {"model_type": "resnet", **sizes, "num_labels": 10})
-    assert isinstance(found, ResNet)
+    resnet = from_config("small", {"model_type": "resnet", **sizes, "num_labels": 10})
+    assert isinstance(resnet, ResNet)
 
     def convolution(layer: Convolution) -> nn.Sequential:
         made = [nn.Conv2d(layer.c, layer.k, layer.taps, layer.stride, layer.taps // 2, bias=False)]
         return nn.Sequential(*made, nn.BatchNorm2d(layer.k), *[nn.ReLU(inplace=True)] * layer.relu)
 
-    stem = nn.Sequential(convolution(found._first()), nn.MaxPool2d(3, 2, 1))
+    stem = nn.Sequential(convolution(resnet._first()), nn.MaxPool2d(3, 2, 1))
     blocks = [
         (
-            nn.Sequential(*map(convolution, each.convolutions)),
-            convolution(each.shortcut) if each.shortcut else None,
+            nn.Sequential(*map(convolution, block.convolutions)),
+            convolution(block.shortcut) if block.shortcut else None,
         )
-        for each in found.blocks()
+        for block in resnet.blocks()
     ]
     head = nn.Linear(64, 10)
-    weights = {each.data_ptr() for part in (stem, head) for each in part.parameters()}
+    weights = {parameter.data_ptr() for part in (stem, head) for parameter in part.parameters()}
     weights |= {
-        each.data_ptr() for pair in blocks for part in pair if part is not None for each in part.parameters()
+        parameter.data_ptr()
+        for pair in blocks
+        for part in pair
+        if part is not None
+        for parameter in part.parameters()
     }
     saved: dict[int, torch.Tensor] = {}
 
@@ -82,9 +86,9 @@ def test_saved_elements_are_those_of_autograd() -> None:
         for convolutions, shortcut in blocks:
             x = torch.relu_(convolutions(x) + (shortcut(x) if shortcut else x))
         loss = nn.functional.cross_entropy(head(x.mean((2, 3))), torch.zeros(2, dtype=torch.int64))
-    elements = sum(each.numel() for each in saved.values() if each.dtype.is_floating_point)
-    positions = sum(each.numel() for each in saved.values() if not each.dtype.is_floating_point)
-    expected = found.saved_elements()
+    elements = sum(tensor.numel() for tensor in saved.values() if tensor.dtype.is_floating_point)
+    positions = sum(tensor.numel() for tensor in saved.values() if not tensor.dtype.is_floating_point)
+    expected = resnet.saved_elements()
     assert loss.requires_grad
     assert elements == 2 * expected[0]
     assert positions == 2 * expected[1]

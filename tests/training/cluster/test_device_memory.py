@@ -37,9 +37,13 @@ ACTIVATION = ActivationMemory(
 
 def test_kinds_are_those_of_mixed_precision_with_adamw() -> None:
     memory = MemoryPricer(JOB).of(PLAN)
-    held = JOB.network.parameters(4, (0, 18))
+    parameters = JOB.network.parameters(4, (0, 18))
     assert memory.rank == 0
-    assert (memory.parameters, memory.gradients, memory.optimizer) == (2 * held, 2 * held, 12 * held)
+    assert (memory.parameters, memory.gradients, memory.optimizer) == (
+        2 * parameters,
+        2 * parameters,
+        12 * parameters,
+    )
     assert memory.activations == 2 * (18 * ACTIVATION.layer_bytes + ACTIVATION.embedding_bytes)
     assert memory.fragmentation == round(FRAGMENTATION * memory.activations)
     assert memory.nccl == 3 * COMMUNICATOR_BYTES  # of tensors, copies and stages
@@ -50,7 +54,9 @@ def test_kinds_are_those_of_mixed_precision_with_adamw() -> None:
 def test_sharding_divides_states_and_then_everything() -> None:
     prices = MemoryPricer(JOB)
     plan = replace(PLAN, pipeline=1, data=4)
-    whole, states, full = (prices.of(replace(plan, sharding=each)) for each in ("none", "optimizer", "full"))
+    whole, states, full = (
+        prices.of(replace(plan, sharding=sharding)) for sharding in ("none", "optimizer", "full")
+    )
     assert states.optimizer == pytest.approx(whole.optimizer / 4, abs=12)
     assert (states.parameters, states.gradients) == (whole.parameters, whole.gradients)
     assert full.optimizer == states.optimizer
@@ -63,7 +69,7 @@ def test_sharding_divides_states_and_then_everything() -> None:
 def test_activations_are_those_of_the_simulated_schedule(pipeline: int, chunks: int, microbatch: int) -> None:
     plan = replace(PLAN, tensor=2, pipeline=pipeline, data=1, chunks=chunks, microbatch=microbatch)
     memory = MemoryPricer(JOB).of(plan)
-    one = replace(ACTIVATION, tensor=2, batch=microbatch)
+    activation = replace(ACTIVATION, tensor=2, batch=microbatch)
     count, stages = plan.microbatches(JOB.batch), pipeline * chunks
     layers = JOB.network.layers // stages
     costs = [
@@ -71,9 +77,9 @@ def test_activations_are_those_of_the_simulated_schedule(pipeline: int, chunks: 
             forward_us=1.0,
             input_gradient_us=2.0,
             weight_gradient_us=0.0,
-            activation_bytes=layers * one.layer_bytes
-            + one.embedding_bytes * (stage == 0)
-            + one.head_bytes * (stage == stages - 1),
+            activation_bytes=layers * activation.layer_bytes
+            + activation.embedding_bytes * (stage == 0)
+            + activation.head_bytes * (stage == stages - 1),
         )
         for stage in range(stages)
     ]
@@ -96,58 +102,58 @@ def test_memory_of_split_backward_passes_is_at_least_that_of_simulated_schedules
     plan = replace(
         PLAN, tensor=2, pipeline=pipeline, data=1, chunks=chunks, microbatch=microbatch, schedule=schedule
     )
-    one, of = replace(ACTIVATION, tensor=2, batch=microbatch), plan.parallelism(JOB)
-    ranges = of.stages(JOB.network.layers)
+    activation, parallelism = replace(ACTIVATION, tensor=2, batch=microbatch), plan.parallelism(JOB)
+    ranges = parallelism.stages(JOB.network.layers)
     costs = PipelineCosts(
         stages=tuple(
             StageCosts(
                 forward_us=1.0,
                 input_gradient_us=1.0,
                 weight_gradient_us=weights_us,
-                activation_bytes=(end - first) * one.layer_bytes
-                + one.embedding_bytes * (first == 0)
-                + one.head_bytes * (end == JOB.network.layers),
-                retained_bytes=(end - first) * one.weight_gradient_bytes
-                + one.head_gradient_bytes * (end == JOB.network.layers),
+                activation_bytes=(end - first) * activation.layer_bytes
+                + activation.embedding_bytes * (first == 0)
+                + activation.head_bytes * (end == JOB.network.layers),
+                retained_bytes=(end - first) * activation.weight_gradient_bytes
+                + activation.head_gradient_bytes * (end == JOB.network.layers),
             )
             for first, end in ranges
         )
     )
-    peaks = simulate_pipeline(pipeline_schedule(of, costs=costs), costs).peak_bytes
+    peaks = simulate_pipeline(pipeline_schedule(parallelism, costs=costs), costs).peak_bytes
     prices = MemoryPricer(JOB)
-    held = [prices.of_rank(plan, rank).activations for rank in range(pipeline)]
-    assert all(peak <= size for peak, size in zip(peaks, held, strict=True))
-    assert max(held) <= 1.6 * max(peaks)
+    activations = [prices.of_rank(plan, rank).activations for rank in range(pipeline)]
+    assert all(peak <= size for peak, size in zip(peaks, activations, strict=True))
+    assert max(activations) <= 1.6 * max(peaks)
     run = replace(plan.run(JOB), batch=JOB.batch)
-    assert step_memory(JOB.network, run, of)[0] == prices.of_rank(plan, 0)
+    assert step_memory(JOB.network, run, parallelism)[0] == prices.of_rank(plan, 0)
 
 
 def test_recomputation_by_layers_keeps_the_others() -> None:
     plan = replace(PLAN, recompute="full")
-    kept = [
+    activations = [
         MemoryPricer(JOB).of_rank(replace(plan, recompute_layers=count), 0).activations
         for count in (1, 2, 17, 0)
     ]
-    each = ACTIVATION.layer_bytes - replace(ACTIVATION, recompute="full").layer_bytes
-    assert kept[0] - kept[1] == 2 * each
-    assert kept[2] - kept[3] == 2 * each
+    saved_bytes = ACTIVATION.layer_bytes - replace(ACTIVATION, recompute="full").layer_bytes
+    assert activations[0] - activations[1] == 2 * saved_bytes
+    assert activations[2] - activations[3] == 2 * saved_bytes
     run = replace(plan, recompute_layers=5).run(JOB)
     memory = step_memory(JOB.network, run, plan.parallelism(JOB))
-    for rank, found in enumerate(memory):
-        assert found == MemoryPricer(JOB).of_rank(replace(plan, recompute_layers=5), rank)
+    for rank, rank_memory in enumerate(memory):
+        assert rank_memory == MemoryPricer(JOB).of_rank(replace(plan, recompute_layers=5), rank)
 
 
 def test_gathered_keys_and_values_need_memory_while_a_layer_needs_them() -> None:
     job = TrainingJob(network=network("llama-3-8b"), batch=8, seq=8192)
     ring = replace(PLAN, tensor=2, pipeline=1, data=2, context=4, microbatch=1, flash=True)
-    both = [MemoryPricer(job).of(replace(ring, context_gather=each)) for each in (False, True)]
-    of = architecture_of(job.network)
-    assert both[1].working - both[0].working <= 2 * 2 * 8192 * of.inner_k // 2 * 2
+    both = [MemoryPricer(job).of(replace(ring, context_gather=gathers)) for gathers in (False, True)]
+    architecture = architecture_of(job.network)
+    assert both[1].working - both[0].working <= 2 * 2 * 8192 * architecture.inner_k // 2 * 2
     middle = [
-        MemoryPricer(job).of_rank(replace(ring, pipeline=4, data=1, context_gather=each), 1).working
-        for each in (False, True)
+        MemoryPricer(job).of_rank(replace(ring, pipeline=4, data=1, context_gather=gathers), 1).working
+        for gathers in (False, True)
     ]
-    assert middle[1] - middle[0] == 2 * 2 * 8192 * of.inner_k // 2 * 2
+    assert middle[1] - middle[0] == 2 * 2 * 8192 * architecture.inner_k // 2 * 2
 
 
 MACHINES = ("8 x l4, 4 a node, net-100, 12GB", "4 x l4, host 64GB 100, nvme 1TB 6/4")
@@ -165,8 +171,8 @@ def test_memory_of_many_plans_is_that_of_each(machine: str, fp8: Fp8) -> None:
     totals, host, nvme = prices.sizes(plans)
     rows = random.Random(4).sample(range(len(plans)), 1500)
     for row in rows:
-        found = prices.of(plans[row])
-        assert (found.total, found.host, found.nvme) == (totals[row], host[row], nvme[row]), plans[row]
+        memory = prices.of(plans[row])
+        assert (memory.total, memory.host, memory.nvme) == (totals[row], host[row], nvme[row]), plans[row]
     assert {plans[row].sharding for row in rows} == {"none", "optimizer", "gradients", "full"}
 
 
@@ -185,6 +191,9 @@ def test_eight_bit_copies_need_memory_and_inputs_of_products_less() -> None:
     wide, narrow = MemoryPricer(JOB).of(PLAN), MemoryPricer(eight).of(PLAN)
     assert narrow.parameters - wide.parameters == 2 * JOB.network.matrix_parameters(4, (0, 18))
     assert narrow.optimizer == wide.optimizer
-    kept = replace(ACTIVATION, fp8=True)
-    of, tokens = ACTIVATION.architecture, ACTIVATION.batch * ACTIVATION.seq
-    assert ACTIVATION.layer_bytes - kept.layer_bytes == tokens * (2 * of.hidden + of.ffn - of.inner) // 4
+    eight_bit = replace(ACTIVATION, fp8=True)
+    architecture, tokens = ACTIVATION.architecture, ACTIVATION.batch * ACTIVATION.seq
+    assert (
+        ACTIVATION.layer_bytes - eight_bit.layer_bytes
+        == tokens * (2 * architecture.hidden + architecture.ffn - architecture.inner) // 4
+    )

@@ -44,8 +44,8 @@ SEARCH = ClusterSearch(JOB, MACHINE)
     ("name", "billions", "active"), [("mixtral-8x7b", 46.70, 12.88), ("mixtral-8x22b", 140.62, 39.15)]
 )
 def test_parameters_are_those_of_the_models(name: str, billions: float, active: float) -> None:
-    of = network(name)
-    whole, routed = of.parameters(), of.expert_parameters()
+    model = network(name)
+    whole, routed = model.parameters(), model.expert_parameters()
     assert whole / 1e9 == pytest.approx(billions, abs=0.01)
     assert (whole - routed * 6 / 8) / 1e9 == pytest.approx(active, abs=0.01)
 
@@ -61,9 +61,9 @@ def test_parameters_with_a_shared_expert_and_normalised_heads() -> None:
 
 def test_devices_hold_their_share_of_experts() -> None:
     run = NetworkRun(stack="megatron", tensor=2, expert=4, expert_tensor=1)
-    others, routed = MIXTRAL.held_parameters(run)
+    unrouted, routed = MIXTRAL.held_parameters(run)
     assert routed == MIXTRAL.expert_parameters() // 4
-    assert others == MIXTRAL.parameters(2) - MIXTRAL.expert_parameters(2)
+    assert unrouted == MIXTRAL.parameters(2) - MIXTRAL.expert_parameters(2)
     with pytest.raises(InputError, match="expert_tensor must be 1 or 2"):
         NetworkRun(stack="megatron", tensor=2, expert_tensor=4)
     with pytest.raises(InputError, match="must divide its 4 experts"):
@@ -77,12 +77,13 @@ def test_devices_hold_their_share_of_experts() -> None:
 @pytest.mark.parametrize("stack", ["eager", "compiled", "megatron"])
 def test_a_token_has_the_products_of_its_experts(stack: str) -> None:
     run = NetworkRun(batch=2, seq=256, dtype="bf16", stack=stack, layers=(1, 2))  # type: ignore[arg-type]
-    for of, shared in ((MIXTRAL, 0), (SHARED, 512)):
-        sizes = architecture_of(of)
+    for model, shared in ((MIXTRAL, 0), (SHARED, 512)):
+        sizes = architecture_of(model)
         inner = sum(
-            each.count * each.workload.flops()
-            for each in of.operations(run)
-            if each.part in ("experts", "mlp up", "mlp down") and each.workload.category == "dot product"
+            operation.count * operation.workload.flops()
+            for operation in model.operations(run)
+            if operation.part in ("experts", "mlp up", "mlp down")
+            and operation.workload.category == "dot product"
         )
         assert inner == 2 * 512 * 3 * 512 * (2 * sizes.ffn + shared)
 
@@ -98,12 +99,12 @@ def test_step_equals_that_of_predict_step(fp8: Fp8) -> None:
     search.layers.predict(map(LayerRun.of, plans))
     floors_us = search.pricer.floors_us(search.plans.take(np.array(rows))).tolist()
     for plan, floor_us in zip(plans, floors_us, strict=True):
-        found = search.priced(plan)
+        priced = search.priced(plan)
         expected = predict_step(MIXTRAL, machine.device, plan.run(job), machine.links, plan.parallelism(job))
-        assert found.step.time_us == pytest.approx(expected.time_us, rel=1e-9), plan
-        assert found.step.communication_us == pytest.approx(expected.communication.us, rel=1e-9), plan
+        assert priced.step.time_us == pytest.approx(expected.time_us, rel=1e-9), plan
+        assert priced.step.communication_us == pytest.approx(expected.communication.us, rel=1e-9), plan
         assert floor_us <= search.pricer.bound_us(plan) * (1 + 1e-12), plan
-        assert search.pricer.bound_us(plan) <= found.step.time_us * (1 + 1e-12), plan
+        assert search.pricer.bound_us(plan) <= priced.step.time_us * (1 + 1e-12), plan
     assert {plan.expert for plan in plans} >= {1, 2, 4}
     assert {plan.recompute for plan in plans} >= {"experts", "full"}
 
@@ -114,16 +115,18 @@ def test_experts_in_fp8_have_products_of_their_own(fp8: Fp8, small: int) -> None
         batch=2, seq=64, mode="train", dtype="bf16", stack="megatron", flash=True, expert=2, layers=(1, 2)
     )
     eight = MIXTRAL.operations(replace(run, fp8=fp8))
-    loops = [each for each in eight if each.loop > 1]
-    assert {each.part for each in loops} == {"experts"}
-    assert {each.loop for each in loops} == {2}  # four experts on two devices
-    products = [each for each in loops if each.workload.category == "dot product"]
-    assert sum(each.count for each in products) == 2 * 2 * 3  # up and down, with both gradients
-    flops = sum(each.count * each.workload.flops() for each in products)
-    grouped = [each for each in MIXTRAL.operations(run) if each.part == "experts"]
-    assert flops == sum(each.workload.flops() for each in grouped if each.workload.category == "dot product")
+    loops = [operation for operation in eight if operation.loop > 1]
+    assert {operation.part for operation in loops} == {"experts"}
+    assert {operation.loop for operation in loops} == {2}  # four experts on two devices
+    products = [operation for operation in loops if operation.workload.category == "dot product"]
+    assert sum(operation.count for operation in products) == 2 * 2 * 3  # up and down, with both gradients
+    flops = sum(operation.count * operation.workload.flops() for operation in products)
+    grouped = [operation for operation in MIXTRAL.operations(run) if operation.part == "experts"]
+    assert flops == sum(
+        operation.workload.flops() for operation in grouped if operation.workload.category == "dot product"
+    )
     # a maximum, its reset and a scale, for both inputs and both gradients of two experts
-    assert sum(each.count for each in loops) - 12 == small * 2 * 2 * 2
+    assert sum(operation.count for operation in loops) - 12 == small * 2 * 2 * 2
 
 
 @pytest.mark.slow
@@ -132,8 +135,8 @@ def test_the_best_plan_is_the_fastest_that_fits() -> None:
         JOB, MACHINE, fixed={"chunks": "1", "flash": "yes", "context": "1", "microbatch": "2"}
     )
     result = search.run(3, front=False)
-    fitting = sorted(each.step.time_us for each in map(search.priced, search.plans) if each.fits)
-    assert [each.step.time_us for each in result.best] == fitting[:3]
+    fitting = sorted(priced.step.time_us for priced in map(search.priced, search.plans) if priced.fits)
+    assert [priced.step.time_us for priced in result.best] == fitting[:3]
     assert 0 < len(fitting) < len(search.plans)
     assert result.proof.simulated < len(fitting) // 10
 
@@ -169,25 +172,25 @@ def test_memory_divides_experts_and_their_states() -> None:
     memory = MemoryPricer(JOB)
     routed = MIXTRAL.expert_parameters()
     for expert in (1, 2, 4):
-        found = memory.of(replace(BASE, expert=expert))
-        others = MIXTRAL.parameters() - routed
-        assert found.parameters == 2 * (others + routed // expert)
+        device_memory = memory.of(replace(BASE, expert=expert))
+        unrouted = MIXTRAL.parameters() - routed
+        assert device_memory.parameters == 2 * (unrouted + routed // expert)
         copies = 8 // expert
-        assert found.optimizer == 12 * (-(-others // 8) + -(-(routed // expert) // copies))
+        assert device_memory.optimizer == 12 * (-(-unrouted // 8) + -(-(routed // expert) // copies))
 
 
 def test_activations_have_a_row_for_each_expert_of_a_token() -> None:
-    of = architecture_of(MIXTRAL)
-    given = {"architecture": of, "seq": 1024, "dtype": "bf16", "flash_attention": True}
+    architecture = architecture_of(MIXTRAL)
+    sizes = {"architecture": architecture, "seq": 1024, "dtype": "bf16", "flash_attention": True}
     none, experts, full = (
-        ActivationMemory(**given, recompute=each)  # type: ignore[arg-type]
-        for each in ("none", "experts", "full")
+        ActivationMemory(**sizes, recompute=recompute)  # type: ignore[arg-type]
+        for recompute in ("none", "experts", "full")
     )
     rows = 1024 * 2
     assert none.expert_bytes == 2 * rows * (512 + 3 * 1024) + 3 * 4 * 1024 * 4
     assert none.layer_bytes - experts.layer_bytes == none.expert_bytes == experts.recomputed_bytes
     assert full.layer_bytes < experts.layer_bytes
-    assert ActivationMemory(**given, expert_load=1.5).expert_bytes > none.expert_bytes  # type: ignore[arg-type]
+    assert ActivationMemory(**sizes, expert_load=1.5).expert_bytes > none.expert_bytes  # type: ignore[arg-type]
 
 
 def test_busier_devices_take_longer_and_capacity_limits_them() -> None:
@@ -226,7 +229,7 @@ def test_recomputation_exchanges_tokens_again() -> None:
             expert=4,
             recompute=recompute,
         )
-        sent = [each for each in SHARED.collectives(run) if each.collective == "all-to-all"]
-        counts.append(sum(each.count for each in sent if each.phase == "backward"))
+        sent = [collective for collective in SHARED.collectives(run) if collective.collective == "all-to-all"]
+        counts.append(sum(collective.count for collective in sent if collective.phase == "backward"))
     assert counts == [4 * 3, 2 * 4 * 3, 2 * 4 * 3]
     assert list(itertools.accumulate(counts, max)) == counts

@@ -38,35 +38,35 @@ PIPELINE = plan(nodes=4, pipeline=2, chunks=4, sequence_parallel=True, recompute
 def options(text: str) -> dict[str, str]:
     """Return the options of a command and their values."""
     words = shlex.split(text.replace("\\\n", " "))
-    names = [place for place, word in enumerate(words) if word.startswith("--")]
-    ends = [*names[1:], len(words)]
-    return {words[at]: " ".join(words[at + 1 : end]) for at, end in zip(names, ends, strict=True)}
+    names = [index for index, word in enumerate(words) if word.startswith("--")]
+    next_names = [*names[1:], len(words)]
+    return {words[at]: " ".join(words[at + 1 : end]) for at, end in zip(names, next_names, strict=True)}
 
 
 def test_megatron_has_network_degrees_and_schedule() -> None:
-    found = options(emit("megatron", PIPELINE, JOB).text)
-    assert (found["--nnodes"], found["--nproc-per-node"]) == ("4", "8 pretrain_gpt.py")
-    assert (found["--num-layers"], found["--num-query-groups"]) == ("32", "8")
-    assert found["--num-layers-per-virtual-pipeline-stage"] == "4"
-    assert found["--recompute-granularity"] == "full"
+    arguments = options(emit("megatron", PIPELINE, JOB).text)
+    assert (arguments["--nnodes"], arguments["--nproc-per-node"]) == ("4", "8 pretrain_gpt.py")
+    assert (arguments["--num-layers"], arguments["--num-query-groups"]) == ("32", "8")
+    assert arguments["--num-layers-per-virtual-pipeline-stage"] == "4"
+    assert arguments["--recompute-granularity"] == "full"
     for name in ("--sequence-parallel", "--use-distributed-optimizer", "--swiglu", "--bf16"):
-        assert found[name] == ""
+        assert arguments[name] == ""
 
 
 def test_recomputation_by_layers_and_gathered_keys_have_their_arguments() -> None:
     some = plan(recompute="full", recompute_layers=3, context=2, data=4, context_gather=True)
-    found = options(emit("megatron", some, JOB).text)
-    assert (found["--recompute-method"], found["--recompute-num-layers"]) == ("block", "3")
-    assert found["--cp-comm-type"] == "allgather"
+    arguments = options(emit("megatron", some, JOB).text)
+    assert (arguments["--recompute-method"], arguments["--recompute-num-layers"]) == ("block", "3")
+    assert arguments["--cp-comm-type"] == "allgather"
     ring = replace(some, context_gather=False, recompute_layers=0)
-    found = options(emit("megatron", ring, JOB).text)
-    assert (found["--recompute-method"], found["--recompute-num-layers"]) == ("uniform", "1")
-    assert found["--cp-comm-type"] == "p2p"
+    arguments = options(emit("megatron", ring, JOB).text)
+    assert (arguments["--recompute-method"], arguments["--recompute-num-layers"]) == ("uniform", "1")
+    assert arguments["--cp-comm-type"] == "p2p"
     notes = emit("deepspeed", plan(recompute="full", recompute_layers=3), JOB).notes
     assert any("the first 3 layers" in note for note in notes)
-    for gathered, how in ((True, "allgather"), (False, "alltoall")):
+    for gathered, strategy in ((True, "allgather"), (False, "alltoall")):
         text = emit("fsdp", plan(context=2, data=4, context_gather=gathered), JOB).text
-        assert f"parallelism_config_cp_comm_strategy: {how}" in text
+        assert f"parallelism_config_cp_comm_strategy: {strategy}" in text
 
 
 @pytest.mark.parametrize(
@@ -81,28 +81,28 @@ def test_recomputation_by_layers_and_gathered_keys_have_their_arguments() -> Non
 def test_schedules_of_torchtitan_are_those_of_torch(
     schedule: str, chunks: int, name: str, layers: int
 ) -> None:
-    each = plan(pipeline=4, data=2, chunks=chunks, schedule=schedule)
-    found = emit("torchtitan", each, JOB)
-    given = options(found.text)
-    assert given["--parallelism.pipeline-parallel-schedule"] == name
-    assert given["--parallelism.pipeline-parallel-layers-per-stage"] == str(layers)
-    assert any("torch.compile" in note for note in found.notes) == (schedule != "1f1b")
+    pipeline_plan = plan(pipeline=4, data=2, chunks=chunks, schedule=schedule)
+    emitted = emit("torchtitan", pipeline_plan, JOB)
+    arguments = options(emitted.text)
+    assert arguments["--parallelism.pipeline-parallel-schedule"] == name
+    assert arguments["--parallelism.pipeline-parallel-layers-per-stage"] == str(layers)
+    assert any("torch.compile" in note for note in emitted.notes) == (schedule != "1f1b")
     schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
     assert schedules.get_schedule_class(name).__name__ == f"Schedule{name}"
 
 
 def test_only_megatron_multiplies_8_bit_floats() -> None:
     job = replace(JOB, fp8="current")
-    found = options(emit("megatron", PIPELINE, job).text)
-    assert (found["--fp8-format"], found["--fp8-recipe"]) == ("hybrid", "tensorwise")
+    arguments = options(emit("megatron", PIPELINE, job).text)
+    assert (arguments["--fp8-format"], arguments["--fp8-recipe"]) == ("hybrid", "tensorwise")
     with pytest.raises(InputError, match="leave out --fp8"):
         emit("deepspeed", plan(), job)
 
 
 def test_torchtitan_divides_the_devices_and_the_batch() -> None:
-    found = options(emit("torchtitan", PIPELINE, JOB).text)
+    arguments = options(emit("torchtitan", PIPELINE, JOB).text)
     degrees = [
-        int(found[f"--parallelism.{name}-degree"])
+        int(arguments[f"--parallelism.{name}-degree"])
         for name in (
             "data-parallel-replicate",
             "data-parallel-shard",
@@ -111,9 +111,11 @@ def test_torchtitan_divides_the_devices_and_the_batch() -> None:
         )
     ]
     assert degrees == [1, 8, 2, 2]
-    assert found["--training.local-batch-size"] == "16"  # of a pipeline: all its micro-batches
-    assert found["--parallelism.pipeline-parallel-layers-per-stage"] == "4"
-    assert found["--parallelism.pipeline-parallel-last-stage-less-layers"] == "0 activation-checkpoint:full"
+    assert arguments["--training.local-batch-size"] == "16"  # of a pipeline: all its micro-batches
+    assert arguments["--parallelism.pipeline-parallel-layers-per-stage"] == "4"
+    assert (
+        arguments["--parallelism.pipeline-parallel-last-stage-less-layers"] == "0 activation-checkpoint:full"
+    )
     assert options(emit("torchtitan", plan(), JOB).text)["--training.local-batch-size"] == "2"
 
 
@@ -133,12 +135,15 @@ def test_options_of_torchtitan_are_read_by_its_parser() -> None:
 
 
 def test_batch_of_deepspeed_is_that_of_the_plan() -> None:
-    found = json.loads(emit("deepspeed", plan(states="host"), JOB).text)
-    micro, steps = found["train_micro_batch_size_per_gpu"], found["gradient_accumulation_steps"]
-    assert found["train_batch_size"] == micro * steps * plan().data == 128
-    assert found["zero_optimization"]["stage"] == 1
-    assert found["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
-    assert found["tensor_parallel"] == {"autotp_size": 2}
+    configuration = json.loads(emit("deepspeed", plan(states="host"), JOB).text)
+    micro, steps = (
+        configuration["train_micro_batch_size_per_gpu"],
+        configuration["gradient_accumulation_steps"],
+    )
+    assert configuration["train_batch_size"] == micro * steps * plan().data == 128
+    assert configuration["zero_optimization"]["stage"] == 1
+    assert configuration["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    assert configuration["tensor_parallel"] == {"autotp_size": 2}
 
 
 def test_deepspeed_places_states_parameters_and_activations() -> None:
@@ -151,19 +156,19 @@ def test_deepspeed_places_states_parameters_and_activations() -> None:
         activations="host",
         recompute="full",
     )
-    found = json.loads(emit("deepspeed", stored, JOB).text)
-    zero = found["zero_optimization"]
+    configuration = json.loads(emit("deepspeed", stored, JOB).text)
+    zero = configuration["zero_optimization"]
     assert zero["stage"] == 3
     assert (zero["offload_optimizer"]["device"], zero["offload_param"]["device"]) == ("nvme", "cpu")
-    assert found["activation_checkpointing"]["cpu_checkpointing"]
+    assert configuration["activation_checkpointing"]["cpu_checkpointing"]
     two = plan(sharding="gradients", states="host")
     assert json.loads(emit("deepspeed", two, JOB).text)["zero_optimization"]["stage"] == 2
 
 
 def test_configuration_of_deepspeed_is_read_by_its_parser() -> None:
     zero = pytest.importorskip("deepspeed.runtime.zero.config", reason="deepspeed is not installed")
-    found = json.loads(emit("deepspeed", plan(tensor=1, data=16, sharding="full"), JOB).text)
-    assert zero.DeepSpeedZeroConfig(**found["zero_optimization"]).stage == 3
+    configuration = json.loads(emit("deepspeed", plan(tensor=1, data=16, sharding="full"), JOB).text)
+    assert zero.DeepSpeedZeroConfig(**configuration["zero_optimization"]).stage == 3
 
 
 @pytest.mark.parametrize(("sharding", "reshard"), [("full", True), ("optimizer", False)])
@@ -220,15 +225,18 @@ EXPERTS = TrainingJob(network=network("mixtral-8x22b"), batch=128, seq=4096, cap
 
 
 def test_experts_are_those_of_the_plan() -> None:
-    found = options(
+    arguments = options(
         emit("megatron", plan(expert=8, recompute="experts", sequence_parallel=True), EXPERTS).text
     )
-    assert (found["--num-experts"], found["--moe-router-topk"]) == ("8", "2")
-    assert found["--moe-ffn-hidden-size"] == "16384"
-    assert (found["--expert-model-parallel-size"], found["--expert-tensor-parallel-size"]) == ("8", "1")
-    assert (found["--recompute-granularity"], found["--recompute-modules"]) == ("selective", "moe")
-    assert found["--moe-expert-capacity-factor"] == "1.25"
-    assert "--moe-grouped-gemm" in found
+    assert (arguments["--num-experts"], arguments["--moe-router-topk"]) == ("8", "2")
+    assert arguments["--moe-ffn-hidden-size"] == "16384"
+    assert (arguments["--expert-model-parallel-size"], arguments["--expert-tensor-parallel-size"]) == (
+        "8",
+        "1",
+    )
+    assert (arguments["--recompute-granularity"], arguments["--recompute-modules"]) == ("selective", "moe")
+    assert arguments["--moe-expert-capacity-factor"] == "1.25"
+    assert "--moe-grouped-gemm" in arguments
     assert "--num-experts" not in options(emit("megatron", PIPELINE, JOB).text)
     titan = options(emit("torchtitan", plan(expert=8, sequence_parallel=True), EXPERTS).text)
     assert titan["--parallelism.expert-parallel-degree"] == "8"

@@ -17,22 +17,22 @@ FIXED = {"tensor": "1", "recompute": "none", "schedule": "1f1b|zb-h1"}
 @pytest.mark.slow
 def test_cost_front_is_that_of_all_plans() -> None:
     search = ClusterSearch(JOB, MACHINE, objective="cost", fixed=FIXED)
-    fitting = [each for each in map(search.priced, search.plans) if each.fits]
+    fitting = [priced for priced in map(search.priced, search.plans) if priced.fits]
     expected = {
-        (each.step.time_us, each.device_hours)
-        for each in fitting
+        (priced.step.time_us, priced.device_hours)
+        for priced in fitting
         if not any(
-            (other.step.time_us, other.device_hours) != (each.step.time_us, each.device_hours)
-            and other.step.time_us <= each.step.time_us
-            and other.device_hours <= each.device_hours
-            for other in fitting
+            (cheaper.step.time_us, cheaper.device_hours) != (priced.step.time_us, priced.device_hours)
+            and cheaper.step.time_us <= priced.step.time_us
+            and cheaper.device_hours <= priced.device_hours
+            for cheaper in fitting
         )
     }
-    found = cost_front(JOB, MACHINE, fixed=FIXED, layers=search.layers)
-    assert {(each.step.time_us, each.device_hours) for each in found} == expected
-    assert len({each.plan.nodes for each in found}) > 1
-    one = cost_front(JOB, MACHINE, fixed={**FIXED, "nodes": "2"}, layers=search.layers)
-    assert {each.plan.nodes for each in one} == {2}
+    front = cost_front(JOB, MACHINE, fixed=FIXED, layers=search.layers)
+    assert {(priced.step.time_us, priced.device_hours) for priced in front} == expected
+    assert len({priced.plan.nodes for priced in front}) > 1
+    on_two_nodes = cost_front(JOB, MACHINE, fixed={**FIXED, "nodes": "2"}, layers=search.layers)
+    assert {priced.plan.nodes for priced in on_two_nodes} == {2}
 
 
 @pytest.mark.slow

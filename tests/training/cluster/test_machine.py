@@ -11,16 +11,16 @@ from tunebench.training.cluster import TrainingCluster
 
 
 def test_text_gives_devices_links_memory_and_price() -> None:
-    found = TrainingCluster.parse("64 x h100-sxm, 4 a node, nvlink4, net-200, 60GB, $2.5/h")
-    assert (found.device.name, found.devices, found.links.nodes) == ("h100-sxm", 64, 16)
-    assert (found.links.inside.name, found.links.between.gb_s) == ("nvlink4", 25)
-    assert (found.memory_bytes, found.price_per_hour) == (60 * 10**9, 2.5)
+    machine = TrainingCluster.parse("64 x h100-sxm, 4 a node, nvlink4, net-200, 60GB, $2.5/h")
+    assert (machine.device.name, machine.devices, machine.links.nodes) == ("h100-sxm", 64, 16)
+    assert (machine.links.inside.name, machine.links.between.gb_s) == ("nvlink4", 25)
+    assert (machine.memory_bytes, machine.price_per_hour) == (60 * 10**9, 2.5)
 
 
 def test_usual_links_and_memory_of_the_product_are_the_default() -> None:
-    found = TrainingCluster.parse("16 x a100-80-sxm")
-    assert (found.links.inside.name, found.links.devices_per_node) == ("nvlink3", 8)
-    assert found.memory_bytes == found.device.memory_bytes
+    machine = TrainingCluster.parse("16 x a100-80-sxm")
+    assert (machine.links.inside.name, machine.links.devices_per_node) == ("nvlink3", 8)
+    assert machine.memory_bytes == machine.device.memory_bytes
     assert TrainingCluster.parse("2 x l4, 0.7/h").price_per_hour == 0.7
     assert TrainingCluster.parse("2 x l4, 12").links.inside.gb_s == 12
     assert TrainingCluster.parse("16 x h100-sxm, 300, 12.5:5").links.between.latency_us == 5
@@ -32,18 +32,18 @@ def test_file_has_the_same_fields_and_links_as_tables(tmp_path: Path) -> None:
         'product = "h100-sxm"\nnodes = 4\ndevices_per_node = 8\ninside = "nvlink4"\nmemory = "70GB"\n'
         "price_per_hour = 2\n[between]\ngb_s = 50\nlatency_us = 3\nefficiency = 0.9\n"
     )
-    found = TrainingCluster.of(str(path))
-    assert (found.devices, found.memory_bytes, found.price_per_hour) == (32, 70 * 10**9, 2)
-    assert found.links.between.efficiency == 0.9
-    assert found.with_faster_links(2).links.between.gb_s == 100
+    machine = TrainingCluster.of(str(path))
+    assert (machine.devices, machine.memory_bytes, machine.price_per_hour) == (32, 70 * 10**9, 2)
+    assert machine.links.between.efficiency == 0.9
+    assert machine.with_faster_links(2).links.between.gb_s == 100
 
 
 def test_power_limit_is_that_of_each_device(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text('product = "h100-sxm"\ndevices_per_node = 8\npower_limit_w = 500\n')
-    for found in (TrainingCluster.of(str(path)), TrainingCluster.parse("8 x h100-sxm, 500 W")):
-        assert found.device.power_limit_w == 500
-        assert found.name.startswith("8 x h100-sxm at 500 W, 8 a node")
+    for machine in (TrainingCluster.of(str(path)), TrainingCluster.parse("8 x h100-sxm, 500 W")):
+        assert machine.device.power_limit_w == 500
+        assert machine.name.startswith("8 x h100-sxm at 500 W, 8 a node")
     assert TrainingCluster.parse("8 x h100-sxm").device.power_limit_w is None
 
 
@@ -97,8 +97,8 @@ def test_mistakes_in_a_file_are_explained(tmp_path: Path, text: str, expected: s
     ],
 )
 def test_links_have_the_names_that_people_use(text: str, inside: str, between: str) -> None:
-    found = TrainingCluster.parse(text).links
-    assert (found.inside.name, found.between.name) == (inside, between)
+    links = TrainingCluster.parse(text).links
+    assert (links.inside.name, links.between.name) == (inside, between)
 
 
 def test_a_kind_of_link_that_a_product_does_not_have_is_refused() -> None:
@@ -111,5 +111,5 @@ def test_a_file_names_links_as_a_text_does(tmp_path: Path) -> None:
     path.write_text(
         'product = "b200"\nnodes = 2\ndevices_per_node = 8\ninside = "nvlink"\nbetween = "infiniband-800"\n'
     )
-    found = TrainingCluster.of(str(path)).links
-    assert (found.inside.name, found.between.name) == ("nvlink5", "net-800")
+    links = TrainingCluster.of(str(path)).links
+    assert (links.inside.name, links.between.name) == ("nvlink5", "net-800")

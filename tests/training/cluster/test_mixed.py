@@ -28,18 +28,18 @@ FIXED = {"flash": "yes", "sharding": "none", "sequence_parallel": "no"}
 def test_best_plan_is_that_of_all_plans_and_divisions(memory: str) -> None:
     machine = MixedCluster.parse(f"2 x l4 + 2 x a100-80-sxm, 2 a node, net-200, {memory}")
     search = MixedSearch(JOB, machine, fixed=FIXED)
-    found = search.run(1)
-    every = [division for each in search.plans for division in search.divisions(each)]
-    fitting = [each for each in every if not search.excess_bytes(each)]
+    result = search.run(1)
+    every = [division for plan in search.plans for division in search.divisions(plan)]
+    fitting = [candidate for candidate in every if not search.excess_bytes(candidate)]
     assert len(fitting) > 0
     assert (len(fitting) < len(every)) == (memory == "4GB")
-    best = found.best[0]
+    best = result.best[0]
     assert best.step_us == min(map(search.step_us, fitting))
-    for each in fitting:
-        assert search.floor_us(each) <= search.slowest_us(each) * (1 + 1e-12)
-        assert search.slowest_us(each) <= search.bound_us(each) * (1 + 1e-12)
-        assert search.bound_us(each) <= search.step_us(each) * (1 + 1e-12)
-    proof = found.proof
+    for candidate in fitting:
+        assert search.floor_us(candidate) <= search.slowest_us(candidate) * (1 + 1e-12)
+        assert search.slowest_us(candidate) <= search.bound_us(candidate) * (1 + 1e-12)
+        assert search.bound_us(candidate) <= search.step_us(candidate) * (1 + 1e-12)
+    proof = result.proof
     closed = proof.too_large + proof.bounded_by_layers + proof.bounded_by_step + proof.simulated
     assert closed == proof.divisions < len(every)
     assert 0 < proof.bounded < proof.plans
@@ -65,12 +65,12 @@ def test_equal_products_have_the_step_and_memory_of_one_cluster() -> None:
     job = TrainingJob(network=network("gpt2-large"), batch=16, seq=1024)
     mixed = MixedSearch(job, MixedCluster.parse("2 x l4 + 2 x l4, 2 a node, net-200"), fixed=FIXED)
     whole = ClusterSearch(job, TrainingCluster.parse("4 x l4, 2 a node, net-200"), fixed=FIXED)
-    for each in mixed.plans:
-        division = next(mixed.divisions(each, equal=True))
-        found, expected = mixed.priced(division), whole.priced(each.plan)
-        assert found.step_us == pytest.approx(expected.step.time_us, rel=1e-9), each
-        assert max(found.memory_bytes) == expected.memory.total
-        assert found.mfu == pytest.approx(expected.mfu)
+    for plan in mixed.plans:
+        division = next(mixed.divisions(plan, equal=True))
+        priced, expected = mixed.priced(division), whole.priced(plan.plan)
+        assert priced.step_us == pytest.approx(expected.step.time_us, rel=1e-9), plan
+        assert max(priced.memory_bytes) == expected.memory.total
+        assert priced.mfu == pytest.approx(expected.mfu)
 
 
 @pytest.mark.slow
@@ -98,10 +98,10 @@ def test_files_have_groups_with_shared_keys(tmp_path: Path) -> None:
         '[[group]]\nproduct = "h100-sxm"\nnodes = 1\ndevices_per_node = 8\n'
     )
     assert is_mixed(str(path))
-    found = MixedCluster.of(str(path))
-    assert [group.devices for group in found.groups] == [8, 8]
-    assert [group.memory_bytes for group in found.groups] == [60 * 10**9, 20 * 10**9]
-    assert found.between.name == "net-200"
+    machine = MixedCluster.of(str(path))
+    assert [group.devices for group in machine.groups] == [8, 8]
+    assert [group.memory_bytes for group in machine.groups] == [60 * 10**9, 20 * 10**9]
+    assert machine.between.name == "net-200"
     text = MixedCluster.parse("8 x a100-80-sxm + 16 x h100-sxm")
     assert (text.devices, text.between.name) == (24, "net-200")
     assert not is_mixed("8 x l4")

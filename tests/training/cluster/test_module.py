@@ -53,11 +53,11 @@ def test_all_plans_are_predicted_and_the_first_one_is_traced(profiler: ModelProf
     answer = plan_module(ModuleJob(profiler=profiler, batch=4 * 4096), machine)
     assert (answer.name, answer.dtype, profiler.elements) == ("Network", "f32", HELD)
     assert len(answer.plans) == 3 * 14  # micro-batches of 1 to 8192, three shardings
-    assert [each.step_us for each in answer.plans] == sorted(each.step_us for each in answer.plans)
+    assert [plan.step_us for plan in answer.plans] == sorted(plan.step_us for plan in answer.plans)
     best = answer.plans[0]
     assert best.microbatch * best.microbatches == 2 * 4096
     assert best.cost == pytest.approx(2 * 0.7 * best.step_us / 3.6e9)
-    small = next(each for each in answer.plans if each.microbatch == 1)
+    small = next(plan for plan in answer.plans if plan.microbatch == 1)
     operations = len(profiler.profile(4096).step.operations)
     assert small.step_us > small.microbatches * HOST_US * operations  # bound by launches
 
@@ -66,7 +66,7 @@ def test_memory_is_that_of_the_traced_step_and_of_copies(profiler: ModelProfiler
     machine = TrainingCluster.parse("2 x l4")
     answer = plan_module(ModuleJob(profiler=profiler, batch=2 * 4096), machine)
     none, optimizer, full = (
-        next(each for each in answer.plans if (each.microbatch, each.sharding) == (4096, sharding))
+        next(plan for plan in answer.plans if (plan.microbatch, plan.sharding) == (4096, sharding))
         for sharding in ("none", "optimizer", "full")
     )
     step = profiler.profile(4096).step
@@ -81,8 +81,8 @@ def test_memory_is_that_of_the_traced_step_and_of_copies(profiler: ModelProfiler
 
 def test_one_device_has_nothing_to_communicate(profiler: ModelProfiler) -> None:
     answer = plan_module(ModuleJob(profiler=profiler, batch=4096), TrainingCluster.parse("1 x l4"))
-    assert {each.sharding for each in answer.plans} == {"none"}
-    assert all(each.communication_us == 0 for each in answer.plans)
+    assert {plan.sharding for plan in answer.plans} == {"none"}
+    assert all(plan.communication_us == 0 for plan in answer.plans)
     slow = plan_module(
         ModuleJob(profiler=profiler, batch=8 * 4096), TrainingCluster.parse("8 x l4, 1 a node, 1")
     )

@@ -31,27 +31,27 @@ MACHINE = TrainingCluster.parse("4 x l4, 12GB, $0.7")
 def test_best_plans_and_front_are_those_of_all_plans(objective: Objective) -> None:
     fixed = {"flash": "yes", "sequence_parallel": "no", "microbatch": "1|4", "tensor": "1|2"}
     search = ClusterSearch(JOB, MACHINE, objective=objective, fixed=fixed)
-    found = search.run(5)
+    result = search.run(5)
     assert {plan.schedule for plan in search.plans} == set(PLANNED_SCHEDULES)
-    fitting = [each for each in map(search.priced, search.plans) if each.fits]
+    fitting = [priced for priced in map(search.priced, search.plans) if priced.fits]
     keys = {
-        "time": lambda each: each.step.time_us,
-        "memory": lambda each: (each.memory.total, each.step.time_us),
+        "time": lambda priced: priced.step.time_us,
+        "memory": lambda priced: (priced.memory.total, priced.step.time_us),
     }
     best = sorted(map(keys[objective], fitting))[:5]
-    assert [keys[objective](each) for each in found.best] == best
+    assert [keys[objective](priced) for priced in result.best] == best
     front = {
-        (each.step.time_us, each.memory.total)
-        for each in fitting
+        (priced.step.time_us, priced.memory.total)
+        for priced in fitting
         if not any(
-            (other.step.time_us, other.memory.total) != (each.step.time_us, each.memory.total)
-            and other.step.time_us <= each.step.time_us
-            and other.memory.total <= each.memory.total
-            for other in fitting
+            (better.step.time_us, better.memory.total) != (priced.step.time_us, priced.memory.total)
+            and better.step.time_us <= priced.step.time_us
+            and better.memory.total <= priced.memory.total
+            for better in fitting
         )
     }
-    assert {(each.step.time_us, each.memory.total) for each in found.front} == front
-    proof = found.proof
+    assert {(priced.step.time_us, priced.memory.total) for priced in result.front} == front
+    proof = result.proof
     assert proof.plans - proof.too_large == len(fitting)
     assert proof.too_large + proof.bounded_by_passes + proof.bounded_by_step + proof.simulated == proof.plans
     assert proof.optimal
@@ -163,23 +163,26 @@ def test_answer_says_what_binds_and_how_sure_it_is(tmp_path: Path) -> None:
     answer = plan_training(JOB, MACHINE, top=2)
     assert answer.best is not None
     assert sum(answer.shares.values()) == pytest.approx(1)
-    speedups = {each.resource: each.speedup for each in answer.gains}
+    speedups = {part_of_answer.resource: part_of_answer.speedup for part_of_answer in answer.gains}
     assert speedups["memory of each device"] is not None
     assert speedups["memory of each device"] >= 1
     assert speedups["bandwidth of all links"] is not None
     assert speedups["bandwidth of all links"] > 1
-    assert all(each.regret >= 0 for each in answer.sensitivity)
+    assert all(part_of_answer.regret >= 0 for part_of_answer in answer.sensitivity)
     steps = [answer.best, *answer.next_plans]
     assert len(steps) > 1
     for less, more in itertools.pairwise(steps):
         assert more.memory.total > less.memory.total
         assert more.step.time_us < 0.99 * less.step.time_us
-    assert all(MACHINE.memory_bytes < each.memory.total <= 2 * MACHINE.memory_bytes for each in steps[1:])
+    assert all(
+        MACHINE.memory_bytes < part_of_answer.memory.total <= 2 * MACHINE.memory_bytes
+        for part_of_answer in steps[1:]
+    )
     path = tmp_path / "plan.toml"
     write_plan(path, answer.best, JOB)
-    found = tomllib.loads(path.read_text())
-    assert found["plan"]["tensor"] == answer.best.plan.tensor
-    assert f"--micro-batch-size {answer.best.plan.microbatch}" in found["megatron"]["arguments"]
+    written = tomllib.loads(path.read_text())
+    assert written["plan"]["tensor"] == answer.best.plan.tensor
+    assert f"--micro-batch-size {answer.best.plan.microbatch}" in written["megatron"]["arguments"]
 
 
 def test_networks_without_megatron_kernels_are_refused() -> None:
@@ -196,12 +199,12 @@ def test_states_in_host_memory_fit_more_and_take_time(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text(text + 'host_memory = "64GB"\n')
     search = ClusterSearch(JOB, TrainingCluster.read(path), fixed={"tensor": "1", "pipeline": "1"})
-    on_host = next(each for each in search.plans if each.states == "host" and each.sharding == "none")
+    on_host = next(plan for plan in search.plans if plan.states == "host" and plan.sharding == "none")
     host, device = (search.priced(replace(on_host, states=states)) for states in ("host", "device"))
-    held = JOB.network.parameters()
-    assert device.memory.total - host.memory.total == device.memory.optimizer == 12 * held
-    assert host.memory.host == 14 * held
-    copy_us, update_us = held * 2 / 20e3, 4 * held * 28 / 100e3
+    parameters = JOB.network.parameters()
+    assert device.memory.total - host.memory.total == device.memory.optimizer == 12 * parameters
+    assert host.memory.host == 14 * parameters
+    copy_us, update_us = parameters * 2 / 20e3, 4 * parameters * 28 / 100e3
     assert update_us < host.step.optimizer_us < 2 * copy_us + update_us
     assert search.run(1).best[0].plan.states == "host"
     path.write_text(text + 'host_memory = "1GB"\n')

@@ -65,11 +65,11 @@ def test_step_equals_that_of_predict_step(overlap: bool) -> None:
         expected = predict_step(
             job.network, MACHINE.device, plan.run(job), MACHINE.links, plan.parallelism(job)
         )
-        found = prices.step(plan)
-        assert found.time_us == pytest.approx(expected.time_us, rel=1e-9), plan
-        assert found.bubble_us == pytest.approx(expected.bubble.us, rel=1e-6, abs=1e-3), plan
-        assert found.communication_us == pytest.approx(expected.communication.us, rel=1e-9), plan
-        assert found.compute_us + found.optimizer_us == pytest.approx(expected.compute.us, rel=1e-9), plan
+        step = prices.step(plan)
+        assert step.time_us == pytest.approx(expected.time_us, rel=1e-9), plan
+        assert step.bubble_us == pytest.approx(expected.bubble.us, rel=1e-6, abs=1e-3), plan
+        assert step.communication_us == pytest.approx(expected.communication.us, rel=1e-9), plan
+        assert step.compute_us + step.optimizer_us == pytest.approx(expected.compute.us, rel=1e-9), plan
 
 
 LONG = TrainingJob(network=network("llama-3-8b"), batch=8, seq=8192)
@@ -95,9 +95,9 @@ def test_step_with_context_parallelism_equals_that_of_predict_step(plan: Cluster
         expected = predict_step(
             job.network, MACHINE.device, plan.run(job), MACHINE.links, plan.parallelism(job)
         )
-        found = pricer(job, layers=LONG_LAYERS).step(plan)
-        assert found.time_us == pytest.approx(expected.time_us, rel=1e-9)
-        assert found.communication_us == pytest.approx(expected.communication.us, rel=1e-9)
+        step = pricer(job, layers=LONG_LAYERS).step(plan)
+        assert step.time_us == pytest.approx(expected.time_us, rel=1e-9)
+        assert step.communication_us == pytest.approx(expected.communication.us, rel=1e-9)
 
 
 def test_slow_links_expose_keys_and_values() -> None:
@@ -150,16 +150,16 @@ def test_first_bounds_of_all_plans_are_below_their_second_bounds_and_steps(job: 
 def test_step_of_a_schedule_equals_that_of_predict_step(schedule: str) -> None:
     chunks = 3 if schedule == "interleaved-zb" else 1
     plan = replace(PLAN, tensor=2, pipeline=4, microbatch=2, chunks=chunks, schedule=schedule)
-    for each in (plan, replace(plan, sharding="optimizer"), replace(plan, pipeline=2, data=1, tensor=1)):
-        each = replace(each, sequence_parallel=each.tensor > 1)
-        predicted([each])
+    for variation in (plan, replace(plan, sharding="optimizer"), replace(plan, pipeline=2, data=1, tensor=1)):
+        variation = replace(variation, sequence_parallel=variation.tensor > 1)
+        predicted([variation])
         expected = predict_step(
-            JOB.network, MACHINE.device, each.run(JOB), MACHINE.links, each.parallelism(JOB)
+            JOB.network, MACHINE.device, variation.run(JOB), MACHINE.links, variation.parallelism(JOB)
         )
-        found = pricer().step(each)
-        assert found.time_us == pytest.approx(expected.time_us, rel=1e-9), each
-        assert found.communication_us == pytest.approx(expected.communication.us, rel=1e-9), each
-        assert pricer().bound_us(each) <= found.time_us * (1 + 1e-12)
+        step = pricer().step(variation)
+        assert step.time_us == pytest.approx(expected.time_us, rel=1e-9), variation
+        assert step.communication_us == pytest.approx(expected.communication.us, rel=1e-9), variation
+        assert pricer().bound_us(variation) <= step.time_us * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("count", [1, 4, 8])
@@ -170,17 +170,17 @@ def test_step_with_some_layers_computed_again_equals_that_of_predict_step(
     plan = replace(PLAN, pipeline=pipeline, data=1, chunks=chunks, recompute="full", recompute_layers=count)
     predicted([plan, replace(plan, recompute_layers=0)])
     expected = predict_step(JOB.network, MACHINE.device, plan.run(JOB), MACHINE.links, plan.parallelism(JOB))
-    found = pricer().step(plan)
-    assert found.time_us == pytest.approx(expected.time_us, rel=1e-9)
-    assert found.communication_us == pytest.approx(expected.communication.us, rel=1e-9)
-    assert found.time_us < pricer().step_us(replace(plan, recompute_layers=0))
+    step = pricer().step(plan)
+    assert step.time_us == pytest.approx(expected.time_us, rel=1e-9)
+    assert step.communication_us == pytest.approx(expected.communication.us, rel=1e-9)
+    assert step.time_us < pricer().step_us(replace(plan, recompute_layers=0))
 
 
 def test_zero_bubble_schedules_shorten_the_bubble() -> None:
     plan = replace(PLAN, tensor=1, pipeline=4, data=4, microbatch=1, sequence_parallel=False)
     schedules = ("1f1b", "zb-h1", "zbv")
-    plans = predicted([replace(plan, schedule=each) for each in schedules])
-    bubbles = [pricer().step(each).bubble_us for each in plans]
+    plans = predicted([replace(plan, schedule=schedule) for schedule in schedules])
+    bubbles = [pricer().step(scheduled).bubble_us for scheduled in plans]
     assert bubbles[0] > bubbles[1] > bubbles[2]
 
 

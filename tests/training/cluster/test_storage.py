@@ -30,30 +30,40 @@ HELD = JOB.network.parameters()
 def priced(machine: TrainingCluster = MACHINE, **changed: object) -> PricedPlan:
     search = ClusterSearch(JOB, machine, layers=SEARCH.layers)
     plan = next(
-        each
-        for each in SEARCH.plans
-        if (each.sharding, each.states, each.parameters, each.activations) == ("full", "nvme", "nvme", "host")
-        and each.microbatch == 1
+        stored_plan
+        for stored_plan in SEARCH.plans
+        if (stored_plan.sharding, stored_plan.states, stored_plan.parameters, stored_plan.activations)
+        == ("full", "nvme", "nvme", "host")
+        and stored_plan.microbatch == 1
     )
     return search.priced(replace(plan, **changed))  # type: ignore[arg-type]
 
 
 def test_best_plans_are_those_of_all_plans() -> None:
-    found = SEARCH.run(3)
+    result = SEARCH.run(3)
     every = [SEARCH.priced(plan) for plan in SEARCH.plans]
-    fitting = [each for each in every if each.fits]
+    fitting = [candidate for candidate in every if candidate.fits]
     assert 0 < len(fitting) < len(every)
-    assert [each.step.time_us for each in found.best] == sorted(each.step.time_us for each in fitting)[:3]
-    assert found.proof.plans - found.proof.too_large == len(fitting)
-    for each, floor_us in zip(every, SEARCH.pricer.floors_us(SEARCH.plans), strict=True):
-        parts = (each.step.storage_us, each.step.waits_us, each.step.optimizer_us, each.step.bubble_us)
-        assert min(*parts, each.memory.host, each.memory.nvme, *each.memory.kinds.values()) >= 0
-        bound_us = SEARCH.pricer.bound_us(each.plan)
-        assert floor_us <= bound_us * (1 + 1e-9) <= each.step.time_us * (1 + 2e-9)
-    for each in fitting:
-        assert each.memory.total <= MACHINE.memory_bytes
-        assert 4 * each.memory.host <= MACHINE.host_bytes
-        assert 4 * each.memory.nvme <= MACHINE.nvme_bytes
+    assert [candidate.step.time_us for candidate in result.best] == sorted(
+        candidate.step.time_us for candidate in fitting
+    )[:3]
+    assert result.proof.plans - result.proof.too_large == len(fitting)
+    for candidate, floor_us in zip(every, SEARCH.pricer.floors_us(SEARCH.plans), strict=True):
+        parts = (
+            candidate.step.storage_us,
+            candidate.step.waits_us,
+            candidate.step.optimizer_us,
+            candidate.step.bubble_us,
+        )
+        assert (
+            min(*parts, candidate.memory.host, candidate.memory.nvme, *candidate.memory.kinds.values()) >= 0
+        )
+        bound_us = SEARCH.pricer.bound_us(candidate.plan)
+        assert floor_us <= bound_us * (1 + 1e-9) <= candidate.step.time_us * (1 + 2e-9)
+    for candidate in fitting:
+        assert candidate.memory.total <= MACHINE.memory_bytes
+        assert 4 * candidate.memory.host <= MACHINE.host_bytes
+        assert 4 * candidate.memory.nvme <= MACHINE.nvme_bytes
 
 
 def test_data_is_in_one_place() -> None:
@@ -72,11 +82,11 @@ def test_data_is_in_one_place() -> None:
 
 
 def test_nvme_bounds_the_update_and_is_shared_by_the_devices_of_a_node() -> None:
-    found = priced()
+    on_one_node = priced()
     read_us, write_us = 14 * HELD / 5e3, 14 * HELD / 2e3
-    assert write_us < found.step.optimizer_us < read_us + write_us
-    one = TrainingCluster.parse("4 x l4, 1 a node, net-100, 6GB, host 20GB 100, nvme 40GB 5/2")
-    assert priced(one, nodes=4).step.optimizer_us < 0.3 * found.step.optimizer_us
+    assert write_us < on_one_node.step.optimizer_us < read_us + write_us
+    apart = TrainingCluster.parse("4 x l4, 1 a node, net-100, 6GB, host 20GB 100, nvme 40GB 5/2")
+    assert priced(apart, nodes=4).step.optimizer_us < 0.3 * on_one_node.step.optimizer_us
 
 
 def test_shared_and_half_duplex_links_are_slower() -> None:
@@ -93,9 +103,11 @@ def test_gradients_are_scattered_for_every_micro_batch_and_parameters_gathered_o
     slow = TrainingCluster.parse("4 x l4, 2:20, host 64GB 100")
     search = ClusterSearch(job, slow, layers=SEARCH.layers)
     plan = replace(priced().plan, states="device", parameters="device", activations="device")
-    two, one = (search.priced(replace(plan, sharding=each)).step for each in ("gradients", "optimizer"))
+    two, optimizer_only = (
+        search.priced(replace(plan, sharding=sharding)).step for sharding in ("gradients", "optimizer")
+    )
     assert two.waits_us > 6 * two.gradients_us > 0
-    assert one.waits_us == 0
+    assert optimizer_only.waits_us == 0
     full = search.priced(replace(plan, sharding="full")).step
     assert full.waits_us > 2 * two.waits_us
 
@@ -137,7 +149,7 @@ def test_faster_storage_is_a_gain() -> None:
     answer = plan_training(JOB, MACHINE, fixed={"states": "nvme", "tensor": "1", "pipeline": "1"}, top=1)
     assert answer.best is not None
     assert sum(answer.shares.values()) == pytest.approx(1)
-    speedups = {each.resource: each.speedup for each in answer.gains}
+    speedups = {gain.resource: gain.speedup for gain in answer.gains}
     assert speedups["bandwidth of host memory and NVMe"] is not None
     assert speedups["bandwidth of host memory and NVMe"] > 1.2
 
@@ -145,17 +157,17 @@ def test_faster_storage_is_a_gain() -> None:
 def test_file_of_a_plan_has_no_arguments_that_megatron_lacks(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     write_plan(path, priced(), JOB)
-    found = tomllib.loads(path.read_text())
-    assert found["plan"]["states"] == "nvme"
-    assert "megatron" not in found
+    written = tomllib.loads(path.read_text())
+    assert written["plan"]["states"] == "nvme"
+    assert "megatron" not in written
 
 
 def test_what_a_node_lacks_is_named() -> None:
     machine = TrainingCluster.parse("4 x l4, 6GB, host 4GB 100, nvme 10GB 5/2")
     answer = plan_training(JOB, machine, fixed={"parameters": "nvme"})
     assert answer.best is None
-    held = answer.result.least_memory.memory
-    assert answer.missing_nvme_bytes == 4 * held.nvme - 10 * 10**9 > 0
+    memory = answer.result.least_memory.memory
+    assert answer.missing_nvme_bytes == 4 * memory.nvme - 10 * 10**9 > 0
 
 
 def test_file_and_text_describe_the_same_storage(tmp_path: Path) -> None:
@@ -173,16 +185,22 @@ STAGES = ClusterSearch(JOB, MACHINE, fixed={"tensor": "1", "flash": "yes", "pipe
 
 @pytest.mark.slow
 def test_best_plans_of_a_pipeline_with_storage_are_those_of_all_plans() -> None:
-    found = STAGES.run(3, front=False)
+    result = STAGES.run(3, front=False)
     every = [STAGES.priced(plan) for plan in STAGES.plans]
-    fitting = [each for each in every if each.fits]
+    fitting = [candidate for candidate in every if candidate.fits]
     assert 0 < len(fitting) < len(every)
-    assert [each.step.time_us for each in found.best] == sorted(each.step.time_us for each in fitting)[:3]
-    for each, floor_us in zip(every, STAGES.pricer.floors_us(STAGES.plans), strict=True):
-        bound_us = STAGES.pricer.bound_us(each.plan)
-        assert floor_us <= bound_us * (1 + 1e-9) <= each.step.time_us * (1 + 2e-9)
-    stored = {(each.parameters, each.activations) for each in STAGES.plans}
-    assert stored == {(where, kept) for where in ("device", "host", "nvme") for kept in ("device", "host")}
+    assert [candidate.step.time_us for candidate in result.best] == sorted(
+        candidate.step.time_us for candidate in fitting
+    )[:3]
+    for candidate, floor_us in zip(every, STAGES.pricer.floors_us(STAGES.plans), strict=True):
+        bound_us = STAGES.pricer.bound_us(candidate.plan)
+        assert floor_us <= bound_us * (1 + 1e-9) <= candidate.step.time_us * (1 + 2e-9)
+    stored = {(candidate.parameters, candidate.activations) for candidate in STAGES.plans}
+    assert stored == {
+        (where, activations_in)
+        for where in ("device", "host", "nvme")
+        for activations_in in ("device", "host")
+    }
 
 
 def test_stages_store_their_layers() -> None:
@@ -194,9 +212,11 @@ def test_stages_store_their_layers() -> None:
     assert stage.memory.nvme > 0.8 * whole.memory.nvme
     assert stage.step.storage_us > 0
     device = priced(**{**changed, "activations": "device"})
-    kept = 36 // 2 * 1024 * 1280 * 2 * 2  # layers of a stage, tokens, width, bytes, micro-batches in flight
-    assert stage.memory.host - device.memory.host == kept
-    on_last = kept // 2 - 2 * 1024 * 1280 * 2  # one micro-batch in flight, and two layers in buffers
+    stored_bytes = (
+        36 // 2 * 1024 * 1280 * 2 * 2
+    )  # layers of a stage, tokens, width, bytes, micro-batches in flight
+    assert stage.memory.host - device.memory.host == stored_bytes
+    on_last = stored_bytes // 2 - 2 * 1024 * 1280 * 2  # one micro-batch in flight, and two layers in buffers
     assert device.memory.activations - stage.memory.activations == on_last
 
 

@@ -48,7 +48,7 @@ def test_a_branch_divides_basic_blocks() -> None:
     assert [len(block.operations) for block in graph.blocks()] == [0, 4, 0]
     graph.add(_trace("abxd"))
     blocks = graph.blocks()
-    assert sorted("".join(each.operator for each in block.operations) for block in blocks) == [
+    assert sorted("".join(call.operator for call in block.operations) for block in blocks) == [
         "", "", "ab", "c", "d", "x",
     ]  # fmt: skip
     assert [operation.operator for operation in graph.branches()] == ["b"]
@@ -60,9 +60,9 @@ def test_blocks_of_random_graphs_hold_every_operation_once() -> None:
         graph = TraceGraph()
         for _ in range(chance.randint(1, 5)):
             graph.add(_trace("".join(chance.choices("abcde", k=chance.randint(0, 6)))))
-        held = [operation for block in graph.blocks() for operation in block.operations]
-        assert len(held) == len(set(held))
-        assert set(held) == graph.operations()
+        operations = [operation for block in graph.blocks() for operation in block.operations]
+        assert len(operations) == len(set(operations))
+        assert set(operations) == graph.operations()
 
 
 def test_a_step_is_traced_with_backward_and_optimizer() -> None:
@@ -142,8 +142,8 @@ def _outcome(wrap: Callable[..., Any], iterations: int) -> tuple[list[Tensor], l
     step = wrap(step)
     inputs = torch.Generator().manual_seed(1)
     losses = [step(torch.randn(3, 4, generator=inputs), 1.0 + 0.1 * i) for i in range(iterations)]
-    gradients = [each.grad.clone() for each in network.parameters() if each.grad is not None]
-    state = [each.clone() for each in network.state_dict().values()]
+    gradients = [tensor.grad.clone() for tensor in network.parameters() if tensor.grad is not None]
+    state = [tensor.clone() for tensor in network.state_dict().values()]
     return [*losses, *gradients, *state, torch.get_rng_state()], seen
 
 
@@ -156,14 +156,14 @@ def test_known_paths_are_coexecuted_with_numbers_as_inputs() -> None:
         return steps[0]  # type: ignore[no-any-return]
 
     with _testing.forced():
-        got, others = _outcome(wrap, 9)
-    assert effects == others
-    assert all(torch.equal(one, two) for one, two in zip(expected, got, strict=True))
+        got, effects_seen = _outcome(wrap, 9)
+    assert effects == effects_seen
+    assert all(torch.equal(wanted_tensor, two) for wanted_tensor, two in zip(expected, got, strict=True))
     report = coexecute.report(steps[0])
     assert report.coexecuted >= 4
     assert report.iterations == report.traced + report.coexecuted + report.diverged == 9
-    assert {each.runner for each in report.segments} == {"TorchScript"}
-    assert all(each.runs for each in report.segments)
+    assert {segment.runner for segment in report.segments} == {"TorchScript"}
+    assert all(segment.runs for segment in report.segments)
     assert 0 < report.waiting_s <= report.coexecuted_s
 
 
@@ -175,7 +175,7 @@ def test_a_changed_number_of_threads_also_holds_in_the_graph_runner() -> None:
             expected, _ = _outcome(lambda step: step, 9)
             with _testing.forced():
                 got, _ = _outcome(coexecute, 9)
-            assert all(torch.equal(one, two) for one, two in zip(expected, got, strict=True)), threads
+            assert all(torch.equal(tensor, two) for tensor, two in zip(expected, got, strict=True)), threads
     finally:
         torch.set_num_threads(before)
 
@@ -197,26 +197,26 @@ def test_leaving_a_path_at_any_call_is_invisible() -> None:
 
             return run
 
-        got, others = _outcome(wrap, 6)
-        assert effects == others, call
-        assert all(torch.equal(one, two) for one, two in zip(expected, got, strict=True)), call
+        got, effects_seen = _outcome(wrap, 6)
+        assert effects == effects_seen, call
+        assert all(torch.equal(tensor, two) for tensor, two in zip(expected, got, strict=True)), call
 
 
 def test_objects_that_outlive_a_step_are_tensors() -> None:
-    kept: list[Tensor] = []
+    outliving: list[Tensor] = []
 
     @coexecute
     def step(x: Tensor) -> Tensor:
         y = x * 2
         y.note = "mine"
-        kept.append(y)
+        outliving.append(y)
         return y + 1
 
     with _testing.forced():
         results = [step(torch.full((2,), float(i))) for i in range(5)]
-    assert [each.tolist() for each in kept] == [[2.0 * i] * 2 for i in range(5)]
-    assert [each.tolist() for each in results] == [[2.0 * i + 1] * 2 for i in range(5)]
-    assert all(type(each) is Tensor and each.note == "mine" for each in kept)
+    assert [tensor.tolist() for tensor in outliving] == [[2.0 * i] * 2 for i in range(5)]
+    assert [tensor.tolist() for tensor in results] == [[2.0 * i + 1] * 2 for i in range(5)]
+    assert all(type(tensor) is Tensor and tensor.note == "mine" for tensor in outliving)
     assert coexecute.report(step).coexecuted >= 3
 
 

@@ -84,8 +84,8 @@ def test_operations_of_one_caller_are_told_apart_by_deeper_frames(program: Path)
 def test_an_empty_graph_has_a_picture() -> None:
     graph = TraceGraph()
     graph.add([])
-    for each in (graph, TraceGraph()):
-        assert ElementTree.fromstring(trace_graph_svg(each)).tag.endswith("svg")
+    for drawn_graph in (graph, TraceGraph()):
+        assert ElementTree.fromstring(trace_graph_svg(drawn_graph)).tag.endswith("svg")
 
 
 def test_boxes_of_random_graphs_hold_every_line_once_and_do_not_overlap(program: Path) -> None:
@@ -98,8 +98,8 @@ def test_boxes_of_random_graphs_hold_every_line_once_and_do_not_overlap(program:
         lines = re.findall(r"> +(\d)  line", svg)
         assert sorted(lines) == sorted(set("".join(traces)))
         boxes = [
-            tuple(float(value) for value in found)
-            for found in re.findall(
+            tuple(float(value) for value in match)
+            for match in re.findall(
                 r'<rect x="([\d.-]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)" rx', svg
             )
         ]
@@ -152,8 +152,10 @@ def test_operations_keep_their_call_sites_when_a_path_is_left(tmp_path: Path) ->
     assert coexecute.report(step).diverged >= 1
     first = step.graph.operations()
     sites = {
-        operation.operator: {each.site for each in first if each.operator == operation.operator}
+        operation.operator: {
+            operation_seen.site for operation_seen in first if operation_seen.operator == operation.operator
+        }
         for operation in first
     }
     assert len(sites["aten::addmm"]) == len(sites["aten::add_.Tensor"]) == 1
-    assert all(site for found in sites.values() for site in found)
+    assert all(site for sites_of_operator in sites.values() for site in sites_of_operator)

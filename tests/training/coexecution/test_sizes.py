@@ -91,8 +91,8 @@ def _flat(network: nn.ModuleDict, x: Tensor, state: State) -> Tensor:
 
 
 def _convolution(network: nn.ModuleDict, x: Tensor, state: State) -> Tensor:
-    found = network["conv"](network["conv"](x.transpose(1, 2)))
-    return found.abs().sum() / found.shape[2]
+    convolved = network["conv"](network["conv"](x.transpose(1, 2)))
+    return convolved.abs().sum() / convolved.shape[2]
 
 
 def _in_place(network: nn.ModuleDict, x: Tensor, state: State) -> Tensor:
@@ -264,15 +264,15 @@ def test_leaving_a_path_with_sizes_at_any_call_is_invisible(name: str) -> None:
 
 def _formula(roots: dict[int, tuple[int, ...]], values: tuple[int, ...]) -> Callable[..., Any] | None:
     """Return the function from values of roots to the value of a size."""
-    sizes = {index: Size(low=min(each), high=max(each)) for index, each in roots.items()}
+    sizes = {index: Size(low=min(lengths), high=max(lengths)) for index, lengths in roots.items()}
     finder = SizeFinder(sizes, roots)
-    found = finder.size(values, least=None)
-    if found is None:
+    size = finder.size(values, least=None)
+    if size is None:
         return None
     finder.add()
-    return lambda **known: Numbers(sizes).copy({-int(key[1:]): each for key, each in known.items()})[
-        found.index
-    ]
+    return lambda **numbers: Numbers(sizes).copy(
+        {-int(key[1:]): lengths for key, lengths in numbers.items()}
+    )[size.index]
 
 
 @pytest.mark.parametrize(
@@ -288,18 +288,18 @@ def _formula(roots: dict[int, tuple[int, ...]], values: tuple[int, ...]) -> Call
 )
 def test_a_size_follows_from_a_root(function: Callable[[int], int], value: int) -> None:
     lengths = (4, 10, 16, 17)
-    found = _formula({-1: lengths}, tuple(map(function, lengths)))
-    assert found is not None
-    assert found(r1=20) == value
+    formula = _formula({-1: lengths}, tuple(map(function, lengths)))
+    assert formula is not None
+    assert formula(r1=20) == value
 
 
 def test_a_size_follows_from_two_roots() -> None:
     counts, lengths = (2, 3, 5, 2), (4, 9, 6, 8)
-    found = _formula(
+    formula = _formula(
         {-1: counts, -2: lengths}, tuple(7 * a * b * b for a, b in zip(counts, lengths, strict=True))
     )
-    assert found is not None
-    assert found(r1=4, r2=10) == 2800
+    assert formula is not None
+    assert formula(r1=4, r2=10) == 2800
 
 
 def test_a_size_without_a_formula_is_not_found() -> None:

@@ -56,10 +56,10 @@ def test_checkpoint_for_each_block_repeats_what_blocks_compute_and_no_results_of
         ["addmm", "gelu"]
     ] * BLOCKS
     plain = simulate(joint.step, unplanned(joint.step))
-    found = simulate(joint.step, repeated(joint, groups))
-    again = sum(joint.step.operations[index].time_us for group in groups for index in group[:1])
-    assert found.compute_us == pytest.approx(plain.compute_us + again)
-    assert found.peak_bytes < plain.peak_bytes
+    checkpointed = simulate(joint.step, repeated(joint, groups))
+    repeated_us = sum(joint.step.operations[index].time_us for group in groups for index in group[:1])
+    assert checkpointed.compute_us == pytest.approx(plain.compute_us + repeated_us)
+    assert checkpointed.peak_bytes < plain.peak_bytes
 
 
 def test_selective_checkpoint_repeats_less_and_keeps_more_than_a_checkpoint(joint: JointStep) -> None:
@@ -80,6 +80,6 @@ def test_hooks_copy_every_saved_tensor_back_once_and_wait(joint: JointStep) -> N
     schedule = offloaded(joint)
     back = [action.tensor for action in schedule if isinstance(action, CopyIn)]
     assert len(back) == len(set(back)) > BLOCKS
-    found = simulate(joint.step, schedule)
-    assert found.stall_us > 0
-    assert found.peak_bytes < simulate(joint.step, unplanned(joint.step)).peak_bytes
+    swapped = simulate(joint.step, schedule)
+    assert swapped.stall_us > 0
+    assert swapped.peak_bytes < simulate(joint.step, unplanned(joint.step)).peak_bytes

@@ -49,8 +49,8 @@ def test_only_copies_that_nobody_can_observe_are_removed(call: Callable[[Tensor]
     module.graph.lint()
     module.recompile()
     assert len(module.graph.find_nodes(op="call_function", target=CLONE)) == kept
-    given = torch.randn(4, 4)
-    assert torch.equal(module(given)[0], call(given))
+    matrix = torch.randn(4, 4)
+    assert torch.equal(module(matrix)[0], call(matrix))
 
 
 def test_views_of_a_removed_copy_have_the_memory_of_its_source() -> None:

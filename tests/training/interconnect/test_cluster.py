@@ -61,9 +61,9 @@ def test_a_link_by_hand() -> None:
 
 
 def test_a_cluster_shares_devices_out() -> None:
-    found = Cluster.of(A100, devices=16, nodes=2)
-    assert (found.devices_per_node, found.devices) == (8, 16)
-    assert (found.inside.name, found.between.name) == ("nvlink3", "net-200")
+    cluster = Cluster.of(A100, devices=16, nodes=2)
+    assert (cluster.devices_per_node, cluster.devices) == (8, 16)
+    assert (cluster.inside.name, cluster.between.name) == ("nvlink3", "net-200")
     assert Cluster.of(A100, devices=4, link="pcie4").inside.name == "pcie4"
     with pytest.raises(InputError, match="must divide"):
         Cluster.of(A100, devices=9, nodes=2)
@@ -89,8 +89,8 @@ def test_groups_of_devices(size: int, stride: int, local: int, nodes: int) -> No
 
 
 def test_within_one_node_every_group_is_local() -> None:
-    one = Cluster(inside=FAST, between=FAST, devices_per_node=8)
-    assert one.group(3, stride=2).local == 3
+    cluster = Cluster(inside=FAST, between=FAST, devices_per_node=8)
+    assert cluster.group(3, stride=2).local == 3
 
 
 def test_a_group_needs_devices() -> None:
@@ -109,9 +109,9 @@ def test_a_cluster_from_a_file(tmp_path: Path) -> None:
     path.write_text(
         'inside = "nvlink4"\nbetween = { gb_s = 40, latency_us = 3 }\ndevices_per_node = 4\nnodes = 2\n'
     )
-    found = cluster_from_file(str(path))
-    assert found.inside.reduces
-    assert (found.between.gb_s, found.between.name, found.devices) == (40, "between", 8)
+    cluster = cluster_from_file(str(path))
+    assert cluster.inside.reduces
+    assert (cluster.between.gb_s, cluster.between.name, cluster.devices) == (40, "between", 8)
     path.write_text('inside = "nvlink4"\nnodes = 2\n')
     with pytest.raises(InputError, match="between"):
         cluster_from_file(str(path))

@@ -58,9 +58,9 @@ def way(
     collective: Collective, group: ProcessGroup, algorithm: str = "ring", protocol: str = "bulk"
 ) -> CollectiveMethod:
     return next(
-        each
-        for each in collective_methods(collective, group)
-        if (each.algorithm, each.protocol) == (algorithm, protocol)
+        method
+        for method in collective_methods(collective, group)
+        if (method.algorithm, method.protocol) == (algorithm, protocol)
     )
 
 
@@ -101,7 +101,10 @@ def test_links_with_whole_stores_have_a_third_protocol() -> None:
     nvlink = Link(name="nvlink", gb_s=100, latency_us=1, efficiency=0.5, ll128=True)
     got = way("broadcast", node(2, nvlink), protocol="low latency 128")
     assert got.us_per_byte == pytest.approx(1 / 50e3 / LAW.ll128_share)
-    assert {each.protocol for each in collective_methods("all-reduce", node(4))} == {"bulk", "low latency"}
+    assert {method.protocol for method in collective_methods("all-reduce", node(4))} == {
+        "bulk",
+        "low latency",
+    }
 
 
 def test_tree_steps_grow_with_the_logarithm_of_nodes() -> None:
@@ -115,8 +118,11 @@ def test_in_switch_reduction_sends_each_byte_about_once() -> None:
     adding = Link(name="nvlink", gb_s=100, latency_us=1, efficiency=0.5, reduces=True)
     got = way("all-reduce", node(8, adding), "in-network")
     assert got.us_per_byte == pytest.approx(9 / 8 / (50e3 * LAW.switch_share))
-    assert {each.algorithm for each in collective_methods("all-reduce", node(2, adding))} == {"ring", "tree"}
-    assert {each.algorithm for each in collective_methods("all-reduce", node(8))} == {"ring", "tree"}
+    assert {method.algorithm for method in collective_methods("all-reduce", node(2, adding))} == {
+        "ring",
+        "tree",
+    }
+    assert {method.algorithm for method in collective_methods("all-reduce", node(8))} == {"ring", "tree"}
 
 
 def test_all_to_all_copies_a_device_its_own_part() -> None:
@@ -148,12 +154,12 @@ def test_all_reduce_is_reduce_scatter_and_all_gather(group: ProcessGroup) -> Non
     base = BASE_US + LAW.larger_us if group.size > 1 else 0.0
     whole = way("all-reduce", group)
     share = group.inside.group_share if group.local > 2 else 1
-    own = LAST_PART / group.size / group.inside.bytes_per_us / share
-    total = sum(each.us_per_byte for each in both)
+    last_part = LAST_PART / group.size / group.inside.bytes_per_us / share
+    total = sum(method.us_per_byte for method in both)
     assert (
-        total - own * (1 + 1e-9) <= whole.us_per_byte <= total * (1 + 1e-9)
+        total - last_part * (1 + 1e-9) <= whole.us_per_byte <= total * (1 + 1e-9)
     )  # an all-reduce has one last part
-    assert whole.latency_us == pytest.approx(sum(each.latency_us for each in both) - base)
+    assert whole.latency_us == pytest.approx(sum(method.latency_us for method in both) - base)
 
 
 @given(collectives, groups)
@@ -223,9 +229,9 @@ def over_measured(curve: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]
     """Return predicted over measured times that are not those of the host."""
     count = curve.get("gpus", 8 * curve["nodes"])
     cluster = Cluster.of(device.find(curve["device"]), devices=count, nodes=curve["nodes"])
-    kept = np.array(curve["log2_bytes"]) >= curve.get("host_bound", 0)
-    sizes = 2.0 ** np.array(curve["log2_bytes"])[kept]
-    return collective_us("all-reduce", sizes, cluster.group(count)) / np.array(curve["us"])[kept]
+    network_bound = np.array(curve["log2_bytes"]) >= curve.get("host_bound", 0)
+    sizes = 2.0 ** np.array(curve["log2_bytes"])[network_bound]
+    return collective_us("all-reduce", sizes, cluster.group(count)) / np.array(curve["us"])[network_bound]
 
 
 @pytest.mark.parametrize("curve", CURVES, ids=lambda curve: str(curve["name"]))
@@ -259,8 +265,8 @@ def sweeps() -> list[collective_fit.Curve]:
 def test_known_error_of_measured_collectives(
     sweeps: list[collective_fit.Curve], machine: str, small: float | None, large: float
 ) -> None:
-    rows = [(each.predict() / each.us - 1, each.nbytes) for each in sweeps if each.machine == machine]
-    missed, nbytes = (np.concatenate(each) for each in zip(*rows, strict=True))
+    rows = [(sweep.predict() / sweep.us - 1, sweep.nbytes) for sweep in sweeps if sweep.machine == machine]
+    missed, nbytes = (np.concatenate(column) for column in zip(*rows, strict=True))
     assert np.abs(missed[nbytes >= 1 << 20]).mean() < large
     assert small is None or np.abs(missed[nbytes < 1 << 20]).mean() < small
 

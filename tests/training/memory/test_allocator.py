@@ -39,7 +39,7 @@ REQUESTS = st.lists(st.tuples(st.booleans(), SIZES, st.integers(0, 10**6)), max_
 
 def _peaks(*sizes: int, capacity: int | None = None) -> tuple[int, int]:
     """Return allocated and reserved bytes of buffers that are all allocated together."""
-    use = allocator_use((Allocate(*each) for each in enumerate(sizes)), capacity_bytes=capacity)
+    use = allocator_use((Allocate(*allocation) for allocation in enumerate(sizes)), capacity_bytes=capacity)
     assert use.fits
     return use.allocated_bytes, use.reserved_bytes
 
@@ -113,21 +113,21 @@ def test_a_segment_with_a_block_in_use_is_not_given_back() -> None:
 def _scanned(requests: list[tuple[bool, int, int]]) -> list[tuple[int, int]]:
     """Return allocated and reserved bytes after each request, by a scan of all blocks of all segments."""
     segments: list[list[list[int]]] = []  # each block is its size and its buffer, -1 if free
-    found, held = [], []
+    peaks, live = [], []
     for number, (release, requested, choice) in enumerate(requests):
-        if release and held:
-            buffer = held.pop(choice % len(held))
+        if release and live:
+            buffer = live.pop(choice % len(live))
             for blocks in segments:
                 for block in blocks:
                     block[1] = -1 if block[1] == buffer else block[1]
                 blocks[:] = _merged(blocks)
         elif not release:
-            held.append(number)
+            live.append(number)
             size = -(-requested // 512) * 512
             small = size <= MIB
             fitting = [
-                (block[0], place, at)
-                for place, blocks in enumerate(segments)
+                (block[0], segment_index, at)
+                for segment_index, blocks in enumerate(segments)
                 for at, block in enumerate(blocks)
                 if block[1] == -1 and block[0] >= size and (sum(b[0] for b in blocks) == 2 * MIB) == small
             ]
@@ -135,13 +135,13 @@ def _scanned(requests: list[tuple[bool, int, int]]) -> list[tuple[int, int]]:
                 new = 2 * MIB if small else 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
                 segments.append([[new, -1]])
                 fitting = [(new, len(segments) - 1, 0)]
-            have, place, at = min(fitting)
+            have, segment_index, at = min(fitting)
             rest = have - size
             split = rest >= 512 if small else rest > MIB
-            segments[place][at : at + 1] = [[size, number], [rest, -1]] if split else [[have, number]]
+            segments[segment_index][at : at + 1] = [[size, number], [rest, -1]] if split else [[have, number]]
         flat = [block for blocks in segments for block in blocks]
-        found.append((sum(b[0] for b in flat if b[1] != -1), sum(b[0] for b in flat)))
-    return found
+        peaks.append((sum(b[0] for b in flat if b[1] != -1), sum(b[0] for b in flat)))
+    return peaks
 
 
 def _merged(blocks: list[list[int]]) -> list[list[int]]:
@@ -160,14 +160,14 @@ def test_random_requests_take_as_much_as_by_a_scan_of_all_blocks(
     requests: list[tuple[bool, int, int]],
 ) -> None:
     allocator = CachingAllocator()
-    held, found = [], []
+    live, peaks = [], []
     for release, size, choice in requests:
-        if release and held:
-            allocator.release(held.pop(choice % len(held)))
+        if release and live:
+            allocator.release(live.pop(choice % len(live)))
         elif not release:
-            held.append(allocator.allocate(size))
-        found.append((allocator.allocated_bytes, allocator.reserved_bytes))
-    assert found == _scanned(requests)
+            live.append(allocator.allocate(size))
+        peaks.append((allocator.allocated_bytes, allocator.reserved_bytes))
+    assert peaks == _scanned(requests)
 
 
 @given(REQUESTS, st.sampled_from([None, 30 * MIB, 100 * MIB]))
@@ -175,20 +175,20 @@ def test_blocks_in_use_never_overlap_and_all_are_given_back(
     requests: list[tuple[bool, int, int]], capacity: int | None
 ) -> None:
     allocator = CachingAllocator(capacity)
-    held = []
+    live = []
     for release, size, choice in requests:
-        if release and held:
-            allocator.release(held.pop(choice % len(held)))
+        if release and live:
+            allocator.release(live.pop(choice % len(live)))
         elif not release and (block := allocator.allocate(size)) is not None:
             assert block.size_bytes >= size
             assert block.address % 512 == 0
-            held.append(block)
-        ranges = sorted((block.address, block.address + block.size_bytes) for block in held)
+            live.append(block)
+        ranges = sorted((block.address, block.address + block.size_bytes) for block in live)
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ranges))
-        assert sum(block.size_bytes for block in held) == allocator.allocated_bytes
+        assert sum(block.size_bytes for block in live) == allocator.allocated_bytes
         assert allocator.allocated_bytes <= allocator.reserved_bytes
         assert capacity is None or allocator.reserved_bytes <= capacity
-    for block in held:
+    for block in live:
         allocator.release(block)
     assert allocator.allocated_bytes == 0
     if capacity is not None:

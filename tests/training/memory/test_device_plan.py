@@ -87,7 +87,9 @@ def test_memory_that_does_not_grow_with_the_batch_is_refused() -> None:
 def test_sizes_and_times_of_a_step_are_read_off_a_line() -> None:
     def at(batch: int) -> TrainingStep:
         step = chain_step(3, size_bytes=100 * batch)
-        return replace(step, operations=tuple(replace(one, time_us=5 + batch) for one in step.operations))
+        return replace(
+            step, operations=tuple(replace(operation, time_us=5 + batch) for operation in step.operations)
+        )
 
     assert step_at(at(4), at(8), 0) == at(4)
     assert step_at(at(4), at(8), 2.5) == at(14)

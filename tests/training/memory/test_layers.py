@@ -85,9 +85,9 @@ def test_the_plot_shows_peaks_budget_activity_and_shares(tmp_path: Path) -> None
 
     plan = _plan()
     layers = layer_plans(plan, LAYERS)
-    found = figure(plan, layers, title="three layers")
-    memory, activity, shares = found.axes
-    labels = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in found.axes]
+    plot = figure(plan, layers, title="three layers")
+    memory, activity, shares = plot.axes
+    labels = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in plot.axes]
     assert labels == [
         ["without a plan: 0.0 ms", "with the plan: 0.0 ms", "budget: 5.00 bytes"],
         ["first run: 0.0 ms", "recomputation: 0.0 ms", "wait for copies: 0.0 ms"],

@@ -55,12 +55,15 @@ def test_a_step_with_other_times_takes_the_schedule_but_no_proof(written: Path) 
     written.write_text(json.dumps(data | {"optimal": True}))
     assert read_plan(written, plan.step).optimal
     slower = replace(
-        plan.step, operations=tuple(replace(one, time_us=2 * one.time_us) for one in plan.step.operations)
+        plan.step,
+        operations=tuple(
+            replace(operation, time_us=2 * operation.time_us) for operation in plan.step.operations
+        ),
     )
-    found = read_plan(written, slower)
-    assert found.schedule == plan.schedule
-    assert found.simulation.compute_us == 2 * plan.simulation.compute_us
-    assert not found.optimal
+    reread = read_plan(written, slower)
+    assert reread.schedule == plan.schedule
+    assert reread.simulation.compute_us == 2 * plan.simulation.compute_us
+    assert not reread.optimal
 
 
 def test_a_plan_of_another_step_is_refused(written: Path) -> None:
@@ -94,7 +97,10 @@ def _without(key: str) -> Callable[[dict[str, Any]], None]:
         (lambda data: data.update(budget_bytes=1), "does not fit this step: .*above 1"),
         (lambda data: data.update(schedule=7), "damaged: 'int' object is not iterable"),
         (lambda data: data["schedule"].pop(0), "does not fit this step: invalid schedule at action 0"),
-        (lambda data: data["schedule"].append(["fly", 0]), "'fly' is not an action: expected one of run, free"),
+        (
+            lambda data: data["schedule"].append(["fly", 0]),
+            "'fly' is not an action: expected one of run, free",
+        ),
         (lambda data: data["schedule"].append(["run", 10]), r"the step has no Compute\(operation=10\)"),
         (lambda data: data["schedule"].append(["free", -1]), r"the step has no Free\(tensor=-1\)"),
         (lambda data: data["schedule"].append(["free", True]), "expected a whole number, found True"),

@@ -60,9 +60,9 @@ def test_the_recurrence_of_chains_gives_the_least_number_of_operations() -> None
 
 
 def test_the_greedy_search_is_near_the_optimum_of_long_chains() -> None:
-    for count, budget, most in ((20, 4, 1.02), (20, 7, 1.02), (40, 8, 1.03), (40, 12, 1.0)):
+    for count, budget, max_ratio in ((20, 4, 1.02), (20, 7, 1.02), (40, 8, 1.03), (40, 12, 1.0)):
         least = chain_operations(count, budget)
-        assert least <= greedy_us(chain_step(count), budget, rounds=5) <= most * least
+        assert least <= greedy_us(chain_step(count), budget, rounds=5) <= max_ratio * least
 
 
 def test_swaps_that_keep_pace_with_the_link_leave_little_to_recompute() -> None:
@@ -115,8 +115,8 @@ def test_plan_has_a_table_and_a_row_for_each_tensor() -> None:
     plan = plan_memory(chain_step(8), 4)
     assert "proved optimal" in plan._repr_html_()
     columns = plan._columns()
-    assert columns["tensor"] == [each.tensor for each in plan.tensors]
-    assert sum(columns["kept"]) == sum(each.kept for each in plan.tensors) < len(plan.tensors)
+    assert columns["tensor"] == [tensor.tensor for tensor in plan.tensors]
+    assert sum(columns["kept"]) == sum(tensor.kept for tensor in plan.tensors) < len(plan.tensors)
 
 
 def test_exhaustive_search_finds_the_same_time_when_it_skips_dominated_states() -> None:
@@ -136,7 +136,7 @@ def test_exhaustive_search_finds_the_same_time_when_it_skips_dominated_states() 
 def test_curves_fall_with_the_budget_and_hybrid_plans_are_never_slower() -> None:
     for seed in range(12):
         step = random_step(seed)
-        hybrid, *others = (
+        hybrid, *single_kind = (
             memory_curve(variant, points=5, effort=QUICK)
             for variant in (step, step.without_link(), step.without_recomputation())
         )
@@ -145,7 +145,7 @@ def test_curves_fall_with_the_budget_and_hybrid_plans_are_never_slower() -> None
         assert times == sorted(times, reverse=True)
         assert peaks == sorted(peaks)
         assert times[-1] == step.compute_us
-        for plan in (plan for curve in others for plan in curve):
+        for plan in (plan for curve in single_kind for plan in curve):
             fastest = plan_memory(step, plan.budget_bytes, effort=QUICK)
             assert fastest.simulation.step_us <= plan.simulation.step_us
             assert fastest.simulation.peak_bytes <= plan.budget_bytes
@@ -174,8 +174,8 @@ def test_a_plan_states_what_happens_to_each_saved_tensor() -> None:
     moved = [tensor for tensor in swap.tensors if tensor.copied_in_before]
     assert moved
     assert all(tensor.copied_out_after is not None and not tensor.kept for tensor in moved)
-    again = plan_memory(chain_step(6), 5)
-    recomputed = [tensor for tensor in again.tensors if tensor.recomputed_before]
+    recomputing = plan_memory(chain_step(6), 5)
+    recomputed = [tensor for tensor in recomputing.tensors if tensor.recomputed_before]
     assert sum(len(tensor.recomputed_before) for tensor in recomputed) == 2
     assert [tensor.sources for tensor in recomputed] == [(tensor.tensor - 1,) for tensor in recomputed]
     assert all(tensor.kept for tensor in plan_memory(chain_step(6), 7).tensors)

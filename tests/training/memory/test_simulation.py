@@ -43,8 +43,10 @@ def test_copies_in_both_directions_overlap_and_those_in_one_direction_queue() ->
 
 
 def test_a_tensor_occupies_memory_until_its_copy_to_the_host_ends() -> None:
-    held = simulate(STEP, (Compute(0), CopyOut(1), Compute(1), Free(1), CopyIn(1), Compute(2), Compute(3)))
-    assert held.bytes_during == (1, 1, 2, 1, 2, 3, 4)
+    simulation = simulate(
+        STEP, (Compute(0), CopyOut(1), Compute(1), Free(1), CopyIn(1), Compute(2), Compute(3))
+    )
+    assert simulation.bytes_during == (1, 1, 2, 1, 2, 3, 4)
 
 
 @pytest.mark.parametrize(

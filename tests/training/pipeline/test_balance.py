@@ -58,7 +58,7 @@ def test_each_eviction_is_released_and_loaded_before_its_backward_pass() -> None
         order = {action: index for index, action in enumerate(actions)}
         evicted = [action for action in actions if action.kind is ActionKind.EVICT]
         assert len(order) == len(actions)
-        for each in evicted:
+        for action in evicted:
             kinds = (
                 ActionKind.FORWARD,
                 ActionKind.EVICT,
@@ -66,12 +66,12 @@ def test_each_eviction_is_released_and_loaded_before_its_backward_pass() -> None
                 ActionKind.LOAD,
                 ActionKind.BACKWARD,
             )
-            places = [order[each._replace(kind=kind)] for kind in kinds]
-            assert places == sorted(places)
+            positions = [order[action._replace(kind=kind)] for kind in kinds]
+            assert positions == sorted(positions)
         assert len(evicted) == sum(action.kind is ActionKind.LOAD for action in actions)
-    assert [any(a.kind is ActionKind.EVICT for a in each) for each in schedule.actions] == [True] * 3 + [
-        False
-    ] * 5
+    assert [any(a.kind is ActionKind.EVICT for a in rank_actions) for rank_actions in schedule.actions] == [
+        True
+    ] * 3 + [False] * 5
 
 
 @pytest.mark.parametrize("transfer_us", [0.5, 1.0, 2.0, 2.5, 3.0])
@@ -94,10 +94,10 @@ def test_longer_transfers_show_as_a_bubble() -> None:
 
 def test_least_memory_that_costs_no_time_is_found() -> None:
     schedule = one_f_one_b(8, 32)
-    for transfer_us, most in ((0.5, 5), (2.0, 6), (3.5, 7)):
+    for transfer_us, max_peak in ((0.5, 5), (2.0, 6), (3.5, 7)):
         costs = PipelineCosts.uniform(8, interconnect=link(8, transfer_us))
         got = simulate_pipeline(balance(schedule, costs), costs)
-        assert max(got.peak_bytes) <= most
+        assert max(got.peak_bytes) <= max_peak
         assert got.step_us == 117
     slow = PipelineCosts.uniform(8, interconnect=link(8, 6.0))
     assert simulate_pipeline(balance(schedule, slow), slow).step_us == 117
@@ -133,12 +133,12 @@ def test_explicit_transfers_take_as_long_as_implicit_ones(
         stages=tuple(dataclasses.replace(stage, send_us=send_us) for stage in uniform.stages),
         interconnect=interconnect,
     )
-    for each in (
+    for tested in (
         schedule,
         balance_at_limit(schedule, costs, max(simulate_pipeline(schedule, costs).peak_bytes) - 2),
     ):
-        implicit = simulate_pipeline(each, costs)
-        explicit = with_transfers(each, costs)
+        implicit = simulate_pipeline(tested, costs)
+        explicit = with_transfers(tested, costs)
         got = simulate_pipeline(explicit, costs)
         assert explicit.explicit
         assert got.step_us <= implicit.step_us * 1.02
@@ -174,7 +174,7 @@ def test_both_sides_list_transfers_in_one_order() -> None:
             elif action.kind is ActionKind.LOAD:
                 receives.setdefault((partner, rank), []).append(("swap", action.microbatch))
     assert sends == receives
-    assert sum(name == "swap" for each in sends.values() for name, _ in each) > 10
+    assert sum(name == "swap" for sent in sends.values() for name, _ in sent) > 10
 
 
 def test_what_cannot_be_balanced_is_refused() -> None:

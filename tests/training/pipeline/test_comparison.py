@@ -28,12 +28,12 @@ SOURCE = GivenStages.uniform(STAGE, 8, inside=lambda nbytes: nbytes / 100)
 
 
 def test_all_schedules_are_compared_and_the_fastest_that_fits_is_best() -> None:
-    found = compare_schedules(SOURCE, 16)
-    assert {each.name for each in found.schedules} >= set(named_schedules())
-    assert not found.skipped
-    assert found.best is not None
-    assert found.best.step_us == min(each.step_us for each in found.schedules)
-    by_name = {each.name: each for each in found.schedules}
+    comparison = compare_schedules(SOURCE, 16)
+    assert {schedule.name for schedule in comparison.schedules} >= set(named_schedules())
+    assert not comparison.skipped
+    assert comparison.best is not None
+    assert comparison.best.step_us == min(schedule.step_us for schedule in comparison.schedules)
+    by_name = {schedule.name: schedule for schedule in comparison.schedules}
     plain, balanced = by_name["1f1b"], by_name["1f1b balanced"]
     assert balanced.peak_bytes < plain.peak_bytes
     assert balanced.evictions > 0 == plain.evictions
@@ -42,16 +42,16 @@ def test_all_schedules_are_compared_and_the_fastest_that_fits_is_best() -> None:
     assert tight.best is not None
     assert tight.best.name == "1f1b balanced"
     assert compare_schedules(SOURCE, 16, memory_bytes=600, balanced=False).best is None
-    assert f"{found.best.name} (best)" in found._repr_html_()
-    assert found._columns()["step_us"] == [each.step_us for each in found.schedules]
+    assert f"{comparison.best.name} (best)" in comparison._repr_html_()
+    assert comparison._columns()["step_us"] == [schedule.step_us for schedule in comparison.schedules]
 
 
 def test_impossible_schedules_are_left_out_with_a_reason() -> None:
     source = replace(SOURCE, parts=SOURCE.parts[::2])
-    found = compare_schedules(source, 16, names=["1f1b", "interleaved-1f1b"], balanced=False)
-    assert [each.name for each in found.schedules] == ["1f1b"]
-    assert [each.name for each in found.skipped] == ["interleaved-1f1b"]
-    assert "8 parts cannot be divided among 16 stages" in found.skipped[0].reason
+    comparison = compare_schedules(source, 16, names=["1f1b", "interleaved-1f1b"], balanced=False)
+    assert [schedule.name for schedule in comparison.schedules] == ["1f1b"]
+    assert [schedule.name for schedule in comparison.skipped] == ["interleaved-1f1b"]
+    assert "8 parts cannot be divided among 16 stages" in comparison.skipped[0].reason
     with pytest.raises(InputError, match="no schedule is possible: interleaved-1f1b"):
         compare_schedules(source, 16, names=["interleaved-1f1b"])
     with pytest.raises(InputError, match="unknown schedule '2f2b'"):
@@ -89,12 +89,12 @@ def test_a_page_has_a_title_on_each_bar_and_nothing_from_a_network(tmp_path: Pat
     pytest.importorskip("matplotlib", reason="the extra plot is not installed")
     from tunebench.training.pipeline.plot import draw
 
-    one = balanced_1f1b()
+    balanced = balanced_1f1b()
     path = tmp_path / "plot.html"
-    draw(one.simulation, path, title="a <model>", limit_bytes=10_000)
+    draw(balanced.simulation, path, title="a <model>", limit_bytes=10_000)
     page = path.read_text()
     assert "a &lt;model&gt;" in page
-    copies = sum(each.kind in ("EVICT", "LOAD") for each in one.simulation.transfers)
+    copies = sum(transfer.kind in ("EVICT", "LOAD") for transfer in balanced.simulation.transfers)
     assert len(re.findall(r"<title>rank \d", page)) == 8 * 10 * 2 + 2 * copies
     assert "rank 0: forward of micro-batch 0, stage 0, 0.000 to 0.100 ms" in page
     assert not re.search(r"<script|<link|<img|@import|url\(http|(src|href)=\"http", page)

@@ -15,8 +15,8 @@ from tunebench.training.schedules import PipelineCosts, StageCosts, one_f_one_b,
 
 
 def test_published_example_of_gpt3_96b() -> None:
-    found = microbatch_speedup(batch=128, stages=8, larger=2, smaller=1, stage_speedup=55.2 / 37.8)
-    assert found == pytest.approx(1.388, abs=5e-4)
+    speedup = microbatch_speedup(batch=128, stages=8, larger=2, smaller=1, stage_speedup=55.2 / 37.8)
+    assert speedup == pytest.approx(1.388, abs=5e-4)
 
 
 def test_a_larger_microbatch_loses_if_its_stage_is_no_faster() -> None:
@@ -41,14 +41,16 @@ def costs(size: int, ranks: int = 4) -> PipelineCosts:
 def test_estimates_of_equal_stages_are_those_of_the_simulation() -> None:
     estimates = estimate_microbatches(costs, 32, (1, 2, 4, 8))
     assert estimates[0].speedup == 1.0
-    for each in estimates:
-        schedule = one_f_one_b(4, each.microbatches)
-        plain = simulate_pipeline(schedule, costs(each.microbatch))
-        assert each.step_us == pytest.approx(plain.step_us)
-        assert each.speedup == pytest.approx(estimates[0].step_us / plain.step_us)
-        assert each.peak_bytes == max(plain.peak_bytes)
-        balanced = balance(schedule, costs(each.microbatch))
-        assert each.balanced_bytes == max(simulate_pipeline(balanced, costs(each.microbatch)).peak_bytes)
+    for estimate in estimates:
+        schedule = one_f_one_b(4, estimate.microbatches)
+        plain = simulate_pipeline(schedule, costs(estimate.microbatch))
+        assert estimate.step_us == pytest.approx(plain.step_us)
+        assert estimate.speedup == pytest.approx(estimates[0].step_us / plain.step_us)
+        assert estimate.peak_bytes == max(plain.peak_bytes)
+        balanced = balance(schedule, costs(estimate.microbatch))
+        assert estimate.balanced_bytes == max(
+            simulate_pipeline(balanced, costs(estimate.microbatch)).peak_bytes
+        )
 
 
 def test_the_size_must_divide_the_batch() -> None:

@@ -39,15 +39,15 @@ network = "10:5"
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    found = tmp_path / "costs.toml"
-    found.write_text(FILE)
-    return found
+    file = tmp_path / "costs.toml"
+    file.write_text(FILE)
+    return file
 
 
 def test_a_file_gives_the_costs_of_any_division(path: Path) -> None:
-    found = read_stages(path)
-    assert (found.name, found.ranks, len(found.parts)) == ("costs", 2, 4)
-    whole = found.costs((0, 1))
+    stages = read_stages(path)
+    assert (stages.name, stages.ranks, len(stages.parts)) == ("costs", 2, 4)
+    whole = stages.costs((0, 1))
     first, last = whole.stages
     assert (first.forward_us, first.full_backward_us) == (22, 54)
     assert (first.activation_bytes, first.retained, first.static_bytes) == (3000, 2400, 1024)
@@ -55,7 +55,7 @@ def test_a_file_gives_the_costs_of_any_division(path: Path) -> None:
     assert whole.interconnect is not None
     assert whole.interconnect.nodes == (0, 1)
     assert whole.interconnect.transfer_us(10**6, 0, 1) > 10**6 / 10e3
-    assert [stage.forward_us for stage in found.costs((0, 1, 0, 1)).stages] == [10, 12, 12, 12]
+    assert [stage.forward_us for stage in stages.costs((0, 1, 0, 1)).stages] == [10, 12, 12, 12]
     assert read_stages(path, 4).ranks == 4
     with pytest.raises(InputError, match="give the costs of a multiple of 8 parts"):
         read_stages(path, 4).costs((0, 1, 2, 3) * 2)
@@ -63,18 +63,18 @@ def test_a_file_gives_the_costs_of_any_division(path: Path) -> None:
 
 def test_json_gives_the_same_costs(tmp_path: Path) -> None:
     stage = {"forward_us": 1, "backward_us": 2, "count": 2}
-    other = tmp_path / "costs.json"
-    other.write_text(json.dumps({"stage": [stage]}))
-    assert [stage.full_backward_us for stage in read_stages(other).costs((0, 1)).stages] == [2, 2]
+    json_file = tmp_path / "costs.json"
+    json_file.write_text(json.dumps({"stage": [stage]}))
+    assert [stage.full_backward_us for stage in read_stages(json_file).costs((0, 1)).stages] == [2, 2]
 
 
 def test_equal_ranks_can_be_halved() -> None:
     stage = StageCosts(
         forward_us=10, input_gradient_us=8, weight_gradient_us=6, activation_bytes=100, send_bytes=7
     )
-    found = GivenStages.uniform(stage, 3)
-    assert found.costs(range(3)).stages[0].forward_us == 10
-    half = found.costs((0, 1, 2, 2, 1, 0)).stages[0]
+    stages = GivenStages.uniform(stage, 3)
+    assert stages.costs(range(3)).stages[0].forward_us == 10
+    half = stages.costs((0, 1, 2, 2, 1, 0)).stages[0]
     assert (half.forward_us, half.full_backward_us, half.activation_bytes, half.send_bytes) == (5, 7, 50, 7)
 
 

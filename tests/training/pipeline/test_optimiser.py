@@ -149,7 +149,7 @@ def test_result_is_never_slower_than_a_named_schedule_that_fits(seed: int) -> No
     fitting = {}
     for name, make in named_schedules().items():
         schedule = make(ranks, microbatches)
-        splits = any(each.kind is W for own in schedule.actions for each in own)
+        splits = any(action.kind is W for rank_actions in schedule.actions for action in rank_actions)
         if schedule.placement != placement or (splits and not split):
             continue
         named = simulate_pipeline(schedule, costs)
@@ -170,13 +170,16 @@ def test_equal_stages_reach_the_bound_of_a_known_schedule() -> None:
 
 def test_memory_makes_the_bound_higher() -> None:
     costs, placement = PipelineCosts.uniform(4), looped_placement(4)
-    bounds = [step_lower_bound_us(placement, 12, costs, memory_bytes=most) for most in (None, 4, 2, 1)]
+    bounds = [
+        step_lower_bound_us(placement, 12, costs, memory_bytes=memory_bytes)
+        for memory_bytes in (None, 4, 2, 1)
+    ]
     assert bounds == sorted(bounds)
     assert bounds[0] == 3 * 12 + 3
     assert bounds[-1] >= 12 * 9  # one micro-batch after the other, but for its weight gradient elsewhere
-    one = optimise_schedule(placement, 4, costs, 1)
-    assert max(one.simulation.peak_bytes) == 1
-    assert one.gap == 0
+    optimised = optimise_schedule(placement, 4, costs, 1)
+    assert max(optimised.simulation.peak_bytes) == 1
+    assert optimised.gap == 0
 
 
 def test_slow_links_bound_the_step() -> None:
@@ -217,11 +220,12 @@ def test_simulated_annealing_computes_the_time_of_the_simulation() -> None:
         for make in named_schedules().values():
             schedule = make(ranks, 6)
             if schedule.placement != placement or any(
-                each.kind is B for own in schedule.actions for each in own
+                action.kind is B for rank_actions in schedule.actions for action in rank_actions
             ):
                 continue
             codes = [
-                [(F, I, W).index(each.kind) * stages + each.stage for each in own] for own in schedule.actions
+                [(F, I, W).index(action.kind) * stages + action.stage for action in rank_actions]
+                for rank_actions in schedule.actions
             ]
             lengths = np.array([len(row) for row in codes])
             assert order_us(problem, np.array(codes), lengths) == simulate_pipeline(schedule, costs).step_us

@@ -24,7 +24,7 @@ def memory(**changed: Any) -> ActivationMemory:
 
 
 def stages(**changed: Any) -> PredictedStages:
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "network": GPT,
         "device": A100,
         "cluster": Cluster.of(A100, devices=16, nodes=2),
@@ -33,7 +33,7 @@ def stages(**changed: Any) -> PredictedStages:
         "microbatch": B,
         "seq": S,
     }
-    return PredictedStages(**given | changed)
+    return PredictedStages(**settings | changed)
 
 
 @pytest.mark.parametrize("tensor", [1, 4, 8])
@@ -63,12 +63,12 @@ def test_passes_take_the_time_of_a_predicted_step() -> None:
     )
     cluster = Cluster.of(A100, devices=16, nodes=2)
     step = predict_step(GPT, A100, run, cluster, Parallelism(pipeline=4, tensor=4))
-    found = stages().costs(range(4))
-    for mine, other in zip(found.stages, step.stages, strict=True):
-        assert mine.forward_us == pytest.approx((other.forward + other.sums_forward).us)
-        assert mine.full_backward_us == pytest.approx((other.backward + other.sums_backward).us)
-        assert mine.send_bytes == other.send_bytes
-    inner = found.stages[1]
+    costs = stages().costs(range(4))
+    for mine, predicted in zip(costs.stages, step.stages, strict=True):
+        assert mine.forward_us == pytest.approx((predicted.forward + predicted.sums_forward).us)
+        assert mine.full_backward_us == pytest.approx((predicted.backward + predicted.sums_backward).us)
+        assert mine.send_bytes == predicted.send_bytes
+    inner = costs.stages[1]
     assert 0.3 < inner.weight_gradient_us / inner.full_backward_us < 0.5
     assert stages().optimizer_us(range(4)) == max(stage.optimizer.us for stage in step.stages)
     shown = stages(tensor_overlap=False).costs(range(4)).stages[1]
@@ -83,12 +83,12 @@ def test_recomputation_takes_time_and_frees_memory() -> None:
     assert none.activation_bytes > selective.activation_bytes > full.activation_bytes
     # Recomputed layers are kept until the gradients of weights, if these are computed later.
     assert full.retained == none.retained == selective.retained > full.activation_bytes
-    assert [each.forward_us for each in kinds.values()] == pytest.approx([none.forward_us] * 3)
+    assert [stage.forward_us for stage in kinds.values()] == pytest.approx([none.forward_us] * 3)
 
 
 def test_two_stages_on_each_rank_share_what_is_computed_again() -> None:
-    one = stages(recompute="full")
-    whole, halves = one.costs(range(4)), one.costs((*range(4), *range(4)))
+    recomputing = stages(recompute="full")
+    whole, halves = recomputing.costs(range(4)), recomputing.costs((*range(4), *range(4)))
     assert len(halves.stages) == 8
     total = sum(stage.forward_us for stage in whole.stages)
     assert sum(stage.forward_us for stage in halves.stages) == pytest.approx(total, rel=0.01)
@@ -129,8 +129,8 @@ def test_mistakes_are_refused(changed: dict[str, Any], expected: str) -> None:
 
 
 def test_a_compiled_network_keeps_no_scores_in_half_precision() -> None:
-    found = {stack: stages(stack=stack).costs(range(4)).stages[1] for stack in ("eager", "compiled")}
-    assert found["compiled"].activation_bytes < found["eager"].activation_bytes
-    assert found["compiled"].forward_us < found["eager"].forward_us
+    by_stack = {stack: stages(stack=stack).costs(range(4)).stages[1] for stack in ("eager", "compiled")}
+    assert by_stack["compiled"].activation_bytes < by_stack["eager"].activation_bytes
+    assert by_stack["compiled"].forward_us < by_stack["eager"].forward_us
     wide = stages(stack="compiled", dtype="f32").memory
     assert not wide.flash_attention

@@ -62,19 +62,19 @@ def main() -> None:
     """Run both plans, or one for ever."""
     if sys.argv[1] == "endless":
         run_plan(JOB, STAGES, Measuring(steps=10**6))
-    found = {}
+    written = {}
     for name, plan in (("stages", STAGES), ("shards", SHARDS)):
         results = run_plan(JOB, plan, Measuring(steps=STEPS, memory=True))
         pricer = EagerMemory(JOB)
-        found[name] = {
+        written[name] = {
             "losses": losses_of(results, plan),
             "one process": one_process_losses(JOB, plan, STEPS),
-            "ranks": [asdict(each) for each in results],
-            "predicted": [pricer.of_rank(plan, each.stage).total for each in results],
-            "predicted host": [pricer.of_rank(plan, each.stage).host for each in results],
-            "predicted nvme": [pricer.of_rank(plan, each.stage).nvme for each in results],
+            "ranks": [asdict(result) for result in results],
+            "predicted": [pricer.of_rank(plan, result.stage).total for result in results],
+            "predicted host": [pricer.of_rank(plan, result.stage).host for result in results],
+            "predicted nvme": [pricer.of_rank(plan, result.stage).nvme for result in results],
         }
-    sys.stdout.write(json.dumps(found))
+    sys.stdout.write(json.dumps(written))
 
 
 if __name__ == "__main__":

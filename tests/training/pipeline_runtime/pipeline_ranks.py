@@ -115,13 +115,17 @@ def split_backward() -> PipelineSchedule:
     actions = []
     for rank in range(RANKS):
         first, second = (stage for stage, owner in enumerate(placement) if owner == rank)
-        forward = [PipelineAction(first, ActionKind.FORWARD, each) for each in range(microbatches)]
-        forward += [PipelineAction(second, ActionKind.FORWARD, each) for each in range(microbatches)]
+        forward = [
+            PipelineAction(first, ActionKind.FORWARD, microbatch) for microbatch in range(microbatches)
+        ]
+        forward += [
+            PipelineAction(second, ActionKind.FORWARD, microbatch) for microbatch in range(microbatches)
+        ]
         gradients = [
-            PipelineAction(stage, kind, each)
+            PipelineAction(stage, kind, microbatch)
             for kind in (ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)
             for stage in (second, first)
-            for each in range(microbatches)
+            for microbatch in range(microbatches)
         ]
         actions.append([*forward, *gradients])
     return schedule_of("split", actions)
@@ -145,24 +149,26 @@ def gradients(name: str, rank: int) -> dict[str, Any]:
     schedule = SCHEDULES[name]()
     parts = parts_of_gpt(schedule.stages)
     expected, losses = one_process(parts, schedule.microbatches)
-    own = [stage for stage, owner in enumerate(schedule.placement) if owner == rank]
-    run = pipelined({stage: parts[stage] for stage in own}, schedule, loss_fn=loss_of, timeout_s=30)
+    own_stages = [stage for stage, owner in enumerate(schedule.placement) if owner == rank]
+    run = pipelined({stage: parts[stage] for stage in own_stages}, schedule, loss_fn=loss_of, timeout_s=30)
     inputs, targets = batch_of(schedule.microbatches)
-    run.eval(*[inputs] * (0 in own))
+    run.eval(*[inputs] * (0 in own_stages))
     equal = []
     for _ in range(2):
-        found: list[Tensor] = []
-        for stage in own:
+        losses_seen: list[Tensor] = []
+        for stage in own_stages:
             parts[stage].zero_grad()
-        last = schedule.stages - 1 in own
-        output = run.step(*[inputs] * (0 in own), target=targets if last else None, losses=found)
+        last = schedule.stages - 1 in own_stages
+        output = run.step(*[inputs] * (0 in own_stages), target=targets if last else None, losses=losses_seen)
         equal.append(
             all(
-                torch.equal(one.grad, other.grad)
-                for stage in own
-                for one, other in zip(parts[stage].parameters(), expected[stage].parameters(), strict=True)
+                torch.equal(actual.grad, expected_parameter.grad)
+                for stage in own_stages
+                for actual, expected_parameter in zip(
+                    parts[stage].parameters(), expected[stage].parameters(), strict=True
+                )
             )
-            and (not last or [loss.item() for loss in found] == losses)
+            and (not last or [loss.item() for loss in losses_seen] == losses)
             and (not last or output.shape == (*inputs.shape, WORDS))
         )
     evictions = sum(action.kind is ActionKind.EVICT for action in run.schedule.actions[rank])
@@ -183,7 +189,7 @@ def by_torch(_: str, rank: int) -> dict[str, Any]:
     run.step(*[inputs] * (rank == 0), target=targets if rank == RANKS - 1 else None)
     stage.scale_grads(schedule.microbatches)
     pairs = zip(parts[rank].parameters(), expected[rank].parameters(), strict=True)
-    return {"equal": [all(torch.equal(one.grad, other.grad) for one, other in pairs)]}
+    return {"equal": [all(torch.equal(actual.grad, reference.grad) for actual, reference in pairs)]}
 
 
 class Tracker(MemTracker):
@@ -198,17 +204,17 @@ class Tracker(MemTracker):
 def memory(_: str, rank: int) -> dict[str, Any]:
     """Return measured and simulated peaks with and without evictions, and the measured costs."""
     parts, (words, targets) = parts_of_gpt(RANKS), batch_of(8)
-    given = {"target": targets if rank == RANKS - 1 else None, "return_outputs": False}
+    keywords = {"target": targets if rank == RANKS - 1 else None, "return_outputs": False}
     inputs = [words] * (rank == 0)
     costs, measured, simulated = None, [], []
     for schedule in (one_f_one_b(RANKS, 8), balanced()):
         run = pipelined(parts[rank], schedule, loss_fn=loss_of, costs=costs, timeout_s=30)
-        costs = costs or measure_pipeline(run, *inputs, target=given["target"], repeats=2)
-        run.step(*inputs, **given)
+        costs = costs or measure_pipeline(run, *inputs, target=keywords["target"], repeats=2)
+        run.step(*inputs, **keywords)
         tracker = Tracker()
         tracker.track_external(parts[rank])
         with tracker:
-            run.step(*inputs, **given)
+            run.step(*inputs, **keywords)
         measured.append(sum(kinds["Total"] for kinds in tracker.get_tracker_snapshot("peak").values()))
         simulated.append(simulate_pipeline(run.schedule, costs).peak_bytes[rank])
     forward_us = [stage.forward_us for stage in costs.stages]
@@ -218,9 +224,9 @@ def memory(_: str, rank: int) -> dict[str, Any]:
 class Failing(nn.Module):
     """Ends the process, or raises, in a later call."""
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, fault: str) -> None:
         super().__init__()
-        self.how, self.calls = how, 0
+        self.how, self.calls = fault, 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1

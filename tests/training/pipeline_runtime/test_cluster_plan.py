@@ -37,8 +37,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr
     assert not list(folder.glob("tunebench-*"))
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    written: dict[str, Any] = json.loads(done.stdout)
+    return written
 
 
 @pytest.mark.parametrize("plan", ["stages", "shards"])
@@ -52,14 +52,14 @@ def test_losses_of_four_processes_are_those_of_one(results: dict[str, Any], plan
 def test_memory_is_that_of_the_verdict(results: dict[str, Any], plan: str) -> None:
     peaks = [rank["peak_bytes"] for rank in results[plan]["ranks"]]
     assert results[plan]["predicted"] == pytest.approx(peaks, rel=0.05)
-    for place in ("host", "nvme"):
-        stored = [rank[f"{place}_bytes"] for rank in results[plan]["ranks"]]
-        assert results[plan][f"predicted {place}"] == pytest.approx(stored, abs=16)
+    for storage in ("host", "nvme"):
+        stored = [rank[f"{storage}_bytes"] for rank in results[plan]["ranks"]]
+        assert results[plan][f"predicted {storage}"] == pytest.approx(stored, abs=16)
 
 
 def children(process: int) -> set[int]:
     listed = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return {int(each) for each in listed}
+    return {int(pid) for pid in listed}
 
 
 def alive(process: int) -> bool:

@@ -53,12 +53,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     paths = os.pathsep.join([str(Path.cwd()), *sys.path])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
-    found: Results = {}
+    by_case: Results = {}
     for case in (*EQUAL, "memory", *FAILURES):
-        each = [folder / f"{case}.{rank}" for rank in range(RANKS)]
-        assert each[0].exists(), done.stderr
-        found[case] = [json.loads(path.read_text()) if path.exists() else None for path in each]
-    return found
+        rank_files = [folder / f"{case}.{rank}" for rank in range(RANKS)]
+        assert rank_files[0].exists(), done.stderr
+        by_case[case] = [json.loads(path.read_text()) if path.exists() else None for path in rank_files]
+    return by_case
 
 
 @pytest.mark.parametrize("case", EQUAL)
@@ -83,18 +83,18 @@ def test_memory_is_that_of_the_simulation_with_measured_costs(results: Results) 
 def test_rank_that_is_killed_ends_all_ranks_with_its_number(results: Results) -> None:
     assert results["killed"][2] is None
     for rank in (0, 1, 3):
-        first, again = results["killed"][rank]["errors"]
+        first, second = results["killed"][rank]["errors"]
         assert first.startswith("RankFailed: rank")
         assert "the connection to rank 2 is lost: its process ended" in first
-        assert "this pipeline has ended" in again
+        assert "this pipeline has ended" in second
 
 
 def test_rank_that_raises_ends_all_ranks_with_its_action_and_reason(results: Results) -> None:
     for rank in range(RANKS):
-        first, again = results["raises"][rank]["errors"]
+        first, second = results["raises"][rank]["errors"]
         assert "rank 2 failed at 2F2: " in first
         assert "no such word" in first
-        assert "this pipeline has ended" in again
+        assert "this pipeline has ended" in second
 
 
 def test_rank_that_does_not_answer_ends_the_others_after_the_timeout(results: Results) -> None:
@@ -149,12 +149,12 @@ def test_evicted_activations_are_freed_and_come_back() -> None:
 
 def test_saved_activations_that_are_changed_are_refused() -> None:
     x = torch.ones(3, requires_grad=True)
-    kept = x * 2
+    doubled = x * 2
     saved = SavedActivations(frozenset())
     with saved.recording():
-        output = (kept * kept).sum()
+        output = (doubled * doubled).sum()
     with torch.no_grad():
-        kept.add_(1)
+        doubled.add_(1)
     with pytest.raises(RuntimeError, match="changed in place after it was saved"):
         output.backward()
 

@@ -65,11 +65,11 @@ def test_in_flight_formula_is_the_simulated_maximum(
     made = schedule.make(ranks, microbatches, chunks)
     simulated = simulate_pipeline(made, costs).peak_bytes
     formula = [int(schedule.stages_in_flight(ranks, rank, per_rank, microbatches)) for rank in range(ranks)]
-    assert all(peak <= most for peak, most in zip(simulated, formula, strict=True))
+    assert all(peak <= max_in_flight for peak, max_in_flight in zip(simulated, formula, strict=True))
     assert max(simulated) == max(formula)
     first = replace(costs.stages[0], activation_bytes=1)
-    others = [replace(stage, activation_bytes=0) for stage in costs.stages[1:]]
-    of_first = max(simulate_pipeline(made, PipelineCosts(stages=(first, *others))).peak_bytes)
+    later_stages = [replace(stage, activation_bytes=0) for stage in costs.stages[1:]]
+    of_first = max(simulate_pipeline(made, PipelineCosts(stages=(first, *later_stages))).peak_bytes)
     if schedule.first_stage is not None:
         assert of_first <= schedule.first_stage(ranks, chunks)
 

@@ -85,21 +85,23 @@ def test_any_order_ends_when_its_longest_path_does(data: st.DataObject) -> None:
     takes = {kind: data.draw(st.lists(durations, min_size=stages, max_size=stages)) for kind in "FIW"}
     needs: dict[tuple[int, str, int], list[tuple[int, str, int]]] = {}
     for stage in range(stages):
-        for each in range(microbatches):
-            needs[stage, "F", each] = [(stage - 1, "F", each)] if stage else []
-            later = [(stage + 1, "I", each)] if stage + 1 < stages else []
-            needs[stage, "I", each] = [(stage, "F", each), *later]
-            needs[stage, "W", each] = [(stage, "I", each)]
+        for microbatch in range(microbatches):
+            needs[stage, "F", microbatch] = [(stage - 1, "F", microbatch)] if stage else []
+            later = [(stage + 1, "I", microbatch)] if stage + 1 < stages else []
+            needs[stage, "I", microbatch] = [(stage, "F", microbatch), *later]
+            needs[stage, "W", microbatch] = [(stage, "I", microbatch)]
     lists: list[list[PipelineAction]] = [[] for _ in range(ranks)]
-    ends: dict[tuple[int, str, int], float] = {}
+    end_of: dict[tuple[int, str, int], float] = {}
     clocks = [0.0] * ranks
-    while needs.keys() - ends.keys():
-        ready = sorted(key for key, before in needs.items() if key not in ends and ends.keys() >= set(before))
-        stage, kind, each = key = data.draw(st.sampled_from(ready))
+    while needs.keys() - end_of.keys():
+        ready = sorted(
+            key for key, before in needs.items() if key not in end_of and end_of.keys() >= set(before)
+        )
+        stage, kind, microbatch = key = data.draw(st.sampled_from(ready))
         rank = placement[stage]
-        clocks[rank] = max([clocks[rank], *(ends[before] for before in needs[key])]) + takes[kind][stage]
-        ends[key] = clocks[rank]
-        lists[rank].append(PipelineAction(stage, ActionKind(kind), each))
+        clocks[rank] = max([clocks[rank], *(end_of[before] for before in needs[key])]) + takes[kind][stage]
+        end_of[key] = clocks[rank]
+        lists[rank].append(PipelineAction(stage, ActionKind(kind), microbatch))
     schedule = PipelineSchedule(
         name="random", microbatches=microbatches, placement=placement, actions=tuple(map(tuple, lists))
     )
@@ -111,18 +113,18 @@ def test_any_order_ends_when_its_longest_path_does(data: st.DataObject) -> None:
     )
     got = simulate_pipeline(schedule, costs)
     for rank, actions_of in enumerate(lists):
-        expected = [ends[each.stage, each.kind.value, each.microbatch] for each in actions_of]
+        expected = [end_of[action.stage, action.kind.value, action.microbatch] for action in actions_of]
         assert got.ends_us[rank].tolist() == pytest.approx(expected)
 
 
 def test_forward_passes_alone_follow_one_another() -> None:
     got = simulate_pipeline(gpipe(3, 4, trains=False), costs_of([2, 3, 2], [9, 9, 9], [1, 1]))
-    assert [ends[-1] for ends in got.ends_us] == [8, 15, 18]
+    assert [rank_ends[-1] for rank_ends in got.ends_us] == [8, 15, 18]
 
 
 def test_gradients_go_back_the_way_activations_came() -> None:
     got = simulate_pipeline(one_f_one_b(3, 1), costs_of([1, 1, 1], [1, 1, 1], [1, 5]))
-    assert [ends[-1] for ends in got.ends_us] == [18, 16, 10]
+    assert [rank_ends[-1] for rank_ends in got.ends_us] == [18, 16, 10]
 
 
 def test_peak_microbatches_of_named_schedules() -> None:
@@ -167,7 +169,7 @@ def test_transfers_wait_for_the_link_and_hold_memory_on_both_sides() -> None:
     )
     stage = StageCosts(forward_us=1, input_gradient_us=1, weight_gradient_us=1, send_bytes=6)
     got = simulate_pipeline(schedule, PipelineCosts(stages=(stage, stage), interconnect=link))
-    assert [(each.start_us, each.end_us) for each in got.transfers] == [(1, 5), (5, 9)]
+    assert [(transfer.start_us, transfer.end_us) for transfer in got.transfers] == [(1, 5), (5, 9)]
     assert got.step_us == 10
     assert got.peak_bytes == (12, 6)
     assert got.waits_us[1][ActionKind.SEND_FORWARD] == 8
@@ -182,7 +184,10 @@ def test_directions_of_a_link_do_not_wait_for_each_other() -> None:
     )
     stage = StageCosts(forward_us=2, input_gradient_us=2, weight_gradient_us=0, send_us=4)
     got = simulate_pipeline(schedule, PipelineCosts(stages=(stage, stage)))
-    spans = {(each.kind, each.microbatch): (each.start_us, each.end_us) for each in got.transfers}
+    spans = {
+        (transfer.kind, transfer.microbatch): (transfer.start_us, transfer.end_us)
+        for transfer in got.transfers
+    }
     assert spans == {
         (ActionKind.SEND_FORWARD, 0): (2, 6),
         (ActionKind.SEND_FORWARD, 1): (6, 10),
@@ -212,7 +217,7 @@ def test_explicit_transfers_start_when_both_sides_are_issued() -> None:
     stage = StageCosts(forward_us=3, input_gradient_us=4, weight_gradient_us=0, send_us=2, send_bytes=5)
     got = simulate_pipeline(schedule, PipelineCosts(stages=(stage, stage)))
     assert got.step_us == 3 + 2 + 3 + 4 + 2 + 4
-    assert [each.start_us for each in got.transfers] == [3, 12]
+    assert [transfer.start_us for transfer in got.transfers] == [3, 12]
     late = dataclasses.replace(
         schedule,
         actions=tuple(map(tuple, actions("0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0"))),

@@ -183,7 +183,7 @@ def torch_schedule(name: str, ranks: int, microbatches: int, chunks: int) -> Pip
         if action is None:
             return []
         if action.sub_actions:
-            return [each for sub in action.sub_actions for each in listed(sub)]
+            return [torch_action for sub in action.sub_actions for torch_action in listed(sub)]
         parsed = PipelineAction.parse(str(action))
         return [parsed] if parsed.kind.computes else []
 
@@ -196,8 +196,10 @@ def torch_schedule(name: str, ranks: int, microbatches: int, chunks: int) -> Pip
     actions = [list(itertools.chain.from_iterable(map(listed, order[rank]))) for rank in range(ranks)]
     if name == "1F1B":  # torch 2.13 numbers the forward passes of the last rank from 1
         actions[-1] = [
-            each._replace(microbatch=each.microbatch - (each.kind is ActionKind.FORWARD))
-            for each in actions[-1]
+            torch_action._replace(
+                microbatch=torch_action.microbatch - (torch_action.kind is ActionKind.FORWARD)
+            )
+            for torch_action in actions[-1]
         ]
     return schedule_of(name, actions)
 
@@ -239,7 +241,10 @@ def test_torch_runs_the_same_actions(name: str, ranks: int, microbatches: int) -
 def test_torch_runs_the_same_passes_between_weight_gradients(ranks: int, microbatches: int) -> None:
     def without_weights(schedule: PipelineSchedule) -> list[list[PipelineAction]]:
         weights = ActionKind.WEIGHT_GRADIENT
-        return [[each for each in own if each.kind is not weights] for own in schedule.actions]
+        return [
+            [action for action in rank_actions if action.kind is not weights]
+            for rank_actions in schedule.actions
+        ]
 
     theirs = torch_schedule("InterleavedZeroBubble", ranks, microbatches, 2)
     assert without_weights(interleaved_zero_bubble(ranks, microbatches)) == without_weights(theirs)

@@ -37,12 +37,12 @@ def simulated_us(layers: list[LayerWork], depth: int) -> float:
             needs = [issued(resource, us, needs)]
         return needs
 
-    arrived = [chained(each.before, []) for each in layers[:depth]]
-    left: list[list[Task]] = []
-    for index, each in enumerate(layers):
-        buffer = left[index - depth] if index >= depth else []
-        computed = issued("compute", each.compute_us, [*arrived[index], *buffer])
-        left.append(chained(each.after, [computed]))
+    arrived = [chained(layer.before, []) for layer in layers[:depth]]
+    finished: list[list[Task]] = []
+    for index, layer in enumerate(layers):
+        buffer = finished[index - depth] if index >= depth else []
+        computed = issued("compute", layer.compute_us, [*arrived[index], *buffer])
+        finished.append(chained(layer.after, [computed]))
         if index + depth < len(layers):
             arrived.append(chained(layers[index + depth].before, [computed]))
     done: set[Task] = set()
@@ -71,10 +71,10 @@ def test_recurrence_equals_a_simulation_of_events(seed: int) -> None:
     for depth in (1, 2, 3):
         assert stream_us(layers, depth) == pytest.approx(simulated_us(layers, depth))
         busy = dict.fromkeys(RESOURCES, 0.0)
-        for each in layers:
-            for name, us in (*each.before, *each.after):
+        for layer in layers:
+            for name, us in (*layer.before, *layer.after):
                 busy[name] += us
-        assert stream_us(layers, depth) >= max(sum(each.compute_us for each in layers), *busy.values())
+        assert stream_us(layers, depth) >= max(sum(layer.compute_us for layer in layers), *busy.values())
 
 
 def test_prefetch_hides_transfers_behind_the_layer_before() -> None:

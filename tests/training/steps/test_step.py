@@ -67,10 +67,12 @@ class Stack(Network):
         first, last = self.stage(run)
         rows = run.batch * run.seq
         work = Gemm(m=rows, n=WIDTH, k=WIDTH // run.tensor, dtype=run.dtype)
-        found = [Operation(workload=work, count=last - first, part="layers")]
+        operations = [Operation(workload=work, count=last - first, part="layers")]
         if run.trains:
-            found.append(Operation(workload=work, count=2 * (last - first), part="layers", phase="backward"))
-        return tuple(found)
+            operations.append(
+                Operation(workload=work, count=2 * (last - first), part="layers", phase="backward")
+            )
+        return tuple(operations)
 
     def parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
         first, last = layers or (0, self.layers)
@@ -149,8 +151,8 @@ def test_parts_add_up_and_intervals_are_ordered(division: Parallelism, mode: Any
         shares = [got.compute.at(end), got.communication.at(end), got.bubble.at(end)]
         assert min(shares) >= 0
         assert sum(shares) == pytest.approx(got.time.at(end))
-    one = step(dataclasses.replace(run, batch=division.microbatch(16))).compute.us
-    assert got.time.us >= one / division.tensor / division.pipeline  # no work is lost
+    compute_us = step(dataclasses.replace(run, batch=division.microbatch(16))).compute.us
+    assert got.time.us >= compute_us / division.tensor / division.pipeline  # no work is lost
 
 
 # ---------------------------------------------------------------------------------- data parallel
@@ -344,8 +346,8 @@ def test_gradients_of_weights_fill_bubbles(schedule: str) -> None:
     if schedule in ("zb-h1", "zb-h2", "zbv"):
         assert got.bubble.us < plain.bubble.us
     if schedule == "v-half":  # the first stages of each rank, then its second ones in reverse
-        most = max(first + second for first, second in zip(stored[:4], stored[:3:-1], strict=True))
-        assert most < plain.stages[0].in_flight * 9
+        max_stored = max(first + second for first, second in zip(stored[:4], stored[:3:-1], strict=True))
+        assert max_stored < plain.stages[0].in_flight * 9
 
 
 def test_interleaved_stages_may_be_uneven_and_micro_batches_any_number() -> None:
@@ -368,7 +370,7 @@ def test_copies_that_share_more_update_less_and_communicate_more() -> None:
         predict_step(GPT, A100, MEGATRON, NODE, Parallelism(data=8, sharding=kind)).stages[0]
         for kind in kinds
     )
-    assert max(each.optimizer.us for each in (states, gradients, full)) < none.optimizer.us / 2
+    assert max(stage.optimizer.us for stage in (states, gradients, full)) < none.optimizer.us / 2
     assert states.gradients.us > 0 == full.gradients.us
     assert full.sums_forward.us > none.sums_forward.us == 0
     slow = dataclasses.replace(NODE, inside=dataclasses.replace(NVLINK, gb_s=10))
@@ -391,11 +393,11 @@ def test_user_buffers_hide_collectives_before_and_behind_products() -> None:
 
 def test_hidden_collectives_take_sms_from_products() -> None:
     overlap = TensorOverlap(products=True, user_buffers=False, parts=4, occupied=0.2)
-    found = TensorCollective(nbytes=1, count=1, part="mlp up", behind=("mlp up", "weights"))
-    assert overlap.exposed_us(found, 10.0, lambda part, gradient: 40.0) == pytest.approx(2.0)
-    assert overlap.exposed_us(found, 10.0, lambda part, gradient: 4.0) == pytest.approx(6.8)
+    collective = TensorCollective(nbytes=1, count=1, part="mlp up", behind=("mlp up", "weights"))
+    assert overlap.exposed_us(collective, 10.0, lambda part, gradient: 40.0) == pytest.approx(2.0)
+    assert overlap.exposed_us(collective, 10.0, lambda part, gradient: 4.0) == pytest.approx(6.8)
     parts = dataclasses.replace(overlap, user_buffers=True)
-    beside = dataclasses.replace(found, behind=None, beside=("mlp up", "forward"))
+    beside = dataclasses.replace(collective, behind=None, beside=("mlp up", "forward"))
     assert parts.exposed_us(beside, 10.0, lambda part, gradient: 40.0) == pytest.approx(2.5)
     assert overlap.exposed_us(beside, 10.0, lambda part, gradient: 40.0) == 10.0
 
@@ -429,27 +431,27 @@ def test_gradients_in_f32_take_twice_the_bytes() -> None:
     wide = dataclasses.replace(MEGATRON, wide_gradients=True)
     layers = (0, GPT.layers)
     sizes, _ = gradient_bytes(GPT, MEGATRON, layers)
-    assert gradient_bytes(GPT, wide, layers)[0] == [2 * each for each in sizes]
+    assert gradient_bytes(GPT, wide, layers)[0] == [2 * nbytes for nbytes in sizes]
     assert gpt_us(wide, data=8, overlap=False) > gpt_us(data=8, overlap=False)
 
 
 def test_gathered_keys_are_exposed_and_attention_has_as_many_pairs() -> None:
     llama = network("llama-3-8b")
     ring = dataclasses.replace(MEGATRON, batch=4, seq=8192, flash=True)
-    found = [
+    stages = [
         predict_step(llama, A100, run, NODE, Parallelism(context=4)).stages[0]
         for run in (ring, dataclasses.replace(ring, context_gather=True))
     ]
     keys_us = float(collective_us("all-gather", 2 * 2 * 4 * 8192 * 1024, NODE.group(4)))
-    assert found[1].sums_forward.us == pytest.approx(32 * keys_us)
-    assert found[0].sums_forward.us < found[1].sums_forward.us
+    assert stages[1].sums_forward.us == pytest.approx(32 * keys_us)
+    assert stages[0].sums_forward.us < stages[1].sums_forward.us
     pairs = [
         sum(
-            each.operation.count * each.operation.workload.flops()
-            for each in stage.kernels.operations
-            if each.operation.part == "attention"
+            operation_time.operation.count * operation_time.operation.workload.flops()
+            for operation_time in stage.kernels.operations
+            if operation_time.operation.part == "attention"
         )
-        for stage in found
+        for stage in stages
     ]
     assert pairs[1] == pytest.approx(pairs[0], rel=1e-3)
 
@@ -457,13 +459,13 @@ def test_gathered_keys_are_exposed_and_attention_has_as_many_pairs() -> None:
 def test_lists_of_tensors_are_copied_one_by_one_while_nothing_else_runs() -> None:
     wide = Parallelism(data=64, sharding="full", gathering="lists")
     run = dataclasses.replace(MEGATRON, batch=64)
-    got, again = (
-        predict_step(GPT, A100, each, NODES, wide).stages[0]
-        for each in (run, dataclasses.replace(run, recompute="full"))
+    got, recomputed = (
+        predict_step(GPT, A100, division, NODES, wide).stages[0]
+        for division in (run, dataclasses.replace(run, recompute="full"))
     )
     copies_us = HOST_US * 4 * GPT.layers * 64
     assert got.sums_forward.us > copies_us
-    assert again.sums_backward.us - got.sums_backward.us == pytest.approx(got.sums_forward.us)
+    assert recomputed.sums_backward.us - got.sums_backward.us == pytest.approx(got.sums_forward.us)
     assert gpt_us(run, NODES, data=64, sharding="full") < gpt_us(
         run, NODES, data=64, sharding="full", gathering="lists"
     )
