@@ -93,7 +93,7 @@ def trained(run: Callable[..., Tensor], model: nn.Module, data: Any = DATA) -> l
         parameter.grad = None
     loss = run(*data)
     loss.backward()
-    gradients = [one.grad.clone() for one in model.parameters() if one.grad is not None]
+    gradients = [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
     return [loss.detach(), *gradients, *(buffer.clone() for buffer in model.buffers())]
 
 
@@ -143,9 +143,9 @@ def test_peak_is_within_the_budget_and_as_predicted_and_gradients_are_equal(
     # A copy that ends early frees its tensor before the plan does.
     assert peak == pytest.approx(step.plan.simulation.peak_bytes, rel=0.15 if swaps else 0.05)
     moved = any(tensor.copied_in_before for tensor in step.plan.tensors)
-    again = any(tensor.recomputed_before for tensor in step.plan.tensors)
+    recomputes = any(tensor.recomputed_before for tensor in step.plan.tensors)
     assert moved == swaps
-    assert swaps or again == (budget != "100%")
+    assert swaps or recomputes == (budget != "100%")
     assert not list(tmp_path.iterdir())
 
 
@@ -156,9 +156,9 @@ def test_swap_alone_gives_equal_gradients_also_with_slow_copies(
     fitted = fit(network, "35%", swap_folder=tmp_path, host_link=FAST_LINK, effort=EFFORT)
     copied = Tensor.copy_
 
-    def slow(self: Tensor, *given: Any) -> Tensor:
+    def slow(self: Tensor, *arguments: Any) -> Tensor:
         time.sleep(0.002)
-        return copied(self, *given)
+        return copied(self, *arguments)
 
     monkeypatch.setattr(Tensor, "copy_", slow)
     assert equal(trained(fitted, network), expected)
@@ -171,14 +171,14 @@ def test_a_step_that_does_not_wait_for_copies_is_wrong(
 ) -> None:
     expected = unplanned_result()
     copied = Tensor.copy_
-    monkeypatch.setattr(Tensor, "copy_", lambda *given: (time.sleep(0.01), copied(*given))[1])
+    monkeypatch.setattr(Tensor, "copy_", lambda *arguments: (time.sleep(0.01), copied(*arguments))[1])
     monkeypatch.setattr(FileStore, "wait", lambda self, memory: None)
     fitted = fit(network, "35%", swap_folder=tmp_path, host_link=FAST_LINK, effort=EFFORT)
     try:
-        found = trained(fitted, network)
+        result = trained(fitted, network)
     except RuntimeError:  # autograd sees that a saved tensor is still written
-        found = []
-    assert not equal(found, expected)
+        result = []
+    assert not equal(result, expected)
 
 
 def test_steps_of_adamw_with_accumulated_gradients_are_equal(network: Network) -> None:
@@ -187,9 +187,9 @@ def test_steps_of_adamw_with_accumulated_gradients_are_equal(network: Network) -
         torch.manual_seed(5)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         fitted = fit(model, budget, effort=EFFORT)
-        for place in range(6):
+        for index in range(6):
             fitted(*DATA).backward()
-            if place % 2:
+            if index % 2:
                 optimizer.step()
                 optimizer.zero_grad()
         return [*model.parameters(), *model.buffers()]
@@ -201,15 +201,15 @@ def test_results_of_eager_torch_are_reached_to_rounding(network: Network) -> Non
     network.blocks.apply(without_dropout)
     plain = copy.deepcopy(network)
     expected = trained(plain, plain)
-    found = trained(fit(network, "40%", effort=EFFORT), network)
-    assert equal(found, expected)
+    result = trained(fit(network, "40%", effort=EFFORT), network)
+    assert equal(result, expected)
 
 
 @pytest.mark.parametrize("budget", ["65%", "80%", "100%"])
 def test_running_statistics_that_are_computed_are_kept_for_their_use(budget: str) -> None:
     torch.manual_seed(0)
     block = [nn.Conv2d(4, 4, 3, padding=1), nn.InstanceNorm2d(4, affine=True, track_running_stats=True)]
-    body = nn.Sequential(*(copy.deepcopy(one) for one in (*block, nn.Tanh()) * 6))
+    body = nn.Sequential(*(copy.deepcopy(layer) for layer in (*block, nn.Tanh()) * 6))
 
     class Loss(nn.Module):
         def __init__(self) -> None:
@@ -224,9 +224,10 @@ def test_running_statistics_that_are_computed_are_kept_for_their_use(budget: str
     data = (torch.randn(2, 4, 24, 24),)
     fitted = fit(model, budget, effort=EFFORT)
     for _ in range(2):
-        found, expected = trained(fitted, model, data), trained(plain, plain, data)
+        result, expected = trained(fitted, model, data), trained(plain, plain, data)
         assert all(
-            torch.allclose(one, two, rtol=1e-4, atol=1e-6) for one, two in zip(found, expected, strict=True)
+            torch.allclose(actual, two, rtol=1e-4, atol=1e-6)
+            for actual, two in zip(result, expected, strict=True)
         )
 
 
@@ -248,12 +249,12 @@ def test_new_shape_or_mode_makes_a_new_plan_or_none(network: Network) -> None:
     fitted = fit(network, "50%", effort=EFFORT)
     trained(fitted, network)
     larger = (torch.cat([DATA[0]] * 2), torch.cat([DATA[1]] * 2))
-    again = copy.deepcopy(network)
-    found = trained(fitted, network, larger)
+    copied_network = copy.deepcopy(network)
+    result = trained(fitted, network, larger)
     plans = [step.plan for step in fitted_steps(fitted)]
     assert len(plans) == 2
     assert plans[1].budget_bytes > plans[0].budget_bytes
-    assert equal(found, trained(fit(again, "100%"), again, larger))
+    assert equal(result, trained(fit(copied_network, "100%"), copied_network, larger))
     network.eval()
     with torch.no_grad():
         fitted(*DATA)
@@ -273,8 +274,8 @@ def test_changed_model_makes_a_new_plan(network: Network) -> None:
     fitted = fit(network, "50%", effort=EFFORT)
     trained(fitted, network)
     network.blocks[3] = nn.Identity()
-    again = copy.deepcopy(network)
-    assert equal(trained(fitted, network), trained(fit(again, "100%"), again))
+    copied_network = copy.deepcopy(network)
+    assert equal(trained(fitted, network), trained(fit(copied_network, "100%"), copied_network))
     assert len(fitted_steps(fitted)) == 2
 
 
@@ -290,11 +291,11 @@ def test_plan_for_this_device_runs_also_from_a_file_and_that_of_another_step_is_
     step = profile_step(network, DATA, device=local_cpu()).step
     plan = plan_memory(step, simulate(step, unplanned(step)).peak_bytes // 2, effort=EFFORT)
     write_plan(plan, tmp_path / "plan.json")
-    for given in (plan, tmp_path / "plan.json"):
-        again = copy.deepcopy(network)
-        assert equal(trained(fit(again, plan=given), again), expected)
+    for plan_or_path in (plan, tmp_path / "plan.json"):
+        copied_network = copy.deepcopy(network)
+        assert equal(trained(fit(copied_network, plan=plan_or_path), copied_network), expected)
         with pytest.raises(InputError, match="of another training step"):
-            fit(Network(blocks=1), plan=given)(*DATA)
+            fit(Network(blocks=1), plan=plan_or_path)(*DATA)
 
 
 def test_model_that_torch_cannot_trace_is_refused() -> None:
@@ -315,10 +316,11 @@ def test_recurrent_layers_have_plans(kind: Any, budget: str) -> None:
     def loss(run: nn.Module) -> Callable[..., Tensor]:
         return lambda x: run(x)[0].square().mean()
 
-    found = trained(fit(loss(layer), budget, effort=EFFORT), layer, data)
+    result = trained(fit(loss(layer), budget, effort=EFFORT), layer, data)
     expected = trained(loss(plain), plain, data)
     assert all(
-        torch.allclose(one, two, rtol=1e-4, atol=1e-6) for one, two in zip(found, expected, strict=True)
+        torch.allclose(actual, two, rtol=1e-4, atol=1e-6)
+        for actual, two in zip(result, expected, strict=True)
     )
 
 
@@ -384,17 +386,17 @@ def test_compiled_model_within_a_budget_recomputes_fused_groups_by_one_kernel(ne
     expected = trained(plain, plain)
     with prefer("tunebench"), reference_kernels() as ran:
         fitted = fit(network, "60%", tuned_kernels=True)
-        found = trained(fitted, network)
+        result = trained(fitted, network)
     (step,) = fitted_steps(fitted)
-    calls = [one for one in step.joint.nodes if one is not None and "tunebench" in str(one.target)]
+    calls = [node for node in step.joint.nodes if node is not None and "tunebench" in str(node.target)]
     assert len(calls) > 5
     assert len(ran) > 2
     assert plans(fitted)
-    again = [one.tensor for one in step.plan.tensors if one.recomputed_before]
+    recomputed = [planned.tensor for planned in step.plan.tensors if planned.recomputed_before]
     producers = step.plan.step.producers()
-    assert any(step.joint.nodes[producers[tensor]] in calls for tensor in again)
+    assert any(step.joint.nodes[producers[tensor]] in calls for tensor in recomputed)
     assert step.plan.simulation.peak_bytes <= step.plan.budget_bytes
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(result, expected, strict=True):
         # By norm: kernels round otherwise than torch, and a ReLU near zero may flip.
         assert (ours - theirs).double().norm() <= 0.01 * theirs.double().norm() + 1e-4
 
@@ -465,7 +467,7 @@ def test_states_of_optimizers_are_counted(network: Network) -> None:
     fitted(*DATA)
     plain = fit(copy.deepcopy(network), "100%")
     plain(*DATA)
-    peaks = [fitted_steps(one)[0].plan.simulation.peak_bytes for one in (fitted, plain)]
+    peaks = [fitted_steps(fitted_model)[0].plan.simulation.peak_bytes for fitted_model in (fitted, plain)]
     assert peaks[0] - peaks[1] == 2 * weights
 
 
@@ -475,14 +477,14 @@ def test_profile_for_another_device_has_the_operations_of_the_step_that_runs(net
     ran = fitted_steps(fitted)[0].joint
     with torch.device("meta"):
         absent = Network()
-    found = profile_step(absent, DATA, device=local_cpu())
-    assert [operation.name for operation in found.step.operations] == [
+    profile = profile_step(absent, DATA, device=local_cpu())
+    assert [operation.name for operation in profile.step.operations] == [
         operation.name for operation in ran.step.operations
     ]
-    assert [tensor.size_bytes for tensor in found.step.tensors] == [
+    assert [tensor.size_bytes for tensor in profile.step.tensors] == [
         tensor.size_bytes for tensor in ran.step.tensors
     ]
-    assert {"stem", "blocks.0.conv", "blocks.3.norm", "head"} <= set(found.layers)
+    assert {"stem", "blocks.0.conv", "blocks.3.norm", "head"} <= set(profile.layers)
 
 
 def test_profile_predicts_times_of_an_absent_gpu_and_plans_for_it(network: Network) -> None:
