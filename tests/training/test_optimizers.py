@@ -15,6 +15,8 @@ from tunebench.training.cluster.device_memory import MemoryPricer
 from tunebench.training.cluster.search import ClusterSearch
 from tunebench.training.cluster.space import plan_space
 from tunebench.training.cluster.storage import Placement, StorageTimes
+from tunebench.training.pipeline import predicted
+from tunebench.training.steps import footprint
 from tunebench.training.steps.footprint import min_memory_bytes
 from tunebench.workloads.networks import NetworkRun, network
 from tunebench.workloads.networks.tape import ROW, Tape
@@ -174,3 +176,12 @@ def test_unknown_names_are_refused() -> None:
         NetworkRun(mode="train", optimizer="adamww")
     with pytest.raises(UnknownName, match="unknown optimizer 'adam'"):
         TrainingJob(network=network("gpt2"), batch=8, seq=512, optimizer="adam")
+
+
+def test_former_tables_follow_from_the_records() -> None:
+    with pytest.warns(FutureWarning, match="OPTIMIZER_STATES is deprecated"):
+        states = footprint.OPTIMIZER_STATES
+    with pytest.warns(FutureWarning, match="STATE_BYTES is deprecated"):
+        state_bytes = predicted.STATE_BYTES
+    assert [states[name] for name in ("none", "sgd", "adamw")] == [0, 0, 2]
+    assert [state_bytes[name] for name in ("none", "sgd", "adamw")] == [8, 8, 16]

@@ -21,6 +21,7 @@ from tunebench.training.schedules.registry import (
     planned_schedule,
     stages_in_flight,
 )
+from tunebench.training.steps import parallelism
 from tunebench.training.steps.parallelism import Parallelism, pipeline_schedule
 
 SIZES = [(1, 2), (2, 4), (3, 3), (4, 8), (4, 16)]
@@ -152,3 +153,8 @@ def test_unknown_names_are_refused() -> None:
     with pytest.raises(UnknownName, match="unknown schedule of a plan '1f2b'"):
         plan_of("1f2b", 2, 1)
     assert all(planned_schedule(name, 1).name == name for name in PLANNED_SCHEDULES)
+
+
+def test_former_table_follows_from_the_records() -> None:
+    with pytest.warns(FutureWarning, match="TIMED_SCHEDULES is deprecated"):
+        assert parallelism.TIMED_SCHEDULES == ("zb-h1", "zb-h2", "interleaved-zb")

@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
+from tunebench._deprecation import warn_renamed
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
-from tunebench.optimizer import find_optimizer
+from tunebench.optimizer import OPTIMIZERS, find_optimizer
 from tunebench.training.interconnect.cluster import Cluster
 from tunebench.training.pipeline.activation import ActivationMemory, architecture_of
 from tunebench.training.schedules import Interconnect, PipelineCosts, StageCosts, link_transfer
@@ -232,3 +234,10 @@ class PredictedStages:
             states = optimizer.state_bytes(size) if size == 4 else optimizer.mixed_state_bytes
             parameter_bytes = 2 * size + states
         return round(self.network.parameters(self.tensor, layers) * parameter_bytes)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "STATE_BYTES":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warn_renamed(f"{__name__}.{name}", "tunebench.optimizer.OPTIMIZERS")
+    return {optimizer.name: 8 + optimizer.state_bytes(4) for optimizer in OPTIMIZERS.values()}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from tunebench._deprecation import warn_renamed
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
-from tunebench.optimizer import find_optimizer
+from tunebench.optimizer import OPTIMIZERS, find_optimizer
 from tunebench.training.steps.step import Parallelism
 from tunebench.workloads.networks import Network, NetworkRun
 
@@ -41,3 +43,10 @@ def min_memory_bytes(network: Network, run: NetworkRun, parallelism: Parallelism
     except InputError:
         return None
     return round(held * (size * (2 if run.trains else 1) + state_bytes))
+
+
+def __getattr__(name: str) -> Any:
+    if name != "OPTIMIZER_STATES":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warn_renamed(f"{__name__}.{name}", "tunebench.optimizer.OPTIMIZERS")
+    return {optimizer.name: optimizer.moments for optimizer in OPTIMIZERS.values()}

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
-from tunebench._deprecation import renamed
+from tunebench._deprecation import renamed, warn_renamed
 from tunebench.errors import InputError, UnknownName
 from tunebench.training.schedules.action import ActionKind
 from tunebench.training.schedules.costs import PipelineCosts
@@ -255,4 +255,11 @@ def most_in_flight(schedule: PipelineSchedule) -> tuple[int, ...]:
     return tuple(most)
 
 
-__getattr__ = renamed(__name__, {"Division": "Parallelism"})
+def _timed_schedules(name: str) -> tuple[str, ...]:
+    if name != "TIMED_SCHEDULES":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warn_renamed(f"{__name__}.{name}", "tunebench.training.schedules.registry.SCHEDULES")
+    return tuple(schedule.name for schedule in SCHEDULES.values() if schedule.depends_on_costs)
+
+
+__getattr__ = renamed(__name__, {"Division": "Parallelism"}, _timed_schedules)
