@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -11,6 +11,7 @@ import typer
 from tunebench.cli._completion import optimizers, plan_values
 from tunebench.cli._file import require_folder
 from tunebench.cli._option import Json, ModelInputs
+from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import console, emit, phases
 from tunebench.cli.plan._cluster_report import ClusterReport
 from tunebench.cli.plan._copies_report import CopiesReport
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["cluster"]
 
 
-def cluster(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """The options of `tunebench plan cluster`."""
+
     model: Annotated[
         str,
         typer.Option(
@@ -34,7 +38,7 @@ def cluster(
             "config.json, or FILE.py:FUNCTION that returns a module whose result is its loss.",
             show_default=False,
         ),
-    ],
+    ]
     cluster: Annotated[
         str,
         typer.Option(
@@ -43,11 +47,11 @@ def cluster(
             "h100-sxm', or a TOML file.",
             show_default=False,
         ),
-    ],
+    ]
     batch: Annotated[
         int, typer.Option(min=1, help="Batch size: sequences of all devices together.", show_default=False)
-    ],
-    inputs: ModelInputs = None,
+    ]
+    inputs: ModelInputs = None
     seq: Annotated[
         int,
         typer.Option(
@@ -55,11 +59,11 @@ def cluster(
             help="Model: tokens per sequence. Default: the most that it has positions for.",
             show_default=False,
         ),
-    ] = 0,
+    ] = 0
     objective: Annotated[
         str,
         typer.Option(help="What to minimise: time (of a step), memory (of a device) or cost (of a step)."),
-    ] = "time",
+    ] = "time"
     fix: Annotated[
         str,
         typer.Option(
@@ -69,26 +73,26 @@ def cluster(
             show_default=False,
             autocompletion=plan_values,
         ),
-    ] = "",
-    top: Annotated[int, typer.Option(min=1, help="Number of plans to list.")] = 10,
+    ] = ""
+    top: Annotated[int, typer.Option(min=1, help="Number of plans to list.")] = 10
     dtype: Annotated[
         str,
         typer.Option(
             help="Dtype of parameters and activations: f16 or bf16. States of the optimizer are f32."
         ),
-    ] = "bf16",
+    ] = "bf16"
     fp8: Annotated[
         str,
         typer.Option(
             help="Scaling of 8-bit floats in linear layers (Transformer Engine): none, delayed or current."
         ),
-    ] = "none",
+    ] = "none"
     optimizer: Annotated[
         str,
         typer.Option(
             help=f"Training step: optimizer, one of {', '.join(OPTIMIZERS)}.", autocompletion=optimizers
         ),
-    ] = "adamw",
+    ] = "adamw"
     stack: Annotated[
         str,
         typer.Option(
@@ -96,14 +100,14 @@ def cluster(
             "transformer runs by Megatron-LM.",
             show_default=False,
         ),
-    ] = "",
+    ] = ""
     flash_attention: Annotated[
         bool,
         typer.Option(
             "--flash-attention/--no-flash-attention",
             help="Model: attention may be one kernel that stores no scores, or never is.",
         ),
-    ] = True,
+    ] = True
     full_sharding: Annotated[
         bool,
         typer.Option(
@@ -111,20 +115,20 @@ def cluster(
             help="Allow plans that also shard gradients (ZeRO-2) and parameters (ZeRO-3, FSDP); "
             "their times are optimistic.",
         ),
-    ] = False,
+    ] = False
     user_buffers: Annotated[
         bool,
         typer.Option(
             "--user-buffers",
             help="Run collectives of sequence parallelism in parts beside products (Transformer Engine).",
         ),
-    ] = False,
+    ] = False
     f32_gradients: Annotated[
         bool, typer.Option("--f32-gradients", help="Sum gradients in f32, with the memory for it.")
-    ] = False,
+    ] = False
     cuda_graphs: Annotated[
         bool, typer.Option("--cuda-graphs", help="Launch kernels as CUDA graphs, without host time for each.")
-    ] = False,
+    ] = False
     load_factor: Annotated[
         float,
         typer.Option(
@@ -132,7 +136,7 @@ def cluster(
             help="Model with experts: tokens of the busiest device of expert parallelism, relative to the "
             "mean.",
         ),
-    ] = 1.0,
+    ] = 1.0
     capacity_factor: Annotated[
         float | None,
         typer.Option(
@@ -141,14 +145,14 @@ def cluster(
             "Default: none are dropped.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     reasons: Annotated[
         bool,
         typer.Option(
             "--reasons/--no-reasons",
             help="Also plan with twice the memory, links and batch, and with slower predictions.",
         ),
-    ] = True,
+    ] = True
     out: Annotated[
         Path | None,
         typer.Option(
@@ -156,7 +160,7 @@ def cluster(
             help="Write the best plan to this file, with arguments of Megatron-LM.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     framework: Annotated[
         str,
         typer.Option(
@@ -166,7 +170,7 @@ def cluster(
             "fsdp (YAML of Accelerate).",
             show_default=False,
         ),
-    ] = "",
+    ] = ""
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -174,7 +178,12 @@ def cluster(
             "extra plot.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
+
+
+@grouped_options("options", ClusterOptions)
+def cluster(
+    options: ClusterOptions,
     as_json: Json = False,
 ) -> None:
     """Find the best way to train a transformer on a cluster: parallelism, recomputation, sharding.
@@ -195,125 +204,115 @@ def cluster(
     )
     from tunebench.training.cluster.search import Objective
 
-    for path in (out, plot):
+    for path in (options.out, options.plot):
         require_folder(path)
-    if framework and framework not in get_args(Framework):
-        raise UnknownName("framework", framework, get_args(Framework))
-    if objective not in get_args(Objective):
-        raise UnknownName("objective", objective, get_args(Objective))
-    find_optimizer(optimizer)
-    fixed = _fixed(fix)
-    full_sharding = full_sharding or fixed.get("sharding") in ("gradients", "full")
+    if options.framework and options.framework not in get_args(Framework):
+        raise UnknownName("framework", options.framework, get_args(Framework))
+    if options.objective not in get_args(Objective):
+        raise UnknownName("objective", options.objective, get_args(Objective))
+    find_optimizer(options.optimizer)
+    fixed = _fixed(options.fix)
+    full_sharding = options.full_sharding or fixed.get("sharding") in ("gradients", "full")
     whole = {
-        "--objective": objective != "time",
+        "--objective": options.objective != "time",
         "--full-sharding": full_sharding,
-        "--out": out is not None,
-        "--emit": bool(framework),
-        "--plot": plot is not None,
+        "--out": options.out is not None,
+        "--emit": bool(options.framework),
+        "--plot": options.plot is not None,
     }
-    if ":" in model or _is_residual(model):
-        _refuse({"--seq": bool(seq), "--fix": bool(fixed), **whole}, f"for {model}")
-        copies = (
-            _module_plans(model, inputs, batch, stack, cluster, optimizer)
-            if ":" in model
-            else _residual_plans(model, batch, dtype, stack, cluster, optimizer)
-        )
-        listed = CopiesReport(answer=copies, top=top)
+    if ":" in options.model or _is_residual(options.model):
+        _refuse({"--seq": bool(options.seq), "--fix": bool(fixed), **whole}, f"for {options.model}")
+        copies = _module_plans(options) if ":" in options.model else _residual_plans(options)
+        listed = CopiesReport(answer=copies, top=options.top)
         emit(as_json, listed.to_json(), listed.render)
         return
-    if inputs:
+    if options.inputs:
         raise InputError("--input is for a module, FILE.py:FUNCTION: leave it out, and give --seq")
-    if stack not in ("", "megatron"):
+    if options.stack not in ("", "megatron"):
         raise InputError(
-            f"--stack {stack} is for residual networks such as resnet50: plans of transformers are for the "
-            "kernels of Megatron-LM"
+            f"--stack {options.stack} is for residual networks such as resnet50: plans of transformers are "
+            "for the kernels of Megatron-LM"
         )
-    job = replace(
-        _job(model, batch, seq, dtype),
-        fp8=fp8,  # type: ignore[arg-type]
-        flash=flash_attention,
-        user_buffers=user_buffers,
-        wide_gradients=f32_gradients,
-        cuda_graphs=cuda_graphs,
-        full_sharding=full_sharding,
-        load_factor=load_factor,
-        capacity_factor=capacity_factor,
-        optimizer=optimizer,
-    )
-    if is_mixed(cluster):
+    job = _job(options, full_sharding=full_sharding)
+    if is_mixed(options.cluster):
         _refuse(whole, "on a cluster with different products")
         with phases(console(stderr=True)) as show:
             mixed = plan_mixed(
-                job, MixedCluster.of(cluster), fixed=fixed, top=top, reasons=reasons, watcher=show
+                job,
+                MixedCluster.of(options.cluster),
+                fixed=fixed,
+                top=options.top,
+                reasons=options.reasons,
+                watcher=show,
             )
         found = MixedReport(answer=mixed)
         emit(as_json, found.to_json(), found.render)
         return
-    machine = TrainingCluster.of(cluster)
-    if framework:
-        fixed = {**RUNNABLE[framework], **fixed}  # type: ignore[index]
+    machine = TrainingCluster.of(options.cluster)
+    if options.framework:
+        fixed = {**RUNNABLE[options.framework], **fixed}  # type: ignore[index]
     with phases(console(stderr=True)) as show:
         answer = plan_training(
             job,
             machine,
-            objective=objective,  # type: ignore[arg-type]
+            objective=options.objective,  # type: ignore[arg-type]
             fixed=fixed,
-            top=top,
-            reasons=reasons and not framework,
+            top=options.top,
+            reasons=options.reasons and not options.framework,
             watcher=show,
         )
     report = ClusterReport(answer=answer)
-    if out is not None and answer.best is not None:
-        write_plan(out, answer.best, job)
-        report.written.append(out)
-    if plot is not None:
-        draw_fronts(answer, plot)
-        report.written.append(plot)
-    if framework:
-        _print_emitted(framework, answer, as_json)
+    if options.out is not None and answer.best is not None:
+        write_plan(options.out, answer.best, job)
+        report.written.append(options.out)
+    if options.plot is not None:
+        draw_fronts(answer, options.plot)
+        report.written.append(options.plot)
+    if options.framework:
+        _print_emitted(options.framework, answer, as_json)
     else:
         emit(as_json, report.to_json(), report.render)
 
 
-def _residual_plans(
-    model: str, batch: int, dtype: str, stack: str, cluster: str, optimizer: str
-) -> CopiesAnswer:
+def _residual_plans(options: ClusterOptions) -> CopiesAnswer:
+    """Return the plans of a residual network, which data parallelism divides."""
     from tunebench.training.cluster import CopiesJob, TrainingCluster, plan_copies
     from tunebench.workloads.networks import network
 
     job = CopiesJob(
-        network=network(model),
-        batch=batch,
-        dtype=dtype,  # type: ignore[arg-type]
-        stack=stack or "eager",  # type: ignore[arg-type]
-        optimizer=optimizer,
+        network=network(options.model),
+        batch=options.batch,
+        dtype=options.dtype,  # type: ignore[arg-type]
+        stack=options.stack or "eager",  # type: ignore[arg-type]
+        optimizer=options.optimizer,
     )
-    return plan_copies(job, TrainingCluster.of(cluster))
+    return plan_copies(job, TrainingCluster.of(options.cluster))
 
 
-def _module_plans(
-    model: str, inputs: list[str] | None, batch: int, stack: str, cluster: str, optimizer: str
-) -> CopiesAnswer:
+def _module_plans(options: ClusterOptions) -> CopiesAnswer:
     """Return the plans of a PyTorch module, which is traced."""
     from tunebench.graph import InputSpec, load_factory
     from tunebench.training.cluster import ModuleJob, TrainingCluster, plan_module
 
-    if not inputs:
+    if not options.inputs:
         raise InputError(
             "a module needs its inputs, with the batch of a device first: add --input SHAPE:TYPE for each "
             "argument"
         )
-    if stack not in ("", "eager"):
-        raise InputError(f"a module runs in eager PyTorch, got --stack {stack}: leave it out")
-    specs, machine = [InputSpec.parse(text) for text in inputs], TrainingCluster.of(cluster)
-    factory = load_factory(model)
+    if options.stack not in ("", "eager"):
+        raise InputError(f"a module runs in eager PyTorch, got --stack {options.stack}: leave it out")
+    specs = [InputSpec.parse(text) for text in options.inputs]
+    machine = TrainingCluster.of(options.cluster)
+    factory = load_factory(options.model)
     from tunebench.training.fitting.model_plan import ModelProfiler
 
     with phases(console(stderr=True)) as show:
         show("making the model")
         profiler = ModelProfiler(factory, specs, machine.device, optimizer="none")
         return plan_module(
-            ModuleJob(profiler=profiler, batch=batch, optimizer=optimizer), machine, watcher=show
+            ModuleJob(profiler=profiler, batch=options.batch, optimizer=options.optimizer),
+            machine,
+            watcher=show,
         )
 
 
@@ -346,16 +345,31 @@ def _print_emitted(framework: str, answer: ClusterAnswer, as_json: bool) -> None
     emit(as_json, asdict(found), lambda to: to.print(found.text, end="", soft_wrap=True, highlight=False))
 
 
-def _job(model: str, batch: int, seq: int, dtype: str) -> TrainingJob:
+def _job(options: ClusterOptions, *, full_sharding: bool) -> TrainingJob:
+    """Return the training of a transformer by Megatron-LM."""
     from tunebench.training.cluster import TrainingJob
     from tunebench.training.pipeline.activation import architecture_of
     from tunebench.workloads.networks import network
 
-    found = network(model)
-    seq = seq or architecture_of(found).positions
+    transformer = network(options.model)
+    seq = options.seq or architecture_of(transformer).positions
     if not seq:
-        raise InputError(f"{model} has sequences of any length: add --seq TOKENS")
-    return TrainingJob(network=found, batch=batch, seq=seq, dtype=dtype)  # type: ignore[arg-type]
+        raise InputError(f"{options.model} has sequences of any length: add --seq TOKENS")
+    return TrainingJob(
+        network=transformer,
+        batch=options.batch,
+        seq=seq,
+        dtype=options.dtype,  # type: ignore[arg-type]
+        fp8=options.fp8,  # type: ignore[arg-type]
+        flash=options.flash_attention,
+        user_buffers=options.user_buffers,
+        wide_gradients=options.f32_gradients,
+        cuda_graphs=options.cuda_graphs,
+        full_sharding=full_sharding,
+        load_factor=options.load_factor,
+        capacity_factor=options.capacity_factor,
+        optimizer=options.optimizer,
+    )
 
 
 def _fixed(text: str) -> dict[str, str]:
