@@ -165,6 +165,17 @@ def _loop(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of SimulationSt
     send_free, receive_free, gathered, collective_free, starts, ends, waits,
     change_rank, change_us, change_bytes, changes,
 ):  # fmt: skip
+    """Execute actions until all ranks have ended or wait, or one fails; return the last result and its rank.
+
+    The arguments are the fields of `SimulationState`, in their order, with their shapes and units. Those up
+    to `copy_us` are only read. The others are changed in place, so that a call continues from the state that
+    the last one left.
+
+    Invariants: `position[rank]` lies from `first[rank]` to `first[rank + 1]`, and no clock decreases. A time
+    of a pass, or of the arrival of a copy, is negative until it is known, and is set once. A rank that waits
+    for a copy is in `waiters` and is not runnable; the arrival of the copy makes it runnable. Changes of
+    memory before `changes[0]` are final, and their arrays have room for those of all actions.
+    """
     ranks, last_stage, count = clock.size, placement.size - 1, changes[0]
     result, rank = DONE, NOBODY
     while result <= WAITING:
