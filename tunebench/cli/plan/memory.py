@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ from tunebench.cli._option import (
     ModelType,
     target_device,
 )
+from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import console, emit, phases
 from tunebench.cli.plan._memory_report import MemoryReport
 from tunebench.errors import InputError
@@ -33,7 +35,10 @@ __all__ = ["memory"]
 NO_LINK = "none"
 
 
-def memory(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOptions:
+    """The arguments and options of `tunebench plan memory`."""
+
     model: Annotated[
         str,
         typer.Argument(
@@ -41,11 +46,11 @@ def memory(
             help="FILE.py:FUNCTION or MODULE:FUNCTION that returns the model. The model returns its loss.",
             show_default=False,
         ),
-    ],
-    inputs: ModelInputs = None,
-    dtype: ModelType = None,
-    device: DeviceName = None,
-    arch: Architecture = None,
+    ]
+    inputs: ModelInputs = None
+    dtype: ModelType = None
+    device: DeviceName = None
+    arch: Architecture = None
     budget: Annotated[
         str | None,
         typer.Option(
@@ -54,7 +59,7 @@ def memory(
             "memory of the device.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     host_link: Annotated[
         str | None,
         typer.Option(
@@ -63,29 +68,34 @@ def memory(
             "or none, which swaps nothing. Default: that of the device.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     optimizer: Annotated[
         str,
         typer.Option(
             help=f"Training step: optimizer, whose states take memory, one of {', '.join(OPTIMIZERS)}.",
             autocompletion=optimizers,
         ),
-    ] = "adamw",
+    ] = "adamw"
     max_batch: Annotated[
         bool, typer.Option("--max-batch", help="Find the largest batch that fits, and plan it.")
-    ] = False,
-    curve: Annotated[bool, typer.Option("--curve", help="Also plan for smaller and larger budgets.")] = False,
+    ] = False
+    curve: Annotated[bool, typer.Option("--curve", help="Also plan for smaller and larger budgets.")] = False
     plot: Annotated[
         Path | None,
         typer.Option(
             help="Also plot the memory over the step to this file (.png, .svg, .pdf). Needs the extra plot.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE.json", help="File for the plan.", show_default=False),
-    ] = None,
+    ] = None
+
+
+@grouped_options("options", MemoryOptions)
+def memory(
+    options: MemoryOptions,
     as_json: Json = False,
 ) -> None:
     """Plan a training step that fits into less memory, by recomputation and by copies to the host.
@@ -97,25 +107,27 @@ def memory(
     """
     from tunebench.graph import InputSpec, load_factory
 
-    if not inputs:
+    if not options.inputs:
         raise InputError("the model needs its inputs: add --input SHAPE:TYPE for each argument")
-    find_optimizer(optimizer)
-    target = target_device(device, arch)
-    link = _host_link(host_link, target)
-    sizes = _budget_reader(budget, target)
-    if max_batch and budget is not None and budget.strip().endswith("%"):
+    find_optimizer(options.optimizer)
+    target = target_device(options.device, options.arch)
+    link = _host_link(options.host_link, target)
+    sizes = _budget_reader(options.budget, target)
+    if options.max_batch and options.budget is not None and options.budget.strip().endswith("%"):
         raise InputError("--max-batch needs a --budget in bytes, such as 24GB: a share depends on the batch")
-    for path in (plot, out):
+    for path in (options.plot, options.out):
         require_folder(path)
-    specs = [InputSpec.parse(text) for text in inputs]
-    factory = load_factory(model)
+    specs = [InputSpec.parse(text) for text in options.inputs]
+    factory = load_factory(options.model)
     from tunebench.training.fitting.model_plan import ModelProfiler
 
     with phases(console(stderr=True)) as show:
         show("making the model")
-        profiler = ModelProfiler(factory, specs, target, link=link, dtype=dtype, optimizer=optimizer)
-        report = _planned(profiler, sizes, max_batch, curve, show)
-    _write(report, plot, out)
+        profiler = ModelProfiler(
+            factory, specs, target, link=link, dtype=options.dtype, optimizer=options.optimizer
+        )
+        report = _planned(profiler, sizes, options.max_batch, options.curve, show)
+    _write(report, options.plot, options.out)
     emit(as_json, report.to_json(), report.render)
 
 
