@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from tunebench.cli._file import require_folder, write_page
 from tunebench.cli._option import Json, LearnedPruner, StopAtGap, VariantFiles, renamed_flag
+from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import emit, table
 from tunebench.cli._recorded import RecordedDevice, RecordedFile, RecordedKernel, RecordedSizes, space_of
 
@@ -21,11 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-def command(
-    file: RecordedFile,
-    trials: Annotated[int, typer.Option(min=1, help="Configurations per search, failures included.")] = 200,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of searches, with seeds 0, 1, …")] = 1,
-    sampler: Annotated[str, typer.Option(help="Sampler: surrogate, bound, random or tpe.")] = "surrogate",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """The arguments and options of `tunebench replay`."""
+
+    file: RecordedFile
+    trials: Annotated[int, typer.Option(min=1, help="Configurations per search, failures included.")] = 200
+    seeds: Annotated[int, typer.Option(min=1, help="Number of searches, with seeds 0, 1, …")] = 1
+    sampler: Annotated[str, typer.Option(help="Sampler: surrogate, bound, random or tpe.")] = "surrogate"
     warm_from: Annotated[
         list[Path] | None,
         typer.Option(
@@ -33,23 +38,28 @@ def command(
             metavar="FILE",
             help="Cache file of the same kernel on another device, to warm-start from; repeatable.",
         ),
-    ] = None,
-    kernel: RecordedKernel = "",
-    device: RecordedDevice = "",
-    problem: RecordedSizes = "",
-    stop_at_gap: StopAtGap = None,
-    learned_pruner: LearnedPruner = False,
+    ] = None
+    kernel: RecordedKernel = ""
+    device: RecordedDevice = ""
+    problem: RecordedSizes = ""
+    stop_at_gap: StopAtGap = None
+    learned_pruner: LearnedPruner = False
     report: Annotated[
         Path | None,
         typer.Option("--report", metavar="FILE", help="HTML page to write of the first search."),
-    ] = None,
+    ] = None
     calibrated: Annotated[
         bool, typer.Option("--calibrated", hidden=True, callback=renamed_flag("--learned-pruner"))
-    ] = False,
+    ] = False
     warm: Annotated[
         list[Path] | None, typer.Option("--warm", hidden=True, callback=renamed_flag("--warm-from"))
-    ] = None,
-    variant_file: VariantFiles = None,
+    ] = None
+    variant_file: VariantFiles = None
+
+
+@grouped_options("options", ReplayOptions)
+def command(
+    options: ReplayOptions,
     as_json: Json = False,
 ) -> None:
     """Search a recorded tuning space instead of a device, to compare samplers.
@@ -62,37 +72,37 @@ def command(
     from tunebench.cache_file import read
     from tunebench.tuning.replay import replay
 
-    require_folder(report)
-    space = space_of(file, kernel, device, problem)
-    elsewhere = [read(other) for other in (*(warm_from or ()), *(warm or ()))]
+    require_folder(options.report)
+    space = space_of(options.file, options.kernel, options.device, options.problem)
+    elsewhere = [read(other) for other in (*(options.warm_from or ()), *(options.warm or ()))]
     optimum_us = space.recording.optimum_us
     runs: list[dict[str, Any]] = []
-    for seed in range(seeds):
+    for seed in range(options.seeds):
         done = replay(
             space,
-            trials=trials,
+            trials=options.trials,
             seed=seed,
-            sampler=sampler,
+            sampler=options.sampler,
             elsewhere=elsewhere,
-            stop_at_gap=stop_at_gap,
-            learned_pruner=learned_pruner or calibrated,
+            stop_at_gap=options.stop_at_gap,
+            learned_pruner=options.learned_pruner or options.calibrated,
         )
-        runs.append(_data(done, optimum_us, trials))
-        if report is not None and seed == 0:
-            _write_page(report, file, space, done)
+        runs.append(_data(done, optimum_us, options.trials))
+        if options.report is not None and seed == 0:
+            _write_page(options.report, options.file, space, done)
     data = {
-        "space": space.recording.kernel or file.name,
+        "space": space.recording.kernel or options.file.name,
         "device": space.device.name if space.device is not None else space.recording.device,
-        "sampler": sampler,
+        "sampler": options.sampler,
         "optimum_ms": optimum_us / 1e3,
         "runs": runs,
     }
 
     def render(to: Console) -> None:
-        to.print(f"{data['space']} on {data['device'] or 'an unknown device'}, sampler {sampler}")
+        to.print(f"{data['space']} on {data['device'] or 'an unknown device'}, sampler {options.sampler}")
         counts = list(dict.fromkeys(count for run in runs for count in run["efficiency"]))
         columns = (">seed", ">trials", *(f">after {count}" for count in counts), ">gap", ">open")
-        postponed = _POSTPONED if learned_pruner or calibrated else {}
+        postponed = _POSTPONED if options.learned_pruner or options.calibrated else {}
         to.print(table(*columns, *postponed.values(), rows=(_cells(run, counts, postponed) for run in runs)))
 
     emit(as_json, data, render)
