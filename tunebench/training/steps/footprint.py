@@ -35,14 +35,14 @@ def min_memory_bytes(network: Network, run: NetworkRun, parallelism: Parallelism
     state_bytes = find_optimizer(run.optimizer).state_bytes(size) if run.trains else 0
     try:
         if parallelism.devices == 1:
-            held = network.parameters()
+            parameters = network.parameters()
         else:
             on_device = replace(run, **parallelism.parameter_sizes)
             stages = parallelism.stages(network.layers) if parallelism.pipeline > 1 else (None,)
-            held = max(sum(network.held_parameters(on_device, layers)) for layers in stages)
+            parameters = max(sum(network.held_parameters(on_device, layers)) for layers in stages)
     except InputError:
         return None
-    return round(held * (size * (2 if run.trains else 1) + state_bytes))
+    return round(parameters * (size * (2 if run.trains else 1) + state_bytes))
 
 
 def __getattr__(name: str) -> Any:

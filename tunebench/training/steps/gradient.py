@@ -35,13 +35,13 @@ def gradient_bytes(network: Network, run: NetworkRun, layers: tuple[int, int]) -
         layers: Layers of the stage as a half-open range.
     """
     first, last = layers
-    held = [network.held_parameters(run, (layer, layer + 1)) for layer in range(first, last)][::-1]
-    others, routed = [each[0] for each in held], [each[1] for each in held]
+    parameters = [network.held_parameters(run, (layer, layer + 1)) for layer in range(first, last)][::-1]
+    dense, routed = [counts[0] for counts in parameters], [counts[1] for counts in parameters]
     # A matrix that both ends share is complete only with the first layer: take it from the last one, which is
     # entry 0 in the order of the backward pass.
-    others[0] -= sum(others) - network.held_parameters(run, layers)[0]
+    dense[0] -= sum(dense) - network.held_parameters(run, layers)[0]
     size = itemsize(run.gradient_dtype)
-    return [count * size for count in others], [count * size for count in routed]
+    return [count * size for count in dense], [count * size for count in routed]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,10 @@ class BucketExchange:
         """
         pairs = zip(parts, self.groups, strict=True)
         if not self.overlap:
-            return self.slower * sum(float(collective_us(collective, sum(sizes), of)) for sizes, of in pairs)
-        return float(sum(self._takes_us(collective, sizes, of)[0].sum() for sizes, of in pairs))
+            return self.slower * sum(
+                float(collective_us(collective, sum(sizes), group)) for sizes, group in pairs
+            )
+        return float(sum(self._takes_us(collective, sizes, group)[0].sum() for sizes, group in pairs))
 
     def exposed_us(self, collective: Collective, parts: Sequence[Sequence[int]], pass_us: float) -> float:
         """Return how long buckets are still in transit when the pass has ended, and what it lost to them.
@@ -94,7 +96,7 @@ class BucketExchange:
         if not self.overlap or not any(map(any, parts)):
             return self.total_us(collective, parts)
         listed = [self._takes_us(collective, *pair) for pair in zip(parts, self.groups, strict=True)]
-        takes, ready = (np.concatenate(each) for each in zip(*listed, strict=True))
+        takes, ready = (np.concatenate(columns) for columns in zip(*listed, strict=True))
         # Experts and the rest share the network: one queue, in the order in which buckets become ready.
         order = np.argsort(ready, kind="stable")
         # Time of each bucket and all after it. The queue ends at the latest of (ready + remaining) over the
@@ -110,13 +112,13 @@ class BucketExchange:
         if not any(sizes):
             return np.empty(0), np.empty(0)
         counts = np.array([-(-nbytes // self.bucket_bytes) for nbytes in sizes], dtype=np.int64)
-        sent = np.flatnonzero(counts)
-        each = counts[sent]
-        bucket_bytes = np.array(sizes, dtype=np.float64)[sent] / each
+        sending_layers = np.flatnonzero(counts)
+        bucket_counts = counts[sending_layers]
+        bucket_bytes = np.array(sizes, dtype=np.float64)[sending_layers] / bucket_counts
         takes = self.slower * collective_us(collective, bucket_bytes, group)
-        layer = np.repeat(sent, each)
-        bucket = np.concatenate([np.arange(1, count + 1) / count for count in each])
-        return np.repeat(takes, each), (layer + bucket) / len(sizes)
+        layer = np.repeat(sending_layers, bucket_counts)
+        bucket = np.concatenate([np.arange(1, count + 1) / count for count in bucket_counts])
+        return np.repeat(takes, bucket_counts), (layer + bucket) / len(sizes)
 
 
 def bucket_bytes(run: NetworkRun, copies: int) -> int:

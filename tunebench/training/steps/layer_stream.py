@@ -47,8 +47,8 @@ class LayerWork:
         """Return the layer without transfers of other resources."""
         return LayerWork(
             self.compute_us,
-            tuple(each for each in self.before if each[0] in resources),
-            tuple(each for each in self.after if each[0] in resources),
+            tuple(transfer for transfer in self.before if transfer[0] in resources),
+            tuple(transfer for transfer in self.after if transfer[0] in resources),
         )
 
 
@@ -71,15 +71,15 @@ def stream_us(layers: Sequence[LayerWork], depth: int = DEPTH) -> float:
             ready_us = free_us[resource] = max(ready_us, free_us[resource]) + us
         return ready_us
 
-    arrived = [moved(each.before, 0.0) for each in layers[:depth]]
-    left: list[float] = []
+    arrived_us = [moved(layer.before, 0.0) for layer in layers[:depth]]
+    drained_us: list[float] = []
     now_us = 0.0
-    for index, each in enumerate(layers):
+    for index, layer in enumerate(layers):
         # The results of layer i - depth must have left the buffer that this layer writes to.
-        buffer_us = left[index - depth] if index >= depth else 0.0
-        now_us = max(now_us, arrived[index], buffer_us) + each.compute_us
-        left.append(moved(each.after, now_us))
+        buffer_us = drained_us[index - depth] if index >= depth else 0.0
+        now_us = max(now_us, arrived_us[index], buffer_us) + layer.compute_us
+        drained_us.append(moved(layer.after, now_us))
         # Only now is this layer's buffer free for the data of layer i + depth.
         if index + depth < len(layers):
-            arrived.append(moved(layers[index + depth].before, now_us))
-    return max([now_us, *left])
+            arrived_us.append(moved(layers[index + depth].before, now_us))
+    return max([now_us, *drained_us])

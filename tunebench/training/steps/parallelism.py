@@ -180,10 +180,10 @@ class Parallelism:
         stages = self.stage_count
         if layers < stages or (self.stage_layers and sum(self.stage_layers) != layers):
             raise InputError(f"{layers} layers cannot be divided into {self.stage_layers or stages} stages")
-        each, more = divmod(layers, stages)
-        counts = self.stage_layers or [each + (stage < more) for stage in range(stages)]
-        ends = list(itertools.accumulate(counts, initial=0))
-        return tuple(itertools.pairwise(ends))
+        layers_per_stage, remainder = divmod(layers, stages)
+        counts = self.stage_layers or [layers_per_stage + (stage < remainder) for stage in range(stages)]
+        boundaries = list(itertools.accumulate(counts, initial=0))
+        return tuple(itertools.pairwise(boundaries))
 
     def microbatch(self, batch: int) -> int:
         """Return the number of samples in a micro-batch.
@@ -235,24 +235,26 @@ def _rounded(costs: PipelineCosts) -> PipelineCosts:
     return replace(
         costs,
         stages=tuple(
-            replace(each, **{name: round(us, 3) for name in names if (us := getattr(each, name)) is not None})
-            for each in costs.stages
+            replace(
+                stage, **{name: round(us, 3) for name in names if (us := getattr(stage, name)) is not None}
+            )
+            for stage in costs.stages
         ),
     )
 
 
 def most_in_flight(schedule: PipelineSchedule) -> tuple[int, ...]:
     """Return the most micro-batches whose activations each stage stores at once."""
-    stored, most = [0] * schedule.stages, [0] * schedule.stages
+    stored, peaks = [0] * schedule.stages, [0] * schedule.stages
     for action in itertools.chain.from_iterable(schedule.actions):
         # The gradient of the input ends a flight; what the gradient of weights still needs is not counted
         # here.
         if action.kind == ActionKind.FORWARD:
             stored[action.stage] += 1
-            most[action.stage] = max(most[action.stage], stored[action.stage])
+            peaks[action.stage] = max(peaks[action.stage], stored[action.stage])
         elif action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT):
             stored[action.stage] -= 1
-    return tuple(most)
+    return tuple(peaks)
 
 
 def _timed_schedules(name: str) -> tuple[str, ...]:

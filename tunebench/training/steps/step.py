@@ -224,8 +224,12 @@ def _gradients(stages: tuple[PipelineStage, ...], parallelism: Parallelism) -> I
         if index != placement.index(rank):
             yield TimeRange()
             continue
-        mine = [stage.copies for stage, other in zip(stages, placement, strict=True) if other == rank][::-1]
-        yield chained([each.gradients for each in mine]) + chained([each.gathered for each in mine])
+        rank_copies = [
+            stage.copies for stage, stage_rank in zip(stages, placement, strict=True) if stage_rank == rank
+        ][::-1]
+        yield chained([copies.gradients for copies in rank_copies]) + chained(
+            [copies.gathered for copies in rank_copies]
+        )
 
 
 def _step_us(
@@ -234,7 +238,7 @@ def _step_us(
     """Return when the last stage has ended its optimizer step."""
     costs = PipelineCosts(stages=tuple(_costs(stage, parallelism, end) for stage in stages))
     simulation = simulate_pipeline(schedule, costs)
-    ends_us = [float(each[-1]) for each in simulation.ends_us]
+    ends_us = [float(rank_ends_us[-1]) for rank_ends_us in simulation.ends_us]
     for rank, stage in zip(schedule.placement, stages, strict=True):
         ends_us[rank] += (stage.gradients + stage.optimizer).at(end)
     return max(ends_us)
@@ -315,7 +319,7 @@ def _phase(kernels: NetworkPrediction, phase: Phase) -> TimeRange:
     The passes of a micro-batch are one queue of kernels, the optimizer another. The interval is scaled alike.
     """
     queue: tuple[Phase, ...] = ("optimizer",) if phase == "optimizer" else PASSES
-    device_us = {each: kernels.phase_us(each) for each in queue}
+    device_us = {queued_phase: kernels.phase_us(queued_phase) for queued_phase in queue}
     if not device_us[phase]:
         return TimeRange()
     total_us = sum(device_us.values())
@@ -327,13 +331,15 @@ def _phase(kernels: NetworkPrediction, phase: Phase) -> TimeRange:
 
 def _tied(network: Network, run: NetworkRun, cluster: Cluster, parallelism: Parallelism) -> TimeRange:
     """Return the time in which the first and the last stage sum the gradients of a matrix that both store."""
-    ends = parallelism.placement[0], parallelism.placement[-1]
-    if ends[0] == ends[1] or not run.trains:
+    end_ranks = parallelism.placement[0], parallelism.placement[-1]
+    if end_ranks[0] == end_ranks[1] or not run.trains:
         return TimeRange()
-    held = sum(network.parameters(parallelism.tensor, each) for each in parallelism.stages(network.layers))
-    shared = (held - network.parameters(parallelism.tensor)) * itemsize(run.dtype)
+    stage_parameters = sum(
+        network.parameters(parallelism.tensor, layers) for layers in parallelism.stages(network.layers)
+    )
+    shared = (stage_parameters - network.parameters(parallelism.tensor)) * itemsize(run.dtype)
     width = parallelism.width
-    link = cluster.link_between(*(rank * width for rank in ends), width=width)
+    link = cluster.link_between(*(rank * width for rank in end_ranks), width=width)
     pair = ProcessGroup(local=2, nodes=1, inside=link, between=link)
     return TimeRange.of_communication(float(collective_us("all-reduce", shared, pair)))
 

@@ -68,7 +68,7 @@ def chained(stages: Sequence[Transit]) -> TimeRange:
     """Return the exposed collectives of all stages of a device, given the last stage first."""
     return TimeRange.of(
         lambda end: chained_us(
-            (each.exposed.at(end), each.total.at(end), each.window.at(end)) for each in stages
+            (stage.exposed.at(end), stage.total.at(end), stage.window.at(end)) for stage in stages
         )
     )
 
@@ -95,44 +95,51 @@ class StageWaits:
 
     def of_layers(self, phase: Phase) -> TimeRange:
         """Return the time for which a device waits for parts of layers, experts and sequences in a phase."""
-        of = self.parallelism
+        parallelism = self.parallelism
         groups = {
-            "tensor": self.cluster.group(of.tensor),
-            "expert": self.cluster.group(of.expert, stride=of.devices_per_expert),
-            "expert tensor": self.cluster.group(of.devices_per_expert),
+            "tensor": self.cluster.group(parallelism.tensor),
+            "expert": self.cluster.group(parallelism.expert, stride=parallelism.devices_per_expert),
+            "expert tensor": self.cluster.group(parallelism.devices_per_expert),
         }
-        ring = self.cluster.link_between(0, of.tensor, width=of.tensor * (of.context - 1))
-        contexts = self.cluster.group(of.context, stride=of.tensor)
+        ring = self.cluster.link_between(
+            0, parallelism.tensor, width=parallelism.tensor * (parallelism.context - 1)
+        )
+        contexts = self.cluster.group(parallelism.context, stride=parallelism.tensor)
         overlap = TensorOverlap(
-            products=of.tensor_overlap,
-            user_buffers=of.user_buffers,
-            parts=of.tensor,
+            products=parallelism.tensor_overlap,
+            user_buffers=parallelism.user_buffers,
+            parts=parallelism.tensor,
             occupied=self._occupied(groups["tensor"]),
         )
         exposed = TimeRange()
-        for each in self.network.collectives(self.run):
-            if each.phase == phase:
-                takes_us = float(collective_us(each.collective, each.nbytes, groups[each.group]))
+        for collective in self.network.collectives(self.run):
+            if collective.phase == phase:
+                takes_us = float(
+                    collective_us(collective.collective, collective.nbytes, groups[collective.group])
+                )
                 takes = TimeRange.of_communication(takes_us)
-                exposed += TimeRange.of(self._exposed(overlap, each, takes)) * each.count
-        for sent in self.network.exchanges(self.run):
-            if sent.phase == phase:
-                if sent.collective:
-                    us, hidden = float(collective_us(sent.collective, sent.nbytes, contexts)), 0.0
+                exposed += TimeRange.of(self._exposed(overlap, collective, takes)) * collective.count
+        for exchange in self.network.exchanges(self.run):
+            if exchange.phase == phase:
+                if exchange.collective:
+                    us, hidden = float(collective_us(exchange.collective, exchange.nbytes, contexts)), 0.0
                 else:
-                    us = float(send_us(sent.nbytes, ring))
-                    hidden = _attention_us(self.kernels, sent.behind)
+                    us = float(send_us(exchange.nbytes, ring))
+                    hidden = _attention_us(self.kernels, exchange.behind)
                 takes = TimeRange.of_communication(us)
-                exposed += TimeRange.of(lambda end, t=takes, h=hidden: max(0.0, t.at(end) - h)) * sent.count  # type: ignore[misc]
+                exposed += (
+                    TimeRange.of(lambda end, t=takes, h=hidden: max(0.0, t.at(end) - h))  # type: ignore[misc]
+                    * exchange.count
+                )
         # While the device waits for launches anyway, collectives cost nothing.
         slack_us = _host_slack_us(self.kernels, phase)
         return TimeRange.of(lambda end: max(0.0, exposed.at(end) - slack_us))
 
     def _exposed(
-        self, overlap: TensorOverlap, each: TensorCollective, takes: TimeRange
+        self, overlap: TensorOverlap, collective: TensorCollective, takes: TimeRange
     ) -> Callable[[End], float]:
         product_us = functools.partial(_product_us, self.kernels)
-        return lambda end: overlap.exposed_us(each, takes.at(end), product_us)
+        return lambda end: overlap.exposed_us(collective, takes.at(end), product_us)
 
     def _occupied(self, group: ProcessGroup) -> float:
         return occupied_sms(group) / self.kernels.device.sm_count
@@ -144,27 +151,28 @@ class StageWaits:
             forward: Kernels of a forward pass.
             backward: Kernels of a backward pass.
         """
-        of = self.parallelism
-        each = of.expert * of.devices_per_expert
-        group = self.cluster.group(of.copies, stride=of.tensor)
-        groups = group, self.cluster.group(of.width // each, stride=each)
-        if max(one.size for one in groups) == 1 or not self.run.trains:
+        parallelism = self.parallelism
+        expert_devices = parallelism.expert * parallelism.devices_per_expert
+        group = self.cluster.group(parallelism.copies, stride=parallelism.tensor)
+        groups = group, self.cluster.group(parallelism.width // expert_devices, stride=expert_devices)
+        if max(process_group.size for process_group in groups) == 1 or not self.run.trains:
             return CopyWaits()
         parts = gradient_bytes(self.network, self.run, self.layers)
         # Gradients may be summed in wider numbers than parameters are gathered in.
         wide = itemsize(self.run.gradient_dtype) // itemsize(self.run.dtype)
-        held = [[nbytes // wide for nbytes in sizes] for sizes in parts]
-        if of.sharding == "full":
-            summed_bytes, held_bytes = (
-                [sum(pair) for pair in zip(*two, strict=True)] for two in (parts, held)
+        gathered_parts = [[nbytes // wide for nbytes in sizes] for sizes in parts]
+        if parallelism.sharding == "full":
+            summed_bytes, gathered_bytes = (
+                [sum(pair) for pair in zip(*both_parts, strict=True)]
+                for both_parts in (parts, gathered_parts)
             )
-            gathers, scatters = self._streamed(forward, backward, summed_bytes, held_bytes, group)
+            gathers, scatters = self._streamed(forward, backward, summed_bytes, gathered_bytes, group)
             return CopyWaits(forward=gathers, backward=scatters)
-        if of.sharding == "none":
+        if parallelism.sharding == "none":
             return CopyWaits(gradients=self._behind(parts, backward, groups, "all-reduce"))
         summed = self._behind(parts, backward, groups, "reduce-scatter")
-        gathered = self._behind(held, forward, groups, "all-gather")
-        if of.sharding == "gradients":
+        gathered = self._behind(gathered_parts, forward, groups, "all-gather")
+        if parallelism.sharding == "gradients":
             return CopyWaits(backward=summed.exposed, gathered=gathered)
         return CopyWaits(gradients=summed, gathered=gathered)
 
@@ -176,13 +184,13 @@ class StageWaits:
         collective: Collective,
     ) -> Transit:
         """Return the collectives of all layers in buckets, beside the kernels of a pass."""
-        of, run = self.parallelism, self.run
+        parallelism, run = self.parallelism, self.run
 
         def exchange(end: End) -> BucketExchange:
             return BucketExchange(
                 groups=groups,
-                bucket_bytes=bucket_bytes(run, of.copies),
-                overlap=of.overlap,
+                bucket_bytes=bucket_bytes(run, parallelism.copies),
+                overlap=parallelism.overlap,
                 slower=_PACES[end],
                 occupied=self._occupied(groups[0]),
             )
@@ -192,11 +200,12 @@ class StageWaits:
             total=TimeRange.of(lambda end: exchange(end).total_us(collective, parts)),
             # The last passes of two stages of a device are a group of micro-batches apart: as many as ranks,
             # or all.
-            window=kernels * (min(of.microbatches, of.pipeline) if of.overlap else 0),
+            window=kernels
+            * (min(parallelism.microbatches, parallelism.pipeline) if parallelism.overlap else 0),
         )
 
     def _listed(
-        self, sizes: Sequence[int], held: Sequence[int], group: ProcessGroup
+        self, sizes: Sequence[int], gathered_bytes: Sequence[int], group: ProcessGroup
     ) -> tuple[TimeRange, TimeRange]:
         """Return the time of full sharding by lists of tensors in both passes: nothing is hidden.
 
@@ -204,24 +213,24 @@ class StageWaits:
         Source: deepspeedai/DeepSpeed, pull requests 1188 and 1453, which ended this; pytorch,
         `ProcessGroupNCCL.cpp` (copies of lists).
         """
-        gathered = _listed_us("all-gather", held, self.network.matrices_of_a_layer, group)
-        again = 2 if self.run.recompute == "full" else 1
+        gathered = _listed_us("all-gather", gathered_bytes, self.network.matrices_of_a_layer, group)
+        backward_gathers = 2 if self.run.recompute == "full" else 1
         scattered = _listed_us("reduce-scatter", sizes, self.network.matrices_of_a_layer, group)
-        return gathered, gathered * again + scattered
+        return gathered, gathered * backward_gathers + scattered
 
     def _streamed(
         self,
         forward: TimeRange,
         backward: TimeRange,
         sizes: Sequence[int],
-        held: Sequence[int],
+        gathered_bytes: Sequence[int],
         group: ProcessGroup,
     ) -> tuple[TimeRange, TimeRange]:
         """Return the exposed communication of full sharding in both passes: it gathers one layer ahead."""
         if self.parallelism.gathering == "lists":
-            return self._listed(sizes, held, group)
-        gathers = [float(collective_us("all-gather", each, group)) for each in held]
-        scatters = [float(collective_us("reduce-scatter", each, group)) for each in sizes]
+            return self._listed(sizes, gathered_bytes, group)
+        gathers = [float(collective_us("all-gather", nbytes, group)) for nbytes in gathered_bytes]
+        scatters = [float(collective_us("reduce-scatter", nbytes, group)) for nbytes in sizes]
 
         def exposed(end: End, kernels: TimeRange, after: Sequence[float], before: Sequence[float]) -> float:
             pace, each_us = _PACES[end], kernels.at(end) / len(sizes)
@@ -252,14 +261,14 @@ def _listed_us(collective: Collective, sizes: Sequence[int], matrices: int, grou
 
 def _attention_us(kernels: NetworkPrediction, phase: Phase) -> float:
     """Return the mean time of a kernel of attention in one phase."""
-    found = [
-        each
-        for each in kernels.operations
-        if isinstance(each.operation.workload, Attention)
-        and (each.operation.phase, each.operation.part) == (phase, "attention")
+    attention_kernels = [
+        kernel
+        for kernel in kernels.operations
+        if isinstance(kernel.operation.workload, Attention)
+        and (kernel.operation.phase, kernel.operation.part) == (phase, "attention")
     ]
-    count = sum(each.operation.count for each in found)
-    return sum(each.time_us for each in found) / count if count else 0.0
+    count = sum(kernel.operation.count for kernel in attention_kernels)
+    return sum(kernel.time_us for kernel in attention_kernels) / count if count else 0.0
 
 
 def _host_slack_us(kernels: NetworkPrediction, phase: Phase) -> float:
@@ -271,16 +280,16 @@ def _host_slack_us(kernels: NetworkPrediction, phase: Phase) -> float:
 def _product_us(kernels: NetworkPrediction, part: str, gradient: str) -> float:
     """Return the time of one product of a part: of its forward pass, or of a gradient."""
     phase = "forward" if gradient == "forward" else "backward"
-    found = [
-        each
-        for each in kernels.operations
-        if each.operation.part == part
-        and each.operation.phase == phase
-        and isinstance(each.operation.workload, Gemm)
-        and (phase == "forward" or (each.operation.workload.trans == "tn") == (gradient == "weights"))
+    product_kernels = [
+        kernel
+        for kernel in kernels.operations
+        if kernel.operation.part == part
+        and kernel.operation.phase == phase
+        and isinstance(kernel.operation.workload, Gemm)
+        and (phase == "forward" or (kernel.operation.workload.trans == "tn") == (gradient == "weights"))
     ]
-    count = sum(each.operation.count for each in found)
-    return sum(each.time_us for each in found) / count if count else 0.0
+    count = sum(kernel.operation.count for kernel in product_kernels)
+    return sum(kernel.time_us for kernel in product_kernels) / count if count else 0.0
 
 
 _PRODUCTS = ("attention scores", "attention values")
@@ -289,13 +298,17 @@ _PRODUCTS = ("attention scores", "attention values")
 
 def weight_share(kernels: NetworkPrediction) -> float:
     """Return the share of the kernels of a backward pass that compute gradients of weights."""
-    backward = [each for each in kernels.operations if each.operation.phase == "backward"]
-    total_us = sum(each.time_us for each in backward)
-    return sum(each.time_us for each in backward if is_weight_gradient(each)) / total_us if total_us else 0.0
+    backward = [kernel for kernel in kernels.operations if kernel.operation.phase == "backward"]
+    total_us = sum(kernel.time_us for kernel in backward)
+    return (
+        sum(kernel.time_us for kernel in backward if is_weight_gradient(kernel)) / total_us
+        if total_us
+        else 0.0
+    )
 
 
-def is_weight_gradient(each: OperationTime) -> bool:
+def is_weight_gradient(kernel: OperationTime) -> bool:
     """Return whether an operation of the backward pass computes a gradient of weights."""
-    work, part = each.operation.workload, each.operation.part
+    work, part = kernel.operation.workload, kernel.operation.part
     product = isinstance(work, Gemm) and work.trans == "tn" and part not in _PRODUCTS
     return product or part in ("gradients", "embedding")
