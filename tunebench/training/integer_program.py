@@ -49,10 +49,10 @@ class IntegerProgram:
         self._integer.append(integer)
         return len(self._lower) - 1
 
-    def at_most(self, row: Mapping[int, float], most: float) -> None:
+    def at_most(self, row: Mapping[int, float], upper: float) -> None:
         """Require that the sum of coefficients times variables is at most a number."""
         self._rows.append(row)
-        self._most.append(most)
+        self._most.append(upper)
 
     def solve(self, limit_s: float, *, relaxed: bool = False) -> Solution:
         """Minimise the cost.
@@ -84,8 +84,8 @@ class IntegerProgram:
         starts = np.cumsum([0, *map(len, self._rows)], dtype=np.int32)
         members = np.array([column for row in self._rows for column in row], dtype=np.int32)
         values = np.array([value for row in self._rows for value in row.values()], dtype=float)
-        least, most = np.full(len(self._rows), -math.inf), np.array(self._most)
-        highs.addRows(len(self._rows), least, most, len(members), starts[:-1], members, values)
+        row_lower, row_upper = np.full(len(self._rows), -math.inf), np.array(self._most)
+        highs.addRows(len(self._rows), row_lower, row_upper, len(members), starts[:-1], members, values)
         highs.run()
         return self._solution(highs, highspy, bool(len(integers)) and not relaxed)
 
@@ -97,6 +97,6 @@ class IntegerProgram:
             return Solution(values=None, bound=math.inf, optimal=True)
         optimal = status == statuses.kOptimal
         bound = info.mip_dual_bound if integer else info.objective_function_value if optimal else 0.0
-        found = info.primal_solution_status == highspy.kSolutionStatusFeasible  # type: ignore[attr-defined]
-        values = list(highs.getSolution().col_value) if found else None  # type: ignore[attr-defined]
+        feasible = info.primal_solution_status == highspy.kSolutionStatusFeasible  # type: ignore[attr-defined]
+        values = list(highs.getSolution().col_value) if feasible else None  # type: ignore[attr-defined]
         return Solution(values=values, bound=bound if math.isfinite(bound) else 0.0, optimal=optimal)

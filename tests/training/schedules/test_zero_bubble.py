@@ -87,8 +87,8 @@ def test_v_schedules_keep_the_memory_of_their_paper(ranks: int) -> None:
         assert bubble_of(schedule) == known_bubble(ranks, 2 * units)
 
 
-def known_bubble(ranks: int, most: int) -> int:
-    return 3 * ranks - 1 - 3 * most + max(3 * ranks, ranks - 1 + 2 * (1 + (most + 1) // 2))
+def known_bubble(ranks: int, most_stages: int) -> int:
+    return 3 * ranks - 1 - 3 * most_stages + max(3 * ranks, ranks - 1 + 2 * (1 + (most_stages + 1) // 2))
 
 
 @pytest.mark.parametrize(("most", "bubble"), [(4, 11), (5, 8), (6, 5), (7, 3), (8, 0)])
@@ -127,23 +127,23 @@ def test_times_of_stages_place_weight_gradients(ranks: int, microbatches: int, d
         times = st.lists(st.floats(0, 10), min_size=4, max_size=4)
         made = [
             StageCosts(
-                forward_us=each[0],
-                input_gradient_us=each[1],
-                weight_gradient_us=each[2],
-                send_us=each[3],
+                forward_us=stage_times[0],
+                input_gradient_us=stage_times[1],
+                weight_gradient_us=stage_times[2],
+                send_us=stage_times[3],
                 activation_bytes=1,
             )
-            for each in data.draw(st.lists(times, min_size=stages, max_size=stages))
+            for stage_times in data.draw(st.lists(times, min_size=stages, max_size=stages))
         ]
         return PipelineCosts(stages=tuple(made))
 
-    most = data.draw(st.integers(2, 2 * ranks + 2))
+    most_stages = data.draw(st.integers(2, 2 * ranks + 2))
     looped, doubled = costs_of(ranks), costs_of(2 * ranks)
     for schedule, costs, limit in (
         (zb_h1(ranks, microbatches, costs=looped), looped, ranks),
         (zb_h2(ranks, microbatches, costs=looped), looped, 2 * ranks - 1),
         (interleaved_zero_bubble(ranks, microbatches, costs=doubled), doubled, 4 * ranks),
-        (v_schedule(ranks, microbatches, most, costs=doubled), doubled, most),
+        (v_schedule(ranks, microbatches, most_stages, costs=doubled), doubled, most_stages),
     ):
         assert max(simulate_pipeline(schedule, costs).peak_bytes) <= limit
 

@@ -285,14 +285,14 @@ def find_link(text: str) -> Link:
     Raises:
         UnknownName: if the text is neither.
     """
-    known = links()
-    if (name := link_name(text)) in known:
-        return known[name]
+    named_links = links()
+    if (name := link_name(text)) in named_links:
+        return named_links[name]
     bandwidth, _, latency = text.partition(":")
     try:
         return Link(name=text, gb_s=float(bandwidth), latency_us=float(latency or 1))
     except ValueError:
-        raise UnknownName("link", text, known) from None
+        raise UnknownName("link", text, named_links) from None
 
 
 def cluster_from_file(path: str) -> Cluster:

@@ -217,11 +217,11 @@ class _Algorithm:
         return bulk, low, wide
 
 
-def _ring(group: ProcessGroup, rounds: int, sent: float, own: float = 0.0) -> _Algorithm:
+def _ring(group: ProcessGroup, rounds: int, sent: float, own_share: float = 0.0) -> _Algorithm:
     """Return a ring of several rounds, in which a device sends `sent` bytes per byte of the tensor."""
     outside = sent / group.local if group.nodes > 1 else 0.0
     steps = (rounds * (group.size - group.nodes), rounds * (group.nodes - 1))
-    return _Algorithm("ring", (sent if group.local > 1 else 0.0, outside), steps, own)
+    return _Algorithm("ring", (sent if group.local > 1 else 0.0, outside), steps, own_share)
 
 
 def _all_reduce(group: ProcessGroup, law: CollectiveConstants) -> tuple[_Algorithm, ...]:
@@ -279,8 +279,12 @@ def collective_methods(
         UnknownName: if there is no such collective.
     """
     law = law or _CONSTANTS
-    found = tuple(way for each in _algorithms(collective, group, law) for way in each.methods(group, law))
-    return (CollectiveMethod("ring", "bulk", 0.0, 0.0),) if group.size == 1 else found
+    methods = tuple(
+        method
+        for algorithm in _algorithms(collective, group, law)
+        for method in algorithm.methods(group, law)
+    )
+    return (CollectiveMethod("ring", "bulk", 0.0, 0.0),) if group.size == 1 else methods
 
 
 def collective_us(

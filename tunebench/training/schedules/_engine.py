@@ -180,15 +180,15 @@ def _loop(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of SimulationSt
     result, rank = DONE, NOBODY
     while result <= WAITING:
         # The runnable rank whose clock is first, and the clock of the next one.
-        rank, behind = NOBODY, np.inf
-        for each in range(ranks):
-            if runnable[each]:
-                if rank == NOBODY or clock[each] < clock[rank]:
+        rank, next_clock = NOBODY, np.inf
+        for other_rank in range(ranks):
+            if runnable[other_rank]:
+                if rank == NOBODY or clock[other_rank] < clock[rank]:
                     if rank != NOBODY:
-                        behind = clock[rank]
-                    rank = each
-                elif clock[each] < behind:
-                    behind = clock[each]
+                        next_clock = clock[rank]
+                    rank = other_rank
+                elif clock[other_rank] < next_clock:
+                    next_clock = clock[other_rank]
         if rank == NOBODY:
             break
         result = DONE
@@ -201,7 +201,7 @@ def _loop(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of SimulationSt
                 break
             # Passes only touch their own rank. A transfer occupies links that others share, so it must be
             # issued in the order of clocks: if another rank is behind, let it catch up first.
-            if (to_send[rank, 0] != NOBODY or kinds[at] > _WEIGHT) and behind < now:
+            if (to_send[rank, 0] != NOBODY or kinds[at] > _WEIGHT) and next_clock < now:
                 break
             takes, kind, slot, stage = 0.0, NOBODY, 0, 0
             before = count
@@ -272,10 +272,10 @@ def _loop(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of SimulationSt
                 if result == WAITING:
                     runnable[rank] = False
                 break
-            held = 0  # change of the rank's memory at its clock
+            memory_change = 0  # change of the rank's memory at its clock
             if kind == _FORWARD:
                 takes = times[stage, 0]
-                held = sizes[stage, 0] - received
+                memory_change = sizes[stage, 0] - received
                 forward_end[slot] = now + takes
                 if stage < last_stage and placement[stage + 1] != rank:
                     change_rank[count], change_us[count] = rank, now + takes
@@ -317,9 +317,9 @@ def _loop(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of SimulationSt
                 if input_end[slot] < 0:
                     result = BEFORE_INPUT_GRADIENT
             elif kind == _RECV_F:
-                copy, copied, held = OUTPUT, slot, sizes[stage - 1, 2]
+                copy, copied, memory_change = OUTPUT, slot, sizes[stage - 1, 2]
             elif kind == _RECV_B:
-                copy, copied, held = GRADIENT, slot, sizes[stage, 2]
+                copy, copied, memory_change = GRADIENT, slot, sizes[stage, 2]
             elif kind == _EVICT:
                 copy, copied = EVICTION, slot
                 if forward_end[slot] < 0:
@@ -327,24 +327,24 @@ def _loop(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of SimulationSt
                 elif weight_end[slot] >= 0 or issued[LOADING, slot] >= 0:
                     result = TOO_LATE_TO_EVICT
             elif kind == _ACCEPT:
-                copy, copied, held = EVICTION, slot, sizes[stage, 3]
+                copy, copied, memory_change = EVICTION, slot, sizes[stage, 3]
             elif kind == _RETURN:
                 copy, copied = LOADING, slot
             elif kind == _LOAD:
-                copy, copied, held = LOADING, slot, sizes[stage, 3]
+                copy, copied, memory_change = LOADING, slot, sizes[stage, 3]
                 if issued[EVICTION, slot] < 0:
                     result = NOT_EVICTED
                 elif not explicit:
                     ready = max(now, arrived[EVICTION, slot])
             elif kind == _RELEASE:
-                held = -sizes[stage, 3]
+                memory_change = -sizes[stage, 3]
             elif kind == _RESHARD:
-                held = -sizes[stage, 4]
+                memory_change = -sizes[stage, 4]
                 if gathered[stage] < 0:
                     result = NOT_GATHERED
                 gathered[stage] = NEVER
             elif kind == _UNSHARD:
-                held = sizes[stage, 4]
+                memory_change = sizes[stage, 4]
                 gathered[stage] = collective_free[rank] = max(now, collective_free[rank]) + times[stage, 4]
             elif kind == _REDUCE:
                 collective_free[rank] = max(now, collective_free[rank]) + times[stage, 5]
@@ -353,8 +353,8 @@ def _loop(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of SimulationSt
             if result != DONE:
                 count = before
                 break
-            if held != 0:
-                change_rank[count], change_us[count], change_bytes[count] = rank, now, held
+            if memory_change != 0:
+                change_rank[count], change_us[count], change_bytes[count] = rank, now, memory_change
                 count += 1
             if kind != NOBODY:
                 starts[at], ends[at] = now, now + takes
@@ -396,7 +396,7 @@ def _loop(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of SimulationSt
                 if waiter != NOBODY:
                     waiters[copy, copied] = NOBODY
                     runnable[waiter] = True
-                    behind = min(behind, clock[waiter])
+                    next_clock = min(next_clock, clock[waiter])
     changes[0] = count
     return result, rank
 

@@ -95,8 +95,8 @@ class Interconnect:
         # Ranks fill nodes in this order.
         order = _pair_order(ranks) if pairs else list(range(ranks))
         nodes = [0] * ranks
-        for place, rank in enumerate(order):
-            nodes[rank] = place // per_node
+        for position, rank in enumerate(order):
+            nodes[rank] = position // per_node
         return cls(nodes=tuple(nodes), inside=inside, between=between)
 
     def transfer_us(self, nbytes: int, source: int, target: int) -> float:
@@ -107,7 +107,7 @@ class Interconnect:
 
 def _pair_order(ranks: int) -> list[int]:
     """Return ranks with x next to its partner ``ranks - 1 - x``."""
-    order = [each for x in range(ranks // 2) for each in (x, ranks - 1 - x)]
+    order = [rank for x in range(ranks // 2) for rank in (x, ranks - 1 - x)]
     return order + [ranks // 2] * (ranks % 2)
 
 

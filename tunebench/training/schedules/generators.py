@@ -48,7 +48,9 @@ def gpipe(ranks: int, microbatches: int, *, trains: bool = True) -> PipelineSche
         microbatches=microbatches,
         placement=looped_placement(ranks),
         actions=tuple(
-            tuple(PipelineAction(rank, kind, each) for kind in kinds for each in range(microbatches))
+            tuple(
+                PipelineAction(rank, kind, microbatch) for kind in kinds for microbatch in range(microbatches)
+            )
             for rank in range(ranks)
         ),
     )
@@ -104,11 +106,11 @@ def alternating_order(
     backward = _in_groups(groups, range(chunks - 1, -1, -1))
     return tuple(
         _alternating(
-            [PipelineAction(chunk * ranks + rank, F, each) for chunk, each in forward],
-            [PipelineAction(chunk * ranks + rank, B, each) for chunk, each in backward],
+            [PipelineAction(chunk * ranks + rank, F, microbatch) for chunk, microbatch in forward],
+            [PipelineAction(chunk * ranks + rank, B, microbatch) for chunk, microbatch in backward],
             # The warm-up: the first group through all chunks but the last, `per_hop` passes for each rank
             # behind this one, and the pass that the first gradient follows.
-            ahead=(chunks - 1) * groups[0] + per_hop * (ranks - 1 - rank) + 1,
+            warm_up=(chunks - 1) * groups[0] + per_hop * (ranks - 1 - rank) + 1,
         )
         for rank in range(ranks)
     )
@@ -130,14 +132,14 @@ def looped_bfs(ranks: int, microbatches: int, chunks: int = 2) -> PipelineSchedu
         actions=tuple(
             (
                 *(
-                    PipelineAction(chunk * ranks + rank, F, each)
+                    PipelineAction(chunk * ranks + rank, F, microbatch)
                     for chunk in range(chunks)
-                    for each in range(microbatches)
+                    for microbatch in range(microbatches)
                 ),
                 *(
-                    PipelineAction(chunk * ranks + rank, B, each)
+                    PipelineAction(chunk * ranks + rank, B, microbatch)
                     for chunk in reversed(range(chunks))
-                    for each in range(microbatches)
+                    for microbatch in range(microbatches)
                 ),
             )
             for rank in range(ranks)
@@ -147,23 +149,23 @@ def looped_bfs(ranks: int, microbatches: int, chunks: int = 2) -> PipelineSchedu
 
 def _in_groups(groups: list[int], chunks: range) -> list[tuple[int, int]]:
     """Return chunk and micro-batch of each pass in order: each group of micro-batches through all chunks."""
-    ends = list(itertools.accumulate(groups, initial=0))
+    boundaries = list(itertools.accumulate(groups, initial=0))
     return [
-        (chunk, each)
-        for first, end in itertools.pairwise(ends)
+        (chunk, microbatch)
+        for first, end in itertools.pairwise(boundaries)
         for chunk in chunks
-        for each in range(first, end)
+        for microbatch in range(first, end)
     ]
 
 
 def _alternating(
-    forward: list[PipelineAction], backward: list[PipelineAction], ahead: int
+    forward: list[PipelineAction], backward: list[PipelineAction], warm_up: int
 ) -> tuple[PipelineAction, ...]:
-    """Return `ahead` forward passes, then a backward pass after each forward pass."""
-    ahead = min(ahead, len(forward))
+    """Return `warm_up` forward passes, then a backward pass after each forward pass."""
+    warm_up = min(warm_up, len(forward))
     # The steady state: one backward pass, one forward pass. What is left of the backward passes follows.
-    pairs = (each for both in zip(backward, forward[ahead:], strict=False) for each in both)
-    return (*forward[:ahead], *pairs, *backward[len(forward) - ahead :])
+    pairs = (action for pair in zip(backward, forward[warm_up:], strict=False) for action in pair)
+    return (*forward[:warm_up], *pairs, *backward[len(forward) - warm_up :])
 
 
 def _check(ranks: int, microbatches: int, chunks: int = 1) -> None:

@@ -98,12 +98,12 @@ def list_problem(
         source, target = placement[index], placement[index + 1]
         if source == target:
             continue
-        for way, ends in enumerate(((source, target), (target, source))):
-            known = 0.0 if links is None else links.transfer_us(stage.send_bytes, *ends)
-            delays[way, index] = known if stage.send_us is None else stage.send_us
-    held = [[1.0] * len(stages)] * 2
+        for way, hop in enumerate(((source, target), (target, source))):
+            link_us = 0.0 if links is None else links.transfer_us(stage.send_bytes, *hop)
+            delays[way, index] = link_us if stage.send_us is None else stage.send_us
+    memory = [[1.0] * len(stages)] * 2
     if not unit_memory:
-        held = [
+        memory = [
             [float(stage.activation_bytes) for stage in stages],
             [float(stage.retained) for stage in stages],
         ]
@@ -111,7 +111,7 @@ def list_problem(
         placement=np.array(placement, dtype=np.int64),
         times=np.array(times),
         delays=delays,
-        held=np.array(held, dtype=np.float64),
+        held=np.array(memory, dtype=np.float64),
         limits=np.array(limits, dtype=np.float64),
     )
 
@@ -134,11 +134,11 @@ def list_schedule(
     actions = []
     for rank, count in enumerate(counts.tolist()):
         done = [0] * (len(kinds) * stages)
-        own = []
+        rank_actions = []
         for code in codes[rank, :count].tolist():
-            own.append(PipelineAction(code % stages, kinds[code // stages], done[code]))
+            rank_actions.append(PipelineAction(code % stages, kinds[code // stages], done[code]))
             done[code] += 1
-        actions.append(tuple(own))
+        actions.append(tuple(rank_actions))
     return tuple(actions)
 
 
@@ -152,7 +152,7 @@ def list_times(problem: ListProblem, planned: NDArray[np.float64], rules: ListRu
 
 @njit(cache=True)
 def _follow(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of ListProblem and ListRules)
-    placement, times, delays, held, limits, planned,
+    placement, times, delays, memory, limits, planned,
     first_window, last_window, gradient_window, weights_first, keeps_room, overlap,
 ):  # fmt: skip
     """Return codes ``kind * stages + stage`` (ranks, actions), their numbers, first starts and last ends."""
@@ -161,14 +161,14 @@ def _follow(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of ListProble
     split = kinds == 3
     later = np.zeros(stages)
     chunks = np.zeros(ranks, np.int64)
-    own = np.zeros((ranks, stages), np.int64)  # the stages of each rank
+    rank_stages = np.zeros((ranks, stages), np.int64)  # the stages of each rank
     for stage in range(stages):
-        own[placement[stage], chunks[placement[stage]]] = stage
+        rank_stages[placement[stage], chunks[placement[stage]]] = stage
         chunks[placement[stage]] += 1
     for stage in range(stages):
-        for other in range(stage + 1, stages):
-            if placement[other] == placement[stage]:
-                later[stage] += held[0, other]
+        for later_stage in range(stage + 1, stages):
+            if placement[later_stage] == placement[stage]:
+                later[stage] += memory[0, later_stage]
     done = np.zeros((3, stages), np.int64)
     arrives = np.full((2, stages, microbatches), np.inf)
     arrives[0, 0], arrives[1, stages - 1] = 0.0, 0.0
@@ -178,25 +178,25 @@ def _follow(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of ListProble
     asleep = np.zeros(ranks, np.bool_)
     while True:
         rank = -1
-        for each in range(ranks):
-            if not asleep[each] and (rank < 0 or clock[each] < clock[rank]):
-                rank = each
+        for candidate_rank in range(ranks):
+            if not asleep[candidate_rank] and (rank < 0 or clock[candidate_rank] < clock[rank]):
+                rank = candidate_rank
         if rank < 0:
             break
         now = clock[rank]
 
         # The next pass of the plan.
         head, head_kind, head_stage = np.inf, -1, -1
-        for stage in own[rank, : chunks[rank]]:
+        for stage in rank_stages[rank, : chunks[rank]]:
             for kind in range(2):
-                at = done[kind, stage]
-                if at < microbatches and planned[kind, stage, at] < head:
-                    head, head_kind, head_stage = planned[kind, stage, at], kind, stage
+                microbatch = done[kind, stage]
+                if microbatch < microbatches and planned[kind, stage, microbatch] < head:
+                    head, head_kind, head_stage = planned[kind, stage, microbatch], kind, stage
         kind, stage, soon, blocked = -1, -1, np.inf, False
         if head_kind == 0:
             # keeps_room=2 leaves room for the rank's later stages, or micro-batches of the first stage could
             # fill the memory and wait for each other for ever.
-            room = used[rank] + held[0, head_stage] + (later[head_stage] if keeps_room == 2 else 0.0)
+            room = used[rank] + memory[0, head_stage] + (later[head_stage] if keeps_room == 2 else 0.0)
             blocked = room > limits[rank]
         if head_kind >= 0 and not blocked and (head_kind == 0 or done[1, head_stage] < done[0, head_stage]):
             soon = arrives[head_kind, head_stage, done[head_kind, head_stage]]
@@ -206,33 +206,33 @@ def _follow(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of ListProble
         # A weight gradient, or another pass.
         if kind < 0:
             oldest = -1
-            for each in own[rank, : chunks[rank]]:
+            for candidate in rank_stages[rank, : chunks[rank]]:
                 # Weight gradients in the order of micro-batches, of all stages of the rank together.
-                pending = split and done[2, each] < done[1, each]
-                if pending and (oldest < 0 or done[2, each] <= done[2, oldest]):
-                    oldest = each
+                pending = split and done[2, candidate] < done[1, candidate]
+                if pending and (oldest < 0 or done[2, candidate] <= done[2, oldest]):
+                    oldest = candidate
             if not (oldest >= 0 and (weights_first or blocked)):
                 earliest = np.inf
-                for each in own[rank, : chunks[rank]]:
+                for candidate in rank_stages[rank, : chunks[rank]]:
                     for way in range(2):
-                        at = done[way, each]
-                        if at == microbatches:
+                        microbatch = done[way, candidate]
+                        if microbatch == microbatches:
                             continue
                         window = gradient_window
                         if way == 0:
-                            window = last_window if later[each] == 0 else first_window
-                        if planned[way, each, at] > head + window:
+                            window = last_window if later[candidate] == 0 else first_window
+                        if planned[way, candidate, microbatch] > head + window:
                             continue
                         if way == 0:
-                            room = later[each] if keeps_room > 0 else 0.0
-                            if used[rank] + held[0, each] + room > limits[rank]:
+                            room = later[candidate] if keeps_room > 0 else 0.0
+                            if used[rank] + memory[0, candidate] + room > limits[rank]:
                                 continue
-                        elif at >= done[0, each]:
+                        elif microbatch >= done[0, candidate]:
                             continue
-                        if arrives[way, each, at] > now:
-                            soon = min(soon, arrives[way, each, at])
-                        elif planned[way, each, at] < earliest:
-                            earliest, kind, stage = planned[way, each, at], way, each
+                        if arrives[way, candidate, microbatch] > now:
+                            soon = min(soon, arrives[way, candidate, microbatch])
+                        elif planned[way, candidate, microbatch] < earliest:
+                            earliest, kind, stage = planned[way, candidate, microbatch], way, candidate
             # A weight gradient fills the wait if enough of it fits before the next input arrives.
             if kind < 0 and oldest >= 0 and now + (1.0 - overlap) * times[2, oldest] <= soon:
                 kind, stage = 2, oldest
@@ -248,24 +248,24 @@ def _follow(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of ListProble
         if counts[rank] == 0:
             starts[rank] = now
         end = now + times[kind, stage]
-        at, target = done[kind, stage], -1
+        microbatch, target = done[kind, stage], -1
         if kind == 0:
-            used[rank] += held[0, stage]
+            used[rank] += memory[0, stage]
             if stage + 1 < stages:
                 target = stage + 1
-                arrives[0, target, at] = end + delays[0, stage]
+                arrives[0, target, microbatch] = end + delays[0, stage]
         elif kind == 1:
-            used[rank] -= held[0, stage] - (held[1, stage] if split else 0.0)
+            used[rank] -= memory[0, stage] - (memory[1, stage] if split else 0.0)
             if stage > 0:
                 target = stage - 1
-                arrives[1, target, at] = end + delays[1, target]
+                arrives[1, target, microbatch] = end + delays[1, target]
         else:
-            used[rank] -= held[1, stage]
+            used[rank] -= memory[1, stage]
         done[kind, stage] += 1
         codes[rank, counts[rank]] = kind * stages + stage
         counts[rank] += 1
         clock[rank] = end
         if target >= 0 and asleep[placement[target]]:
             asleep[placement[target]] = False
-            clock[placement[target]] = max(clock[placement[target]], arrives[kind, target, at])
+            clock[placement[target]] = max(clock[placement[target]], arrives[kind, target, microbatch])
     return codes, counts, starts, clock

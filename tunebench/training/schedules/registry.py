@@ -326,11 +326,13 @@ def stages_in_flight(names: Any, ranks: Any, rank: Any, chunks: Any, microbatche
         chunks: Stages of each rank in the plan, 1 for V-shaped schedules.
         microbatches: Number of micro-batches.
     """
-    most: Any = 0
+    in_flight: Any = 0
     for has_schedule, schedule in _schedules_of(names, chunks):
         stages = schedule.stages_per_rank() if schedule.v_shaped else chunks
-        most = np.where(has_schedule, schedule.stages_in_flight(ranks, rank, stages, microbatches), most)
-    return most
+        in_flight = np.where(
+            has_schedule, schedule.stages_in_flight(ranks, rank, stages, microbatches), in_flight
+        )
+    return in_flight
 
 
 def first_stage_in_flight(names: Any, ranks: Any, chunks: Any, microbatches: Any) -> Any:
@@ -342,11 +344,11 @@ def first_stage_in_flight(names: Any, ranks: Any, chunks: Any, microbatches: Any
         chunks: Stages of each rank in the plan.
         microbatches: Number of micro-batches.
     """
-    most: Any = 0
+    in_flight: Any = 0
     for has_schedule, schedule in _schedules_of(names, chunks):
         limit = schedule.first_stage(ranks, chunks) if schedule.first_stage else microbatches
-        most = np.where(has_schedule, np.minimum(microbatches, limit), most)
-    return most
+        in_flight = np.where(has_schedule, np.minimum(microbatches, limit), in_flight)
+    return in_flight
 
 
 def _schedules_of(names: Any, chunks: Any) -> Iterator[tuple[Any, NamedSchedule]]:

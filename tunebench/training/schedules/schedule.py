@@ -109,10 +109,10 @@ class PipelineSchedule:
         """First action of each rank (and the number of all), and code of the kind and slot of each action."""
         code = {kind: index for index, kind in enumerate(ActionKind)}
         first = np.cumsum([0, *map(len, self.actions)])
-        each = [action for actions in self.actions for action in actions]
-        kinds = np.array([code[kind] for _, kind, _ in each], dtype=np.int8)
+        all_actions = [action for actions in self.actions for action in actions]
+        kinds = np.array([code[kind] for _, kind, _ in all_actions], dtype=np.int8)
         # Actions on a whole stage have no micro-batch; their slot only names the stage.
-        slots = [stage * self.microbatches + max(microbatch, 0) for stage, _, microbatch in each]
+        slots = [stage * self.microbatches + max(microbatch, 0) for stage, _, microbatch in all_actions]
         return first, kinds, np.array(slots, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -170,11 +170,11 @@ def schedule_of(
     Raises:
         InputError: if a stage has no forward pass, or has them on several ranks.
     """
-    listed = tuple(tuple(each) for each in actions)
+    listed = tuple(tuple(rank_actions) for rank_actions in actions)
     owners: dict[int, int] = {}
     microbatches = 0
-    for rank, each in enumerate(listed):
-        for action in each:
+    for rank, rank_actions in enumerate(listed):
+        for action in rank_actions:
             microbatches = max(microbatches, action.microbatch + 1)
             if action.kind is ActionKind.FORWARD and owners.setdefault(action.stage, rank) != rank:
                 raise InputError(

@@ -150,14 +150,14 @@ class _Copies:
 
     def listed(self, microbatches: int) -> tuple[Transfer, ...]:
         """Return the transfers that happened between different ranks, by their start."""
-        found = []
+        transfers = []
         for copy, slot in zip(*np.nonzero(self.arrived >= 0), strict=True):
             stage, microbatch = divmod(int(slot), microbatches)
-            source, target = (int(each) for each in self.routes[copy, stage, :2])
+            source, target = (int(endpoint) for endpoint in self.routes[copy, stage, :2])
             kind = engine.COPIES[copy]
             start, end = float(self.started[copy, slot]), float(self.arrived[copy, slot])
-            found.append(Transfer(kind, _producer(copy, stage), microbatch, source, target, start, end))
-        return tuple(sorted(found, key=lambda each: each.start_us))
+            transfers.append(Transfer(kind, _producer(copy, stage), microbatch, source, target, start, end))
+        return tuple(sorted(transfers, key=lambda transfer: transfer.start_us))
 
 
 # ------------------------------------------------------------------------------------------------ input
@@ -290,12 +290,14 @@ def _require_complete(schedule: PipelineSchedule, state: engine.SimulationState)
         for copy, slot in zip(*np.nonzero(state.waiters >= 0), strict=True)
     }
     if waiting:
-        lines = [_waits(schedule, state, rank, *each) for rank, each in sorted(waiting.items())]
+        lines = [
+            _waits(schedule, state, rank, *awaited_copy) for rank, awaited_copy in sorted(waiting.items())
+        ]
         raise InputError(f"schedule {schedule.name}: deadlock: {'; '.join(lines)}")
-    ends = {ActionKind.FORWARD: state.forward_end}
+    end_times = {ActionKind.FORWARD: state.forward_end}
     if schedule.trains:
-        ends |= {ActionKind.BACKWARD: state.input_end, ActionKind.WEIGHT_GRADIENT: state.weight_end}
-    for kind, times in ends.items():
+        end_times |= {ActionKind.BACKWARD: state.input_end, ActionKind.WEIGHT_GRADIENT: state.weight_end}
+    for kind, times in end_times.items():
         absent = np.flatnonzero(times < 0)
         if absent.size:
             stage, microbatch = divmod(int(absent[0]), schedule.microbatches)
@@ -308,7 +310,7 @@ def _require_complete(schedule: PipelineSchedule, state: engine.SimulationState)
 def _waits(schedule: PipelineSchedule, state: engine.SimulationState, rank: int, copy: int, slot: int) -> str:
     """Return what a rank waits for, and who has to issue it."""
     stage, microbatch = divmod(slot, schedule.microbatches)
-    source, target = (int(each) for each in state.routes[copy, stage, :2])
+    source, target = (int(endpoint) for endpoint in state.routes[copy, stage, :2])
     if schedule.explicit:
         kinds = _SIDES[copy]
         sends = PipelineAction(_producer(copy, stage), kinds[0], microbatch)
@@ -341,7 +343,7 @@ def _producer(copy: int, consumer: int) -> int:
 def _result(
     schedule: PipelineSchedule, costs: PipelineCosts, state: engine.SimulationState
 ) -> PipelineSimulation:
-    parts = [slice(*each) for each in itertools.pairwise(state.first.tolist())]
+    parts = [slice(*bounds) for bounds in itertools.pairwise(state.first.tolist())]
     # Codes follow the order of `ActionKind`, whose first four members are the passes.
     computes = state.kinds <= engine.KIND[ActionKind.WEIGHT_GRADIENT]
     busy, spans = [], []
@@ -374,11 +376,12 @@ def _memory(static_bytes: tuple[int, ...], state: engine.SimulationState) -> tup
     bounds = np.searchsorted(ranks[order], np.arange(len(static_bytes) + 1))
     timelines = []
     for static, (begin, end) in zip(static_bytes, itertools.pairwise(bounds.tolist()), strict=True):
-        own = order[begin:end]
-        nbytes = static + np.cumsum(state.change_bytes[own])
+        rank_changes = order[begin:end]
+        nbytes = static + np.cumsum(state.change_bytes[rank_changes])
         timelines.append(
             MemoryTimeline(
-                times_us=np.concatenate([[0.0], times[own]]), nbytes=np.concatenate([[static], nbytes])
+                times_us=np.concatenate([[0.0], times[rank_changes]]),
+                nbytes=np.concatenate([[static], nbytes]),
             )
         )
     return tuple(timelines)

@@ -108,9 +108,9 @@ def interleaved_zero_bubble(
         InputError: if a number is below 1.
     """
     order = alternating_order(ranks, microbatches, chunks)
-    most = (chunks - 1) * microbatch_groups(ranks, microbatches)[0] + ranks
+    most_stages = (chunks - 1) * microbatch_groups(ranks, microbatches)[0] + ranks
     placement = looped_placement(ranks, chunks)
-    return _weights_filled("interleaved-zb", placement, order, microbatches, most, costs)
+    return _weights_filled("interleaved-zb", placement, order, microbatches, most_stages, costs)
 
 
 def zbv(ranks: int, microbatches: int) -> PipelineSchedule:
@@ -190,11 +190,11 @@ def v_schedule(
             tried.append((times, block, rules))
         if times[0] <= target:
             break
-    finalists = [each[1:] for each in sorted(tried, key=itemgetter(0))[:_FINALISTS]]
+    finalists = [attempt[1:] for attempt in sorted(tried, key=itemgetter(0))[:_FINALISTS]]
     # The best of few micro-batches need not be the best of all.
-    ends = [list_times(problem, block.planned(microbatches), rules) for block, rules in finalists]
-    if ends and min(ends)[0] < np.inf:
-        block, rules = finalists[ends.index(min(ends))]
+    finalist_times = [list_times(problem, block.planned(microbatches), rules) for block, rules in finalists]
+    if finalist_times and min(finalist_times)[0] < np.inf:
+        block, rules = finalists[finalist_times.index(min(finalist_times))]
     else:
         block, rules = _slow_block(problem, ranks, microbatches, most_stages), ListRules()
     actions = list_schedule(problem, block.planned(microbatches), rules)
@@ -225,7 +225,7 @@ def dualpipe_v(ranks: int, microbatches: int) -> PipelineSchedule:
         microbatches=microbatches,
         placement=v_placement(ranks),
         actions=tuple(
-            tuple(each for each in _dualpipe_rank(ranks, rank, full) if each.microbatch < microbatches)
+            tuple(action for action in _dualpipe_rank(ranks, rank, full) if action.microbatch < microbatches)
             for rank in range(ranks)
         ),
     )
@@ -248,14 +248,14 @@ def _weights_filled(
         placement, costs or PipelineCosts.uniform(len(placement)), [most_stages] * ranks, unit_memory=True
     )
     planned = np.zeros((2, len(placement), microbatches))
-    for own in order:
-        for place, (stage, kind, microbatch) in enumerate(own):
-            # The place in the order serves as the planned time: only the order of planned times counts.
-            planned[int(kind is B), stage, microbatch] = place
-    found = [list_schedule(problem, planned, rules) for rules in (_OVERLAPS if costs else _OVERLAPS[:1])]
+    for rank_actions in order:
+        for position, (stage, kind, microbatch) in enumerate(rank_actions):
+            # The position in the order serves as the planned time: only the order of planned times counts.
+            planned[int(kind is B), stage, microbatch] = position
+    orders = [list_schedule(problem, planned, rules) for rules in (_OVERLAPS if costs else _OVERLAPS[:1])]
     schedules = [
         PipelineSchedule(name=name, microbatches=microbatches, placement=placement, actions=actions)
-        for actions in found
+        for actions in orders
         if actions is not None
     ]
     if costs is None:
@@ -263,7 +263,7 @@ def _weights_filled(
     return min(schedules, key=lambda schedule: simulate_pipeline(schedule, costs).step_us)
 
 
-_OVERLAPS = tuple(ListRules(overlap=each) for each in (1.0, 0.5, 0.0))
+_OVERLAPS = tuple(ListRules(overlap=overlap) for overlap in (1.0, 0.5, 0.0))
 """Whether a weight gradient may delay a pass whose input is known to arrive."""
 
 
@@ -309,16 +309,16 @@ class _Block:
     def repeats(self) -> bool:
         """Whether no two passes of a rank are at one time, if all take one unit of time."""
         return all(
-            len({time % self.period for time in (*own, *gradients)}) == 4
-            for own, gradients in zip(_by_rank(self.forward), _by_rank(self.gradient), strict=True)
+            len({time % self.period for time in (*forwards, *gradients)}) == 4
+            for forwards, gradients in zip(_by_rank(self.forward), _by_rank(self.gradient), strict=True)
         )
 
     @property
     def longest(self) -> int:
         """Longest time that a rank holds activations of a micro-batch, both stages added up."""
         return max(
-            sum(gradients) - sum(own) + 2
-            for own, gradients in zip(_by_rank(self.forward), _by_rank(self.gradient), strict=True)
+            sum(gradients) - sum(forwards) + 2
+            for forwards, gradients in zip(_by_rank(self.forward), _by_rank(self.gradient), strict=True)
         )
 
     def planned(self, microbatches: int) -> NDArray[np.float64]:
@@ -343,10 +343,10 @@ def _block(hops: Sequence[Sequence[int]], waits: Sequence[int], period: int) -> 
     down, up, back, home = (
         [0, *itertools.accumulate(hop[kind] for hop in reversed(hops))] for kind in range(4)
     )  # from the turn of the V
-    last = [down[-1] + 1 + waits[0] + each for each in up]
-    last_gradient = [last[-1] + 1 + waits[1] + back[-1] - each for each in back]
-    forward = [down[-1] - each for each in reversed(down)]
-    gradient = [last_gradient[0] + 1 + waits[2] + each for each in reversed(home)]
+    last = [down[-1] + 1 + waits[0] + offset for offset in up]
+    last_gradient = [last[-1] + 1 + waits[1] + back[-1] - offset for offset in back]
+    forward = [down[-1] - offset for offset in reversed(down)]
+    gradient = [last_gradient[0] + 1 + waits[2] + offset for offset in reversed(home)]
     return _Block(forward=(*forward, *last), gradient=(*gradient, *last_gradient), period=period)
 
 
@@ -391,25 +391,25 @@ def _least_span(ranks: int, microbatches: int, most_stages: int) -> float:
 def _dualpipe_rank(ranks: int, rank: int, microbatches: int) -> list[PipelineAction]:
     """Return the actions of a rank, for at least ``2 * ranks`` micro-batches."""
     first, last = rank, 2 * ranks - 1 - rank
-    behind = ranks - 1 - rank
-    own = _Issue()
-    own.add((first, F), times=2 * behind)
-    own.add((first, F), (last, F), times=rank + 1)
-    for _ in range(behind):
-        own.add((last, I))
-        own.add_weight()
-        own.add((last, F))
-    own.add((first, F), (last, B), (last, F), (first, B), times=microbatches - 2 * ranks + rank + 1)
-    own.add((last, B), (last, F), (first, B), times=behind)
+    later_ranks = ranks - 1 - rank
+    issue = _Issue()
+    issue.add((first, F), times=2 * later_ranks)
+    issue.add((first, F), (last, F), times=rank + 1)
+    for _ in range(later_ranks):
+        issue.add((last, I))
+        issue.add_weight()
+        issue.add((last, F))
+    issue.add((first, F), (last, B), (last, F), (first, B), times=microbatches - 2 * ranks + rank + 1)
+    issue.add((last, B), (last, F), (first, B), times=later_ranks)
     # Then backward passes of both stages; the second half of them leaves its weight gradients for the end.
-    for place in range(2 * (rank + 1)):
-        own.add((last if place % 2 == 0 else first, B if place <= rank else I))
-    for _ in range(behind):
-        own.add_weight()
-        own.add((first, I))
-    while own.weights:
-        own.add_weight()
-    return own.actions
+    for pass_index in range(2 * (rank + 1)):
+        issue.add((last if pass_index % 2 == 0 else first, B if pass_index <= rank else I))
+    for _ in range(later_ranks):
+        issue.add_weight()
+        issue.add((first, I))
+    while issue.weights:
+        issue.add_weight()
+    return issue.actions
 
 
 class _Issue:
