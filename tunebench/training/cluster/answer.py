@@ -77,20 +77,20 @@ class ClusterAnswer(Tabular):
     cost_front: tuple[PricedPlan, ...] = ()
 
     def _columns(self) -> Mapping[str, Sequence[object]]:
-        return columns_of(_row(each) for each in self.result.best)
+        return columns_of(_row(priced) for priced in self.result.best)
 
     def _repr_html_(self) -> str:
         """Return the best plans for notebooks."""
         rows = (
             (
-                duration(each.step.time_us),
-                f"{each.mfu:.1%}",
-                size_text(each.memory.total),
-                f"{each.step.bubble_us / each.step.time_us:.1%}",
-                None if each.cost is None else f"${significant(each.cost)}",
-                each.plan,
+                duration(priced.step.time_us),
+                f"{priced.mfu:.1%}",
+                size_text(priced.memory.total),
+                f"{priced.step.bubble_us / priced.step.time_us:.1%}",
+                None if priced.cost is None else f"${significant(priced.cost)}",
+                priced.plan,
             )
-            for each in self.result.best
+            for priced in self.result.best
         )
         columns = (">step", ">MFU", ">memory", ">bubble", ">cost", "plan")
         proof = ", proved optimal by the model" if self.result.proof.optimal else ""
@@ -134,18 +134,18 @@ class ClusterAnswer(Tabular):
             "exposed copies to and from storage": step.storage_us,
             "bubble": step.bubble_us,
         }
-        return {name: us / step.time_us for name, us in sorted(parts.items(), key=lambda each: -each[1])}
+        return {name: us / step.time_us for name, us in sorted(parts.items(), key=lambda part: -part[1])}
 
 
-def _row(found: PricedPlan) -> dict[str, object]:
+def _row(priced: PricedPlan) -> dict[str, object]:
     """Return a plan with its predictions as one row of a table."""
     return {
-        **asdict(found.plan),
-        **asdict(found.step),
-        "memory_bytes": found.memory.total,
-        "mfu": found.mfu,
-        "samples_per_s": found.samples_per_s,
-        "cost": found.cost,
+        **asdict(priced.plan),
+        **asdict(priced.step),
+        "memory_bytes": priced.memory.total,
+        "mfu": priced.mfu,
+        "samples_per_s": priced.samples_per_s,
+        "cost": priced.cost,
     }
 
 
@@ -157,7 +157,7 @@ def plan_training(
     fixed: Mapping[str, str] | None = None,
     top: int = 10,
     reasons: bool = True,
-    watcher: Callable[[str], None] = lambda what: None,
+    watcher: Callable[[str], None] = lambda message: None,
 ) -> ClusterAnswer:
     """Return the best plans to train a network on a cluster, optimal for the model of time and memory.
 
@@ -184,11 +184,11 @@ def plan_training(
     def searched(job: TrainingJob, machine: TrainingCluster, *, front: bool) -> SearchResult:
         # Predicted layers depend on the product and on the network, not on links, memory or the batch: all
         # searches share them.
-        other = ClusterSearch(job, machine, fixed=fixed, objective=objective, layers=search.layers)
-        return other.run(1, front=front)
+        changed_search = ClusterSearch(job, machine, fixed=fixed, objective=objective, layers=search.layers)
+        return changed_search.run(1, front=front)
 
-    def gain(resource: str, found: SearchResult) -> ResourceGain:
-        plan = found.best[0] if found.best else None
+    def gain(resource: str, changed_result: SearchResult) -> ResourceGain:
+        plan = changed_result.best[0] if changed_result.best else None
         speedup = plan.samples_per_s / best.samples_per_s if plan is not None else None
         return ResourceGain(resource=resource, plan=plan, speedup=speedup)
 
@@ -214,13 +214,13 @@ def plan_training(
         ("communication", Slowdown(communication=SLOWER)),
     ):
         watcher(f"plan with slower {name}")
-        other = ClusterSearch(
+        slowed_search = ClusterSearch(
             job, machine, fixed=fixed, objective=objective, layers=search.layers, slowdown=slowdown
         )
-        then = other.run(1, front=False).best[0]
+        then = slowed_search.run(1, front=False).best[0]
         # Both steps with the slower times: what the choice by the original prediction costs if the prediction
         # is wrong.
-        regret = other.pricer.step_us(best.plan) / then.step.time_us - 1
+        regret = slowed_search.pricer.step_us(best.plan) / then.step.time_us - 1
         sensitivity.append(PlanSensitivity(slower=name, plan=then.plan, regret=regret))
     costs: tuple[PricedPlan, ...] = ()
     if machine.price_per_hour is not None and machine.links.nodes > 1:
@@ -238,8 +238,8 @@ def plan_training(
 
 def _next_plans(best: PricedPlan, front: Iterable[PricedPlan]) -> tuple[PricedPlan, ...]:
     """Return the plans of a front that are faster than the best one, in steps of at least 1 %."""
-    found = [best]
-    for each in sorted(front, key=lambda each: each.memory.total):
-        if each.step.time_us < 0.99 * found[-1].step.time_us:
-            found.append(each)
-    return tuple(found[1:])
+    outline = [best]
+    for priced in sorted(front, key=lambda priced: priced.memory.total):
+        if priced.step.time_us < 0.99 * outline[-1].step.time_us:
+            outline.append(priced)
+    return tuple(outline[1:])

@@ -75,15 +75,15 @@ class CopiesJob:
     def memory_bytes(self, microbatch: int) -> dict[str, int]:
         """Return the memory of each device by kind, in bytes."""
         assert isinstance(self.network, ResNet)
-        held, size = self.network.parameters(), itemsize(self.dtype)
+        parameters, size = self.network.parameters(), itemsize(self.dtype)
         elements, positions = self.network.saved_elements()
         activations = microbatch * (elements * size + positions * POSITION_BYTES)
         return {
             # Autocast keeps f32 parameters, and a 16-bit copy of each during the step.
-            "parameters": held * (4 + (size if size < 4 else 0)),
+            "parameters": parameters * (4 + (size if size < 4 else 0)),
             # Twice: DistributedDataParallel copies gradients to buckets of their own.
-            "gradients": 2 * 4 * held,
-            "optimizer": round(find_optimizer(self.optimizer).state_bytes(4) * held),
+            "gradients": 2 * 4 * parameters,
+            "optimizer": round(find_optimizer(self.optimizer).state_bytes(4) * parameters),
             "activations": activations,
             "context": CONTEXT_BYTES,
             "workspace": WORKSPACE_BYTES,
@@ -153,29 +153,29 @@ class CopiesAnswer(Tabular):
     def _columns(self) -> Mapping[str, Sequence[object]]:
         return columns_of(
             {
-                "microbatch": each.microbatch,
-                "sharding": each.sharding,
-                "time_us": each.step_us,
-                "low_us": each.low_us,
-                "high_us": each.high_us,
-                "samples_per_s": each.samples_per_s,
-                "memory_bytes": each.memory_bytes,
-                "cost": each.cost,
+                "microbatch": priced.microbatch,
+                "sharding": priced.sharding,
+                "time_us": priced.step_us,
+                "low_us": priced.low_us,
+                "high_us": priced.high_us,
+                "samples_per_s": priced.samples_per_s,
+                "memory_bytes": priced.memory_bytes,
+                "cost": priced.cost,
             }
-            for each in self.plans
+            for priced in self.plans
         )
 
     def _repr_html_(self) -> str:
         """Return the plans for notebooks."""
         rows = (
             (
-                each.microbatch,
-                each.sharding,
-                duration(each.step_us),
-                significant(each.samples_per_s),
-                size_text(each.memory_bytes),
+                priced.microbatch,
+                priced.sharding,
+                duration(priced.step_us),
+                significant(priced.samples_per_s),
+                size_text(priced.memory_bytes),
             )
-            for each in self.plans
+            for priced in self.plans
         )
         title = f"{self.name} on {self.machine.name}"
         return html_grid(
@@ -193,12 +193,12 @@ def plan_copies(job: CopiesJob, machine: TrainingCluster) -> CopiesAnswer:
     Raises:
         InputError: if the devices do not divide the batch.
     """
-    each, rest = divmod(job.batch, machine.devices)
-    if rest or not each:
+    per_device, rest = divmod(job.batch, machine.devices)
+    if rest or not per_device:
         raise InputError(
             f"a batch of {job.batch} cannot be divided among {machine.devices} devices: expected a multiple"
         )
-    sizes = [size for size in range(1, each + 1) if each % size == 0]
+    sizes = [size for size in range(1, per_device + 1) if per_device % size == 0]
     fitting = [size for size in sizes if sum(job.memory_bytes(size).values()) <= machine.memory_bytes]
     plans = sorted((_priced(job, machine, size) for size in fitting), key=lambda plan: plan.step_us)
     least = sum(job.memory_bytes(1).values())

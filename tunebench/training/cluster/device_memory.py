@@ -110,16 +110,16 @@ class DeviceMemory:
     @property
     def total(self) -> int:
         """All kinds together."""
-        held = self.parameters + self.gradients + self.optimizer + self.activations + self.working
-        return held + self.context + self.workspace + self.nccl + self.fragmentation
+        tensor_bytes = self.parameters + self.gradients + self.optimizer + self.activations + self.working
+        return tensor_bytes + self.context + self.workspace + self.nccl + self.fragmentation
 
     @property
     def kinds(self) -> dict[str, int]:
         """Bytes by kind."""
         return {
-            each.name: getattr(self, each.name)
-            for each in fields(self)
-            if each.name not in ("rank", "host", "nvme")
+            kind.name: getattr(self, kind.name)
+            for kind in fields(self)
+            if kind.name not in ("rank", "host", "nvme")
         }
 
 
@@ -176,8 +176,10 @@ class MemoryPricer:
         # The first rank has the most micro-batches in flight, the last one the head: one of the two is the
         # fullest.
         sizes = [self.of_rank(plan, rank) for rank in ranks]
-        fullest = max(sizes, key=lambda each: each.total)
-        return replace(fullest, host=max(each.host for each in sizes), nvme=max(each.nvme for each in sizes))
+        fullest = max(sizes, key=lambda memory: memory.total)
+        return replace(
+            fullest, host=max(memory.host for memory in sizes), nvme=max(memory.nvme for memory in sizes)
+        )
 
     def of_rank(self, plan: ClusterPlan, rank: int) -> DeviceMemory:
         """Return the memory of the devices of a rank of the pipeline."""
@@ -224,9 +226,9 @@ class MemoryPricer:
             layers: Layers of its only stage; None for an even division.
         """
         ranks = plans.column("pipeline")
-        place = ranks - 1 if last else rank
-        activations, working, kept = self._activations(plans, place, layers)
-        held = plans.mapped(
+        plan_rank = ranks - 1 if last else rank
+        activations, working, saved_bytes = self._activations(plans, plan_rank, layers)
+        parameter_counts = plans.mapped(
             lambda plan: self.held_parameters(plan, plan.pipeline - 1 if last else rank, layers),
             *_DIVISION,
             *_STAGES,
@@ -235,24 +237,24 @@ class MemoryPricer:
         largest = plans.mapped(lambda plan: self._largest(LayerRun.of(plan).division), *_DIVISION)
         # Shards are rounded up. Experts have other copies than the rest of a layer, so both are divided by
         # themselves.
-        states = -(-held[0] // shards[0]) - (-held[1] // shards[1])
-        placed, total = _placement(plans), held[0] + held[1]
+        states = -(-parameter_counts[0] // shards[0]) - (-parameter_counts[1] // shards[1])
+        placed, total = _placement(plans), parameter_counts[0] + parameter_counts[1]
         gradient_bytes = WIDE_BYTES if self.job.wide_gradients else GRADIENT_BYTES
         # Data that moves layer by layer needs buffers of DEPTH layers on the device instead of room for all
         # layers.
         moves, buffer = placed.scatters | (placed.states != "device"), DEPTH * largest
-        own = np.where(placed.parameters == "device", states, 0)
+        resident_parameters = np.where(placed.parameters == "device", states, 0)
         fetches = moves & (placed.gathers | (placed.parameters != "device"))
-        parameters = PARAMETER_BYTES * np.where(fetches, own + buffer, total)
+        parameters = PARAMETER_BYTES * np.where(fetches, resident_parameters + buffer, total)
         streams = moves & (placed.streams_gradients | placed.scatters)
-        own = np.where(placed.streams_gradients, 0, states)
-        gradients = gradient_bytes * np.where(streams, own + buffer, total)
+        resident_gradients = np.where(placed.streams_gradients, 0, states)
+        gradients = gradient_bytes * np.where(streams, resident_gradients + buffer, total)
         # Host buffers hold shards of layers. With different numbers of shards, the fewer ones are the larger
         # ones.
         small = DEPTH * -(-largest // np.minimum(shards[0], shards[1]))
         host, nvme = _stored_bytes(placed, states, small, self.optimizer.mixed_state_bytes)
         offloads = plans.column("activations") == "host"
-        layer_bytes, stage_bytes = kept
+        layer_bytes, stage_bytes = saved_bytes
         # DEPTH inputs of layers stay on the device: the one in use, and the one that is copied meanwhile.
         moved = np.maximum(0, stage_bytes - DEPTH * layer_bytes)
         activations = activations - np.where(offloads, moved, 0)
@@ -279,23 +281,23 @@ class MemoryPricer:
 
         The last are those of one layer, and of all layers of the device.
         """
-        kept, whole, work, weights, embedding, head, head_gradient = plans.mapped(
+        checkpoint_bytes, whole, work, weights, embedding, head, head_gradient = plans.mapped(
             lambda plan: self._kept(LayerRun.of(plan).whole), *_RUN, "recompute"
         )
         ranks, chunks, schedule = (plans.column(name) for name in _STAGES)
         count = self.job.batch // (plans.column("data") * plans.column("microbatch"))
         split, v_shaped = np.isin(schedule, SPLIT_SCHEDULES), np.isin(schedule, V_SCHEDULES)
         stages = ranks * np.where(v_shaped, 2, chunks)
-        each, more = self.job.network.layers // stages, self.job.network.layers % stages
-        held = layers[1] - layers[0] if layers else each + (rank < more)
+        per_stage, more = self.job.network.layers // stages, self.job.network.layers % stages
+        stage_layers = layers[1] - layers[0] if layers else per_stage + (rank < more)
         in_flight = stages_in_flight(schedule, ranks, rank, chunks, count)
-        most = plans.column("recompute_layers")
+        recompute_layers = plans.column("recompute_layers")
         # recompute_layers=0 means all layers of a stage, not none: `recompute` says whether there is any.
-        again = np.where(most > 0, np.minimum(most, held), held)
-        stage_bytes = in_flight * (again * kept + (held - again) * whole)
+        recomputed = np.where(recompute_layers > 0, np.minimum(recompute_layers, stage_layers), stage_layers)
+        stage_bytes = in_flight * (recomputed * checkpoint_bytes + (stage_layers - recomputed) * whole)
         # A split backward pass keeps a micro-batch until its gradients of weights: activations first, then
         # what these need.
-        stage_bytes = np.where(split, in_flight * held * np.maximum(whole, weights), stage_bytes)
+        stage_bytes = np.where(split, in_flight * stage_layers * np.maximum(whole, weights), stage_bytes)
         embedded = np.where(rank == 0, first_stage_in_flight(schedule, ranks, chunks, count), 0)
         total = stage_bytes + embedded * embedding
         # A V-shaped pipeline ends where it starts: the first rank has the head.
@@ -305,7 +307,7 @@ class MemoryPricer:
         waiting = np.where(split, np.minimum(count, in_flight) - 1, 0)
         total = total + last * (head + waiting * head_gradient)
         working = np.where(last, np.maximum(work, head_gradient), work)
-        return total, working, (kept, stage_bytes)
+        return total, working, (checkpoint_bytes, stage_bytes)
 
     def _kept_bytes(self, run: LayerRun) -> tuple[int, ...]:
         """Return the bytes of a layer and what surrounds it, for each micro-batch.
@@ -337,18 +339,18 @@ class MemoryPricer:
         division = LayerRun.of(plan).division
         if layers:
             return self._stage_parameters(division, layers)
-        others = routed = 0
+        dense = routed = 0
         for stage in self._stages_of(plan, rank):
-            found = self._stage_parameters(division, stage)
-            others, routed = others + found[0], routed + found[1]
-        return others, routed
+            stage_parameters = self._stage_parameters(division, stage)
+            dense, routed = dense + stage_parameters[0], routed + stage_parameters[1]
+        return dense, routed
 
     def _stages_of(self, plan: ClusterPlan, rank: int) -> list[tuple[int, int]]:
         """Return the layers of the stages of a rank, each as a half-open range."""
         count = plan.pipeline * plan.stages_per_device
-        each, more = divmod(self.job.network.layers, count)
-        firsts = [(stage, stage * each + min(stage, more)) for stage in plan.held_stages[rank]]
-        return [(first, first + each + (stage < more)) for stage, first in firsts]
+        per_stage, more = divmod(self.job.network.layers, count)
+        firsts = [(stage, stage * per_stage + min(stage, more)) for stage in plan.held_stages[rank]]
+        return [(first, first + per_stage + (stage < more)) for stage, first in firsts]
 
     def _held_parameters(self, division: LayerDivision, layers: tuple[int, int]) -> tuple[int, int]:
         return division.held(self.job.network, layers)
@@ -373,7 +375,7 @@ class MemoryPricer:
         last = self.job.network.layers - 1
         # The first and the last layer also have the embedding and the head; all others are equal.
         kinds = {(0, 1), (last // 2, last // 2 + 1), (last, last + 1)}
-        return max(sum(self._stage_parameters(division, each)) for each in kinds)
+        return max(sum(self._stage_parameters(division, layers)) for layers in kinds)
 
 
 def _communicators(plan: ClusterPlan) -> int:
@@ -384,8 +386,8 @@ def _communicators(plan: ClusterPlan) -> int:
 def _placement(plans: _Plans) -> Placement:
     """Return the placement of plans as columns."""
     names = ("sharding", "states", "parameters", "activations")
-    places = [np.asarray(plans.column(name)) for name in names]
-    return Placement(plans.column("pipeline"), plans.column("data") * plans.column("context"), *places)
+    columns = [np.asarray(plans.column(name)) for name in names]
+    return Placement(plans.column("pipeline"), plans.column("data") * plans.column("context"), *columns)
 
 
 def _stored_bytes(placed: Placement, states: Any, buffer: Any, state_bytes: float) -> tuple[Any, Any]:

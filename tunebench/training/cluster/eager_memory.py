@@ -34,9 +34,9 @@ class EagerMemory(MemoryPricer):
     def of_rank(self, plan: ClusterPlan, rank: int) -> DeviceMemory:
         """Return the memory of the devices of a rank of the pipeline."""
         memory = LayerRun.of(plan).activations(self.job)
-        held = sum(self.held_parameters(plan, rank))
-        states = held if plan.sharding == "none" else -(-held // plan.copies)
-        parameters, gradients = held, held
+        rank_parameters = sum(self.held_parameters(plan, rank))
+        states = rank_parameters if plan.sharding == "none" else -(-rank_parameters // plan.copies)
+        parameters, gradients = rank_parameters, rank_parameters
         if plan.sharding == "full":
             parameters, gradients = states + GATHERED * self._largest_unit(plan.tensor), states
             if plan.microbatches(self.job.batch) == 1:
@@ -70,8 +70,8 @@ class EagerMemory(MemoryPricer):
         loss, logarithms and two gradients have the size of the logits. The scores of attention are assumed to
         be smaller than what the feed-forward layer has freed before.
         """
-        of, tokens = memory.architecture, plan.microbatch * self.job.seq // plan.context
-        inner, matrix = of.ffn // plan.tensor, of.hidden * of.ffn // plan.tensor
+        architecture, tokens = memory.architecture, plan.microbatch * self.job.seq // plan.context
+        inner, matrix = architecture.ffn // plan.tensor, architecture.hidden * architecture.ffn // plan.tensor
         entry = memory.input_bytes + SIZE * (tokens * inner + matrix)
         if plan.recompute == "full":
             entry += memory.computed_bytes - memory.input_bytes
@@ -81,13 +81,13 @@ class EagerMemory(MemoryPricer):
         sends = 2 * memory.input_bytes if plan.pipeline > 1 else 0
         if rank < plan.pipeline - 1:
             return entry + sends
-        logits = LOGIT_BYTES * tokens * of.vocabulary // plan.tensor
+        logits = LOGIT_BYTES * tokens * architecture.vocabulary // plan.tensor
         return max(entry - memory.head_bytes, memory.head_gradient_bytes + logits) + sends
 
     def _largest_unit(self, tensor: int) -> int:
         """Return the parameters of a layer, or of the embedding or the head if those have more."""
         network, count = self.job.network, self.job.network.layers
-        first, last = (network.parameters(tensor, each) for each in ((0, 1), (count - 1, count)))
+        first, last = (network.parameters(tensor, layers) for layers in ((0, 1), (count - 1, count)))
         if count < 3:
             return max(first, last)
         layer = network.parameters(tensor, (1, 2))

@@ -72,9 +72,9 @@ def emit(framework: str, plan: ClusterPlan, job: TrainingJob) -> Emitted:
     names = {"megatron": "megatron", "torchtitan": "torchtitan"}
     optimizer = find_optimizer(job.optimizer)
     if framework in names and getattr(optimizer, names[framework]) is None:
-        known = [name for name, other in OPTIMIZERS.items() if getattr(other, names[framework])]
+        supported = [name for name, record in OPTIMIZERS.items() if getattr(record, names[framework])]
         raise InputError(
-            f"{framework} has no optimizer {job.optimizer}: plan with --optimizer {' or '.join(known)}"
+            f"{framework} has no optimizer {job.optimizer}: plan with --optimizer {' or '.join(supported)}"
         )
     emitted = _WRITERS[framework](plan, job)
     if job.optimizer == "adamw" or framework == "megatron":
@@ -91,7 +91,7 @@ def megatron_arguments(plan: ClusterPlan, job: TrainingJob) -> list[str]:
 
     Source: NVIDIA/Megatron-LM, `megatron/training/arguments.py`.
     """
-    found = [
+    arguments = [
         f"--tensor-model-parallel-size {plan.tensor}",
         f"--context-parallel-size {plan.context}",
         f"--pipeline-model-parallel-size {plan.pipeline}",
@@ -101,31 +101,31 @@ def megatron_arguments(plan: ClusterPlan, job: TrainingJob) -> list[str]:
         f"--{'fp16' if job.dtype == 'f16' else 'bf16'}",
     ]
     if plan.context > 1:
-        found.append(f"--cp-comm-type {'allgather' if plan.context_gather else 'p2p'}")
+        arguments.append(f"--cp-comm-type {'allgather' if plan.context_gather else 'p2p'}")
     if plan.chunks > 1:
-        found.append(f"--num-layers-per-virtual-pipeline-stage {_layers_of_a_stage(plan, job)}")
+        arguments.append(f"--num-layers-per-virtual-pipeline-stage {_layers_of_a_stage(plan, job)}")
     if plan.recompute == "full":
-        how = f"block --recompute-num-layers {plan.recompute_layers}"
+        method = f"block --recompute-num-layers {plan.recompute_layers}"
         if not plan.recompute_layers:
-            how = "uniform --recompute-num-layers 1"
-        found.append(f"--recompute-granularity full --recompute-method {how}")
+            method = "uniform --recompute-num-layers 1"
+        arguments.append(f"--recompute-granularity full --recompute-method {method}")
     if plan.recompute == "selective":
-        found.append("--recompute-granularity selective")
+        arguments.append("--recompute-granularity selective")
     if plan.recompute == "experts":
-        found.append("--recompute-granularity selective --recompute-modules moe")
+        arguments.append("--recompute-granularity selective --recompute-modules moe")
     if architecture_of(job.network).experts:
-        found.append(f"--expert-model-parallel-size {plan.expert}")
-        found.append(f"--expert-tensor-parallel-size {plan.expert_tensor}")
+        arguments.append(f"--expert-model-parallel-size {plan.expert}")
+        arguments.append(f"--expert-tensor-parallel-size {plan.expert_tensor}")
     if plan.sequence_parallel:
-        found.append("--sequence-parallel")
-    found.append(f"--attention-backend {'flash' if plan.flash else 'unfused'}")
+        arguments.append("--sequence-parallel")
+    arguments.append(f"--attention-backend {'flash' if plan.flash else 'unfused'}")
     if plan.sharding == "optimizer":
-        found.append("--use-distributed-optimizer")
+        arguments.append("--use-distributed-optimizer")
     if plan.states == "host":
-        found.append("--optimizer-cpu-offload --use-precision-aware-optimizer")
+        arguments.append("--optimizer-cpu-offload --use-precision-aware-optimizer")
     if plan.sharding == "full":
-        found.append("--use-torch-fsdp2")
-    return found + _megatron_optimizer(job) + _megatron_overlap(plan, job)
+        arguments.append("--use-torch-fsdp2")
+    return arguments + _megatron_optimizer(job) + _megatron_overlap(plan, job)
 
 
 def _megatron_optimizer(job: TrainingJob) -> list[str]:
@@ -138,21 +138,21 @@ def _megatron_optimizer(job: TrainingJob) -> list[str]:
 
 def _megatron_overlap(plan: ClusterPlan, job: TrainingJob) -> list[str]:
     """Return the arguments of what runs beside kernels, of CUDA graphs, and of types of numbers."""
-    found = []
+    arguments = []
     if job.gradient_overlap and plan.sharding != "full" and plan.copies > 1:
-        found.append("--overlap-grad-reduce")
+        arguments.append("--overlap-grad-reduce")
         if plan.sharding == "optimizer":
-            found.append("--overlap-param-gather")
+            arguments.append("--overlap-param-gather")
     if job.user_buffers and plan.sequence_parallel:
-        found.append("--tp-comm-overlap")
+        arguments.append("--tp-comm-overlap")
     if job.cuda_graphs:
-        found.append("--cuda-graph-impl local --te-rng-tracker")
+        arguments.append("--cuda-graph-impl local --te-rng-tracker")
     if job.wide_gradients:
-        found.append("--accumulate-allreduce-grads-in-fp32")
+        arguments.append("--accumulate-allreduce-grads-in-fp32")
     if job.fp8 != "none":
         recipe = "tensorwise" if job.fp8 == "current" else "delayed"
-        found.append(f"--transformer-impl transformer_engine --fp8-format hybrid --fp8-recipe {recipe}")
-    return found
+        arguments.append(f"--transformer-impl transformer_engine --fp8-format hybrid --fp8-recipe {recipe}")
+    return arguments
 
 
 _MEGATRON = {
@@ -186,52 +186,54 @@ def _megatron(plan: ClusterPlan, job: TrainingJob) -> Emitted:
 
 def _megatron_model(job: TrainingJob) -> list[str]:
     """Return the arguments that describe the network."""
-    of = architecture_of(job.network)
-    found = [
-        f"--num-layers {of.layers}",
-        f"--hidden-size {of.hidden}",
-        f"--ffn-hidden-size {of.ffn}",
-        f"--num-attention-heads {of.heads}",
-        f"--kv-channels {of.head_dim}",
-        f"--max-position-embeddings {max(of.positions, job.seq)}",
+    architecture = architecture_of(job.network)
+    arguments = [
+        f"--num-layers {architecture.layers}",
+        f"--hidden-size {architecture.hidden}",
+        f"--ffn-hidden-size {architecture.ffn}",
+        f"--num-attention-heads {architecture.heads}",
+        f"--kv-channels {architecture.head_dim}",
+        f"--max-position-embeddings {max(architecture.positions, job.seq)}",
     ]
-    if of.heads_k != of.heads:
-        found.append(f"--group-query-attention --num-query-groups {of.heads_k}")
-    if not of.tied:
-        found.append("--untie-embeddings-and-output-weights")
-    if of.gated:
-        found += [
+    if architecture.heads_k != architecture.heads:
+        arguments.append(f"--group-query-attention --num-query-groups {architecture.heads_k}")
+    if not architecture.tied:
+        arguments.append("--untie-embeddings-and-output-weights")
+    if architecture.gated:
+        arguments += [
             "--normalization RMSNorm",
             "--position-embedding-type rope",
             "--swiglu",
             "--disable-bias-linear",
         ]
-    return found + _megatron_experts(job)
+    return arguments + _megatron_experts(job)
 
 
 def _megatron_experts(job: TrainingJob) -> list[str]:
     """Return the arguments that describe the experts, and how tokens reach them."""
-    of = architecture_of(job.network)
-    if not of.experts:
+    architecture = architecture_of(job.network)
+    if not architecture.experts:
         return []
-    found = [
-        f"--num-experts {of.experts}",
-        f"--moe-router-topk {of.experts_per_token}",
-        f"--moe-ffn-hidden-size {of.ffn}",
+    arguments = [
+        f"--num-experts {architecture.experts}",
+        f"--moe-router-topk {architecture.experts_per_token}",
+        f"--moe-ffn-hidden-size {architecture.ffn}",
         "--moe-router-load-balancing-type aux_loss",
         "--moe-token-dispatcher-type alltoall",
         "--moe-grouped-gemm",
         "--moe-permute-fusion",
     ]
-    if of.shared_ffn:
-        found.append(f"--moe-shared-expert-intermediate-size {of.shared_ffn} --moe-shared-expert-gate")
-    if of.biased_qkv:
-        found.append("--add-qkv-bias")
-    if of.normalised_heads:
-        found.append("--qk-layernorm")
+    if architecture.shared_ffn:
+        arguments.append(
+            f"--moe-shared-expert-intermediate-size {architecture.shared_ffn} --moe-shared-expert-gate"
+        )
+    if architecture.biased_qkv:
+        arguments.append("--add-qkv-bias")
+    if architecture.normalised_heads:
+        arguments.append("--qk-layernorm")
     if job.capacity_factor is not None:
-        found.append(f"--moe-expert-capacity-factor {significant(job.capacity_factor)}")
-    return found
+        arguments.append(f"--moe-expert-capacity-factor {significant(job.capacity_factor)}")
+    return arguments
 
 
 def _torchtitan(plan: ClusterPlan, job: TrainingJob) -> Emitted:
@@ -241,8 +243,8 @@ def _torchtitan(plan: ClusterPlan, job: TrainingJob) -> Emitted:
     if plan.recompute == "experts":
         raise _impossible("torchtitan", "recomputation of experts alone", "recompute", plan)
     if plan.sharding == "none" and plan.copies > 1 and plan.devices > plan.data:
-        what = "copies that share nothing, beside other parallelism"
-        raise _impossible("torchtitan", what, "sharding", plan)
+        feature = "copies that share nothing, beside other parallelism"
+        raise _impossible("torchtitan", feature, "sharding", plan)
     _refuse_host("torchtitan", plan)
     _refuse_layers("torchtitan", plan)
     if plan.schedule not in _OF_TORCH:
@@ -262,8 +264,8 @@ def _torchtitan(plan: ClusterPlan, job: TrainingJob) -> Emitted:
         *([f"--parallelism.expert-parallel-degree {plan.expert}"] if plan.expert > 1 else []),
     ]
     if shard > 1:
-        kept = "always" if plan.sharding == "full" else "never"
-        arguments.append(f"--parallelism.fsdp-reshard-after-forward {kept}")
+        reshard = "always" if plan.sharding == "full" else "never"
+        arguments.append(f"--parallelism.fsdp-reshard-after-forward {reshard}")
     if plan.tensor > 1 and not plan.sequence_parallel:
         arguments.append("--parallelism.no-enable-sequence-parallel")
     if plan.pipeline > 1:
@@ -327,15 +329,15 @@ def _deepspeed_storage(plan: ClusterPlan) -> dict[str, object]:
     """Return where states and parameters are, in terms of `zero_optimization`."""
     if plan.states == "nvme" and plan.parameters == "device":
         raise _impossible("deepspeed", "states in NVMe without ZeRO-3", "states", plan)
-    places = {"offload_optimizer": plan.states, "offload_param": plan.parameters}
+    locations = {"offload_optimizer": plan.states, "offload_param": plan.parameters}
     return {
         name: {
-            "device": "cpu" if place == "host" else "nvme",
+            "device": "cpu" if location == "host" else "nvme",
             "pin_memory": True,
-            **({"nvme_path": "/nvme"} if place == "nvme" else {}),
+            **({"nvme_path": "/nvme"} if location == "nvme" else {}),
         }
-        for name, place in places.items()
-        if place != "device"
+        for name, location in locations.items()
+        if location != "device"
     }
 
 
@@ -372,8 +374,8 @@ def _fsdp(plan: ClusterPlan, job: TrainingJob) -> Emitted:
             "parallelism_config_cp_size": plan.context,
         }
         if plan.context > 1:
-            how = "allgather" if plan.context_gather else "alltoall"
-            degrees["parallelism_config_cp_comm_strategy"] = how
+            strategy = "allgather" if plan.context_gather else "alltoall"
+            degrees["parallelism_config_cp_comm_strategy"] = strategy
         config["parallelism_config"] = degrees
     steps = plan.microbatches(job.batch)
     notes = [
@@ -391,14 +393,14 @@ def _fsdp(plan: ClusterPlan, job: TrainingJob) -> Emitted:
 
 def _model_notes(plan: ClusterPlan) -> tuple[str, ...]:
     """Return what a program must do itself, because the configuration of DeepSpeed does not say it."""
-    found = []
+    notes = []
     if plan.recompute != "none":
         layers = f"the first {plan.recompute_layers} layers" if plan.recompute_layers else "each layer"
         part = layers if plan.recompute == "full" else "the core of attention"
-        found.append(f"checkpoint {part} in the model: the configuration does not")
+        notes.append(f"checkpoint {part} in the model: the configuration does not")
     if plan.flash:
-        found.append("the plan needs flash attention in the model")
-    return tuple(found)
+        notes.append("the plan needs flash attention in the model")
+    return tuple(notes)
 
 
 def _layers_of_a_stage(plan: ClusterPlan, job: TrainingJob) -> int:
@@ -442,8 +444,8 @@ def _refuse_host(framework: str, plan: ClusterPlan) -> None:
 
 def _refuse_layers(framework: str, plan: ClusterPlan) -> None:
     if plan.recompute_layers:
-        what = "recomputation of some layers of a stage"
-        raise _impossible(framework, what, "recompute_layers", plan)
+        feature = "recomputation of some layers of a stage"
+        raise _impossible(framework, feature, "recompute_layers", plan)
 
 
 def _refuse_f16(framework: str, job: TrainingJob) -> None:
@@ -470,9 +472,9 @@ _OTHER = {
 """A value of each parameter that all frameworks with a limit can run."""
 
 
-def _impossible(framework: str, what: str, name: str, plan: ClusterPlan) -> InputError:
+def _impossible(framework: str, feature: str, name: str, plan: ClusterPlan) -> InputError:
     return InputError(
-        f"the configuration of {framework} cannot express {what}, and the best plan is {plan}: "
+        f"the configuration of {framework} cannot express {feature}, and the best plan is {plan}: "
         f"add --fix {name}={_OTHER[name]}, or choose another framework"
     )
 

@@ -28,7 +28,7 @@ def cost_front(
     *,
     fixed: Mapping[str, str] | None = None,
     layers: LayerTimes | None = None,
-    watcher: Callable[[str], None] = lambda what: None,
+    watcher: Callable[[str], None] = lambda message: None,
 ) -> tuple[PricedPlan, ...]:
     """Return the plans for which no other has both a shorter step and fewer device hours, fastest first.
 
@@ -42,10 +42,10 @@ def cost_front(
         layers: Times of the layers that another search has predicted; None for new ones.
         watcher: Receives the phase.
     """
-    given, nodes = dict(fixed or {}), machine.links.nodes
+    fixed_values, nodes = dict(fixed or {}), machine.links.nodes
     counts = [count for count in range(1, nodes + 1) if nodes % count == 0]
-    if "nodes" in given:
-        counts = [int(given["nodes"])]
+    if "nodes" in fixed_values:
+        counts = [int(fixed_values["nodes"])]
     front: list[PricedPlan] = []
     for count in counts:
         watcher(f"the fastest plan on {count} of {nodes} nodes")
@@ -53,19 +53,19 @@ def cost_front(
             # On a fixed number of nodes, cost ranks plans as time does. The objective is needed because only
             # with it a plan may leave nodes unused.
             search = ClusterSearch(
-                job, machine, fixed={**given, "nodes": str(count)}, objective="cost", layers=layers
+                job, machine, fixed={**fixed_values, "nodes": str(count)}, objective="cost", layers=layers
             )
         except InputError:  # the batch, or a fixed value, does not divide among so many nodes
             continue
         front += search.run(1, front=False).best
-    front.sort(key=lambda each: (each.step.time_us, each.device_hours))
+    front.sort(key=lambda priced: (priced.step.time_us, priced.device_hours))
     # Fastest first: a point is on the front only if it is cheaper than all points before it.
-    least, kept = float("inf"), []
-    for each in front:
-        if each.device_hours < least:
-            least = each.device_hours
-            kept.append(each)
-    return tuple(kept)
+    least, frontier = float("inf"), []
+    for priced in front:
+        if priced.device_hours < least:
+            least = priced.device_hours
+            frontier.append(priced)
+    return tuple(frontier)
 
 
 def draw_fronts(answer: ClusterAnswer, path: str | Path) -> None:
@@ -87,17 +87,24 @@ def draw_fronts(answer: ClusterAnswer, path: str | Path) -> None:
     figure.set_size_inches(WIDTH_INCHES * (1 + bool(costs)), HEIGHT_INCHES)
     axes = figure.subplots(1, 1 + bool(costs), squeeze=False)[0]
     front = answer.result.front
-    _draw_front(axes[0], [(each.memory.total / 1e9, each.step.time_us / 1e6) for each in front])
+    _draw_front(
+        axes[0], [(priced_plan.memory.total / 1e9, priced_plan.step.time_us / 1e6) for priced_plan in front]
+    )
     axes[0].axvline(answer.machine.memory_bytes / 1e9, color="tab:red", linestyle="--", label="limit")
     axes[0].set_xlabel("memory of the fullest device, GB")
     axes[0].legend(frameon=False)
     if costs:
         priced = costs[0].cost is not None
-        values = [each.cost if each.cost is not None else each.device_hours for each in costs]
-        points = [(value, each.step.time_us / 1e6) for value, each in zip(values, costs, strict=True)]
+        values = [
+            priced_plan.cost if priced_plan.cost is not None else priced_plan.device_hours
+            for priced_plan in costs
+        ]
+        points = [
+            (value, priced_plan.step.time_us / 1e6) for value, priced_plan in zip(values, costs, strict=True)
+        ]
         _draw_front(axes[1], points)
-        for point, each in zip(points, costs, strict=True):
-            axes[1].annotate(f"{each.plan.devices}", point, xytext=(4, 4), textcoords="offset points")
+        for point, priced_plan in zip(points, costs, strict=True):
+            axes[1].annotate(f"{priced_plan.plan.devices}", point, xytext=(4, 4), textcoords="offset points")
         unit = "price" if priced else "device hours"
         axes[1].set_xlabel(f"{unit} of a step (numbers: devices)")
     figure.suptitle(f"{answer.job.network.name} on {answer.machine.name}", fontsize="medium")

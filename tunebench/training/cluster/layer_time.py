@@ -158,9 +158,9 @@ class LayerRun(LayerDivision):
             return 0
         gathered = self.network_run(job, (0, 1))
         return 2 * sum(
-            each.nbytes
-            for each in job.network.exchanges(gathered)
-            if each.phase == "forward" and each.collective == "all-gather"
+            exchange.nbytes
+            for exchange in job.network.exchanges(gathered)
+            if exchange.phase == "forward" and exchange.collective == "all-gather"
         )
 
 
@@ -294,7 +294,9 @@ class LayerTimes:
         # A stage that recomputes some of its layers is a sum of layers with and without recomputation:
         # predict these two.
         wholes = [
-            each for run in listed for each in ((run.whole, run.kept) if run.recompute == "full" else (run,))
+            uniform
+            for run in listed
+            for uniform in ((run.whole, run.kept) if run.recompute == "full" else (run,))
         ]
         new = [run for run in dict.fromkeys(wholes) if run not in self._kinds]
         if not new:
@@ -305,22 +307,26 @@ class LayerTimes:
         # and exchange of keys: it is predicted once, as a difference to a middle layer.
         plain = [run for run in dict.fromkeys(run.plain for run in bases) if run not in self._ends]
         first, middle, last = self.kinds_of_layer()
-        wanted = dict.fromkeys((run, middle) for run in (*bases, *plain) if run not in self._middle)
-        wanted |= dict.fromkeys((run, kind) for run in plain for kind in (first, last))
-        found = self._predicted(wanted)
-        self._middle |= {run: each for (run, kind), each in found.items() if kind == middle}
+        missing = dict.fromkeys((run, middle) for run in (*bases, *plain) if run not in self._middle)
+        missing |= dict.fromkeys((run, kind) for run in plain for kind in (first, last))
+        predicted = self._predicted(missing)
+        self._middle |= {
+            run: by_recompute for (run, kind), by_recompute in predicted.items() if kind == middle
+        }
         for run in plain:
-            each = self._middle[run]["none"]
+            middle_time = self._middle[run]["none"]
             self._ends[run] = _Ends(
-                found[run, first]["none"].without(each),
-                found[run, last]["none"].without(each),
+                predicted[run, first]["none"].without(middle_time),
+                predicted[run, last]["none"].without(middle_time),
                 self._products[run],
             )
         for run in new:
-            base, ends = self._base(run), self._ends[run.plain]
-            each = self._middle[base]["none" if base == run else run.recompute]
-            self._products[run] = {**ends.products, **self._products[base]}
-            self._kinds[run] = _Kinds(each.plus(ends.first), each, each.plus(ends.last))
+            base, additions = self._base(run), self._ends[run.plain]
+            middle_time = self._middle[base]["none" if base == run else run.recompute]
+            self._products[run] = {**additions.products, **self._products[base]}
+            self._kinds[run] = _Kinds(
+                middle_time.plus(additions.first), middle_time, middle_time.plus(additions.last)
+            )
 
     def _base(self, run: LayerRun) -> LayerRun:
         """Return the run whose kernels those of a run follow from: without recomputation.
@@ -330,7 +336,7 @@ class LayerTimes:
         return run.kept if self.network.layers > 2 else run
 
     def _predicted(
-        self, wanted: Iterable[tuple[LayerRun, tuple[int, int]]]
+        self, pairs: Iterable[tuple[LayerRun, tuple[int, int]]]
     ) -> dict[tuple[LayerRun, tuple[int, int]], dict[str, PassTime]]:
         """Return the times of layers by recomputation, and keep those of their products."""
         job = TrainingJob(
@@ -343,17 +349,17 @@ class LayerTimes:
         )
         listed: list[Operation] = []
         parts: list[tuple[LayerRun, tuple[int, int], int, int]] = []
-        for run, layers in wanted:
+        for run, layers in pairs:
             operations = self.network.operations(run.network_run(job, layers))
             parts.append((run, layers, len(listed), len(listed) + len(operations)))
             listed += operations
         times = self.predictor(listed, self.device)
-        found = {}
+        predicted = {}
         for run, layers, start, end in parts:
-            found[run, layers] = _pass_times(times[start:end])
+            predicted[run, layers] = _pass_times(times[start:end])
             products = {**_product_us(times[start:end]), **_attention_us(times[start:end])}
             self._products.setdefault(run, {}).update(products)
-        return found
+        return predicted
 
     def kinds_of_layer(self) -> tuple[tuple[int, int], ...]:
         """Return the first, a middle and the last layer as ranges; with few layers, some are equal."""
@@ -368,21 +374,21 @@ class LayerTimes:
             layers: Layers of the stage as a half-open range.
         """
         if run.recompute_layers:
-            again = min(run.recompute_layers, layers[1] - layers[0])
+            recomputed = min(run.recompute_layers, layers[1] - layers[0])
             # The embedding and the head are never recomputed: only middle layers differ.
-            whole, kept = self._kinds[run.whole].middle, self._kinds[run.kept].middle
-            return self.passes(run.kept, layers).plus(whole.without(kept), again)
+            whole, checkpointed = self._kinds[run.whole].middle, self._kinds[run.kept].middle
+            return self.passes(run.kept, layers).plus(whole.without(checkpointed), recomputed)
         kinds, (first, last) = self._kinds[run], layers
-        begins, ends = first == 0, last == self.network.layers
+        has_first, has_last = first == 0, last == self.network.layers
         if last - first == 1:
             # The only layer of a network begins and ends it; all kinds are then equal.
-            return kinds.first if begins else kinds.last if ends else kinds.middle
+            return kinds.first if has_first else kinds.last if has_last else kinds.middle
         total = PassTime()
-        if begins:
+        if has_first:
             total = total.plus(kinds.first)
-        if ends:
+        if has_last:
             total = total.plus(kinds.last)
-        return total.plus(kinds.middle, last - first - begins - ends)
+        return total.plus(kinds.middle, last - first - has_first - has_last)
 
     def product_us(self, run: LayerRun, part: str, gradient: str) -> float:
         """Return the time of one product, or of a kernel of attention.
@@ -416,18 +422,20 @@ class LayerTimes:
     def _update(
         self, division: LayerDivision, layers: tuple[int, int], shards: tuple[int, int]
     ) -> UpdateTime:
-        held = division.held(self.network, layers)
+        parameter_counts = division.held(self.network, layers)
         added, updated = Tape(self._updating), Tape(self._updating)
-        added.accumulated(sum(held), self._tensors(layers))
-        parameters = sum(-(-count // each) for count, each in zip(held, shards, strict=True))
+        added.accumulated(sum(parameter_counts), self._tensors(layers))
+        parameters = sum(
+            -(-count // shard_count) for count, shard_count in zip(parameter_counts, shards, strict=True)
+        )
         updated.updated(parameters, architecture_of(self.network).hidden)
-        matrices = self.network.matrix_parameters(division.tensor, layers) + held[1]
+        matrices = self.network.matrix_parameters(division.tensor, layers) + parameter_counts[1]
         add_converted_weights(updated, matrices)
         times = self.predictor([*added.operations, *updated.operations], self.device)
         accumulate, optimizer = times[: len(added.operations)], times[len(added.operations) :]
-        optimizer_us = sum(each.time_us for each in optimizer)
+        optimizer_us = sum(timed.time_us for timed in optimizer)
         return UpdateTime(
-            sum(each.time_us for each in accumulate),
+            sum(timed.time_us for timed in accumulate),
             host_launches(accumulate),
             # Updates of many small tensors take as long as their launches.
             max(optimizer_us, self.host_us * host_launches(optimizer)),
@@ -451,11 +459,15 @@ class LayerTimes:
     def _tensors(self, layers: tuple[int, int]) -> int:
         """Return the number of tensors that hold the parameters of a stage."""
         first, last = layers
-        begins, ends = first == 0, last == self.network.layers
-        one, middle, end = self._kind_tensors
+        has_first, has_last = first == 0, last == self.network.layers
+        first_count, middle_count, last_count = self._kind_tensors
         if last - first == 1:
-            return one if begins else end if ends else middle
-        return one * begins + end * ends + middle * (last - first - begins - ends)
+            return first_count if has_first else last_count if has_last else middle_count
+        return (
+            first_count * has_first
+            + last_count * has_last
+            + middle_count * (last - first - has_first - has_last)
+        )
 
     @functools.cached_property
     def _kind_tensors(self) -> tuple[int, int, int]:
@@ -463,7 +475,7 @@ class LayerTimes:
         counts = []
         for layers in self.kinds_of_layer():
             operations = self.network.operations(replace(self._updating, layers=layers))
-            counts.append(sum(each.count for each in operations if each.part == "gradients"))
+            counts.append(sum(operation.count for operation in operations if operation.part == "gradients"))
         return counts[0], counts[len(counts) // 2], counts[-1]
 
 
@@ -483,43 +495,45 @@ _RECOMPUTED: dict[str, tuple[str, ...]] = {
 
 def _pass_times(times: Iterable[OperationTime]) -> dict[str, PassTime]:
     """Return the time of a layer by kind of recomputation, from its kernels without recomputation."""
-    given = list(times)
-    forward = [each for each in given if each.operation.phase == "forward"]
-    backward = [each for each in given if each.operation.phase == "backward"]
+    operation_times = list(times)
+    forward = [timed for timed in operation_times if timed.operation.phase == "forward"]
+    backward = [timed for timed in operation_times if timed.operation.phase == "backward"]
     none = PassTime(
-        sum(each.time_us for each in forward),
-        sum(each.time_us for each in backward),
-        host_launches(given),
-        sum(each.time_us for each in backward if is_weight_gradient(each)),
+        sum(timed.time_us for timed in forward),
+        sum(timed.time_us for timed in backward),
+        host_launches(operation_times),
+        sum(timed.time_us for timed in backward if is_weight_gradient(timed)),
     )
-    found = {"none": none}
+    passes = {"none": none}
     for recompute in ("selective", "experts", "full"):
         parts = _RECOMPUTED.get(recompute)
-        again = [each for each in forward if parts is None or each.operation.part in parts]
-        found[recompute] = none.plus(PassTime(0.0, sum(each.time_us for each in again), host_launches(again)))
-    return found
+        repeated = [timed for timed in forward if parts is None or timed.operation.part in parts]
+        passes[recompute] = none.plus(
+            PassTime(0.0, sum(timed.time_us for timed in repeated), host_launches(repeated))
+        )
+    return passes
 
 
 def _attention_us(times: Iterable[OperationTime]) -> dict[tuple[str, str], float]:
     """Return the mean time of the kernels of attention in each pass."""
     totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for each in times:
-        if isinstance(each.operation.workload, Attention) and each.operation.part == "attention":
-            total = totals["attention", each.operation.phase]
-            total[0] += each.time_us
-            total[1] += each.operation.count
+    for timed in times:
+        if isinstance(timed.operation.workload, Attention) and timed.operation.part == "attention":
+            total = totals["attention", timed.operation.phase]
+            total[0] += timed.time_us
+            total[1] += timed.operation.count
     return {key: us / count for key, (us, count) in totals.items()}
 
 
 def _product_us(times: Iterable[OperationTime]) -> dict[tuple[str, str], float]:
     """Return the mean time of the products of each part, in the forward pass and by gradient."""
     totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for each in times:
-        work = each.operation.workload
-        phase = each.operation.phase
-        if isinstance(work, Gemm) and each.operation.part != "recomputation":
+    for timed in times:
+        work = timed.operation.workload
+        phase = timed.operation.phase
+        if isinstance(work, Gemm) and timed.operation.part != "recomputation":
             gradient = "weights" if work.trans == "tn" else "input"
-            total = totals[each.operation.part, "forward" if phase == "forward" else gradient]
-            total[0] += each.time_us
-            total[1] += each.operation.count
+            total = totals[timed.operation.part, "forward" if phase == "forward" else gradient]
+            total[0] += timed.time_us
+            total[1] += timed.operation.count
     return {key: us / count for key, (us, count) in totals.items()}

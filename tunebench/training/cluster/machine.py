@@ -147,13 +147,13 @@ class TrainingCluster:
     @property
     def name(self) -> str:
         """Devices and links as text."""
-        of = self.links
-        between = f", {of.between.name} between {of.nodes} nodes" if of.nodes > 1 else ""
+        cluster = self.links
+        between = f", {cluster.between.name} between {cluster.nodes} nodes" if cluster.nodes > 1 else ""
         limit_w = self.device.power_limit_w
         limited = f" at {significant(limit_w)} W" if limit_w else ""
         return (
-            f"{of.devices} x {self.device.name}{limited}, {of.devices_per_node} a node by "
-            f"{of.inside.name}{between}"
+            f"{cluster.devices} x {self.device.name}{limited}, {cluster.devices_per_node} a node by "
+            f"{cluster.inside.name}{between}"
         )
 
     def with_nodes(self, nodes: int) -> Cluster:
@@ -162,13 +162,13 @@ class TrainingCluster:
 
     def with_faster_links(self, times: float) -> TrainingCluster:
         """Return the cluster with this multiple of the bandwidth of all links."""
-        of = self.links
+        cluster = self.links
         return replace(
             self,
             links=replace(
-                of,
-                inside=replace(of.inside, gb_s=of.inside.gb_s * times),
-                between=replace(of.between, gb_s=of.between.gb_s * times),
+                cluster,
+                inside=replace(cluster.inside, gb_s=cluster.inside.gb_s * times),
+                between=replace(cluster.between, gb_s=cluster.between.gb_s * times),
             ),
         )
 
@@ -204,32 +204,32 @@ class TrainingCluster:
             InputError: if an item is unknown, or nodes do not divide the devices.
         """
         first, *items = (item.strip() for item in text.split(","))
-        found = _COUNT.fullmatch(first)
-        if found is None:
+        devices_match = _COUNT.fullmatch(first)
+        if devices_match is None:
             raise InputError(f"cluster {text!r}: expected a number of devices first, such as {EXAMPLE}")
-        count = int(found["count"])
-        given: dict[str, Any] = {"product": found["product"]}
+        count = int(devices_match["count"])
+        values: dict[str, Any] = {"product": devices_match["product"]}
         per_node = min(PER_NODE, count)
         for item in items:
             if match := _PER_NODE.fullmatch(item):
                 per_node = int(match["count"])
             elif match := _PRICE.fullmatch(item):
-                given["price_per_hour"] = float(match["price"] or match["hourly"])
+                values["price_per_hour"] = float(match["price"] or match["hourly"])
             elif item.startswith(("host", "nvme")):
-                given.update(_stored(item))
+                values.update(_stored(item))
             elif _SIZE.fullmatch(item):
-                given["memory"] = item
+                values["memory"] = item
             elif match := _POWER.fullmatch(item):
-                given["power_limit_w"] = float(match["watts"])
+                values["power_limit_w"] = float(match["watts"])
             else:
-                given[_role(item, given)] = item
+                values[_role(item, values)] = item
         if count < 1 or per_node < 1 or count % per_node:
             raise InputError(
                 f"cluster {text!r}: {count} devices cannot be divided into nodes of {per_node}: add the "
                 "number per node, such as '4 a node'"
             )
         return cls.of_fields(
-            {**given, "nodes": count // per_node, "devices_per_node": per_node}, f"cluster {text!r}"
+            {**values, "nodes": count // per_node, "devices_per_node": per_node}, f"cluster {text!r}"
         )
 
     @classmethod
@@ -241,10 +241,10 @@ class TrainingCluster:
         """
         try:
             with open(path, "rb") as file:
-                given = tomllib.load(file)
+                values = tomllib.load(file)
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise InputError(f"cluster file {path}: {error}") from error
-        return cls.of_fields(given, f"cluster file {path}")
+        return cls.of_fields(values, f"cluster file {path}")
 
     @classmethod
     def of_fields(cls, given: Mapping[str, Any], what: str) -> TrainingCluster:
@@ -259,8 +259,10 @@ class TrainingCluster:
         """
         unknown = sorted(set(given) - set(_KEYS))
         if unknown or "product" not in given:
-            found = f"got the unknown key {unknown[0]}" if unknown else "product is missing"
-            raise InputError(f"{what}: expected the keys {', '.join(_KEYS)}, with product required; {found}")
+            problem = f"got the unknown key {unknown[0]}" if unknown else "product is missing"
+            raise InputError(
+                f"{what}: expected the keys {', '.join(_KEYS)}, with product required; {problem}"
+            )
         product = _limited(devices.find(given["product"]), given.get("power_limit_w"), what)
         counts = {name: given.get(name, 1) for name in ("nodes", "devices_per_node")}
         for name, value in counts.items():
@@ -296,12 +298,12 @@ class TrainingCluster:
             raise InputError(f"{what}: {error}") from error
 
 
-def _limited(product: Device, power_limit_w: Any, what: str) -> Device:
+def _limited(product: Device, power_limit_w: Any, source: str) -> Device:
     """Return a product with a power limit, if one is given."""
     if power_limit_w is None:
         return product
     if isinstance(power_limit_w, bool) or not isinstance(power_limit_w, int | float) or power_limit_w <= 0:
-        raise InputError(f"{what}: power_limit_w must be a power in watts above 0, got {power_limit_w!r}")
+        raise InputError(f"{source}: power_limit_w must be a power in watts above 0, got {power_limit_w!r}")
     return replace(product, power_limit_w=float(power_limit_w))
 
 
@@ -318,38 +320,42 @@ def _stored(item: str) -> dict[str, Any]:
     )
 
 
-def _role(item: str, given: Mapping[str, Any]) -> str:
+def _role(item: str, values: Mapping[str, Any]) -> str:
     """Return which link an item of a text is: a network by its name, else the first one is within a node."""
-    known = links()
-    named = link_name(item) in known or item in _KINDS
+    link_names = links()
+    named = link_name(item) in link_names or item in _KINDS
     if not named and not re.fullmatch(r"\d[\d.]*(:[\d.]+)?", item):
         raise UnknownName(
             "link",
             item,
-            known,
+            link_names,
             f"Or give '8 a node', GB/s, a memory such as 80GB, a power limit such as 500W or a price such as "
             f"2.5/h: {EXAMPLE}",
         )
-    network = is_network(item) or "inside" in given
+    network = is_network(item) or "inside" in values
     role = "between" if network else "inside"
-    if role in given:
-        raise InputError(f"cluster: two links {role} nodes are given, {given[role]} and {item}: expected one")
+    if role in values:
+        raise InputError(
+            f"cluster: two links {role} nodes are given, {values[role]} and {item}: expected one"
+        )
     return role
 
 
-def _link(entry: Any, name: str, what: str, product: Device) -> Link | None:
+def _link(entry: Any, name: str, source: str, product: Device) -> Link | None:
     if entry is None or isinstance(entry, Link):
         return entry
     if entry in _KINDS:
         usual = link_of(product, network=False)
         if not usual.name.startswith(entry):
-            raise InputError(f"{what}: the link of {product.name} within a node is {usual.name}, not {entry}")
+            raise InputError(
+                f"{source}: the link of {product.name} within a node is {usual.name}, not {entry}"
+            )
         return usual
     if isinstance(entry, Mapping):
         try:
             return Link(**{"name": name, **entry})
         except TypeError as error:
-            raise InputError(f"{what}: {name}: {error}") from error
+            raise InputError(f"{source}: {name}: {error}") from error
     return find_link(str(entry))
 
 

@@ -60,11 +60,11 @@ class MixedPlan:
     @property
     def stage_layers(self) -> tuple[int, ...]:
         """Layers of each stage, the first stage first."""
-        found: list[int] = []
+        counts: list[int] = []
         for stages, layers in zip(self.stages, self.layers, strict=True):
-            each, more = divmod(layers, stages)
-            found += [each + (stage < more) for stage in range(stages)]
-        return tuple(found)
+            per_stage, more = divmod(layers, stages)
+            counts += [per_stage + (stage < more) for stage in range(stages)]
+        return tuple(counts)
 
     @property
     def stage_groups(self) -> tuple[int, ...]:
@@ -144,25 +144,25 @@ class MixedAnswer(Tabular):
         names = ("step_us", "mfu", "samples_per_s", "cost")
         return columns_of(
             {
-                **asdict(each.mixed.plan),
-                "order": list(each.mixed.order),
-                "stages": list(each.mixed.stages),
-                **{name: getattr(each, name) for name in names},
-                "memory_bytes": max(each.memory_bytes),
+                **asdict(priced.mixed.plan),
+                "order": list(priced.mixed.order),
+                "stages": list(priced.mixed.stages),
+                **{name: getattr(priced, name) for name in names},
+                "memory_bytes": max(priced.memory_bytes),
             }
-            for each in self.best
+            for priced in self.best
         )
 
     def _repr_html_(self) -> str:
         """Return the best plans for notebooks."""
         rows = (
             (
-                f"{each.mixed.plan}, {list(each.mixed.stage_layers)} layers by stage",
-                duration(each.step_us),
-                f"{each.mfu:.1%}",
-                size_text(max(each.memory_bytes)),
+                f"{priced.mixed.plan}, {list(priced.mixed.stage_layers)} layers by stage",
+                duration(priced.step_us),
+                f"{priced.mfu:.1%}",
+                size_text(max(priced.memory_bytes)),
             )
-            for each in self.best
+            for priced in self.best
         )
         title = f"{self.job.network.name} on {self.machine.name}"
         return html_grid("plan", ">step", ">MFU", ">memory", rows=rows, caption=title)
@@ -206,7 +206,7 @@ class MixedSearch:
         elif not all(group.nvme_bytes for group in groups):
             first = replace(first, nvme_bytes=0)
         space = fixed_space(self.job, first, {"chunks": "1", "recompute_layers": "0", **fixed})
-        found = []
+        plans = []
         for plan in enumerated(space):
             width = plan.tensor * plan.copies
             # The space is that of the first group, which may be one stage. All groups together are a
@@ -233,24 +233,24 @@ class MixedSearch:
                 nodes=sum(group.links.nodes for group in self.machine.groups),
             )
             for order in itertools.permutations(range(len(stages))):
-                found.append(
+                plans.append(
                     MixedPlan(
-                        plan=whole, order=order, stages=tuple(stages[each] for each in order), layers=()
+                        plan=whole, order=order, stages=tuple(stages[index] for index in order), layers=()
                     )
                 )
-        if not found:
+        if not plans:
             raise InputError(
                 "no plan divides this batch and network among the groups: expected groups whose devices the "
                 "same tensor and data parallelism divide; change the batch, the devices or --fix"
             )
-        return found
+        return plans
 
     def run(
         self,
         top: int = 10,
         *,
         equal: bool = False,
-        watcher: Callable[[str], None] = lambda what: None,
+        watcher: Callable[[str], None] = lambda message: None,
     ) -> MixedAnswer:
         """Return the best plans, each with its best division of the layers.
 
@@ -261,11 +261,11 @@ class MixedSearch:
         """
         watcher("predicting the layers")
         for layers in self.layers:
-            layers.predict({LayerRun.of(each.plan) for each in self.plans})
+            layers.predict({LayerRun.of(mixed.plan) for mixed in self.plans})
         # Levels: 0 a plan with the bound of all its divisions, 1 a division with the bound of its slowest
         # stage, 2 with the bound of its step, 3 with its simulated step. An entry never gets a lower bound,
         # so the first one that is popped at level 3 is optimal among all that remain.
-        heap = [(self.floor_us(each), index, 0, each) for index, each in enumerate(self.plans)]
+        heap = [(self.floor_us(mixed), index, 0, mixed) for index, mixed in enumerate(self.plans)]
         heapq.heapify(heap)
         # Ties are popped in the order of insertion, and plans are never compared.
         number = itertools.count(len(heap))
@@ -274,29 +274,29 @@ class MixedSearch:
         opened = divisions = too_large = bounded = simulated = 0
         missing: float = float("inf")
         while heap and len(best) < top:
-            bound_us, _, level, each = heapq.heappop(heap)
+            bound_us, _, level, mixed = heapq.heappop(heap)
             if level == 3:
                 # The best division of a plan is popped first. Its other divisions are not alternatives to
                 # report.
-                if (each.plan, each.order) not in listed:
-                    listed.add((each.plan, each.order))
-                    best.append(each)
+                if (mixed.plan, mixed.order) not in listed:
+                    listed.add((mixed.plan, mixed.order))
+                    best.append(mixed)
             elif level == 2:
                 simulated += 1
-                heapq.heappush(heap, (self.step_us(each), next(number), 3, each))
+                heapq.heappush(heap, (self.step_us(mixed), next(number), 3, mixed))
             elif level == 1:
-                excess = self.excess_bytes(each)
+                excess = self.excess_bytes(mixed)
                 missing = min(missing, excess)
                 if excess:
                     too_large += 1
                     continue
                 bounded += 1
-                heapq.heappush(heap, (max(bound_us, self.bound_us(each)), next(number), 2, each))
+                heapq.heappush(heap, (max(bound_us, self.bound_us(mixed)), next(number), 2, mixed))
             else:
-                watcher(f"dividing the layers of {each.plan}")
+                watcher(f"dividing the layers of {mixed.plan}")
                 # A plan is divided only when its bound is the lowest one: most plans never are.
                 opened += 1
-                for division in self.divisions(each, equal=equal):
+                for division in self.divisions(mixed, equal=equal):
                     divisions += 1
                     heapq.heappush(heap, (self.slowest_us(division), next(number), 1, division))
         return MixedAnswer(
@@ -396,26 +396,28 @@ class MixedSearch:
         return max(self._lacking(group, size) for group, size in self._sizes(each))
 
     def _lacking(self, group: int, size: DeviceMemory) -> int:
-        of = self.machine.groups[group]
-        count = of.links.devices_per_node
-        stored = max(0, size.host - of.host_bytes // count) + max(0, size.nvme - of.nvme_bytes // count)
-        return max(0, size.total - of.memory_bytes) + stored
+        machine = self.machine.groups[group]
+        count = machine.links.devices_per_node
+        stored = max(0, size.host - machine.host_bytes // count) + max(
+            0, size.nvme - machine.nvme_bytes // count
+        )
+        return max(0, size.total - machine.memory_bytes) + stored
 
-    def _sizes(self, each: MixedPlan) -> Iterator[tuple[int, DeviceMemory]]:
+    def _sizes(self, mixed: MixedPlan) -> Iterator[tuple[int, DeviceMemory]]:
         """Yield the group and the memory of a device of each stage."""
-        for rank, (group, layers) in enumerate(zip(each.stage_groups, self._ranges(each), strict=True)):
-            yield group, self._stage_memory(each.plan, rank, self.layers[group].alike(layers))
+        for rank, (group, layers) in enumerate(zip(mixed.stage_groups, self._ranges(mixed), strict=True)):
+            yield group, self._stage_memory(mixed.plan, rank, self.layers[group].alike(layers))
 
     def _stage_bytes(self, plan: ClusterPlan, rank: int, layers: tuple[int, int]) -> DeviceMemory:
         return self.memory.of_stage(plan, rank, layers)
 
-    def _pipeline(self, each: MixedPlan) -> tuple[list[StageTime], tuple[float, ...]]:
+    def _pipeline(self, mixed: MixedPlan) -> tuple[list[StageTime], tuple[float, ...]]:
         """Return the times of the stages, and of the sends between them."""
         stages = [
-            self._stage(each.plan, group, self.layers[group].alike(layers))
-            for group, layers in zip(each.stage_groups, self._ranges(each), strict=True)
+            self._stage(mixed.plan, group, self.layers[group].alike(layers))
+            for group, layers in zip(mixed.stage_groups, self._ranges(mixed), strict=True)
         ]
-        return stages, self._links(each.plan, each.order, each.stages)
+        return stages, self._links(mixed.plan, mixed.order, mixed.stages)
 
     def _stage_time(self, plan: ClusterPlan, group: int, layers: tuple[int, int]) -> StageTime:
         nodes = self.machine.groups[group].links.nodes
@@ -426,15 +428,16 @@ class MixedSearch:
         width = plan.tensor * plan.copies
         run = LayerRun.of(plan).network_run(self.job, (0, 1))
         nbytes = self.job.network.boundary_bytes(run)
-        found: list[float] = []
+        times_us: list[float] = []
         for group, count in zip(order, stages, strict=True):
-            of = self.machine.groups[group].links
+            cluster = self.machine.groups[group].links
             inside = [
-                of.link_between(stage * width, (stage + 1) * width, width=width) for stage in range(count - 1)
+                cluster.link_between(stage * width, (stage + 1) * width, width=width)
+                for stage in range(count - 1)
             ]
-            found += [float(send_us(nbytes, link)) for link in (*inside, self.machine.between)]
+            times_us += [float(send_us(nbytes, link)) for link in (*inside, self.machine.between)]
         # The last stage sends to nobody.
-        return (*found[:-1], 0.0)
+        return (*times_us[:-1], 0.0)
 
     def _tied_us(self, tensor: int) -> float:
         """Return the sum of gradients of a matrix that the first and the last stage share."""
@@ -446,8 +449,8 @@ class MixedSearch:
         return float(collective_us("all-reduce", shared, pair))
 
     @staticmethod
-    def _ranges(each: MixedPlan) -> list[tuple[int, int]]:
-        return list(itertools.pairwise(itertools.accumulate(each.stage_layers, initial=0)))
+    def _ranges(mixed: MixedPlan) -> list[tuple[int, int]]:
+        return list(itertools.pairwise(itertools.accumulate(mixed.stage_layers, initial=0)))
 
 
 def plan_mixed(
@@ -457,7 +460,7 @@ def plan_mixed(
     fixed: Mapping[str, str] | None = None,
     top: int = 10,
     reasons: bool = True,
-    watcher: Callable[[str], None] = lambda what: None,
+    watcher: Callable[[str], None] = lambda message: None,
 ) -> MixedAnswer:
     """Return the fastest plans to train a network on groups of different devices.
 
@@ -482,8 +485,8 @@ def plan_mixed(
     for group, layers in zip(machine.groups, search.layers, strict=True):
         watcher(f"planning on {group.name} alone")
         try:
-            found = ClusterSearch(job, group, fixed=fixed, layers=layers).run(1, front=False).best
+            best = ClusterSearch(job, group, fixed=fixed, layers=layers).run(1, front=False).best
         except InputError:  # the batch, or a fixed value, does not divide among its devices
-            found = ()
-        alone.append(found[0] if found else None)
+            best = ()
+        alone.append(best[0] if best else None)
     return replace(answer, equal_layers=equal[0] if equal else None, alone=tuple(alone))

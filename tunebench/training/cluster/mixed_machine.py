@@ -65,7 +65,7 @@ class MixedCluster:
             InputError: if an item is unknown, or nodes do not divide the devices of a group.
         """
         first, *items = (item.strip() for item in text.split(","))
-        groups = [TrainingCluster.parse(", ".join([each.strip(), *items])) for each in first.split("+")]
+        groups = [TrainingCluster.parse(", ".join([devices.strip(), *items])) for devices in first.split("+")]
         network = next((item for item in items if is_network(item)), None)
         return cls(groups=tuple(groups), between=find_link(network) if network else _slowest(groups))
 
@@ -78,11 +78,11 @@ class MixedCluster:
         """
         shared = _file(path)
         tables = shared.pop("group", None)
-        if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             raise InputError(f"cluster file {path}: expected tables [[group]] with product and nodes")
         groups = [
-            TrainingCluster.of_fields({**shared, **each}, f"cluster file {path}, group {index}")
-            for index, each in enumerate(tables)
+            TrainingCluster.of_fields({**shared, **table}, f"cluster file {path}, group {index}")
+            for index, table in enumerate(tables)
         ]
         between = shared.get("between")
         if between is None:
@@ -112,8 +112,8 @@ def _file(path: str | Path) -> dict[str, object]:
 
 def _slowest(groups: list[TrainingCluster]) -> Link:
     """Return the slowest link between nodes of all groups; of one node, the usual link of its product."""
-    found = [
+    group_links = [
         group.links.between if group.links.nodes > 1 else link_of(group.device, network=True)
         for group in groups
     ]
-    return min(found, key=lambda link: link.bytes_per_us)
+    return min(group_links, key=lambda link: link.bytes_per_us)

@@ -76,7 +76,7 @@ class _Block:
 
 
 def plan_module(
-    job: ModuleJob, machine: TrainingCluster, *, watcher: Callable[[str], None] = lambda what: None
+    job: ModuleJob, machine: TrainingCluster, *, watcher: Callable[[str], None] = lambda message: None
 ) -> CopiesAnswer:
     """Return the plans to train a module by data parallelism on all devices, fastest first.
 
@@ -95,29 +95,29 @@ class _ModuleSearch:
     def __init__(self, job: ModuleJob, machine: TrainingCluster, watcher: Callable[[str], None]) -> None:
         self.job, self.machine, self.watcher = job, machine, watcher
         assert job.profiler.batch is not None
-        each, rest = divmod(job.batch, machine.devices)
-        if rest or not each:
+        per_device, rest = divmod(job.batch, machine.devices)
+        if rest or not per_device:
             raise InputError(
                 f"a batch of {job.batch} cannot be divided among {machine.devices} devices: expected a "
                 "multiple"
             )
-        self.each, self.start = each, job.profiler.batch
+        self.per_device, self.start = per_device, job.profiler.batch
         self.group = machine.links.group(machine.devices)
-        self.held = sum(nbytes for _, nbytes in job.profiler.parameters)
+        self.parameter_bytes = sum(nbytes for _, nbytes in job.profiler.parameters)
         self.first, self.second = self._traced(self.start), self._traced(2 * self.start)
         self._update_us = {shards: self._optimizer_us(shards) for shards in {1, machine.devices}}
 
     def run(self) -> CopiesAnswer:
-        sizes = [size for size in range(1, self.each + 1) if self.each % size == 0]
+        sizes = [size for size in range(1, self.per_device + 1) if self.per_device % size == 0]
         shardings = SHARDINGS if self.machine.devices > 1 else SHARDINGS[:1]
         plans: list[PricedCopies] = []
         least = too_large = 0
         for size in sizes:
             step = self._estimated(size)
             priced = [self._priced(step, size, sharding) for sharding in shardings]
-            least = least or min(each.memory_bytes for each in priced)
-            plans += [each for each in priced if each.memory_bytes <= self.machine.memory_bytes]
-            too_large += sum(each.memory_bytes > self.machine.memory_bytes for each in priced)
+            least = least or min(plan.memory_bytes for plan in priced)
+            plans += [plan for plan in priced if plan.memory_bytes <= self.machine.memory_bytes]
+            too_large += sum(plan.memory_bytes > self.machine.memory_bytes for plan in priced)
         plans, dropped = self._exact(sorted(plans, key=lambda plan: plan.step_us))
         return CopiesAnswer(
             name=self.job.profiler.name,
@@ -139,11 +139,11 @@ class _ModuleSearch:
             size = plans[0].microbatch
             traced.add(size)
             step = self._traced(size)
-            again = [
-                self._priced(step, size, each.sharding) if each.microbatch == size else each for each in plans
+            repriced = [
+                self._priced(step, size, plan.sharding) if plan.microbatch == size else plan for plan in plans
             ]
-            fitting = [each for each in again if each.memory_bytes <= self.machine.memory_bytes]
-            dropped += len(again) - len(fitting)
+            fitting = [plan for plan in repriced if plan.memory_bytes <= self.machine.memory_bytes]
+            dropped += len(repriced) - len(fitting)
             plans = sorted(fitting, key=lambda plan: plan.step_us)
         return plans, dropped
 
@@ -152,27 +152,27 @@ class _ModuleSearch:
         return self.job.profiler.profile(size).step
 
     def _estimated(self, size: int) -> TrainingStep:
-        found = step_at(self.first, self.second, size / self.start - 1)
-        return found if found is not None else self._traced(size)
+        step = step_at(self.first, self.second, size / self.start - 1)
+        return step if step is not None else self._traced(size)
 
     # -- memory --------------------------------------------------------------------------------------------
 
     def _memory(self, step: TrainingStep, sharding: Sharding, accumulates: bool) -> dict[str, int]:
         """Return the memory of each device by kind, in bytes."""
-        devices, held = self.machine.devices, self.held
+        devices, parameter_bytes = self.machine.devices, self.parameter_bytes
         divides = accumulates or sharding == "full"
         # Gradients that are added to others, or divided, leave the step as soon as they are there.
         peak = self._peak_bytes(replace(step, results=()) if divides else step)
         share = devices if sharding == "full" else 1
-        buckets = held if sharding != "full" and devices > 1 else 0
+        buckets = parameter_bytes if sharding != "full" and devices > 1 else 0
         # Gathered parameters of the block that runs, and of the next one.
         gathered = DEPTH * max(block.parameter_bytes for block in self._blocks(step))
         shards = 1 if sharding == "none" else devices
         return {
-            "parameters": -(-held // share) + (gathered if sharding == "full" else 0),
-            "gradients": (-(-held // share) if divides else 0) + buckets,
-            "optimizer": round(self._state_bytes_per_byte * -(-held // shards)),
-            "activations": max(0, peak - held),
+            "parameters": -(-parameter_bytes // share) + (gathered if sharding == "full" else 0),
+            "gradients": (-(-parameter_bytes // share) if divides else 0) + buckets,
+            "optimizer": round(self._state_bytes_per_byte * -(-parameter_bytes // shards)),
+            "activations": max(0, peak - parameter_bytes),
             "context": CONTEXT_BYTES,
             "workspace": WORKSPACE_BYTES,
             "nccl": COMMUNICATOR_BYTES if devices > 1 else 0,
@@ -181,7 +181,7 @@ class _ModuleSearch:
     @property
     def _state_bytes_per_byte(self) -> float:
         """Bytes of the optimizer's states for each byte of parameters."""
-        number_bytes = self.held / max(1, int(self.job.profiler.elements))
+        number_bytes = self.parameter_bytes / max(1, int(self.job.profiler.elements))
         return float(find_optimizer(self.job.optimizer).state_bytes(number_bytes) / number_bytes)
 
     def _peak_bytes(self, step: TrainingStep) -> int:
@@ -191,7 +191,7 @@ class _ModuleSearch:
     # -- time ----------------------------------------------------------------------------------------------
 
     def _priced(self, step: TrainingStep, size: int, sharding: Sharding) -> PricedCopies:
-        count = self.each // size
+        count = self.per_device // size
         memory = self._memory(step, sharding, count > 1)
         blocks = self._blocks(step)
         forward_us = sum(block.forward_us for block in blocks)
@@ -259,12 +259,14 @@ class _ModuleSearch:
         """Return the bytes of gradients that become available in each part of the backward pass."""
         boundary, results = self._boundary, set(step.results)
         backward = step.operations[boundary:]
-        total_us = sum(each.time_us for each in backward) or 1.0
+        total_us = sum(operation.time_us for operation in backward) or 1.0
         sizes, now_us = [0] * SLICES, 0.0
-        for each in backward:
-            now_us += each.time_us
-            place = min(SLICES - 1, int(SLICES * now_us / total_us))
-            sizes[place] += sum(step.tensors[index].size_bytes for index in set(each.outputs) & results)
+        for operation in backward:
+            now_us += operation.time_us
+            slice_index = min(SLICES - 1, int(SLICES * now_us / total_us))
+            sizes[slice_index] += sum(
+                step.tensors[index].size_bytes for index in set(operation.outputs) & results
+            )
         return sizes
 
     def _blocks(self, step: TrainingStep) -> list[_Block]:
@@ -275,12 +277,14 @@ class _ModuleSearch:
         # alike.
         stretch = max(1.0, HOST_US * len(step.operations) / (step.compute_us or 1.0))
         times: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for index, (name, each) in enumerate(zip(names, step.operations, strict=True)):
-            times[name][index >= self._boundary] += stretch * each.time_us
-        held: dict[str, int] = defaultdict(int)
+        for index, (name, operation) in enumerate(zip(names, step.operations, strict=True)):
+            times[name][index >= self._boundary] += stretch * operation.time_us
+        parameter_bytes: dict[str, int] = defaultdict(int)
         for parameter, nbytes in self.job.profiler.parameters:
-            held[_block_name(parameter.rpartition(".")[0])] += nbytes
-        return [_Block(held[name], *times[name]) for name in dict.fromkeys((*names, *held))]
+            parameter_bytes[_block_name(parameter.rpartition(".")[0])] += nbytes
+        return [
+            _Block(parameter_bytes[name], *times[name]) for name in dict.fromkeys((*names, *parameter_bytes))
+        ]
 
     @property
     def _boundary(self) -> int:
@@ -306,7 +310,7 @@ class _ModuleSearch:
 
     def _predicted_us(self, tape: Tape) -> float:
         times = predict_operations(tape.operations, self.machine.device, torch_attention=True)
-        return sum(max(each.time_us, HOST_US * each.operation.count) for each in times)
+        return sum(max(timed.time_us, HOST_US * timed.operation.count) for timed in times)
 
 
 def _block_name(module: str) -> str:

@@ -27,7 +27,7 @@ def write_plan(path: Path, found: PricedPlan, job: TrainingJob) -> None:
     predicted = {"step_us": found.step.time_us, "mfu": found.mfu, "memory_bytes": found.memory.total}
     lines += ["", "[predicted]", *_assigned(predicted)]
     if runs_in_megatron(found.plan, job.optimizer):
-        arguments = [f'    "{each}",' for each in megatron_arguments(found.plan, job)]
+        arguments = [f'    "{argument}",' for argument in megatron_arguments(found.plan, job)]
         lines += ["", "[megatron]", "arguments = [", *arguments, "]"]
     try:
         path.write_text("\n".join([*lines, ""]), encoding="utf-8")

@@ -116,9 +116,9 @@ class SearchResult:
     def front_outline(self) -> tuple[PricedPlan, ...]:
         """Plans of the front that have at least 5 % less memory than the plan before, shortest step first."""
         shown: list[PricedPlan] = []
-        for each in self.front:
-            if not shown or each.memory.total <= (1 - OUTLINE) * shown[-1].memory.total:
-                shown.append(each)
+        for priced in self.front:
+            if not shown or priced.memory.total <= (1 - OUTLINE) * shown[-1].memory.total:
+                shown.append(priced)
         return tuple(shown)
 
 
@@ -170,7 +170,7 @@ class ClusterSearch:
         self.memory = MemoryPricer(job)
 
     def run(
-        self, top: int = 10, *, front: bool = True, watcher: Callable[[str], None] = lambda what: None
+        self, top: int = 10, *, front: bool = True, watcher: Callable[[str], None] = lambda message: None
     ) -> SearchResult:
         """Return the best plans.
 
@@ -194,10 +194,10 @@ class ClusterSearch:
         watcher(f"predicting the layers of {len(fitting)} plans that fit")
         self.layers.predict(map(LayerRun.of, [least, *fitting.distinct(*RUN_PARAMETERS)[0]]))
         watcher("lower bounds")
-        found, points, closed = self._search(fitting, sizes[rows], top, front, watcher)
+        best, points, closed = self._search(fitting, sizes[rows], top, front, watcher)
         return SearchResult(
             objective=self.objective,
-            best=tuple(map(self.priced, found)),
+            best=tuple(map(self.priced, best)),
             front=tuple(map(self.priced, sorted(points, key=self.pricer.step_us))),
             proof=PlanProof(
                 plans=len(self.plans),
@@ -205,7 +205,7 @@ class ClusterSearch:
                 bounded_by_passes=closed[0],
                 bounded_by_step=closed[1],
                 simulated=closed[2],
-                optimal=bool(found),
+                optimal=bool(best),
             ),
             least_memory=self.priced(least),
         )
@@ -229,8 +229,8 @@ class ClusterSearch:
 
     def _stored_excess(self, size: DeviceMemory) -> int:
         """Return the bytes of host memory and NVMe that a node lacks."""
-        of, count = self.machine, self.machine.links.devices_per_node
-        return max(0, size.host * count - of.host_bytes) + max(0, size.nvme * count - of.nvme_bytes)
+        machine, count = self.machine, self.machine.links.devices_per_node
+        return max(0, size.host * count - machine.host_bytes) + max(0, size.nvme * count - machine.nvme_bytes)
 
     def _search(
         self,
@@ -253,7 +253,7 @@ class ClusterSearch:
         waiting = next(untouched, None)
         heap: list[tuple[float, float, int, _Open]] = []
         refine = (self.pricer.bound_us, self.pricer.step_us)
-        found: list[ClusterPlan] = []
+        best: list[ClusterPlan] = []
         points: list[ClusterPlan] = []
         least = float("inf")
         levels = [len(fitting), 0, 0]
@@ -262,42 +262,42 @@ class ClusterSearch:
             # its simulated step is at least as good as all that follow.
             if waiting and (not heap or waiting[:3] < heap[0][:3]):
                 (_, second, index), waiting = waiting, next(untouched, None)
-                if len(found) >= top and front and second >= least:
+                if len(best) >= top and front and second >= least:
                     continue
-                each = _Open(fitting[index], int(sizes[index]), 0, float(floors[index]))
+                candidate = _Open(fitting[index], int(sizes[index]), 0, float(floors[index]))
             else:
-                _, second, index, each = heapq.heappop(heap)
-            if len(found) >= top:
+                _, second, index, candidate = heapq.heappop(heap)
+            if len(best) >= top:
                 if not front:
                     break
                 # Plans are reached in ascending order of the first value: one is on the front only if its
                 # second value is below all before. A bound that is not below is enough to close it.
                 if second >= least:
                     continue
-            if each.level == 2:
-                if len(found) < top:
-                    found.append(each.plan)
+            if candidate.level == 2:
+                if len(best) < top:
+                    best.append(candidate.plan)
                 if second < least:
                     least = second
-                    points.append(each.plan)
+                    points.append(candidate.plan)
                 continue
             # Bounds are computed in different ways, and rounding may make the tighter one smaller: keep the
             # order monotone.
-            each.time_us = max(each.time_us, refine[each.level](each.plan))
-            levels[each.level] -= 1
-            each.level += 1
-            levels[each.level] += 1
-            if each.level == 2:
-                watcher(f"simulating {each.plan}")
-            value = self._values(each.time_us, each.memory, each.plan.devices)
-            heapq.heappush(heap, (*value, index, each))
-        return found, points, levels
+            candidate.time_us = max(candidate.time_us, refine[candidate.level](candidate.plan))
+            levels[candidate.level] -= 1
+            candidate.level += 1
+            levels[candidate.level] += 1
+            if candidate.level == 2:
+                watcher(f"simulating {candidate.plan}")
+            value = self._values(candidate.time_us, candidate.memory, candidate.plan.devices)
+            heapq.heappush(heap, (*value, index, candidate))
+        return best, points, levels
 
     @staticmethod
     def _devices(plans: PlanTable) -> NDArray[np.int64]:
         columns = [plans.column(name) for name in ("tensor", "context", "pipeline", "data")]
-        found: NDArray[np.int64] = np.prod(columns, axis=0)
-        return found
+        counts: NDArray[np.int64] = np.prod(columns, axis=0)
+        return counts
 
     def _values(self, time_us: Any, memory: Any, devices: Any) -> tuple[Any, Any]:
         """Return the objective, and the second value of the front: time and memory, in some order."""

@@ -122,22 +122,23 @@ class TrainingJob:
         find_optimizer(self.optimizer)
         if self.fp8 not in get_args(Fp8):
             raise UnknownName("scaling of 8-bit floats", self.fp8, get_args(Fp8))
-        of = architecture_of(self.network)
-        if of.family != "gpt2" and not of.gated:
+        architecture = architecture_of(self.network)
+        if architecture.family != "gpt2" and not architecture.gated:
             raise InputError(
-                f"{self.network.name} is a {of.family} model: expected a transformer with the layers of "
-                "gpt2, llama, mixtral, qwen2_moe or qwen3_moe, which the kernels of Megatron-LM are known for"
+                f"{self.network.name} is a {architecture.family} model: expected a transformer with the "
+                "layers of gpt2, llama, mixtral, qwen2_moe or qwen3_moe, which the kernels of Megatron-LM "
+                "are known for"
             )
         factors = (self.load_factor, *(() if self.capacity_factor is None else (self.capacity_factor,)))
-        if not all(1 <= each < float("inf") for each in factors):
+        if not all(1 <= factor < float("inf") for factor in factors):
             raise InputError(
                 f"load_factor and capacity_factor must be at least 1, got {self.load_factor} and "
                 f"{self.capacity_factor}"
             )
-        if of.positions and self.seq > of.positions:
+        if architecture.positions and self.seq > architecture.positions:
             raise InputError(
-                f"{self.network.name} has {of.positions} positions, got seq={self.seq}: use shorter "
-                "sequences, or a config.json with more positions"
+                f"{self.network.name} has {architecture.positions} positions, got seq={self.seq}: use "
+                "shorter sequences, or a config.json with more positions"
             )
 
     @property
@@ -153,11 +154,24 @@ class TrainingJob:
 
         Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters", 2021.
         """
-        of, tokens = architecture_of(self.network), self.batch * self.seq
-        each = 2 * of.hidden * (2 * of.inner + 2 * of.inner_k) + 4 * self.seq * of.inner
-        width = of.shared_ffn + of.experts_per_token * of.ffn if of.experts_per_token else of.ffn
-        each += 2 * of.hidden * (width * (3 if of.gated else 2) + of.experts)
-        return 3.0 * tokens * (each * of.layers + 2 * of.hidden * of.vocabulary)
+        architecture, tokens = architecture_of(self.network), self.batch * self.seq
+        layer_flops = (
+            2 * architecture.hidden * (2 * architecture.inner + 2 * architecture.inner_k)
+            + 4 * self.seq * architecture.inner
+        )
+        width = (
+            architecture.shared_ffn + architecture.experts_per_token * architecture.ffn
+            if architecture.experts_per_token
+            else architecture.ffn
+        )
+        layer_flops += (
+            2 * architecture.hidden * (width * (3 if architecture.gated else 2) + architecture.experts)
+        )
+        return (
+            3.0
+            * tokens
+            * (layer_flops * architecture.layers + 2 * architecture.hidden * architecture.vocabulary)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +306,7 @@ class ClusterPlan:
 
     def __str__(self) -> str:
         """Return the plan as `--fix` reads it, without parameters that have their usual value."""
-        usual = {each.name: each.default for each in fields(self)}
+        usual = {parameter.name: parameter.default for parameter in fields(self)}
         shown = {name: getattr(self, name) for name in _ABOUT if name != "nodes"}
         return ",".join(f"{name}={_text(value)}" for name, value in shown.items() if value != usual[name])
 
@@ -304,10 +318,10 @@ class ClusterPlan:
 
 @functools.cache
 def _held_stages(schedule: str, ranks: int, chunks: int) -> tuple[tuple[int, ...], ...]:
-    held: list[list[int]] = [[] for _ in range(ranks)]
+    stages: list[list[int]] = [[] for _ in range(ranks)]
     for stage, rank in enumerate(SCHEDULES[schedule].placement(ranks, chunks)):
-        held[rank].append(stage)
-    return tuple(map(tuple, held))
+        stages[rank].append(stage)
+    return tuple(map(tuple, stages))
 
 
 _ABOUT = {
@@ -358,7 +372,7 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
         machine: The cluster.
         any_nodes: Whether plans may use some of the nodes: a divisor of their number.
     """
-    of, batch, links = architecture_of(job.network), job.batch, machine.links
+    architecture, batch, links = architecture_of(job.network), job.batch, machine.links
     nodes = _divisors(links.nodes) if any_nodes else (links.nodes,)
     values = _values(job, machine, nodes)
 
@@ -374,7 +388,7 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
 
     def divides_layers(pipeline: Any, chunks: Any) -> Any:
         """Several chunks need a pipeline, and layers that pipeline times chunks divides."""
-        return (chunks == 1) | ((pipeline > 1) & (of.layers % (pipeline * chunks) == 0))
+        return (chunks == 1) | ((pipeline > 1) & (architecture.layers % (pipeline * chunks) == 0))
 
     def divides_batch(data: Any, microbatch: Any, pipeline: Any, chunks: Any) -> Any:
         """The batch is a multiple of data times microbatch, with several chunks also of pipeline."""
@@ -414,7 +428,7 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
     return Space(
         tuple(Parameter(name, values[name], about) for name, about in _ABOUT.items()),
         (
-            *_pipeline_constraints(of.layers),
+            *_pipeline_constraints(architecture.layers),
             _gathers_contexts,
             uses_all_devices,
             divides_sequences,
@@ -425,7 +439,7 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
             shards_copies,
             stores_parameters,
             stores_activations,
-            *((_divides_experts, _divides_tokens_of_experts, _keeps_experts) if of.experts else ()),
+            *((_divides_experts, _divides_tokens_of_experts, _keeps_experts) if architecture.experts else ()),
             *(() if job.full_sharding else (shards_for_storage,)),
         ),
     )
@@ -444,8 +458,8 @@ def _pipeline_constraints(layers: int) -> tuple[Constraint, ...]:
         split, v_shaped = np.isin(schedule, SPLIT_SCHEDULES), np.isin(schedule, V_SCHEDULES)
         possible = (pipeline > 1) & ((chunks > 1) == np.isin(schedule, _LOOPED))
         possible &= ~v_shaped | ((2 * pipeline <= layers) & (pipeline <= MOST_V_RANKS))
-        kept = (recompute == "none") & (parameters == "device") & (activations == "device")
-        return np.isin(schedule, _ANY_CHUNKS) | (possible & (~split | kept))
+        resident = (recompute == "none") & (parameters == "device") & (activations == "device")
+        return np.isin(schedule, _ANY_CHUNKS) | (possible & (~split | resident))
 
     def recomputes_layers(
         pipeline: Any, chunks: Any, recompute: Any, states: Any, activations: Any, recompute_layers: Any
@@ -465,34 +479,39 @@ def _values(
     job: TrainingJob, machine: TrainingCluster, nodes: tuple[int, ...]
 ) -> dict[str, tuple[Value, ...]]:
     """Return the values of each parameter, given the numbers of nodes."""
-    of, batch, links = architecture_of(job.network), job.batch, machine.links
+    architecture, batch, links = architecture_of(job.network), job.batch, machine.links
     tensors = tuple(
         size
         for size in _divisors(links.devices_per_node)
-        if not (of.heads % size or of.heads_k % size or of.ffn % size or of.shared_ffn % size)
+        if not (
+            architecture.heads % size
+            or architecture.heads_k % size
+            or architecture.ffn % size
+            or architecture.shared_ffn % size
+        )
     )
-    counts = sorted({each for count in nodes for each in _divisors(count * links.devices_per_node)})
-    places = ("device", "host", "nvme")[: 1 + bool(machine.host_bytes) + bool(machine.nvme_bytes)]
+    counts = sorted({divisor for count in nodes for divisor in _divisors(count * links.devices_per_node)})
+    locations = ("device", "host", "nvme")[: 1 + bool(machine.host_bytes) + bool(machine.nvme_bytes)]
     sharded = job.full_sharding or bool(machine.host_bytes)
     return {
         "nodes": nodes,
         "tensor": tensors,
         "context": _contexts(job, links.nodes * links.devices_per_node),
-        "pipeline": tuple(count for count in counts if count <= of.layers),
+        "pipeline": tuple(count for count in counts if count <= architecture.layers),
         "data": tuple(count for count in counts if batch % count == 0) or (1,),
-        "expert": _divisors(of.experts) if of.experts else (1,),
-        "expert_tensor": tensors if of.experts else (1,),
-        "chunks": tuple(range(1, min(MOST_CHUNKS, of.layers) + 1)),
+        "expert": _divisors(architecture.experts) if architecture.experts else (1,),
+        "expert_tensor": tensors if architecture.experts else (1,),
+        "chunks": tuple(range(1, min(MOST_CHUNKS, architecture.layers) + 1)),
         "microbatch": tuple(size for size in _divisors(batch) if size <= MOST_MICROBATCH),
-        "recompute": ("none", "selective", *(("experts",) if of.experts else ()), "full"),
+        "recompute": ("none", "selective", *(("experts",) if architecture.experts else ()), "full"),
         "sequence_parallel": ("no", "yes"),
         "flash": ("no", "yes") if job.flash else ("no",),
         "sharding": ("none", "optimizer", "gradients", "full") if sharded else ("none", "optimizer"),
-        "states": places if updates_in_host_memory(job) else places[:1],
-        "parameters": places,
-        "activations": places[:2],
+        "states": locations if updates_in_host_memory(job) else locations[:1],
+        "parameters": locations,
+        "activations": locations[:2],
         "schedule": PLANNED_SCHEDULES,
-        "recompute_layers": tuple(range(of.layers)),
+        "recompute_layers": tuple(range(architecture.layers)),
         "context_gather": ("no", "yes"),
     }
 
@@ -532,9 +551,9 @@ def _contexts(job: TrainingJob, devices: int) -> tuple[int, ...]:
     """Return the degrees of context parallelism: each device has two parts of a sequence."""
     # Each device has an early and a late part of a sequence, which balances causal attention: two parts, each
     # whole.
-    most = job.seq // LEAST_TOKENS if job.flash else 1
+    max_size = job.seq // LEAST_TOKENS if job.flash else 1
     return tuple(
-        size for size in _divisors(devices) if size == 1 or (size <= most and job.seq % (2 * size) == 0)
+        size for size in _divisors(devices) if size == 1 or (size <= max_size and job.seq % (2 * size) == 0)
     )
 
 
@@ -589,7 +608,7 @@ class PlanTable(Sequence[ClusterPlan]):
 
     def __getitem__(self, index: int | slice) -> ClusterPlan | list[ClusterPlan]:
         if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
+            return [self[row] for row in range(*index.indices(len(self)))]
         if index >= len(self):
             raise IndexError(index)
         pairs = zip(self._parameters, self._table.ordinals[index].tolist(), strict=True)
@@ -598,17 +617,17 @@ class PlanTable(Sequence[ClusterPlan]):
     @functools.cached_property
     def _parameters(self) -> tuple[tuple[str, tuple[Any, ...]], ...]:
         """Name and values of each parameter."""
-        found = []
-        for each in self._table.space.parameters:
-            switch = set(each.values) <= {"yes", "no"}
-            values = tuple(value == "yes" for value in each.values) if switch else each.values
-            found.append((each.name, values))
-        return tuple(found)
+        parameters = []
+        for parameter in self._table.space.parameters:
+            switch = set(parameter.values) <= {"yes", "no"}
+            values = tuple(value == "yes" for value in parameter.values) if switch else parameter.values
+            parameters.append((parameter.name, values))
+        return tuple(parameters)
 
     def column(self, name: str) -> NDArray[Any]:
         """Return the values of a parameter of all plans."""
-        place = self._table.space.names.index(name)
-        return np.array(self._parameters[place][1])[self._table.ordinals[:, place]]
+        position = self._table.space.names.index(name)
+        return np.array(self._parameters[position][1])[self._table.ordinals[:, position]]
 
     def take(self, rows: NDArray[Any]) -> PlanTable:
         """Return the plans of some rows."""
@@ -623,8 +642,8 @@ class PlanTable(Sequence[ClusterPlan]):
         # A number in a mixed radix: plans with equal values of the parameters have equal keys, and no others.
         keys = np.zeros(len(self), dtype=np.int64)
         for name in names:
-            place = self._table.space.names.index(name)
-            keys = keys * len(self._parameters[place][1]) + self._table.ordinals[:, place]
+            position = self._table.space.names.index(name)
+            keys = keys * len(self._parameters[position][1]) + self._table.ordinals[:, position]
         _, rows, inverse = np.unique(keys, return_index=True, return_inverse=True)
         return [self[row] for row in rows.tolist()], inverse
 
@@ -680,4 +699,4 @@ def _text(value: Any) -> str:
 
 
 def _divisors(number: int) -> tuple[int, ...]:
-    return tuple(each for each in range(1, number + 1) if number % each == 0)
+    return tuple(divisor for divisor in range(1, number + 1) if number % divisor == 0)

@@ -195,26 +195,30 @@ class StepPricer:
         Args:
             plans: Plans whose layers are predicted.
         """
-        of = _LinearStages(*plans.mapped(self._stage_parts, *RUN_PARAMETERS, "nodes"))
+        linear = _LinearStages(*plans.mapped(self._stage_parts, *RUN_PARAMETERS, "nodes"))
         schedule, ranks, chunks = (plans.column(name) for name in ("schedule", "pipeline", "chunks"))
         v_shaped, split = np.isin(schedule, V_SCHEDULES), np.isin(schedule, SPLIT_SCHEDULES)
-        own, layers = np.where(v_shaped, 2, chunks), self.job.network.layers
-        each, more = np.divmod(layers, ranks * own)
+        stages, layers = np.where(v_shaped, 2, chunks), self.job.network.layers
+        per_stage, more = np.divmod(layers, ranks * stages)
         count = self.job.batch // (plans.column("data") * plans.column("microbatch"))
-        most, full = plans.column("recompute_layers"), plans.column("recompute") == "full"
+        recompute_layers, full = plans.column("recompute_layers"), plans.column("recompute") == "full"
         bound_us = np.zeros(len(plans))
         # The bound holds for every rank. It is largest on the first one, on the last one that has a layer
         # more than others, or on the last one.
         for rank in (np.zeros_like(ranks), np.clip(more - 1, 0, ranks - 1), ranks - 1):
             # The first `more` stages have a layer more. In a V, rank r also has stage 2 p - 1 - r;
             # interleaved stages are even.
-            held = own * each + (rank < more) + (v_shaped & (2 * ranks - 1 - rank < more))
-            ends = rank == np.where(v_shaped, 0, ranks - 1)
-            again = np.where(most > 0, most * own, held * full)
-            work_us = count * of.work_us(own, held, again, rank == 0, ends)
-            ahead = rank * each + np.minimum(rank, more)
-            before_us = of.forward_us(rank, ahead)
-            behind_us = of.backward_us(rank, ahead, np.where(most > 0, most * rank, ahead * full))
+            rank_layers = stages * per_stage + (rank < more) + (v_shaped & (2 * ranks - 1 - rank < more))
+            has_head = rank == np.where(v_shaped, 0, ranks - 1)
+            recomputed = np.where(recompute_layers > 0, recompute_layers * stages, rank_layers * full)
+            work_us = count * linear.work_us(stages, rank_layers, recomputed, rank == 0, has_head)
+            layers_before = rank * per_stage + np.minimum(rank, more)
+            before_us = linear.forward_us(rank, layers_before)
+            behind_us = linear.backward_us(
+                rank,
+                layers_before,
+                np.where(recompute_layers > 0, recompute_layers * rank, layers_before * full),
+            )
             # Gradients of weights may run while the last gradient returns, so a bound for split passes leaves
             # the return out.
             ramp_us = np.where(rank > 0, before_us + np.where(split, 0.0, behind_us), 0.0)
@@ -226,24 +230,24 @@ class StepPricer:
         run = replace(LayerRun.of(plan), recompute_layers=0)
         base = run.kept if run.recompute == "full" else run
         ranges = self.layers.kinds_of_layer()
-        kinds = [self.layers.passes(base, each) for each in ranges]
-        again = self.layers.passes(run, ranges[1]).without(kinds[1])
+        kinds = [self.layers.passes(base, layers) for layers in ranges]
+        recomputation = self.layers.passes(run, ranges[1]).without(kinds[1])
         nothing = (0.0, 0.0)
         sums, added, added_again = [nothing] * 3, nothing, nothing
         if self.job.network.layers >= _FEW_LAYERS:
-            sums = [self._short_sums(base, each, plan.nodes) for each in (ranges[0], (1, 2), ranges[2])]
+            sums = [self._short_sums(base, layers, plan.nodes) for layers in (ranges[0], (1, 2), ranges[2])]
             # Networks of fewer layers have no stage of two middle layers to take the difference from: their
             # bound leaves communication out.
-            added, added_again = (self._added_sums(each, plan.nodes) for each in (base, run))
+            added, added_again = (self._added_sums(layer_run, plan.nodes) for layer_run in (base, run))
         scale, host_us = self.slowdown.kernels, self.layers.host_us
         return (
             *(scale * kind.forward_us + us[0] for kind, us in zip(kinds, sums, strict=True)),
             scale * kinds[1].forward_us + added[0],
             *(scale * kind.backward_us + us[1] for kind, us in zip(kinds, sums, strict=True)),
             scale * kinds[1].backward_us + added[1],
-            scale * again.backward_us + added_again[1] - added[1],
+            scale * recomputation.backward_us + added_again[1] - added[1],
             *(host_us * kind.launches for kind in kinds),
-            host_us * again.launches,
+            host_us * recomputation.launches,
         )
 
     def bound_us(self, plan: ClusterPlan) -> float:
@@ -263,21 +267,23 @@ class StepPricer:
             return sum(values) / plan.pipeline
 
         parts = {
-            "compute_us": mean([count * (each.forward_us + each.backward_us) for each in stages]),
-            "optimizer_us": mean([each.optimizer_us for each in stages]),
-            "waits_us": mean([count * (each.waits_forward_us + each.waits_backward_us) for each in stages]),
-            "gradients_us": mean([each.gradients_us + each.gather_us for each in stages]),
+            "compute_us": mean([count * (stage.forward_us + stage.backward_us) for stage in stages]),
+            "optimizer_us": mean([stage.optimizer_us for stage in stages]),
+            "waits_us": mean(
+                [count * (stage.waits_forward_us + stage.waits_backward_us) for stage in stages]
+            ),
+            "gradients_us": mean([stage.gradients_us + stage.gather_us for stage in stages]),
             "sends_us": time_us - silent_us,
             "storage_us": mean(
-                [count * (each.storage_forward_us + each.storage_backward_us) for each in stages]
+                [count * (stage.storage_forward_us + stage.storage_backward_us) for stage in stages]
             ),
         }
         return StepTime(time_us=time_us, bubble_us=max(0.0, time_us - sum(parts.values())), **parts)
 
     def stages(self, plan: ClusterPlan) -> list[StageTime]:
         """Return the times of all stages of a plan."""
-        found = [self.stage(plan, layers) for layers in self._plan_ranges(plan)]
-        return found if plan.stages_per_device == 1 else self._chained(plan, found)
+        stages = [self.stage(plan, layers) for layers in self._plan_ranges(plan)]
+        return stages if plan.stages_per_device == 1 else self._chained(plan, stages)
 
     def _plan_ranges(self, plan: ClusterPlan) -> tuple[tuple[int, int], ...]:
         return self._ranges(plan.pipeline, plan.stages_per_device)
@@ -285,17 +291,19 @@ class StepPricer:
     def _chained(self, plan: ClusterPlan, stages: list[StageTime]) -> list[StageTime]:
         """Return the stages with the exposed collectives of a device's copies in its first one."""
         count = min(plan.microbatches(self.job.batch), plan.pipeline) if self.job.gradient_overlap else 0
-        found = []
-        for rank, held in enumerate(plan.held_stages):
-            mine = [stages[stage] for stage in reversed(held)]
+        chained = []
+        for rank, rank_stages in enumerate(plan.held_stages):
+            mine = [stages[stage] for stage in reversed(rank_stages)]
             gradients_us = chained_us(
-                (each.gradients_us, each.gradients_total_us, count * each.backward_us) for each in mine
+                (stage.gradients_us, stage.gradients_total_us, count * stage.backward_us) for stage in mine
             )
             gather_us = chained_us(
-                (each.gather_us, each.gather_total_us, count * each.forward_us) for each in mine
+                (stage.gather_us, stage.gather_total_us, count * stage.forward_us) for stage in mine
             )
-            found.append(replace(stages[rank], gradients_us=gradients_us, gather_us=gather_us))
-        return found + [replace(each, gradients_us=0.0, gather_us=0.0) for each in stages[plan.pipeline :]]
+            chained.append(replace(stages[rank], gradients_us=gradients_us, gather_us=gather_us))
+        return chained + [
+            replace(stage, gradients_us=0.0, gather_us=0.0) for stage in stages[plan.pipeline :]
+        ]
 
     def stage(self, plan: ClusterPlan, layers: tuple[int, int]) -> StageTime:
         """Return the times of a stage with these layers, a half-open range."""
@@ -327,8 +335,11 @@ class StepPricer:
     def _host_update_us(
         self, division: LayerDivision, layers: tuple[int, int], shards: tuple[int, int], placed: Placement
     ) -> float:
-        held = self._layer_parameters(division, layers)
-        shares = [sum(-(-count // each) for count, each in zip(layer, shards, strict=True)) for layer in held]
+        layer_parameters = self._layer_parameters(division, layers)
+        shares = [
+            sum(-(-count // shard_count) for count, shard_count in zip(layer, shards, strict=True))
+            for layer in layer_parameters
+        ]
         return StorageTimes(self.machine, self.job.optimizer).update_us(shares, placed)
 
     # -- bound and simulation ------------------------------------------------------------------------------
@@ -338,25 +349,29 @@ class StepPricer:
     ) -> float:
         """Return a lower bound of `pipeline_us`."""
         ranks, count = plan.pipeline, plan.microbatches(self.job.batch)
-        weights = [each.weights_us * plan.splits_backward for each in stages]
-        passes = [(each.pass_us[0], each.pass_us[1] - us) for each, us in zip(stages, weights, strict=True)]
-        held = plan.held_stages
+        weights = [stage.weights_us * plan.splits_backward for stage in stages]
+        passes = [
+            (stage.pass_us[0], stage.pass_us[1] - us) for stage, us in zip(stages, weights, strict=True)
+        ]
+        rank_stages = plan.held_stages
         # Stages 0 to p - 1 are on ranks 0 to p - 1, in looped and in V-shaped placements. A rank starts when
         # the first micro-batch has passed the ranks before it, and then has at least all its passes to run.
-        before_us, ends = 0.0, []
+        before_us, rank_ends = 0.0, []
         for rank in range(ranks):
-            inputs_us = count * sum(sum(passes[stage]) for stage in held[rank])
-            ends.append((before_us + inputs_us, count * sum(weights[stage] for stage in held[rank])))
+            inputs_us = count * sum(sum(passes[stage]) for stage in rank_stages[rank])
+            rank_ends.append(
+                (before_us + inputs_us, count * sum(weights[stage] for stage in rank_stages[rank]))
+            )
             before_us += passes[rank][0] + sends[rank]
         # The last gradient returns through all ranks before. A rank computes a gradient of weights after it
         # at the earliest when that gradient has arrived.
         latest_us, bound_us = 0.0, 0.0
         for rank in reversed(range(ranks)):
             back_us = latest_us + passes[rank][1] + sends[rank] if rank < ranks - 1 else 0.0
-            inputs_us, weights_us = ends[rank]
+            inputs_us, weights_us = rank_ends[rank]
             latest_us = max(inputs_us, back_us)
             end_us = max(inputs_us + weights_us, latest_us + weights[rank])
-            bound_us = max(bound_us, end_us + sum(stages[stage].end_us for stage in held[rank]))
+            bound_us = max(bound_us, end_us + sum(stages[stage].end_us for stage in rank_stages[rank]))
         return bound_us
 
     def pipeline_us(self, plan: ClusterPlan, stages: Sequence[StageTime], sends: Sequence[float]) -> float:
@@ -372,14 +387,14 @@ class StepPricer:
             return count * sum(stages[0].pass_us) + stages[0].end_us
         costs = tuple(
             StageCosts(
-                forward_us=each.pass_us[0],
-                input_gradient_us=each.pass_us[1] - each.weights_us * plan.splits_backward,
-                weight_gradient_us=each.weights_us * plan.splits_backward,
+                forward_us=stage.pass_us[0],
+                input_gradient_us=stage.pass_us[1] - stage.weights_us * plan.splits_backward,
+                weight_gradient_us=stage.weights_us * plan.splits_backward,
                 # The time of a send is given: bytes only decide whether there is one.
                 send_bytes=int(us > 0),
                 send_us=us,
             )
-            for each, us in zip(stages, sends, strict=True)
+            for stage, us in zip(stages, sends, strict=True)
         )
         order = Parallelism(
             pipeline=plan.pipeline,
@@ -393,7 +408,7 @@ class StepPricer:
             pipeline_schedule(order, costs=PipelineCosts(stages=costs)) if depends else _schedule(order)
         )
         simulation = simulate_pipeline(schedule, PipelineCosts(stages=costs))
-        ends_us = [float(each[-1]) for each in simulation.ends_us]
+        ends_us = [float(passes_us[-1]) for passes_us in simulation.ends_us]
         for rank, stage in zip(schedule.placement, stages, strict=True):
             ends_us[rank] += stage.end_us
         return max(ends_us)
@@ -402,9 +417,9 @@ class StepPricer:
 
     def _stage_ranges(self, pipeline: int, chunks: int) -> tuple[tuple[int, int], ...]:
         stages, layers = pipeline * chunks, self.job.network.layers
-        each, more = divmod(layers, stages)
-        ends = [stage * each + min(stage, more) for stage in range(stages + 1)]
-        return tuple(itertools.pairwise(ends))
+        per_stage, more = divmod(layers, stages)
+        boundaries = [stage * per_stage + min(stage, more) for stage in range(stages + 1)]
+        return tuple(itertools.pairwise(boundaries))
 
     def _stage_passes(
         self,
@@ -434,15 +449,15 @@ class StepPricer:
         sums_us = self._sums_us(run, layers, nodes)
         waits = [max(0.0, us - slack) for us, slack in zip(sums_us, slack_us, strict=True)]
         weights_us = stretch * kernels.weights_us
-        found = StageTime(forward_us, backward_us, waits[0], waits[1], weights_us=weights_us)
+        stage_time = StageTime(forward_us, backward_us, waits[0], waits[1], weights_us=weights_us)
         if placed is None or not placed.streams:
-            return found
+            return stage_time
         streamed = self._streamed_layers(run, layers, nodes, placed, (forward_us, backward_us))
         exposed, stored = StorageTimes(self.machine, self.job.optimizer).waits_us(
             streamed, placed, accumulates
         )
         return replace(
-            found,
+            stage_time,
             waits_forward_us=waits[0] + exposed[0],
             waits_backward_us=waits[1] + exposed[1],
             storage_forward_us=stored[0],
@@ -458,26 +473,26 @@ class StepPricer:
         count = self.job.network.layers
         if count < _FEW_LAYERS or layers == (0, count):
             return self._short_sums(run, layers, nodes)
-        begins, ends, held = layers[0] == 0, layers[1] == count, layers[1] - layers[0]
-        one = self._short_sums(
+        has_first, has_last, layer_count = layers[0] == 0, layers[1] == count, layers[1] - layers[0]
+        single = self._short_sums(
             run.kept if run.recompute_layers else run,
-            (0, 1) if begins else (count - 1, count) if ends else (1, 2),
+            (0, 1) if has_first else (count - 1, count) if has_last else (1, 2),
             nodes,
         )
         if not run.recompute_layers:
             added = self._added_sums(run, nodes)
-            return one[0] + (held - 1) * added[0], one[1] + (held - 1) * added[1]
-        again = min(run.recompute_layers, held)
-        kept, whole = self._added_sums(run.kept, nodes), self._added_sums(run.whole, nodes)
+            return single[0] + (layer_count - 1) * added[0], single[1] + (layer_count - 1) * added[1]
+        recomputed = min(run.recompute_layers, layer_count)
+        checkpointed, whole = self._added_sums(run.kept, nodes), self._added_sums(run.whole, nodes)
         forward, backward = (
-            first + (held - 1) * each + again * (more - each)
-            for first, each, more in zip(one, kept, whole, strict=True)
+            first + (layer_count - 1) * added_us + recomputed * (more - added_us)
+            for first, added_us, more in zip(single, checkpointed, whole, strict=True)
         )
         return forward, backward
 
     def _added_sums(self, run: LayerRun, nodes: int) -> tuple[float, float]:
         """Return what a layer adds to the exposed communication of a stage, by pass."""
-        single, two = (self._short_sums(run, each, nodes) for each in ((1, 2), (1, 3)))
+        single, two = (self._short_sums(run, layers, nodes) for layers in ((1, 2), (1, 3)))
         return two[0] - single[0], two[1] - single[1]
 
     def _short_sums_us(self, run: LayerRun, layers: tuple[int, int], nodes: int) -> tuple[float, float]:
@@ -498,9 +513,13 @@ class StepPricer:
         def product_us(part: str, gradient: str) -> float:
             return self.layers.product_us(run, part, gradient) * self.slowdown.kernels
 
-        for each in self.job.network.collectives(run.network_run(self.job, layers)):
-            takes_us = self._collective(each.collective, each.nbytes, nodes, *groups[each.group])
-            exposed[each.phase] += each.count * overlap.exposed_us(each, takes_us, product_us)
+        for collective in self.job.network.collectives(run.network_run(self.job, layers)):
+            takes_us = self._collective(
+                collective.collective, collective.nbytes, nodes, *groups[collective.group]
+            )
+            exposed[collective.phase] += collective.count * overlap.exposed_us(
+                collective, takes_us, product_us
+            )
         for sent in self.job.network.exchanges(run.network_run(self.job, layers)):
             hidden_us = 0.0
             if sent.collective:
@@ -521,33 +540,35 @@ class StepPricer:
     ) -> list[StreamedLayer]:
         """Return the layers of a stage with what moves for them, in the order of the forward pass."""
         size = itemsize(self.job.dtype)
-        again = run.recompute_layers
+        recomputed = run.recompute_layers
         kinds = [
-            self.layers.passes(run.whole if index < again or not again else run.kept, (layer, layer + 1))
+            self.layers.passes(
+                run.whole if index < recomputed or not recomputed else run.kept, (layer, layer + 1)
+            )
             for index, layer in enumerate(range(*layers))
         ]
         # Layers share the time of the pass, which may be stretched by launches, in proportion to their
         # kernels.
-        forward = passes_us[0] / sum(each.forward_us for each in kinds)
-        backward = passes_us[1] / sum(each.backward_us for each in kinds)
-        kept = 0
+        forward = passes_us[0] / sum(kind.forward_us for kind in kinds)
+        backward = passes_us[1] / sum(kind.backward_us for kind in kinds)
+        activation_bytes = 0
         if placed.activations == "host":
-            kept = run.activations(self.job).layer_bytes
+            activation_bytes = run.activations(self.job).layer_bytes
 
         def us(collective: Collective, parameters: int) -> float:
             return self._collective(collective, parameters * size, nodes, placed.copies, run.tensor)
 
-        held = [sum(each) for each in self._layer_parameters(run.division, layers)]
+        layer_parameters = [sum(counts) for counts in self._layer_parameters(run.division, layers)]
         return [
             StreamedLayer(
                 parameters=parameters,
-                activation_bytes=kept,
-                forward_us=forward * each.forward_us,
-                backward_us=backward * each.backward_us,
+                activation_bytes=activation_bytes,
+                forward_us=forward * kind.forward_us,
+                backward_us=backward * kind.backward_us,
                 gather_us=us("all-gather", parameters) if placed.gathers else 0.0,
                 scatter_us=us("reduce-scatter", parameters) if placed.scatters else 0.0,
             )
-            for parameters, each in zip(held, kinds, strict=True)
+            for parameters, kind in zip(layer_parameters, kinds, strict=True)
         ]
 
     def _layer_parameters(self, division: LayerDivision, layers: tuple[int, int]) -> list[tuple[int, int]]:
@@ -556,30 +577,30 @@ class StepPricer:
         A matrix that the first and the last layer share counts once.
         """
         network = self.job.network
-        held = [division.held(network, self.layers.alike((layer, layer + 1))) for layer in range(*layers)]
+        counts = [division.held(network, self.layers.alike((layer, layer + 1))) for layer in range(*layers)]
         # A matrix that both ends share is in both counts; the stage stores it once.
-        others, routed = held[0]
-        shared = sum(each[0] for each in held) - division.held(network, layers)[0]
-        return [(others - shared, routed), *held[1:]]
+        dense, routed = counts[0]
+        shared = sum(pair[0] for pair in counts) - division.held(network, layers)[0]
+        return [(dense - shared, routed), *counts[1:]]
 
     def _stage_ends(
         self,
-        of: tuple[LayerDivision, int, tuple[int, int], str],
+        exchange_key: tuple[LayerDivision, int, tuple[int, int], str],
         layers: tuple[int, int],
         passes_us: tuple[float, float],
     ) -> tuple[tuple[float, float], tuple[float, float]]:
         """Return the exposed sum of gradients and all of it, and the same of the gather of parameters.
 
         Args:
-            of: Division of parameters, nodes, data-parallel sizes outside experts and of experts, and what
-                data-parallel ranks shard.
+            exchange_key: Division of parameters, nodes, data-parallel sizes outside experts and of
+                experts, and what data-parallel ranks shard.
             layers: Layers of the stage.
             passes_us: Kernels of the forward pass, behind which the gather runs, and of the backward pass.
         """
-        division, nodes, copies, sharding = of
+        division, nodes, copies, sharding = exchange_key
         kind = self.layers.alike(layers)
         if kind != layers:
-            return self._ends(of, kind, passes_us)
+            return self._ends(exchange_key, kind, passes_us)
         nothing = (0.0, 0.0)
         if max(copies) == 1 or sharding == "full":
             return nothing, nothing
@@ -595,9 +616,11 @@ class StepPricer:
         run = of_run.network_run(self.job, layers)
         parts = gradient_bytes(self.job.network, run, layers)
         wide = itemsize(run.gradient_dtype) // itemsize(run.dtype)
-        held = [[nbytes // wide for nbytes in sizes] for sizes in parts]
+        parameter_parts = [[nbytes // wide for nbytes in sizes] for sizes in parts]
         strides = division.tensor, division.expert * division.expert_tensor
-        groups = tuple(self._group(nodes, *each) for each in zip(copies, strides, strict=True))
+        groups = tuple(
+            self._group(nodes, *size_and_stride) for size_and_stride in zip(copies, strides, strict=True)
+        )
         exchange = BucketExchange(
             groups=groups,
             bucket_bytes=bucket_bytes(run, copies[0]),
@@ -611,7 +634,7 @@ class StepPricer:
         ) -> tuple[float, float]:
             return exchange.exposed_us(collective, parts, pass_us), exchange.total_us(collective, parts)
 
-        gather = both_us("all-gather", held, passes_us[0]) if sharding != "none" else nothing
+        gather = both_us("all-gather", parameter_parts, passes_us[0]) if sharding != "none" else nothing
         # Their reduce-scatter runs behind each layer, and is a part of the passes (`_streamed_layers`).
         if sharding == "gradients":
             return nothing, gather
@@ -625,7 +648,9 @@ class StepPricer:
         """Return the time to send the output of each stage to the next one; 0 for the last."""
         width = plan.tensor * plan.copies
         nbytes = self.job.network.boundary_bytes(LayerRun.of(plan).network_run(self.job, (0, 1)))
-        placement = sorted((stage, rank) for rank, held in enumerate(plan.held_stages) for stage in held)
+        placement = sorted(
+            (stage, rank) for rank, rank_stages in enumerate(plan.held_stages) for stage in rank_stages
+        )
         return [
             self._send(nbytes, plan.nodes, rank * width, then * width, width) if rank != then else 0.0
             for (_, rank), (_, then) in itertools.pairwise(placement)
@@ -687,33 +712,43 @@ class _LinearStages:
     last_host: Array
     again_host: Array
 
-    def work_us(self, stages: Array, held: Array, again: Array, begins: Array, ends: Array) -> Array:
+    def work_us(
+        self, stages: Array, layers: Array, recomputed: Array, has_first: Array, has_last: Array
+    ) -> Array:
         """Return the time of both passes of a device, by its kernels and waits or by launches.
 
         Args:
             stages: Stages of the device.
-            held: Their layers.
-            again: Layers that are recomputed.
-            begins: Whether it has the first layer.
-            ends: Whether it has the last layer.
+            layers: Their layers.
+            recomputed: Layers that are recomputed.
+            has_first: Whether it has the first layer.
+            has_last: Whether it has the last layer.
         """
-        one = self.one_forward + self.one_backward
-        first = self.first_forward + self.first_backward - one
-        last = self.last_forward + self.last_backward - one
+        single = self.one_forward + self.one_backward
+        first = self.first_forward + self.first_backward - single
+        last = self.last_forward + self.last_backward - single
         added = self.added_forward + self.added_backward
-        busy = stages * one + begins * first + ends * last + (held - stages) * added + again * self.again
-        host = held * self.one_host + again * self.again_host
-        host = host + begins * (self.first_host - self.one_host) + ends * (self.last_host - self.one_host)
-        found: Array = np.maximum(busy, host)
-        return found
+        busy = (
+            stages * single
+            + has_first * first
+            + has_last * last
+            + (layers - stages) * added
+            + recomputed * self.again
+        )
+        host = layers * self.one_host + recomputed * self.again_host
+        host = (
+            host + has_first * (self.first_host - self.one_host) + has_last * (self.last_host - self.one_host)
+        )
+        work: Array = np.maximum(busy, host)
+        return work
 
-    def forward_us(self, stages: Array, held: Array) -> Array:
+    def forward_us(self, stages: Array, layers: Array) -> Array:
         """Return the forward passes of the first stages, with so many layers."""
-        ends = self.first_forward - self.one_forward
-        return ends + stages * self.one_forward + (held - stages) * self.added_forward
+        first_added = self.first_forward - self.one_forward
+        return first_added + stages * self.one_forward + (layers - stages) * self.added_forward
 
-    def backward_us(self, stages: Array, held: Array, again: Array) -> Array:
+    def backward_us(self, stages: Array, layers: Array, recomputed: Array) -> Array:
         """Return the backward passes of the first stages, with so many layers."""
-        ends = self.first_backward - self.one_backward
-        added = (held - stages) * self.added_backward
-        return ends + stages * self.one_backward + added + again * self.again
+        first_added = self.first_backward - self.one_backward
+        added = (layers - stages) * self.added_backward
+        return first_added + stages * self.one_backward + added + recomputed * self.again

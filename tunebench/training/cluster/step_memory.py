@@ -40,33 +40,42 @@ def step_memory(network: Network, run: NetworkRun, parallelism: Parallelism) -> 
         wide_gradients=run.wide_gradients,
         optimizer=run.optimizer,
     )
-    of, prices = parallelism, MemoryPricer(job)
-    plan = _plan(run, of)
+    prices = MemoryPricer(job)
+    plan = _plan(run, parallelism)
     # The formulas of schedules with split passes hold for even stages and full groups of micro-batches.
-    grouped = of.chunks == 1 or of.microbatches % of.pipeline == 0
-    if plan.schedule in SPLIT_SCHEDULES and of.stage_layers is None and grouped and of.pipeline > 1:
-        return tuple(prices.of_rank(plan, rank) for rank in range(of.pipeline))
-    stages = of.stages(network.layers)
-    in_flight = most_in_flight(pipeline_schedule(of))
+    grouped = parallelism.chunks == 1 or parallelism.microbatches % parallelism.pipeline == 0
+    if (
+        plan.schedule in SPLIT_SCHEDULES
+        and parallelism.stage_layers is None
+        and grouped
+        and parallelism.pipeline > 1
+    ):
+        return tuple(prices.of_rank(plan, rank) for rank in range(parallelism.pipeline))
+    stages = parallelism.stages(network.layers)
+    in_flight = most_in_flight(pipeline_schedule(parallelism))
     plan = replace(plan, schedule="1f1b", recompute_layers=0)
-    kept = LayerRun.of(plan).activations(job)
+    checkpointed = LayerRun.of(plan).activations(job)
     whole = LayerRun.of(replace(plan, recompute="none")).activations(job)
-    found = []
-    for rank in range(of.pipeline):
-        mine = [stage for stage, other in enumerate(of.placement) if other == rank]
-        only = stages[mine[0]] if len(mine) == 1 and of.pipeline > 1 else None
+    memories = []
+    for rank in range(parallelism.pipeline):
+        mine = [stage for stage, owner in enumerate(parallelism.placement) if owner == rank]
+        only = stages[mine[0]] if len(mine) == 1 and parallelism.pipeline > 1 else None
         memory = prices.of_stage(plan, rank, only)
         activations = 0
         for stage in mine:
             count = stages[stage][1] - stages[stage][0]
-            again = count if run.recompute_layers is None else min(count, run.recompute_layers)
-            held = again * kept.layer_bytes + (count - again) * whole.layer_bytes
-            held += kept.embedding_bytes * (stage == 0)
-            activations += in_flight[stage] * held + kept.head_bytes * (stage == len(stages) - 1)
-        activations = min(activations, _most(memory, activations, of, run))
+            recomputed = count if run.recompute_layers is None else min(count, run.recompute_layers)
+            microbatch_bytes = (
+                recomputed * checkpointed.layer_bytes + (count - recomputed) * whole.layer_bytes
+            )
+            microbatch_bytes += checkpointed.embedding_bytes * (stage == 0)
+            activations += in_flight[stage] * microbatch_bytes + checkpointed.head_bytes * (
+                stage == len(stages) - 1
+            )
+        activations = min(activations, _most(memory, activations, parallelism, run))
         lost = round(FRAGMENTATION * (activations + memory.working))
-        found.append(replace(memory, activations=activations, fragmentation=lost))
-    return tuple(found)
+        memories.append(replace(memory, activations=activations, fragmentation=lost))
+    return tuple(memories)
 
 
 def _most(memory: DeviceMemory, activations: int, parallelism: Parallelism, run: NetworkRun) -> int:
@@ -75,22 +84,22 @@ def _most(memory: DeviceMemory, activations: int, parallelism: Parallelism, run:
     return memory.activations if exact and parallelism.stage_layers is None else activations
 
 
-def _plan(run: NetworkRun, of: Parallelism) -> ClusterPlan:
+def _plan(run: NetworkRun, parallelism: Parallelism) -> ClusterPlan:
     """Return the step as a plan; GPipe and DualPipeV, which no plan has, as 1F1B."""
-    known = of.schedule in SPLIT_SCHEDULES
+    splits = parallelism.schedule in SPLIT_SCHEDULES
     return ClusterPlan(
         **{
-            **{name: getattr(of, name) for name in PARALLEL_SIZES},
-            "expert_tensor": of.devices_per_expert,
-            "chunks": of.chunks if known else of.stage_count // of.pipeline,
+            **{name: getattr(parallelism, name) for name in PARALLEL_SIZES},
+            "expert_tensor": parallelism.devices_per_expert,
+            "chunks": parallelism.chunks if splits else parallelism.stage_count // parallelism.pipeline,
         },
         nodes=1,
-        microbatch=of.microbatch(run.batch),
+        microbatch=parallelism.microbatch(run.batch),
         recompute=run.recompute,
         sequence_parallel=run.sequence_parallel,
         flash=run.flash,
-        sharding=of.sharding,
-        schedule=of.schedule if known else "1f1b",
+        sharding=parallelism.sharding,
+        schedule=parallelism.schedule if splits else "1f1b",
         recompute_layers=run.recompute_layers or 0,
         context_gather=run.context_gather,
     )

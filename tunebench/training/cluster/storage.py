@@ -151,15 +151,15 @@ class StorageTimes:
             placed: Where data is.
             accumulates: Whether gradients are added to those of other micro-batches.
         """
-        forward = [self._forward(each, placed) for each in layers]
-        backward = [self._backward(each, placed, accumulates) for each in reversed(layers)]
+        forward = [self._forward(layer, placed) for layer in layers]
+        backward = [self._backward(layer, placed, accumulates) for layer in reversed(layers)]
         waits, stored = [], []
         for works in (forward, backward):
-            compute_us = sum(each.compute_us for each in works)
+            compute_us = sum(work.compute_us for work in works)
             # The network counts first; storage exposes only what it adds to that. So the two add up to the
             # whole wait.
-            network_us = stream_us([each.only("network") for each in works])
-            whole_us = max(stream_us(works), sum(self._host_us(each) for each in works))
+            network_us = stream_us([work.only("network") for work in works])
+            whole_us = max(stream_us(works), sum(self._host_us(work) for work in works))
             waits.append(max(0.0, network_us - compute_us))
             stored.append(max(0.0, whole_us - max(network_us, compute_us)))
         return (waits[0], waits[1]), (stored[0], stored[1])
@@ -172,16 +172,16 @@ class StorageTimes:
             placed: Where data is; states are not on the device.
         """
         works = [self._update(count, placed) for count in shares]
-        return max(stream_us(works), sum(self._host_us(each) + each.compute_us for each in works))
+        return max(stream_us(works), sum(self._host_us(work) + work.compute_us for work in works))
 
     # -- layers --------------------------------------------------------------------------------------------
 
     def _forward(self, layer: StreamedLayer, placed: Placement) -> LayerWork:
-        kept = layer.activation_bytes if placed.activations == "host" else 0
-        return LayerWork(layer.forward_us, self._fetched(layer, placed, 0), self._to_host(kept))
+        activation_bytes = layer.activation_bytes if placed.activations == "host" else 0
+        return LayerWork(layer.forward_us, self._fetched(layer, placed, 0), self._to_host(activation_bytes))
 
     def _backward(self, layer: StreamedLayer, placed: Placement, accumulates: bool) -> LayerWork:
-        kept = layer.activation_bytes if placed.activations == "host" else 0
+        activation_bytes = layer.activation_bytes if placed.activations == "host" else 0
         after: tuple[Transfer, ...] = (("network", layer.scatter_us),) if placed.scatters else ()
         if placed.streams_gradients:
             share = -(-layer.parameters // placed.shards)
@@ -194,7 +194,7 @@ class StorageTimes:
                 after += (("processors", self._memory_us(ADD_BYTES * share)),)
             if placed.parameters == "nvme":
                 after += self._written(HALF_BYTES * share)
-        return LayerWork(layer.backward_us, self._fetched(layer, placed, kept), after)
+        return LayerWork(layer.backward_us, self._fetched(layer, placed, activation_bytes), after)
 
     def _update(self, share: int, placed: Placement) -> LayerWork:
         before: tuple[Transfer, ...] = () if placed.streams_gradients else self._to_host(HALF_BYTES * share)
@@ -207,10 +207,12 @@ class StorageTimes:
             after += self._to_device(HALF_BYTES * share)
         return LayerWork(self._memory_us(self._update_bytes * share), before, after)
 
-    def _fetched(self, layer: StreamedLayer, placed: Placement, kept: int) -> tuple[Transfer, ...]:
+    def _fetched(
+        self, layer: StreamedLayer, placed: Placement, activation_bytes: int
+    ) -> tuple[Transfer, ...]:
         share = -(-layer.parameters // (placed.copies if placed.gathers else 1)) * HALF_BYTES
         chain = self._read(share) if placed.parameters == "nvme" else ()
-        chain += self._to_device((share if placed.parameters != "device" else 0) + kept)
+        chain += self._to_device((share if placed.parameters != "device" else 0) + activation_bytes)
         return (*chain, ("network", layer.gather_us)) if placed.gathers else chain
 
     # -- transfers -----------------------------------------------------------------------------------------
@@ -247,13 +249,13 @@ class StorageTimes:
 
     def _host_us(self, work: LayerWork) -> float:
         """Return the time of the host memory for the transfers of a layer, at the rates that they need."""
-        of, total = self.machine, 0.0
+        machine, total = self.machine, 0.0
         for resource, us in (*work.before, *work.after):
             if resource == "processors":
                 total += us
             elif resource.startswith("nvme"):
-                gb_s = of.nvme_read_gb_s if resource == "nvme read" else of.nvme_write_gb_s
-                total += us * min(1.0, gb_s / of.host_gb_s)
+                gb_s = machine.nvme_read_gb_s if resource == "nvme read" else machine.nvme_write_gb_s
+                total += us * min(1.0, gb_s / machine.host_gb_s)
             elif resource != "network":
                 total += us * self._link_share(resource)
         return total
@@ -265,5 +267,5 @@ class StorageTimes:
         fastest = link.to_device_gb_s if direction == "to device" else link.to_host_gb_s
         if direction == "host link":
             fastest = min(link.to_host_gb_s, link.to_device_gb_s)
-        each = fastest / self.machine.devices_per_host_link * self.machine.links.devices_per_node
-        return min(1.0, each / self.machine.host_gb_s)
+        node_gb_s = fastest / self.machine.devices_per_host_link * self.machine.links.devices_per_node
+        return min(1.0, node_gb_s / self.machine.host_gb_s)
