@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,25 +28,22 @@ POWERS = range(-2, 3)
 """Sizes of micro-batches to estimate: the given one times these powers of two."""
 
 
-@grouped_options("links", LinkChoice)
-@grouped_options("known", KnownStages)
-@grouped_options("model", ModelStages)
-def pipeline(
-    model: ModelStages,
-    known: KnownStages,
-    links: LinkChoice,
-    device: DeviceName = None,
-    arch: Architecture = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineOptions:
+    """The options of `tunebench plan pipeline` other than those of its stages and links."""
+
+    device: DeviceName = None
+    arch: Architecture = None
     stages: Annotated[
         int | None,
         typer.Option("--stages", min=1, help="Pipeline-parallel size: ranks of --tensor devices."),
-    ] = None,
+    ] = None
     microbatches: Annotated[
         int,
         typer.Option(
             min=1, help="Number of micro-batches per step, with pipeline parallelism.", show_default=False
         ),
-    ] = ...,  # type: ignore[assignment]
+    ]
     schedule: Annotated[
         str,
         typer.Option(
@@ -54,7 +51,7 @@ def pipeline(
             help=f"Pipeline parallelism: schedules to compare, all or some of {', '.join(SCHEDULES)}.",
             autocompletion=schedules,
         ),
-    ] = "all",
+    ] = "all"
     memory: Annotated[
         str | None,
         typer.Option(
@@ -62,14 +59,14 @@ def pipeline(
             help="Memory of each device, such as 40GB. Default: that of the device.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     balance: Annotated[
         bool,
         typer.Option(
             "--balance/--no-balance",
             help="Also balance the memory of each schedule by evictions to other ranks.",
         ),
-    ] = True,
+    ] = True
     search: Annotated[
         float,
         typer.Option(
@@ -77,14 +74,14 @@ def pipeline(
             min=0.0,
             help="Also search for better schedules, for that long; 0 for no search.",
         ),
-    ] = 0.0,
+    ] = 0.0
     plot: Annotated[
         Path | None,
         typer.Option(
             help="Also plot the best schedule to this file (.html, .svg, .png, .pdf). Needs the extra plot.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -92,7 +89,7 @@ def pipeline(
             help="Write a trace of the best schedule for Perfetto or Chrome.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     out: Annotated[
         Path | None,
         typer.Option(
@@ -100,7 +97,18 @@ def pipeline(
             help="Write the best schedule as torch.distributed.pipelining reads it.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
+
+
+@grouped_options("options", PipelineOptions)
+@grouped_options("links", LinkChoice)
+@grouped_options("known", KnownStages)
+@grouped_options("model", ModelStages)
+def pipeline(
+    model: ModelStages,
+    known: KnownStages,
+    links: LinkChoice,
+    options: PipelineOptions,
     as_json: Json = False,
 ) -> None:
     """Compare schedules of pipeline parallelism: step time, bubble, memory of each rank, transfers.
@@ -109,24 +117,23 @@ def pipeline(
     costs. Each schedule is simulated, also with balanced memory. The best one is the fastest that fits.
     Nothing is run.
     """
-    _require_one_source(model, known, given_device=device is not None or arch is not None)
-    for path in (plot, trace, out):
+    _require_one_source(model, known, given_device=options.device is not None or options.arch is not None)
+    for path in (options.plot, options.trace, options.out):
         require_folder(path)
-    limit = size_bytes(memory) if memory is not None else None
+    limit = size_bytes(options.memory) if options.memory is not None else None
     source: StageSource
     predicted: PredictedStages | None = None
     if model.name is not None:
-        if stages is None:
+        if options.stages is None:
             raise InputError("--model needs --stages N, the number of ranks of the pipeline")
-        target = gpus([device] if device is not None else None, arch)[0]
-        source = predicted = model.stages(target, stages, links)
+        target = gpus([options.device] if options.device is not None else None, options.arch)[0]
+        source = predicted = model.stages(target, options.stages, links)
         limit = limit or target.memory_bytes or None
     else:
-        source = known.stages(stages, links)
-    names = None if schedule == "all" else [name.strip() for name in schedule.split(",")]
+        source = known.stages(options.stages, links)
     with phases(console(stderr=True)) as show:
-        report = _compared(source, predicted, microbatches, names, limit, balance, search, show)
-    _write(report, plot, trace, out)
+        report = _compared(source, predicted, limit, options, show)
+    _write(report, options.plot, options.trace, options.out)
     emit(as_json, report.to_json(), report.render)
 
 
@@ -143,33 +150,31 @@ def _require_one_source(model: ModelStages, known: KnownStages, *, given_device:
 def _compared(
     source: StageSource,
     predicted: PredictedStages | None,
-    microbatches: int,
-    names: list[str] | None,
     limit: int | None,
-    balance: bool,
-    search_s: float,
+    options: PipelineOptions,
     show: Callable[[str], None],
 ) -> PipelineReport:
     """Return the comparison of schedules, and the estimates of micro-batches of a model."""
     from tunebench.training.pipeline import compare_schedules
 
+    names = None if options.schedule == "all" else [name.strip() for name in options.schedule.split(",")]
     show("predicting the stages")
     comparison = compare_schedules(
         source,
-        microbatches,
+        options.microbatches,
         names=names,
         memory_bytes=limit,
-        balanced=balance,
-        search_s=search_s,
+        balanced=options.balance,
+        search_s=options.search,
         watcher=lambda name: show(f"simulating {name}"),
     )
     return PipelineReport(
         source=source,
         predicted=predicted,
-        microbatches=microbatches,
+        microbatches=options.microbatches,
         memory_bytes=limit,
         comparison=comparison,
-        estimates=_estimates(predicted, microbatches) if predicted is not None else {},
+        estimates=_estimates(predicted, options.microbatches) if predicted is not None else {},
     )
 
 
