@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ import typer
 from tunebench._command import command_line
 from tunebench._deprecation import warn_renamed
 from tunebench.cli._option import Json, ModelInputs, ModelType, Training, VariantFiles
+from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import duration, emit, note, table
 from tunebench.errors import InputError
 
@@ -25,7 +27,10 @@ __all__ = ["command"]
 ROUNDS = 20
 
 
-def command(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeOptions:
+    """The arguments and options of `tunebench time`."""
+
     model: Annotated[
         str,
         typer.Argument(
@@ -33,10 +38,10 @@ def command(
             help="FILE.py:FUNCTION or MODULE:FUNCTION that returns the model.",
             show_default=False,
         ),
-    ],
-    inputs: ModelInputs = None,
-    training: Training = False,
-    dtype: ModelType = None,
+    ]
+    inputs: ModelInputs = None
+    training: Training = False
+    dtype: ModelType = None
     device: Annotated[
         str | None,
         typer.Option(
@@ -44,18 +49,25 @@ def command(
             help="Device of this machine: cpu, or a GPU such as cuda:0. Default: GPU, else CPU.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     rounds: Annotated[
-        int, typer.Option(min=1, help="Timed runs of each implementation, alternating.")
-    ] = ROUNDS,
+        int,
+        typer.Option(min=1, help="Timed runs of each implementation, alternating."),
+    ] = ROUNDS
     torch_compile: Annotated[
-        bool, typer.Option(help="Also time torch.compile, which needs a compiler.")
-    ] = True,
-    library: Annotated[bool | None, typer.Option(hidden=True)] = None,
+        bool,
+        typer.Option(help="Also time torch.compile, which needs a compiler."),
+    ] = True
+    library: Annotated[bool | None, typer.Option(hidden=True)] = None
     benchmark: Annotated[
         bool, typer.Option(help="Time each group against torch inside the model first, and keep the faster.")
-    ] = True,
-    variant_file: VariantFiles = None,
+    ] = True
+    variant_file: VariantFiles = None
+
+
+@grouped_options("options", TimeOptions)
+def command(
+    options: TimeOptions,
     as_json: Json = False,
 ) -> None:
     """Time a PyTorch model on this machine: eager torch, torch.compile, and tuned kernels.
@@ -66,28 +78,35 @@ def command(
     """
     from tunebench.graph import InputSpec, load_factory, make_model
 
-    if not inputs:
+    if not options.inputs:
         raise InputError("the model needs its inputs: add --input SHAPE:TYPE for each argument")
-    if library is not None:
+    if options.library is not None:
         warn_renamed("--library", "--torch-compile")
-        torch_compile = library
-    factory = load_factory(model)
-    specs = [InputSpec.parse(text) for text in inputs]
-    model_options = {"input": inputs, "dtype": dtype, "training": training, "variant_file": variant_file}
-    extract = functools.partial(command_line, "extract", model, **model_options)
-    where = _where(device, extract)
-    module = make_model(factory, specs, dtype)
+    factory = load_factory(options.model)
+    specs = [InputSpec.parse(text) for text in options.inputs]
+    model_options = {
+        "input": options.inputs,
+        "dtype": options.dtype,
+        "training": options.training,
+        "variant_file": options.variant_file,
+    }
+    extract = functools.partial(command_line, "extract", options.model, **model_options)
+    where = _where(options.device, extract)
+    module = make_model(factory, specs, options.dtype)
     times = _timed(
         module,
         specs,
         where,
-        rounds=rounds,
-        training=training,
-        torch_compile=torch_compile,
-        benchmark=benchmark,
+        rounds=options.rounds,
+        training=options.training,
+        torch_compile=options.torch_compile if options.library is None else options.library,
+        benchmark=options.benchmark,
     )
     suite = f"suite/{type(module).__name__.lower()}.toml"
-    tune = (extract(device=device, out="suite"), command_line("tune", suite=suite, device=device))
+    tune = (
+        extract(device=options.device, out="suite"),
+        command_line("tune", suite=suite, device=options.device),
+    )
     emit(as_json, times.to_json(), lambda to: _render(times, tune, to))
 
 
