@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ from tunebench.cli._option import (
     Workloads,
     absent_device,
 )
+from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import console, emit, phases
 from tunebench.errors import InputError
 
@@ -37,9 +39,12 @@ MOST_DETAILED = 40
 """Most workloads whose sources, rooflines and optimality gaps are in one page."""
 
 
-def command(
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="HTML file to write.")],
-    workload: Workloads = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """The arguments and options of `tunebench report`."""
+
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="HTML file to write.")]
+    workload: Workloads = None
     suite: Annotated[
         str | None,
         typer.Option(
@@ -47,10 +52,10 @@ def command(
             help="Suite or file with one: its workloads, and the time of one pass.",
             show_default=False,
         ),
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Batch size of the suite.")] = 1,
-    device: StoredDevice = None,
-    arch: Architecture = None,
+    ] = None
+    batch: Annotated[int, typer.Option(min=1, help="Batch size of the suite.")] = 1
+    device: StoredDevice = None
+    arch: Architecture = None
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
@@ -59,10 +64,15 @@ def command(
             "with --db, of two of its devices.",
             show_default=False,
         ),
-    ] = None,
-    tolerance: Tolerance = 0.05,
-    variant_file: VariantFiles = None,
-    db: ReadDatabase = None,
+    ] = None
+    tolerance: Tolerance = 0.05
+    variant_file: VariantFiles = None
+    db: ReadDatabase = None
+
+
+@grouped_options("options", ReportOptions)
+def command(
+    options: ReportOptions,
     as_json: Json = False,
 ) -> None:
     """Write an HTML page of search histories, or a comparison of two databases or devices.
@@ -70,17 +80,23 @@ def command(
     The page loads nothing from elsewhere. It has the records of all workloads and devices of the database, or
     of those given.
     """
-    require_folder(out)
-    if device is not None and arch is not None:
+    require_folder(options.out)
+    if options.device is not None and options.arch is not None:
         raise InputError("--device and --arch exclude each other: a device has its architecture")
-    if compare is not None:
-        if workload or suite or device or arch:
+    if options.compare is not None:
+        if options.workload or options.suite or options.device or options.arch:
             raise InputError("--compare A B excludes --workload, --suite, --device and --arch")
-        data = _write_comparison(out, compare, tolerance, db)
-    elif workload and suite:
+        data = _write_comparison(options.out, options.compare, options.tolerance, options.db)
+    elif options.workload and options.suite:
         raise InputError("--workload and --suite exclude each other")
     else:
-        data = _write_histories(out, workload or [], _counts(suite, batch), device or arch, db)
+        data = _write_histories(
+            options.out,
+            options.workload or [],
+            _counts(options.suite, options.batch),
+            options.device or options.arch,
+            options.db,
+        )
     lines = (f"{name.replace('_', ' ')}: {value}" for name, value in data.items())
     emit(as_json, data, lambda to: to.print("\n".join(lines), soft_wrap=True))
 
