@@ -19,6 +19,7 @@ from tunebench.cli._option import (
     Workloads,
     target_device,
 )
+from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import emit, table
 from tunebench.errors import InputError
 
@@ -36,36 +37,44 @@ TRIALS = 20
 """Default number of trials per workload with --tune, in which those of the baseline are tried first."""
 
 
-def command(
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptions:
+    """The arguments and options of `tunebench check`."""
+
     baseline: Annotated[
         str,
         typer.Option(
             metavar="FILE",
             help="Baseline: a file that --update wrote, an export as JSON Lines, or a database.",
         ),
-    ],
-    tolerance: Tolerance = 0.05,
+    ]
+    tolerance: Tolerance = 0.05
     tune: Annotated[
         bool,
         typer.Option(
             "--tune",
             help="Measure the workloads of the baseline on this machine now, instead of reading --db.",
         ),
-    ] = False,
+    ] = False
     trials: Annotated[
         int, typer.Option(min=1, help="Configurations to launch per workload, with --tune.")
-    ] = TRIALS,
+    ] = TRIALS
     update: Annotated[
         bool, typer.Option("--update", help="Write the current best records to the baseline file.")
-    ] = False,
+    ] = False
     allow_missing: Annotated[
         bool,
         typer.Option("--allow-missing", help="Accept workloads of the baseline without a current result."),
-    ] = False,
-    workload: Workloads = None,
-    device: Devices = None,
-    variant_file: VariantFiles = None,
-    db: ReadDatabase = None,
+    ] = False
+    workload: Workloads = None
+    device: Devices = None
+    variant_file: VariantFiles = None
+    db: ReadDatabase = None
+
+
+@grouped_options("options", CheckOptions)
+def command(
+    options: CheckOptions,
     as_json: Json = False,
 ) -> None:
     """Compare best times with those of a baseline file; exit with 1 if a workload became slower.
@@ -76,26 +85,34 @@ def command(
     from tunebench.report.baseline import open_baseline, write_baseline
     from tunebench.workloads import parse
 
-    if tune and (db is not None or (device and len(device) > 1)):
+    if options.tune and (options.db is not None or (options.device and len(options.device) > 1)):
         raise InputError("--tune measures on one device of this machine, in place of --db")
-    texts = [str(parse(text)) for text in workload or ()]
-    new = update and "://" not in baseline and not Path(baseline).exists()
-    if new and tune:
-        raise InputError(f"--tune needs a baseline: write {baseline} by --update without --tune first")
+    texts = [str(parse(text)) for text in options.workload or ()]
+    new = options.update and "://" not in options.baseline and not Path(options.baseline).exists()
+    if new and options.tune:
+        raise InputError(
+            f"--tune needs a baseline: write {options.baseline} by --update without --tune first"
+        )
     found: DatabaseComparison | None = None
     with contextlib.ExitStack() as stack:
-        before = None if new else stack.enter_context(open_baseline(baseline))
-        current = stack.enter_context(_current(before, db, texts, device, trials if tune else None))
-        keys = _devices(before, current, device)
+        before = None if new else stack.enter_context(open_baseline(options.baseline))
+        current = stack.enter_context(
+            _current(before, options.db, texts, options.device, options.trials if options.tune else None)
+        )
+        keys = _devices(before, current, options.device)
         if before is not None:
-            found = _compare(before, current, tolerance, texts, keys)
-        if update:
-            count = write_baseline(current, Path(baseline), workloads=texts, devices=keys)
+            found = _compare(before, current, options.tolerance, texts, keys)
+        if options.update:
+            count = write_baseline(current, Path(options.baseline), workloads=texts, devices=keys)
     data: dict[str, Any] = {} if found is None else _describe(found)
-    if update:
-        data |= {"file": baseline, "written": count}
+    if options.update:
+        data |= {"file": options.baseline, "written": count}
     emit(as_json, data, lambda to: _render(to, found, data))
-    if found is not None and not update and (found.regressions or (found.missing and not allow_missing)):
+    if (
+        found is not None
+        and not options.update
+        and (found.regressions or (found.missing and not options.allow_missing))
+    ):
         raise typer.Exit(1)
 
 
