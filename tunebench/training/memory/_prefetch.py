@@ -29,8 +29,8 @@ def overlapped(step: TrainingStep, actions: Sequence[Action], budget_bytes: int)
     swapped = {action.tensor for action in actions if isinstance(action, CopyOut)}
     # `with_frees` frees all other tensors as early as possible. A swapped one must stay until its copy has
     # ended.
-    kept = [action for action in actions if not isinstance(action, Free) or action.tensor in swapped]
-    schedule = with_frees(step, _copies_out_first(step, kept))
+    relevant = [action for action in actions if not isinstance(action, Free) or action.tensor in swapped]
+    schedule = with_frees(step, _copies_out_first(step, relevant))
     return _copies_in_first(step, schedule, budget_bytes) if swapped else schedule
 
 
@@ -64,26 +64,26 @@ def _copies_in_first(step: TrainingStep, schedule: Sequence[Action], budget_byte
     next_start_us = clock_us[-1]
     # The last copy first: the link is busy from a copy's start on, so each one must end before the next
     # starts.
-    for place in reversed(range(len(schedule))):
-        action = schedule[place]
+    for index in reversed(range(len(schedule))):
+        action = schedule[index]
         if not isinstance(action, CopyIn):
             continue
         size_bytes = step.tensors[action.tensor].size_bytes
-        start_us = min(clock_us[place], next_start_us) - link.to_device_us(size_bytes)
+        start_us = min(clock_us[index], next_start_us) - link.to_device_us(size_bytes)
         # The last action that starts before the copy should, after the tensor was freed.
-        low = max(1, absent_since[place] + 1, bisect.bisect_right(clock_us, start_us, 0, place + 1) - 1)
-        before = after[low - 1 : place - 1] + moved_bytes[low:place]
-        full = np.flatnonzero(np.maximum(used[low:place], before) + size_bytes > budget_bytes)
-        at = min(place, low + (int(full[-1]) + 1 if len(full) else 0))
-        used[at:place] += size_bytes
-        after[at:place] += size_bytes
-        next_start_us = min(start_us, clock_us[at])
+        low = max(1, absent_since[index] + 1, bisect.bisect_right(clock_us, start_us, 0, index + 1) - 1)
+        before = after[low - 1 : index - 1] + moved_bytes[low:index]
+        full = np.flatnonzero(np.maximum(used[low:index], before) + size_bytes > budget_bytes)
+        target = min(index, low + (int(full[-1]) + 1 if len(full) else 0))
+        used[target:index] += size_bytes
+        after[target:index] += size_bytes
+        next_start_us = min(start_us, clock_us[target])
         # Copies are visited backwards, so that inserting in front keeps their order of issue.
-        moved[at].insert(0, action)
-        moved_bytes[at] += size_bytes
+        moved[target].insert(0, action)
+        moved_bytes[target] += size_bytes
     result: list[Action] = []
-    for place, action in enumerate(schedule):
-        result.extend(moved[place])
+    for index, action in enumerate(schedule):
+        result.extend(moved[index])
         if not isinstance(action, CopyIn):
             result.append(action)
     return tuple(result)
@@ -93,9 +93,9 @@ def _freed_before(schedule: Sequence[Action]) -> dict[int, int]:
     """Return the place of the last `Free` of the tensor of each copy to the device before it."""
     freed: dict[int, int] = {}
     before = {}
-    for place, action in enumerate(schedule):
+    for index, action in enumerate(schedule):
         if isinstance(action, Free):
-            freed[action.tensor] = place
+            freed[action.tensor] = index
         elif isinstance(action, CopyIn):
-            before[place] = freed[action.tensor]
+            before[index] = freed[action.tensor]
     return before

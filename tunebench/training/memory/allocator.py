@@ -138,10 +138,10 @@ class _Pool:
 
     def take(self, size_bytes: int) -> Block | None:
         """Remove and return the smallest block of at least this size."""
-        place = bisect_left(self._order, (size_bytes, -1))
-        if place == len(self._order):
+        position = bisect_left(self._order, (size_bytes, -1))
+        if position == len(self._order):
             return None
-        return self._blocks.pop(self._order.pop(place)[1])
+        return self._blocks.pop(self._order.pop(position)[1])
 
     def whole_segments(self) -> list[Block]:
         """Return the free blocks that are whole segments."""
@@ -244,8 +244,8 @@ def memory_events(
     for index, tensor in enumerate(step.tensors):
         if tensor.resident:
             yield Allocate(index, tensor.size_bytes)
-    for again in range(steps):
-        if again:
+    for repetition in range(steps):
+        if repetition:
             yield from (Release(tensor) for tensor in step.movable(step.results))
         for action in schedule:
             if isinstance(action, Compute):
@@ -275,21 +275,21 @@ def allocator_use(events: Iterable[Allocate | Release], *, capacity_bytes: int |
     blocks: dict[int, Block | None] = {}
     allocated = reserved = 0
     failed = None
-    for place, event in enumerate(events):
+    for index, event in enumerate(events):
         if isinstance(event, Release):
             if event.buffer not in blocks:
                 raise InputError(
-                    f"memory event {place} releases buffer {event.buffer}, which is not allocated"
+                    f"memory event {index} releases buffer {event.buffer}, which is not allocated"
                 )
             block = blocks.pop(event.buffer)
             if block is not None:
                 allocator.release(block)
             continue
         if event.buffer in blocks:
-            raise InputError(f"memory event {place} allocates buffer {event.buffer} again before its release")
+            raise InputError(f"memory event {index} allocates buffer {event.buffer} again before its release")
         block = allocator.allocate(event.size_bytes) if event.size_bytes else None
         if block is None and event.size_bytes:
-            failed = place
+            failed = index
             break
         blocks[event.buffer] = block
         allocated = max(allocated, allocator.allocated_bytes)

@@ -31,24 +31,27 @@ def step_at(first: TrainingStep, second: TrainingStep, position: float) -> Train
     def between(low: float, high: float) -> float:
         return max(0.0, low + position * (high - low))
 
-    if [one.name for one in first.operations] != [one.name for one in second.operations]:
+    if [operation.name for operation in first.operations] != [
+        operation.name for operation in second.operations
+    ]:
         return None
     if any(
-        (one.inputs, one.outputs) != (other.inputs, other.outputs)
-        for one, other in zip(first.operations, second.operations, strict=True)
+        (first_operation.inputs, first_operation.outputs)
+        != (second_operation.inputs, second_operation.outputs)
+        for first_operation, second_operation in zip(first.operations, second.operations, strict=True)
     ):
         return None
     tensors = tuple(
-        replace(one, size_bytes=round(between(one.size_bytes, other.size_bytes)))
-        for one, other in zip(first.tensors, second.tensors, strict=True)
+        replace(first_tensor, size_bytes=round(between(first_tensor.size_bytes, second_tensor.size_bytes)))
+        for first_tensor, second_tensor in zip(first.tensors, second.tensors, strict=True)
     )
     operations = tuple(
         replace(
-            one,
-            time_us=between(one.time_us, other.time_us),
-            workspace_bytes=round(between(one.workspace_bytes, other.workspace_bytes)),
+            first_operation,
+            time_us=between(first_operation.time_us, second_operation.time_us),
+            workspace_bytes=round(between(first_operation.workspace_bytes, second_operation.workspace_bytes)),
         )
-        for one, other in zip(first.operations, second.operations, strict=True)
+        for first_operation, second_operation in zip(first.operations, second.operations, strict=True)
     )
     return replace(first, tensors=tensors, operations=operations)
 

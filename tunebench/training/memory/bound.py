@@ -83,8 +83,8 @@ def _excess_bytes(
     alive = np.cumsum(change)
     excess = np.empty(len(step.operations))
     for moment, operation in enumerate(step.operations):
-        own = (born[list({*operation.inputs})] < moment) & (last[list({*operation.inputs})] > moment)
-        inside = float(sizes[list({*operation.inputs})][own].sum())
+        read_across = (born[list({*operation.inputs})] < moment) & (last[list({*operation.inputs})] > moment)
+        inside = float(sizes[list({*operation.inputs})][read_across].sum())
         excess[moment] = step.working_bytes(operation) + alive[moment] - inside - budget_bytes
     return excess
 
@@ -95,8 +95,8 @@ def _moments(excess: np.ndarray) -> list[int]:
     if len(above) <= 2 * _MOMENTS:
         chosen = above
     else:
-        most = above[np.argsort(-excess[above], kind="stable")[:_MOMENTS]]
-        chosen = np.union1d(most, above[np.linspace(0, len(above) - 1, _MOMENTS).astype(int)])
+        highest = above[np.argsort(-excess[above], kind="stable")[:_MOMENTS]]
+        chosen = np.union1d(highest, above[np.linspace(0, len(above) - 1, _MOMENTS).astype(int)])
     moments: list[int] = chosen.tolist()
     return moments
 
@@ -126,16 +126,16 @@ def _split(
     if step.link is None:
         return math.inf if knots[-1] < excess else total_us + float(np.interp(excess, knots, again_us))
     out, back = 1e-3 / step.link.to_host_gb_s, 1e-3 / step.link.to_device_gb_s
-    most = min(excess, float(knots[-1]))
+    most_bytes = min(excess, float(knots[-1]))
     # Find where the way back takes as long as the operations after the moment, by bisection.
-    low, high = 0.0, most
+    low, high = 0.0, most_bytes
     for _ in range(60):
         middle = (low + high) / 2
         gain = after_us + float(np.interp(middle, knots, again_us)) - (excess - middle) * back
         low, high = (middle, high) if gain < 0 else (low, middle)
     # The time is piecewise linear and convex in the recomputed bytes: its minimum is at a knot, or where
     # one direction of the link starts to take longer than the operations.
-    points = np.clip(np.array([*knots, excess - before_us / out, low, high]), 0.0, most)
+    points = np.clip(np.array([*knots, excess - before_us / out, low, high]), 0.0, most_bytes)
     swapped = excess - points
     first_us = np.maximum(before_us, swapped * out)
     second_us = np.maximum(after_us + np.interp(points, knots, again_us), swapped * back)

@@ -24,13 +24,13 @@ def budget_bytes(budget: int | str, whole_bytes: int) -> int:
     """
     if isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
         return budget
-    found = _SIZE.fullmatch(budget.strip()) if isinstance(budget, str) else None
-    if found is None or not 0 < float(found["number"]) < 1e30:
+    match = _SIZE.fullmatch(budget.strip()) if isinstance(budget, str) else None
+    if match is None or not 0 < float(match["number"]) < 1e30:
         raise InputError(
             f"budget {budget!r} is no size: expected a size above 0 such as 24GB, 24GiB or 500MB, or a "
             "share of the peak without a plan, such as 80%"
         )
-    number, unit = float(found["number"]), found["unit"].upper()
+    number, unit = float(match["number"]), match["unit"].upper()
     if unit == "%":
         return int(number / 100 * whole_bytes)
     base = 1024 if "I" in unit else 1000

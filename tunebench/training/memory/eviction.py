@@ -155,9 +155,9 @@ class _NoRoom(Exception):
         wanted: Tensors that were to be recomputed.
     """
 
-    def __init__(self, wanted: set[int]) -> None:
+    def __init__(self, recomputed: set[int]) -> None:
         super().__init__()
-        self.wanted = wanted
+        self.wanted = recomputed
 
 
 class _Restoration:
@@ -227,8 +227,8 @@ class _Restoration:
     def _own_need_us(self, tensor: int) -> float:
         """Return when a tensor is read next."""
         uses = self._index.uses[tensor]
-        place = bisect.bisect_left(uses, self._stage)
-        return self._index.clock_us[uses[place]] if place < len(uses) else math.inf
+        next_use = bisect.bisect_left(uses, self._stage)
+        return self._index.clock_us[uses[next_use]] if next_use < len(uses) else math.inf
 
     def _hasten(self, tensor: int) -> None:
         """Make the inputs of an absent tensor needed no later than the tensor."""

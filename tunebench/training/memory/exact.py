@@ -143,12 +143,12 @@ class _StagedModel:
 
         stages = []
         for stage in range(self._count):
-            leaves, held = chosen(self._leaves, stage), chosen(self._held, stage)
+            leaves, resident = chosen(self._leaves, stage), chosen(self._held, stage)
             before = chosen(self._held, stage - 1) + leaves
             stages.append(
                 Stage(
                     copy_out=leaves,
-                    release=tuple(tensor for tensor in before if tensor not in held),
+                    release=tuple(tensor for tensor in before if tensor not in resident),
                     copy_in=chosen(self._returns, stage)[::-1],
                     compute=tuple(index for index in chosen(self._runs, stage) if index < self._own),
                 )
@@ -213,36 +213,36 @@ class _StagedModel:
                     for tensor in self._producer
                     if (slot, tensor) in self._present
                 }
-                own = self._step.bytes_of(operation.outputs) + operation.workspace_bytes
-                row[self._runs[slot]] = own / most_bytes
-                most = 1.0
+                run_bytes = self._step.bytes_of(operation.outputs) + operation.workspace_bytes
+                row[self._runs[slot]] = run_bytes / most_bytes
+                limit = 1.0
                 if self._budget_bytes is None:
-                    row[self.budget], most = -1.0, 0.0
-                self.program.at_most(row, most - self._step.resident_bytes / most_bytes)
+                    row[self.budget], limit = -1.0, 0.0
+                self.program.at_most(row, limit - self._step.resident_bytes / most_bytes)
 
     def _limit_copies(self) -> None:
         """Require that a tensor leaves once, stays until its release, and returns only when it is absent."""
         for tensor, producer in self._producer.items():
             # Copies to the host so far: at most one in the whole step, which serves all later copies back.
-            left: dict[int, float] = {}
+            departures: dict[int, float] = {}
             for stage in range(producer + 1, self._count):
-                leaves, held = self._leaves[stage, tensor], self._held[stage, tensor]
+                leaves, stays = self._leaves[stage, tensor], self._held[stage, tensor]
                 returns = self._returns[stage, tensor]
                 self.program.at_most(
                     {leaves: 1.0, **dict.fromkeys(self._after(stage - 1, tensor), -1.0)}, 0.0
                 )
-                self.program.at_most({returns: 1.0, **dict.fromkeys(left, -1.0)}, 0.0)
-                self.program.at_most({returns: 1.0, held: 1.0}, 1.0)
+                self.program.at_most({returns: 1.0, **dict.fromkeys(departures, -1.0)}, 0.0)
+                self.program.at_most({returns: 1.0, stays: 1.0}, 1.0)
                 earlier = self._held.get((stage - 1, tensor))
                 self.program.at_most(
-                    {held: 1.0, leaves: -1.0} | ({} if earlier is None else {earlier: -1.0}), 0.0
+                    {stays: 1.0, leaves: -1.0} | ({} if earlier is None else {earlier: -1.0}), 0.0
                 )
                 for slot in self._slots[stage]:
-                    self.program.at_most({held: 1.0, self._present[slot, tensor]: -1.0}, 0.0)
+                    self.program.at_most({stays: 1.0, self._present[slot, tensor]: -1.0}, 0.0)
                     if slot[1] == producer:
-                        self.program.at_most({held: 1.0, self._runs[slot]: 1.0}, 1.0)
-                left[leaves] = 1.0
-            self.program.at_most(left, 1.0)
+                        self.program.at_most({stays: 1.0, self._runs[slot]: 1.0}, 1.0)
+                departures[leaves] = 1.0
+            self.program.at_most(departures, 1.0)
 
     def _limit_times(self) -> None:
         """Order operations and copies in time, in units of the time of all operations."""
@@ -308,13 +308,13 @@ class _Clock:
     def after(self, earlier: tuple[int, ...], durations: dict[int, float]) -> int:
         """Return an event after others, later by the durations of variables that are 1."""
         event = self._program.variable(upper=self.horizon)
-        for other in earlier:
-            self._program.at_most({other: 1.0, **durations, event: -1.0}, 0.0)
+        for earlier_event in earlier:
+            self._program.at_most({earlier_event: 1.0, **durations, event: -1.0}, 0.0)
         return event
 
-    def wait(self, event: int, other: int, conditions: dict[int, float], met: float) -> None:
+    def wait(self, event: int, earlier_event: int, conditions: dict[int, float], fulfilled: float) -> None:
         """Require that an event is not before another if the conditions add up to a number."""
-        # With all conditions met the row is other <= event. Each one that is not met adds the horizon of
-        # slack (big M).
+        # With all conditions met the row is earlier_event <= event. Each one that is not met adds the horizon
+        # of slack (big M).
         row = {name: self.horizon * weight for name, weight in conditions.items()}
-        self._program.at_most({other: 1.0, event: -1.0, **row}, met * self.horizon)
+        self._program.at_most({earlier_event: 1.0, event: -1.0, **row}, fulfilled * self.horizon)

@@ -127,8 +127,10 @@ class GreedySearch:
         ]
         # Most time of recomputation per byte first: these gain most from being swapped.
         slowest = sorted(saved, key=lambda tensor: -operations[producer[tensor]].time_us / size[tensor])
-        ends = list(itertools.accumulate(self._step.link.to_host_us(size[tensor]) for tensor in slowest))
-        sets = [slowest[: bisect.bisect_right(ends, part * self._step.compute_us)] for part in _SWAPPED_TIMES]
+        copied_us = list(itertools.accumulate(self._step.link.to_host_us(size[tensor]) for tensor in slowest))
+        sets = [
+            slowest[: bisect.bisect_right(copied_us, part * self._step.compute_us)] for part in _SWAPPED_TIMES
+        ]
         sets += [self._paced(saved), self._paced(sorted(slowest[: len(slowest) // 2])), written]
         return list(dict.fromkeys([frozenset(), *map(frozenset, sets)]))
 
@@ -164,19 +166,19 @@ class GreedySearch:
         """Return the next change: keep, or swap, what the best schedule recomputes for the longest time."""
         if self._best is None:
             return None
-        again: Counter[int] = Counter()
+        repetitions: Counter[int] = Counter()
         first: set[int] = set()
         for action in self._best:
             if isinstance(action, Compute):
                 if action.operation in first:
-                    again[action.operation] += 1
+                    repetitions[action.operation] += 1
                 first.add(action.operation)
         operations = self._step.operations
-        order = sorted(again, key=lambda index: -again[index] * operations[index].time_us)
+        order = sorted(repetitions, key=lambda index: -repetitions[index] * operations[index].time_us)
         # Large changes first, then single operations.
         for size in dict.fromkeys((max(1, len(order) // 8), 1)):
-            for place in range(0, len(order), size):
-                chosen = order[place : place + size]
+            for first_index in range(0, len(order), size):
+                chosen = order[first_index : first_index + size]
                 tensors = frozenset(tensor for index in chosen for tensor in operations[index].outputs)
                 for policy in self._changes(tensors):
                     if policy not in self._tried:

@@ -43,14 +43,14 @@ def host_link(text: str) -> HostLink:
         UnknownName: The text is neither.
         InputError: A figure is out of range.
     """
-    known = host_links()
-    if text in known:
-        return known[text]
+    named_links = host_links()
+    if text in named_links:
+        return named_links[text]
     rate, _, latency = text.partition(":")
     try:
         gb_s, latency_us = float(rate), float(latency or 0)
     except ValueError:
-        raise UnknownName("host link", text, known, BY_FIGURES) from None
+        raise UnknownName("host link", text, named_links, BY_FIGURES) from None
     return HostLink(name=text, to_host_gb_s=gb_s, to_device_gb_s=gb_s, latency_us=latency_us)
 
 

@@ -52,14 +52,14 @@ def layer_plans(plan: MemoryPlan, layers: Sequence[str], *, forward: int | None 
             operation, except the results of the step.
     """
     step = plan.step
-    found = {layer: LayerPlan(layer=layer) for layer in layers}
+    plans_by_layer = {layer: LayerPlan(layer=layer) for layer in layers}
     producers = step.producers()
     last = {tensor: index for index, operation in enumerate(step.operations) for tensor in operation.inputs}
     for tensor in plan.tensors:
         writer, reader = producers[tensor.tensor], last.get(tensor.tensor, 0)
         if tensor.tensor in step.results or (forward is not None and not writer < forward <= reader):
             continue
-        layer, size_bytes = found[layers[writer]], step.tensors[tensor.tensor].size_bytes
+        layer, size_bytes = plans_by_layer[layers[writer]], step.tensors[tensor.tensor].size_bytes
         if tensor.copied_in_before:
             layer.swapped_bytes += size_bytes
         elif tensor.recomputed_before:
@@ -69,7 +69,10 @@ def layer_plans(plan: MemoryPlan, layers: Sequence[str], *, forward: int | None 
     started = 0
     for action in plan.schedule:
         if isinstance(action, Compute):
-            layer, time_us = found[layers[action.operation]], step.operations[action.operation].time_us
+            layer, time_us = (
+                plans_by_layer[layers[action.operation]],
+                step.operations[action.operation].time_us,
+            )
             # First runs are in order: a run of another operation is a repetition.
             if action.operation == started:
                 started += 1
@@ -80,8 +83,8 @@ def layer_plans(plan: MemoryPlan, layers: Sequence[str], *, forward: int | None 
             size_bytes = step.tensors[action.tensor].size_bytes
             out = isinstance(action, CopyOut)
             copy_us = step.link.to_host_us(size_bytes) if out else step.link.to_device_us(size_bytes)
-            found[layers[producers[action.tensor]]].copies_us += copy_us
-    return list(found.values())
+            plans_by_layer[layers[producers[action.tensor]]].copies_us += copy_us
+    return list(plans_by_layer.values())
 
 
 def layers_above(layers: Sequence[str], most: int) -> list[str]:

@@ -71,19 +71,19 @@ def read_plan(path: str | Path, step: TrainingStep) -> MemoryPlan:
         InputError: The file cannot be read, is damaged, or holds a plan of another step.
     """
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read the plan {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged, or not a memory plan: {error}") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise InputError(f"{path} is not a memory plan: expected a file that `tunebench plan memory` wrote")
-    if found.get("version") != VERSION:
+    if content.get("version") != VERSION:
         raise InputError(
-            f"{path} is a memory plan of version {found.get('version')!r}, expected {VERSION}: plan again"
+            f"{path} is a memory plan of version {content.get('version')!r}, expected {VERSION}: plan again"
         )
     try:
-        return _from_json(found, step, str(path))
+        return _from_json(content, step, str(path))
     except (KeyError, TypeError, ValueError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise InputError(f"{path} is damaged: {reason}. Plan again.") from None
@@ -124,33 +124,33 @@ def _to_json(plan: MemoryPlan) -> dict[str, Any]:
     }
 
 
-def _from_json(found: Mapping[str, Any], step: TrainingStep, path: str) -> MemoryPlan:
+def _from_json(content: Mapping[str, Any], step: TrainingStep, path: str) -> MemoryPlan:
     """Return the plan of a file's content.
 
     Raises:
         KeyError, TypeError, ValueError: The content is damaged.
         InputError: The plan is of another step.
     """
-    _require_same_step(found["step"], step, path)
-    schedule = tuple(_action(entry) for entry in found["schedule"])
-    budget_bytes = _integer(found["budget_bytes"])
+    _require_same_step(content["step"], step, path)
+    schedule = tuple(_action(entry) for entry in content["schedule"])
+    budget_bytes = _integer(content["budget_bytes"])
     for action in schedule:
-        known = step.operations if isinstance(action, Compute) else step.tensors
-        if not 0 <= _index(action) < len(known):
+        targets = step.operations if isinstance(action, Compute) else step.tensors
+        if not 0 <= _index(action) < len(targets):
             raise ValueError(f"the step has no {action}")
     try:
         simulation = simulate(step, schedule, budget_bytes=budget_bytes)
     except InputError as error:
         raise InputError(f"{path} does not fit this step: {error}. Plan again.") from None
     # With other times the schedule is still valid, but its proof of optimality is not.
-    same_times = found["step"]["times_digest"] == _times_digest(step)
+    same_times = content["step"]["times_digest"] == _times_digest(step)
     return MemoryPlan(
         step=step,
         budget_bytes=budget_bytes,
         schedule=schedule,
         simulation=simulation,
         lower_us=lower_bound_us(step, budget_bytes),
-        optimal=same_times and found["optimal"] is True,
+        optimal=same_times and content["optimal"] is True,
     )
 
 
@@ -158,10 +158,12 @@ def _require_same_step(described: Mapping[str, Any], step: TrainingStep, path: s
     if described["digest"] == _digest(step):
         return
     planned = f"{described['operations']} operations on {described['tensors']} tensors"
-    given = f"{len(step.operations)} operations on {len(step.tensors)} tensors"
-    what = f"planned {planned}, given {given}" if planned != given else "its operations or sizes differ"
+    actual = f"{len(step.operations)} operations on {len(step.tensors)} tensors"
+    difference = (
+        f"planned {planned}, given {actual}" if planned != actual else "its operations or sizes differ"
+    )
     raise InputError(
-        f"{path} is of another training step ({what}): plan again for this model, these inputs and "
+        f"{path} is of another training step ({difference}): plan again for this model, these inputs and "
         "this version of torch"
     )
 
@@ -188,7 +190,14 @@ def _digest(step: TrainingStep) -> str:
     """Return a digest of what a schedule depends on: operations, tensors and sizes, not times."""
     tensors = [(tensor.name, tensor.size_bytes, tensor.resident) for tensor in step.tensors]
     operations = [
-        (one.name, one.inputs, one.outputs, one.workspace_bytes, one.recomputable) for one in step.operations
+        (
+            operation.name,
+            operation.inputs,
+            operation.outputs,
+            operation.workspace_bytes,
+            operation.recomputable,
+        )
+        for operation in step.operations
     ]
     return _hash([tensors, operations, step.results])
 

@@ -107,36 +107,39 @@ class MemoryPlan(Tabular):
         producers = self.step.producers()
         return columns_of(
             {
-                "tensor": each.tensor,
-                "bytes": self.step.tensors[each.tensor].size_bytes,
-                "operation": self.step.operations[producers[each.tensor]].name,
-                "kept": each.kept,
-                "recomputations": len(each.recomputed_before),
-                "copied_out": each.copied_out_after is not None,
-                "copies_in": len(each.copied_in_before),
+                "tensor": tensor.tensor,
+                "bytes": self.step.tensors[tensor.tensor].size_bytes,
+                "operation": self.step.operations[producers[tensor.tensor]].name,
+                "kept": tensor.kept,
+                "recomputations": len(tensor.recomputed_before),
+                "copied_out": tensor.copied_out_after is not None,
+                "copies_in": len(tensor.copied_in_before),
             }
-            for each in self.tensors
+            for tensor in self.tensors
         )
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks."""
         tensors = self.tensors
-        kept = sum(each.kept for each in tensors)
-        recomputed = sum(bool(each.recomputed_before) for each in tensors)
-        swapped = sum(each.copied_out_after is not None for each in tensors)
+        kept_count = sum(tensor.kept for tensor in tensors)
+        recomputed_count = sum(bool(tensor.recomputed_before) for tensor in tensors)
+        swapped_count = sum(tensor.copied_out_after is not None for tensor in tensors)
         proof = "proved optimal" if self.optimal else f"at most {self.gap:.1%} could be saved"
         facts = (
             ("budget", size_text(self.budget_bytes)),
             ("peak memory", size_text(self.simulation.peak_bytes)),
             ("time of the step", f"{duration(self.simulation.step_us)} ({proof})"),
-            ("tensors", f"{kept} kept, {recomputed} recomputed, {swapped} copied to the host"),
+            (
+                "tensors",
+                f"{kept_count} kept, {recomputed_count} recomputed, {swapped_count} copied to the host",
+            ),
         )
         return html_table(f"plan of {len(self.step.operations)} operations", facts)
 
     @cached_property
     def tensors(self) -> tuple[TensorPlan, ...]:
         """What happens to each tensor that a later operation than the next one reads."""
-        again: dict[int, list[int]] = {}
+        recomputed: dict[int, list[int]] = {}
         out: dict[int, int] = {}
         back: dict[int, list[int]] = {}
         stage = 0
@@ -146,7 +149,7 @@ class MemoryPlan(Tabular):
                     stage += 1
                 else:
                     for tensor in self.step.operations[action.operation].outputs:
-                        again.setdefault(tensor, []).append(stage)
+                        recomputed.setdefault(tensor, []).append(stage)
             elif isinstance(action, CopyOut):
                 out[action.tensor] = stage - 1
             elif isinstance(action, CopyIn):
@@ -155,8 +158,8 @@ class MemoryPlan(Tabular):
         return tuple(
             TensorPlan(
                 tensor=tensor,
-                recomputed_before=tuple(again.get(tensor, ())),
-                sources=self.step.operations[producers[tensor]].inputs if tensor in again else (),
+                recomputed_before=tuple(recomputed.get(tensor, ())),
+                sources=self.step.operations[producers[tensor]].inputs if tensor in recomputed else (),
                 copied_out_after=out.get(tensor),
                 copied_in_before=tuple(back.get(tensor, ())),
             )
@@ -234,9 +237,11 @@ def plan_memory(step: TrainingStep, budget_bytes: int, *, effort: PlanEffort | N
     plan = _Planner(step, effort or PlanEffort()).best(budget_bytes)
     if plan is None:
         least = least_budget(step, effort=effort)
-        known = "the least possible budget is" if least.proven else "the least budget with a known plan is"
+        qualifier = (
+            "the least possible budget is" if least.proven else "the least budget with a known plan is"
+        )
         raise InputError(
-            f"no plan of this step fits a budget of {budget_bytes:,} bytes; {known} "
+            f"no plan of this step fits a budget of {budget_bytes:,} bytes; {qualifier} "
             f"{least.budget_bytes:,} bytes. Pass at least that, or reduce the batch."
         )
     return plan
@@ -261,18 +266,18 @@ def memory_curve(
     if not budgets:
         low = least_budget(step, effort=effort).budget_bytes
         high = max(low, simulate(step, unplanned(step)).peak_bytes)
-        budgets = [low + (high - low) * place // max(1, points - 1) for place in range(points)]
+        budgets = [low + (high - low) * point // max(1, points - 1) for point in range(points)]
     ordered = sorted(set(budgets))
     planner = _Planner(step, effort)
     middle = ordered[len(ordered) // 2]
     # From the middle outwards, so that each search starts from the policy of a neighbour.
     outward = sorted(ordered, key=lambda budget: abs(budget - middle))
-    found = [plan for budget in outward if (plan := planner.best(budget, near=True)) is not None]
-    proven = {plan.budget_bytes for plan in found if plan.optimal}
+    plans = [plan for budget in outward if (plan := planner.best(budget, near=True)) is not None]
+    proven = {plan.budget_bytes for plan in plans if plan.optimal}
     curve = []
     for budget in ordered:
         # A plan for less memory may be the fastest one found for more: greedy search is not monotone.
-        fitting = [plan for plan in found if plan.simulation.peak_bytes <= budget]
+        fitting = [plan for plan in plans if plan.simulation.peak_bytes <= budget]
         if fitting:
             best = min(fitting, key=lambda plan: (plan.simulation.step_us, plan.simulation.peak_bytes))
             lower_us = planner.lower_us(budget)
@@ -308,8 +313,10 @@ class _Planner:
         # is at least as fast as both.
         for index, searches in self._variants:
             search = GreedySearch(index, budget_bytes)
-            others = searches if near and not self._small else []
-            start = min(others, key=lambda other: abs(other.budget_bytes - budget_bytes), default=None)
+            neighbours = searches if near and not self._small else []
+            start = min(
+                neighbours, key=lambda neighbour: abs(neighbour.budget_bytes - budget_bytes), default=None
+            )
             relaxed_s = self._effort.limit_s if self._effort.relaxed_size and not self._small else 0.0
             schedules += search.schedules(self._effort.rounds, start, relaxed_s=relaxed_s)
             searches.append(search)
@@ -320,8 +327,10 @@ class _Planner:
                     schedules.append(solved.schedule)
         if not schedules:
             return None
-        simulated = [(simulate(self._step, found, budget_bytes=budget_bytes), found) for found in schedules]
-        best = min(simulated, key=lambda found: (found[0].step_us, found[0].peak_bytes))
+        simulated = [
+            (simulate(self._step, schedule, budget_bytes=budget_bytes), schedule) for schedule in schedules
+        ]
+        best = min(simulated, key=lambda candidate: (candidate[0].step_us, candidate[0].peak_bytes))
         return self._plan(budget_bytes, *best, optimal=optimal)
 
     def lower_us(self, budget_bytes: int) -> float:

@@ -51,14 +51,14 @@ def figure(plan: MemoryPlan, layers: Sequence[LayerPlan], *, title: str = "") ->
     Raises:
         MissingDependency: Matplotlib is not installed.
     """
-    found = empty_figure()
-    memory, activity, shares = found.subplots(3, height_ratios=(14, 1, 1))
+    plot = empty_figure()
+    memory, activity, shares = plot.subplots(3, height_ratios=(14, 1, 1))
     activity.sharex(memory)
     _draw_memory(memory, plan)
     _draw_activity(activity, plan)
     _draw_shares(shares, layers)
-    found.suptitle(title, fontsize="medium")
-    return found
+    plot.suptitle(title, fontsize="medium")
+    return plot
 
 
 def _draw_memory(axes: Any, plan: MemoryPlan) -> None:
@@ -161,12 +161,12 @@ def _draw_shares(axes: Any, layers: Sequence[LayerPlan]) -> None:
     }
     total = sum(sizes.values())
     unit, name = _unit(total)
-    left = 0.0
+    offset = 0.0
     for kind, size_bytes in sizes.items():
         share = size_bytes / total if total else 0.0
         label = f"{kind}: {size_bytes / unit:.2f} {name}, {share:.0%}"
-        axes.barh(0, share, left=left, color=SHARES[kind], label=label)
-        left += share
+        axes.barh(0, share, left=offset, color=SHARES[kind], label=label)
+        offset += share
     axes.set(xlim=(0, 1), yticks=[], xticks=[])
     axes.set_xlabel("share of the bytes saved for later operations")
     _legend_above(axes)
@@ -175,4 +175,4 @@ def _draw_shares(axes: Any, layers: Sequence[LayerPlan]) -> None:
 def _unit(size_bytes: int) -> tuple[float, str]:
     """Return the largest unit that is not larger than the size."""
     units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-    return next((found for found in units if size_bytes >= found[0]), (1.0, "bytes"))
+    return next((unit for unit in units if size_bytes >= unit[0]), (1.0, "bytes"))

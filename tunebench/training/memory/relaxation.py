@@ -88,7 +88,7 @@ class _Relaxation:
         self.program = IntegerProgram()
         count = len(step.operations)
         if isinstance(stages, int):
-            stages = [place * count // min(stages, count) for place in range(min(stages, count))]
+            stages = [part * count // min(stages, count) for part in range(min(stages, count))]
         self._moments = sorted({0, count, *stages})
         self._kept: dict[tuple[int, int], int] = {}
         self._again: dict[tuple[int, int], int] = {}
@@ -125,7 +125,7 @@ class _Relaxation:
 
     def _needed(self) -> list[set[int]]:
         """Return for each stage the tensors that can help to run its operations, or later ones."""
-        found = []
+        needed_by_stage = []
         for moment in self._moments[:-1]:
             needed = {tensor for operation in self._operations[moment:] for tensor in operation.inputs}
             needed.update(self._step.results)
@@ -133,8 +133,8 @@ class _Relaxation:
             for operation in reversed(self._operations[:moment]):
                 if operation.recomputable and needed.intersection(operation.outputs):
                     needed.update(operation.inputs)
-            found.append(needed)
-        return found
+            needed_by_stage.append(needed)
+        return needed_by_stage
 
     def _add(self, stage: int, tensor: int, producer: int) -> None:
         """Add the variables of a tensor in a stage."""
@@ -160,12 +160,12 @@ class _Relaxation:
 
     def _connect(self) -> None:
         """Require that a tensor that is read or kept was kept before, is written again, or is copied back."""
-        for (stage, tensor), kept in self._kept.items():
+        for (stage, tensor), keeps in self._kept.items():
             if stage and self._producer[tensor] < self._moments[stage - 1]:
-                self.program.at_most({kept: 1.0, **self._sources(stage - 1, tensor)}, 0.0)
-        for (stage, index), again in self._again.items():
+                self.program.at_most({keeps: 1.0, **self._sources(stage - 1, tensor)}, 0.0)
+        for (stage, index), repeats in self._again.items():
             for tensor in self._step.movable(self._operations[index].inputs):
-                self.program.at_most({again: 1.0, **self._sources(stage, tensor)}, 0.0)
+                self.program.at_most({repeats: 1.0, **self._sources(stage, tensor)}, 0.0)
         for stage, moment in enumerate(self._moments[:-1]):
             end = self._moments[stage + 1]
             read = {tensor for operation in self._operations[moment:end] for tensor in operation.inputs}
@@ -190,8 +190,8 @@ class _Relaxation:
                 read.update(dict.fromkeys(operation.inputs, stage))
             for tensor, last in read.items():
                 if (stage, tensor) in self._kept:
-                    again = (self._again.get((at, self._producer[tensor])) for at in range(stage, last + 1))
-                    row = {key: -1.0 for key in again if key is not None}
+                    repeats = (self._again.get((at, self._producer[tensor])) for at in range(stage, last + 1))
+                    row = {key: -1.0 for key in repeats if key is not None}
                     row[self._kept[stage, tensor]] = row[self._left[stage, tensor]] = -1.0
                     self.program.at_most(row, -1.0)
 
@@ -200,11 +200,11 @@ class _Relaxation:
         for stage, moment in enumerate(self._moments[:-1]):
             operation = self._operations[moment]
             # These are on the device in any case, and counted in `working_bytes`.
-            own = {*operation.inputs, *operation.outputs}
+            operation_tensors = {*operation.inputs, *operation.outputs}
             row = {
-                kept: self._step.tensors[tensor].size_bytes / self._budget_bytes
-                for (at, tensor), kept in self._kept.items()
-                if at == stage and tensor not in own
+                keeps: self._step.tensors[tensor].size_bytes / self._budget_bytes
+                for (at, tensor), keeps in self._kept.items()
+                if at == stage and tensor not in operation_tensors
             }
             self.program.at_most(row, 1.0 - self._step.working_bytes(operation) / self._budget_bytes)
 
@@ -218,16 +218,16 @@ class _Relaxation:
         for stage in range(stages):
             moment, end = self._moments[stage : stage + 2]
             row = {starts[stage]: 1.0, starts[stage + 1]: -1.0}
-            for (at, index), again in self._again.items():
+            for (at, index), repeats in self._again.items():
                 if at == stage:
-                    row[again] = self._operations[index].time_us * self._per_us
+                    row[repeats] = self._operations[index].time_us * self._per_us
             spent = sum(operation.time_us for operation in self._operations[moment:end]) * self._per_us
             self.program.at_most(row, -spent)
             if link is None:
                 continue
             out = {
-                left: link.to_host_us(sizes[tensor]) * self._per_us
-                for (at, tensor), left in self._left.items()
+                leaves: link.to_host_us(sizes[tensor]) * self._per_us
+                for (at, tensor), leaves in self._left.items()
                 if at == stage
             }
             self.program.at_most({**out, starts[stage]: -1.0}, 0.0)

@@ -173,6 +173,6 @@ class _Machine:
     def _name(self, tensor: int) -> str:
         return f"tensor {self._step.tensors[tensor].name!r}"
 
-    def _require(self, condition: bool, found: str) -> None:
+    def _require(self, condition: bool, message: str) -> None:
         if not condition:
-            raise InputError(f"invalid schedule at action {len(self._bytes_during)}: {found}")
+            raise InputError(f"invalid schedule at action {len(self._bytes_during)}: {message}")

@@ -62,11 +62,11 @@ class StepOperation:
 
     def __post_init__(self) -> None:
         if not (0 <= self.time_us < math.inf):
-            found = self.time_us
-            raise InputError(f"operation {self.name!r}: time_us must be finite and at least 0, found {found}")
+            value = self.time_us
+            raise InputError(f"operation {self.name!r}: time_us must be finite and at least 0, found {value}")
         if self.workspace_bytes < 0:
-            found = self.workspace_bytes
-            raise InputError(f"operation {self.name!r}: workspace_bytes must be at least 0, found {found}")
+            value = self.workspace_bytes
+            raise InputError(f"operation {self.name!r}: workspace_bytes must be at least 0, found {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +166,8 @@ class TrainingStep:
 
     def working_bytes(self, operation: StepOperation) -> int:
         """Return the least bytes on the device while an operation runs, resident tensors included."""
-        own = self.bytes_of(operation.inputs + operation.outputs)
-        return self.resident_bytes + own + operation.workspace_bytes
+        operand_bytes = self.bytes_of(operation.inputs + operation.outputs)
+        return self.resident_bytes + operand_bytes + operation.workspace_bytes
 
     def producers(self) -> dict[int, int]:
         """Return the index of the operation that writes each tensor."""
