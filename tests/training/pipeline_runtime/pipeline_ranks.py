@@ -239,13 +239,13 @@ class Failing(nn.Module):
         return x
 
 
-def failure(how: str, rank: int) -> dict[str, Any]:
+def failure(cause: str, rank: int) -> dict[str, Any]:
     """Run a step in which rank 2 fails; return the error of this rank, and that of another step."""
     schedule = one_f_one_b(RANKS, 6)
     part = parts_of_gpt(RANKS)[rank]
     if rank == 2:
-        part.append(Failing(how))
-    run = pipelined(part, schedule, loss_fn=loss_of, timeout_s=3 if how == "stopped" else 25)
+        part.append(Failing(cause))
+    run = pipelined(part, schedule, loss_fn=loss_of, timeout_s=3 if cause == "stopped" else 25)
     inputs, targets = batch_of(schedule.microbatches)
     errors = []
     for _ in range(2):

@@ -78,13 +78,13 @@ def measure_pipeline(
         raise InputError(f"expected at least one repeat, got {repeats}")
     run._check_step(args, kwargs, target)
     share = (repeats + 1, run.schedule.microbatches)
-    repeated = [tree_map(lambda one: _first(one, *share), each) for each in (args, kwargs, target)]
-    once = [tree_map(lambda one: _first(one, 1, share[1]), each) for each in (args, kwargs, target)]
+    repeated = [tree_map(lambda tensor: _first(tensor, *share), batch) for batch in (args, kwargs, target)]
+    once = [tree_map(lambda tensor: _first(tensor, 1, share[1]), batch) for batch in (args, kwargs, target)]
     times: dict[tuple[int, ActionKind], list[float]] = defaultdict(list)
     for kinds in (_FULL, _SPLIT) if run.schedule.trains else ((),):
-        one = _alone(run, repeats + 1, kinds)
-        one.observer = lambda action: _timed(action, times)
-        _step(one, repeated)
+        single_rank_run = _alone(run, repeats + 1, kinds)
+        single_rank_run.observer = lambda action: _timed(action, times)
+        _step(single_rank_run, repeated)
     single = _alone(run, 1, _FULL if run.schedule.trains else ())
     stages, peak_bytes = _memory_of(single, once)
     for stage in run._stages:
@@ -96,9 +96,9 @@ def measure_pipeline(
     measured = {index: _with_times(stages[index], index, times) for index in stages}
     gathered: list[Any] = [None] * run.schedule.ranks
     dist.all_gather_object(gathered, (measured, peak_bytes), group=run._transport.group)
-    each = {index: costs for own, _ in gathered for index, costs in own.items()}
+    stage_costs = {index: costs for rank_costs, _ in gathered for index, costs in rank_costs.items()}
     costs = PipelineCosts(
-        stages=tuple(each[index] for index in range(run.schedule.stages)),
+        stages=tuple(stage_costs[index] for index in range(run.schedule.stages)),
         interconnect=measure_interconnect(run._transport),
     )
     return _with_work(costs, single.schedule, [peak for _, peak in gathered])
@@ -116,16 +116,16 @@ def measure_interconnect(transport: Transport) -> Interconnect:
     pairs = [(first, second) for second in range(transport.ranks) for first in range(second)]
     measured: list[LinearTransfer | None] = []
     for crosses in (False, True):
-        found = next((pair for pair in pairs if (nodes[pair[0]] != nodes[pair[1]]) == crosses), None)
-        measured.append(_measured_link(transport, *found) if found else None)
-    known = [link for link in measured if link is not None] or [LinearTransfer(bytes_per_us=1e6)]
-    inside, between = (link or known[0] for link in measured)
+        endpoints = next((pair for pair in pairs if (nodes[pair[0]] != nodes[pair[1]]) == crosses), None)
+        measured.append(_measured_link(transport, *endpoints) if endpoints else None)
+    links = [link for link in measured if link is not None] or [LinearTransfer(bytes_per_us=1e6)]
+    inside, between = (link or links[0] for link in measured)
     return Interconnect(nodes=nodes, inside=inside, between=between)
 
 
 def _measured_link(transport: Transport, first: int, second: int) -> LinearTransfer:
     """Return latency and bandwidth of messages between two ranks, on all ranks."""
-    found: list[Any] = [None]
+    links: list[Any] = [None]
     if transport.rank in (first, second):
         peer = second if transport.rank == first else first
         small_us, large_us = (
@@ -133,9 +133,9 @@ def _measured_link(transport: Transport, first: int, second: int) -> LinearTrans
             for nbytes in (SMALL_BYTES, LARGE_BYTES)
         )
         rate = (LARGE_BYTES - SMALL_BYTES) / max(1e-3, large_us - small_us)
-        found = [LinearTransfer(bytes_per_us=rate, latency_us=small_us)]
-    dist.broadcast_object_list(found, group=transport.group, group_src=first)
-    link: LinearTransfer = found[0]
+        links = [LinearTransfer(bytes_per_us=rate, latency_us=small_us)]
+    dist.broadcast_object_list(links, group=transport.group, group_src=first)
+    link: LinearTransfer = links[0]
     return link
 
 
@@ -164,11 +164,11 @@ def _alone(run: PipelineRun, microbatches: int, backward: Sequence[ActionKind]) 
     """Return the same stages in a schedule in which one rank computes at a time."""
     placement = run.schedule.placement
     actions: list[list[PipelineAction]] = [[] for _ in range(run.schedule.ranks)]
-    for each in range(microbatches):
+    for microbatch in range(microbatches):
         for stage, rank in enumerate(placement):
-            actions[rank].append(PipelineAction(stage, K.FORWARD, each))
+            actions[rank].append(PipelineAction(stage, K.FORWARD, microbatch))
         for stage, rank in reversed(list(enumerate(placement))):
-            actions[rank] += [PipelineAction(stage, kind, each) for kind in backward]
+            actions[rank] += [PipelineAction(stage, kind, microbatch) for kind in backward]
     schedule = PipelineSchedule(
         name="one rank at a time",
         microbatches=microbatches,
@@ -176,7 +176,10 @@ def _alone(run: PipelineRun, microbatches: int, backward: Sequence[ActionKind]) 
         actions=tuple(map(tuple, actions)),
     )
     stages = [
-        Stage(one.submod, one.stage_index, one.num_stages, one.device, one.group) for one in run._stages
+        Stage(
+            run_stage.submod, run_stage.stage_index, run_stage.num_stages, run_stage.device, run_stage.group
+        )
+        for run_stage in run._stages
     ]
     return PipelineRun(
         stages,
@@ -187,8 +190,8 @@ def _alone(run: PipelineRun, microbatches: int, backward: Sequence[ActionKind]) 
     )
 
 
-def _step(run: PipelineRun, given: Sequence[Any]) -> None:
-    args, kwargs, target = given
+def _step(run: PipelineRun, batch: Sequence[Any]) -> None:
+    args, kwargs, target = batch
     run.step(*args, target=target, return_outputs=False, **kwargs)
 
 
@@ -241,12 +244,12 @@ def _with_times(
 # ----------------------------------------------------------------------------------------------- memory
 
 
-def _memory_of(run: PipelineRun, given: Sequence[Any]) -> tuple[dict[int, StageCosts], int]:
+def _memory_of(run: PipelineRun, batch: Sequence[Any]) -> tuple[dict[int, StageCosts], int]:
     """Return the memory of the stages of this rank, and the most bytes that a micro-batch adds to it."""
-    tracker, before, after = _tracked(run, given)
+    tracker, before, after = _tracked(run, batch)
     retained: dict[int, int] = {}
     if run.schedule.trains:
-        _, before_split, after_split = _tracked(_alone(run, 1, _SPLIT), given)
+        _, before_split, after_split = _tracked(_alone(run, 1, _SPLIT), batch)
         for stage in run._own:
             ended = after_split[PipelineAction(stage, K.INPUT_GRADIENT, 0)]
             retained[stage] = max(0, ended - before_split[PipelineAction(stage, K.FORWARD, 0)])
@@ -258,8 +261,8 @@ def _memory_of(run: PipelineRun, given: Sequence[Any]) -> tuple[dict[int, StageC
             received_bytes = 0 if stage.is_first else _nbytes(meta.inputs)
             forward = PipelineAction(index, K.FORWARD, 0)
             activation_bytes = max(evict_bytes, after[forward] - before[forward] + received_bytes)
-        parameters = [one for one in stage.submod.parameters() if one.requires_grad]
-        gradient_bytes = sum(one.nbytes for one in parameters) if run.schedule.trains else 0
+        parameters = [parameter for parameter in stage.submod.parameters() if parameter.requires_grad]
+        gradient_bytes = sum(parameter.nbytes for parameter in parameters) if run.schedule.trains else 0
         state = (*stage.submod.parameters(), *stage.submod.buffers())
         costs[index] = StageCosts(
             forward_us=0.0,
@@ -269,19 +272,21 @@ def _memory_of(run: PipelineRun, given: Sequence[Any]) -> tuple[dict[int, StageC
             retained_bytes=retained.get(index),
             send_bytes=0 if stage.is_last else _nbytes(meta.outputs),
             evict_bytes=evict_bytes,
-            static_bytes=sum(one.nbytes for one in state) + gradient_bytes,
+            static_bytes=sum(tensor.nbytes for tensor in state) + gradient_bytes,
         )
     return costs, tracker.peak_bytes
 
 
 def _tracked(
-    run: PipelineRun, given: Sequence[Any]
+    run: PipelineRun, batch: Sequence[Any]
 ) -> tuple[NewBytes, dict[PipelineAction, int], dict[PipelineAction, int]]:
     """Return the new bytes of a step, and those before and after each of its actions."""
-    _step(run, given)  # gradients exist from now on
-    own = [one for stage in run._stages for one in (*stage.submod.parameters(), *stage.submod.buffers())]
-    gradients = [one.grad for one in own if one.grad is not None]
-    tracker = NewBytes([*own, *gradients, *tree_leaves(given)])
+    _step(run, batch)  # gradients exist from now on
+    model_tensors = [
+        tensor for stage in run._stages for tensor in (*stage.submod.parameters(), *stage.submod.buffers())
+    ]
+    gradients = [parameter.grad for parameter in model_tensors if parameter.grad is not None]
+    tracker = NewBytes([*model_tensors, *gradients, *tree_leaves(batch)])
     before: dict[PipelineAction, int] = {}
     after: dict[PipelineAction, int] = {}
 
@@ -293,7 +298,7 @@ def _tracked(
 
     run.observer = observed
     with tracker:
-        _step(run, given)
+        _step(run, batch)
     return tracker, before, after
 
 
@@ -326,10 +331,10 @@ class NewBytes(TorchDispatchMode):  # type: ignore[misc]
         peak_bytes: Most of them at any time.
     """
 
-    def __init__(self, known: Sequence[Any]) -> None:
+    def __init__(self, tensors: Sequence[Any]) -> None:
         super().__init__()
         self.nbytes = self.peak_bytes = 0
-        self._known = set(storages_of(known))
+        self._known = set(storages_of(tensors))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

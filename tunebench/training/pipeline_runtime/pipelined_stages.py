@@ -87,8 +87,10 @@ def pipelined(
     costs = costs or PipelineCosts.uniform(schedule.stages)
     explicit = with_transfers(schedule, costs)
     simulate_pipeline(explicit, costs)  # refuses what ranks cannot execute, or would wait for without end
-    place = torch.device(device) if device is not None else _device(modules)
-    run_stages = [Stage(modules[index], index, schedule.stages, place, group) for index in sorted(modules)]
+    stage_device = torch.device(device) if device is not None else _device(modules)
+    run_stages = [
+        Stage(modules[index], index, schedule.stages, stage_device, group) for index in sorted(modules)
+    ]
     return PipelineRun(run_stages, explicit, loss_fn=loss_fn, timeout_s=timeout_s, scale_grads=scale_grads)
 
 
@@ -96,17 +98,22 @@ def _by_index(
     stages: nn.Module | Sequence[nn.Module] | Mapping[int, nn.Module], schedule: PipelineSchedule, rank: int
 ) -> dict[int, nn.Module]:
     """Return the modules of a rank by the index of their stage."""
-    own = [index for index, owner in enumerate(schedule.placement) if owner == rank]
-    given = [stages] if isinstance(stages, nn.Module) and not isinstance(stages, nn.ModuleList) else stages
-    if isinstance(given, Mapping):
-        modules = dict(given)
+    rank_stages = [index for index, owner in enumerate(schedule.placement) if owner == rank]
+    stage_modules = (
+        [stages] if isinstance(stages, nn.Module) and not isinstance(stages, nn.ModuleList) else stages
+    )
+    if isinstance(stage_modules, Mapping):
+        modules = dict(stage_modules)
     else:
-        listed = list(given)
-        modules = dict(zip(own, listed, strict=False)) if len(listed) == len(own) else {}
-    if sorted(modules) != own:
-        found = f"stages {sorted(modules)}" if isinstance(given, Mapping) else f"{len(listed)} modules"
+        listed = list(stage_modules)
+        modules = dict(zip(rank_stages, listed, strict=False)) if len(listed) == len(rank_stages) else {}
+    if sorted(modules) != rank_stages:
+        received = (
+            f"stages {sorted(modules)}" if isinstance(stage_modules, Mapping) else f"{len(listed)} modules"
+        )
         raise InputError(
-            f"rank {rank} of schedule {schedule.name} has the {len(own)} stages {own}, got {found}"
+            f"rank {rank} of schedule {schedule.name} has the {len(rank_stages)} stages {rank_stages}, "
+            f"got {received}"
         )
     for index, module in modules.items():
         if not isinstance(module, nn.Module):
@@ -118,7 +125,8 @@ def _by_index(
 
 def _device(modules: Mapping[int, nn.Module]) -> torch.device:
     """Return the device of the parameters; the processor if there are none."""
-    found: torch.device = next(
-        (one.device for module in modules.values() for one in module.parameters()), torch.device("cpu")
+    device: torch.device = next(
+        (parameter.device for module in modules.values() for parameter in module.parameters()),
+        torch.device("cpu"),
     )
-    return found
+    return device

@@ -80,9 +80,9 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
         self._pending: dict[PipelineAction, PendingTransfer] = {}
         self._accepted: dict[tuple[int, int], list[Tensor]] = {}
         self._step_losses: dict[int, Tensor] = {}
-        own = schedule.actions[self.rank]
-        self._evictions = frozenset(action for action in own if action.kind is K.EVICT)
-        self._reduces = any(action.kind is K.REDUCE_GRADIENTS for action in own)
+        rank_actions = schedule.actions[self.rank]
+        self._evictions = frozenset(action for action in rank_actions if action.kind is K.EVICT)
+        self._reduces = any(action.kind is K.REDUCE_GRADIENTS for action in rank_actions)
         self.backward_counter: Counter[int] = Counter()
         self.stage_index_to_group_rank = dict(enumerate(schedule.placement))
         for stage in stages:
@@ -139,9 +139,11 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
     ) -> None:
         """Run the actions of this rank."""
         args, keywords = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
-        kept = self._kept(tree_leaves((args, keywords, target_mbs)))
+        not_evicted = self._kept(tree_leaves((args, keywords, target_mbs)))
         with self._failing("the exchange of shapes"):
-            self._initialize(args[0], keywords[0], target_mbs[0] if target_mbs else None, loss_kwargs, kept)
+            self._initialize(
+                args[0], keywords[0], target_mbs[0] if target_mbs else None, loss_kwargs, not_evicted
+            )
         self._step_losses.clear()
         self.backward_counter.clear()
         for action in self.schedule.actions[self.rank]:
@@ -156,7 +158,7 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
                             args[action.microbatch],
                             keywords[action.microbatch],
                             None if target_mbs is None else target_mbs[action.microbatch],
-                            (return_outputs, loss_kwargs, kept),
+                            (return_outputs, loss_kwargs, not_evicted),
                         )
                     else:
                         _EXECUTE[action.kind](self, action)
@@ -170,24 +172,24 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
         self._step_losses.clear()
 
     def _initialize(
-        self, args: Any, kwargs: Any, target: Any, loss_kwargs: Any, kept: frozenset[int]
+        self, args: Any, kwargs: Any, target: Any, loss_kwargs: Any, not_evicted: frozenset[int]
     ) -> None:
         """Find shapes before the first step, and exchange the sizes of what is evicted."""
         for stage in self._stages:
-            stage.prepare_eviction(kept)
+            stage.prepare_eviction(not_evicted)
         self._initialize_stages(args, kwargs, target, loss_kwargs)
         if self._sizes or not self._has_backward or not self.schedule.acceptors:
             return
         gathered: list[Any] = [None] * self.schedule.ranks
-        own = {index: stage.evicted_bytes for index, stage in self._own.items()}
-        dist.all_gather_object(gathered, own, group=self._transport.group)
-        self._sizes = {index: sizes for each in gathered for index, sizes in each.items()}
+        evicted_bytes = {index: stage.evicted_bytes for index, stage in self._own.items()}
+        dist.all_gather_object(gathered, evicted_bytes, group=self._transport.group)
+        self._sizes = {index: sizes for rank_sizes in gathered for index, sizes in rank_sizes.items()}
         self._tags = max(1, *map(len, self._sizes.values()))
 
-    def _kept(self, given: Iterable[Any]) -> frozenset[int]:
+    def _kept(self, inputs: Iterable[Any]) -> frozenset[int]:
         """Return the storages of parameters, buffers, inputs and targets."""
-        own = (tensor for stage in self._stages for tensor in _state(stage.submod))
-        return storages_of([*own, *given])
+        states = (tensor for stage in self._stages for tensor in _state(stage.submod))
+        return storages_of([*states, *inputs])
 
     # --------------------------------------------------------------------------------------- passes
 
@@ -203,11 +205,13 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
                 action._replace(kind=K.RECEIVE_BACKWARD), lambda got: self._take_gradients(action, got)
             )
 
-    def _forward(self, action: PipelineAction, args: Any, kwargs: Any, target: Any, how: Any) -> None:
+    def _forward(
+        self, action: PipelineAction, args: Any, kwargs: Any, target: Any, step_arguments: Any
+    ) -> None:
         stage, microbatch = self._own[action.stage], action.microbatch
-        return_outputs, loss_kwargs, kept = how
+        return_outputs, loss_kwargs, not_evicted = step_arguments
         evicts = self._has_backward and action._replace(kind=K.EVICT) in self._evictions
-        with stage.recording(microbatch, kept) if evicts else nullcontext():
+        with stage.recording(microbatch, not_evicted) if evicts else nullcontext():
             output = stage.forward_one_chunk(microbatch, args, kwargs, save_forward_output=return_outputs)
         if stage.is_last and self._loss_fn is not None and target is not None:
             self._step_losses[microbatch] = self._compute_loss(output, target, loss_kwargs)
@@ -259,7 +263,7 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
 
     def _send_backward(self, action: PipelineAction) -> None:
         gradients = self._own[action.stage].take_input_gradients(action.microbatch)
-        present = [one for one in gradients if one is not None]
+        present = [gradient for gradient in gradients if gradient is not None]
         self._send(present, action, self.schedule.placement[action.stage - 1])
 
     def _receive_forward(self, action: PipelineAction) -> None:
@@ -268,7 +272,7 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
         self._receive(buffers, action, sent, self.schedule.placement[sent.stage])
 
     def _receive_backward(self, action: PipelineAction) -> None:
-        buffers = [one for one in self._own[action.stage].gradient_buffers() if one is not None]
+        buffers = [buffer for buffer in self._own[action.stage].gradient_buffers() if buffer is not None]
         sent = PipelineAction(action.stage + 1, K.SEND_BACKWARD, action.microbatch)
         self._receive(buffers, action, sent, self.schedule.placement[sent.stage])
 
@@ -341,13 +345,13 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
         try:
             yield
         except Exception as error:
-            own = f"rank {self.rank} failed at {where}: {_reason(error)}"
+            failure = f"rank {self.rank} failed at {where}: {_reason(error)}"
             is_cause = not isinstance(error, ConnectionLost) and not _is_of_torch(error)
-            self._report.state(own, is_cause=is_cause)
+            self._report.state(failure, is_cause=is_cause)
             self._transport.break_connections()
-            self._ended = own if is_cause else self._report.first() or own
+            self._ended = failure if is_cause else self._report.first() or failure
             self._report.wait_for_readers(self.rank)
-            at = "" if self._ended == own else f" (rank {self.rank} was at {where})"
+            at = "" if self._ended == failure else f" (rank {self.rank} was at {where})"
             raise RankFailed(self._ended + at) from error
 
     def _check_step(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> None:

@@ -24,8 +24,8 @@ class SavedActivations:
         kept: Identities of the storages that outlive the micro-batch (see `storages_of`).
     """
 
-    def __init__(self, kept: frozenset[int]) -> None:
-        self._kept = kept
+    def __init__(self, not_evicted: frozenset[int]) -> None:
+        self._kept = not_evicted
         self._open: dict[int, _Saved] = {}
         self._saved: list[weakref.ref[_Saved]] = []
 
@@ -34,30 +34,30 @@ class SavedActivations:
         """Add what autograd saves within the context."""
         with torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack):
             yield
-        self._saved = [weakref.ref(one) for one in self._open.values()]
+        self._saved = [weakref.ref(saved) for saved in self._open.values()]
         self._open.clear()
 
     @property
     def nbytes(self) -> tuple[int, ...]:
         """Bytes of each storage that autograd still needs."""
-        return tuple(one.nbytes for one in self._alive())
+        return tuple(saved.nbytes for saved in self._alive())
 
     def tensors(self) -> list[Tensor]:
         """Return each storage as bytes."""
-        return [as_bytes(one.present()) for one in self._alive()]
+        return [as_bytes(saved.present()) for saved in self._alive()]
 
     def drop(self) -> None:
         """Release the storages; they must be replaced before the backward pass."""
-        for one in self._alive():
-            one.storage = None
+        for saved in self._alive():
+            saved.storage = None
 
     def replace(self, tensors: list[Tensor]) -> None:
         """Set the storages to those of other tensors with the same bytes."""
-        for one, tensor in zip(self._alive(), tensors, strict=True):
-            one.storage = tensor.untyped_storage()
+        for saved, tensor in zip(self._alive(), tensors, strict=True):
+            saved.storage = tensor.untyped_storage()
 
     def _alive(self) -> list[_Saved]:
-        return [one for each in self._saved if (one := each()) is not None]
+        return [saved for reference in self._saved if (saved := reference()) is not None]
 
     def _pack(self, tensor: Tensor) -> Any:
         if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
@@ -123,7 +123,7 @@ def _unpack(packed: Any) -> Tensor:
 
 def storages_of(values: Iterable[Any]) -> frozenset[int]:
     """Return numbers that identify the storages of the tensors among some values, while these exist."""
-    return frozenset(_identity(one.untyped_storage()) for one in values if isinstance(one, Tensor))
+    return frozenset(_identity(tensor.untyped_storage()) for tensor in values if isinstance(tensor, Tensor))
 
 
 def _identity(storage: torch.UntypedStorage) -> int:

@@ -68,20 +68,23 @@ class Stage(PipelineStage):  # type: ignore[misc]
     def take_outputs(self, microbatch: int) -> list[Tensor]:
         """Return the outputs of a forward pass, once; dense."""
         metas = self._stage_meta.outputs
-        return [_as_received(*each) for each in zip(self._outputs.pop(microbatch), metas, strict=True)]
+        return [
+            _as_received(*output_with_meta)
+            for output_with_meta in zip(self._outputs.pop(microbatch), metas, strict=True)
+        ]
 
     def take_input_gradients(self, microbatch: int) -> list[Tensor | None]:
         """Return the gradients of the inputs after a backward pass, once; dense, or none."""
-        found: list[Tensor | None] = []
+        gradients: list[Tensor | None] = []
         metas = self._stage_meta.input_grads
         for grad, meta in zip(self.bwd_cache.pop(microbatch), metas, strict=True):
             if meta is None:
-                found.append(None)
+                gradients.append(None)
             elif grad is None:
-                found.append(self._buffer(meta).zero_())
+                gradients.append(self._buffer(meta).zero_())
             else:
-                found.append(_as_received(grad, meta))
-        return found
+                gradients.append(_as_received(grad, meta))
+        return gradients
 
     # --------------------------------------------------------------------------------------- passes
 
@@ -93,9 +96,10 @@ class Stage(PipelineStage):  # type: ignore[misc]
         outputs, inputs = self.fwd_cache[fwd_chunk_id]
         leaves = self._leaves.pop(fwd_chunk_id, [])
         if not self.is_last:
-            self._outputs[fwd_chunk_id] = [one.detach() for one in outputs]
+            self._outputs[fwd_chunk_id] = [tensor.detach() for tensor in outputs]
             outputs = tuple(
-                _EmptyOutput.apply(one) if one.requires_grad else _empty_like(one) for one in outputs
+                _EmptyOutput.apply(tensor) if tensor.requires_grad else _empty_like(tensor)
+                for tensor in outputs
             )
         if self.has_backward:
             self.fwd_cache[fwd_chunk_id] = outputs, [*leaves, *inputs[len(leaves) :]]
@@ -103,9 +107,9 @@ class Stage(PipelineStage):  # type: ignore[misc]
             del self.fwd_cache[fwd_chunk_id]
         return output
 
-    def backward_one_chunk(self, bwd_chunk_id: int, **given: Any) -> None:
+    def backward_one_chunk(self, bwd_chunk_id: int, **keywords: Any) -> None:
         """Run the backward pass of a micro-batch, or the part of it for the input."""
-        super().backward_one_chunk(bwd_chunk_id, **given)
+        super().backward_one_chunk(bwd_chunk_id, **keywords)
         if bwd_chunk_id in self.backward_state and not self.is_first:
             for leaf in self.backward_state[bwd_chunk_id][0][: len(self._stage_meta.inputs)]:
                 if leaf is not None:
@@ -120,28 +124,28 @@ class Stage(PipelineStage):  # type: ignore[misc]
             states.clear()
 
     @contextmanager
-    def recording(self, microbatch: int, kept: frozenset[int]) -> Iterator[None]:
+    def recording(self, microbatch: int, not_evicted: frozenset[int]) -> Iterator[None]:
         """Make what autograd saves within the context evictable.
 
         Args:
             microbatch: The micro-batch.
-            kept: Identities of storages that stay on this rank.
+            not_evicted: Identities of storages that stay on this rank.
         """
-        self.saved[microbatch] = SavedActivations(kept)
+        self.saved[microbatch] = SavedActivations(not_evicted)
         with self.saved[microbatch].recording():
             yield
 
     # ---------------------------------------------------------------------------- overrides of torch
 
-    def prepare_eviction(self, kept: frozenset[int]) -> None:
+    def prepare_eviction(self, not_evicted: frozenset[int]) -> None:
         """Make the first forward pass, which finds shapes, find the storages that an eviction copies too."""
-        self._own_storages = kept
+        self._own_storages = not_evicted
 
     def _compute_outputs(self, *args: Tensor, module: nn.Module, **kwargs: Any) -> Any:
         """Run the forward pass that finds the shapes of outputs; buffers keep their values."""
         buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-        given = (*(args if self.is_first else ()), *kwargs.values())
-        saved = SavedActivations(self._own_storages | storages_of(given))
+        inputs = (*(args if self.is_first else ()), *kwargs.values())
+        saved = SavedActivations(self._own_storages | storages_of(inputs))
         with saved.recording():
             outputs = super()._compute_outputs(*args, module=module, **kwargs)
         self.evicted_bytes = saved.nbytes
@@ -162,18 +166,18 @@ class Stage(PipelineStage):  # type: ignore[misc]
         self.grad_recv_info = dict.fromkeys(range(num_microbatches), without)
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
-        found, leaves = [], []
+        activations, leaves = [], []
         trains = self.has_backward and torch.is_grad_enabled()
         for tensor, meta in zip(self._received.pop(fwd_chunk_id), self._stage_meta.inputs, strict=True):
             if trains and meta.requires_grad:
                 leaf = _empty_like(tensor).requires_grad_()
-                found.append(_Input.apply(leaf, tensor))
+                activations.append(_Input.apply(leaf, tensor))
                 leaves.append(leaf)
             else:
-                found.append(tensor)
+                activations.append(tensor)
                 leaves.append(None)
         self._leaves[fwd_chunk_id] = leaves
-        return tuple(found)
+        return tuple(activations)
 
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[Tensor | None, ...]:
         return tuple(self._received_grads.pop(bwd_chunk_id))

@@ -125,7 +125,7 @@ class Transport:
 
     def release_when_sent(self, transfer: PendingTransfer) -> None:
         """Release the messages of a transfer as soon as they are sent."""
-        self._sent = [one for one in self._sent if not self._has_ended(one)]
+        self._sent = [pending for pending in self._sent if not self._has_ended(pending)]
         self._sent.append(transfer)
         if self._waits_in_thread:
             self._queue.put(transfer)
@@ -202,14 +202,14 @@ class FailureReport:
 
     def first(self) -> str | None:
         """Return the cause of the failure, else the first lost connection; none if the store is lost."""
-        known = None
+        cause_so_far = None
         until = time.monotonic() + GRACE_S
         with contextlib.suppress(RuntimeError, dist.DistError):
-            known = self._stated(_CONSEQUENCE)
+            cause_so_far = self._stated(_CONSEQUENCE)
             while (cause := self._stated(_CAUSE)) is None and time.monotonic() < until:
                 time.sleep(GRACE_S / 20)
-            known = cause or known
-        return known
+            cause_so_far = cause or cause_so_far
+        return cause_so_far
 
     def _stated(self, key: str) -> str | None:
         return str(self._store.get(key).decode()) if self._store.check([key]) else None
