@@ -85,15 +85,15 @@ def anneal(
         temperatures: First and last temperature in microseconds.
         seed: Seed of the moves.
     """
-    found: NDArray[np.int64] = _anneal(*problem, order.copy(), lengths, moves, *temperatures, seed)
-    return found
+    best_order: NDArray[np.int64] = _anneal(*problem, order.copy(), lengths, moves, *temperatures, seed)
+    return best_order
 
 
 @njit(cache=True)
 def _simulate(placement, microbatches, times, whole, copies, links, order, lengths):  # type: ignore[no-untyped-def]  # noqa: C901
     """Return the end of each rank; infinite if a pass never runs."""
     stages, ranks = placement.size, lengths.size
-    ends = np.full((2, stages * microbatches), -1.0)  # of forward passes and gradients
+    pass_ends = np.full((2, stages * microbatches), -1.0)  # of forward passes and gradients
     arrived = np.full((2, stages * microbatches), -1.0)  # by the slot that consumes it
     send_free, receive_free = np.zeros((ranks, 2)), np.zeros((ranks, 2))
     clock, merged = np.zeros(ranks), np.zeros((stages, microbatches), np.bool_)
@@ -102,22 +102,22 @@ def _simulate(placement, microbatches, times, whole, copies, links, order, lengt
     to_send, awaits = np.full((ranks, 2), -1), np.full((ranks, 2), -1)
     while True:
         # Advance the rank with the earliest clock, as long as no other rank could issue a transfer before it.
-        rank, behind = -1, np.inf
-        for each in range(ranks):
-            if runnable[each]:
-                if rank < 0 or clock[each] < clock[rank]:
+        rank, next_clock = -1, np.inf
+        for other_rank in range(ranks):
+            if runnable[other_rank]:
+                if rank < 0 or clock[other_rank] < clock[rank]:
                     if rank >= 0:
-                        behind = clock[rank]
-                    rank = each
-                elif clock[each] < behind:
-                    behind = clock[each]
+                        next_clock = clock[rank]
+                    rank = other_rank
+                elif clock[other_rank] < next_clock:
+                    next_clock = clock[other_rank]
         if rank < 0:
             break
         while True:
             now = clock[rank]
             if to_send[rank, 0] >= 0:
                 # Another rank's clock is earlier: it may issue a transfer over the same link first.
-                if behind < now:
+                if next_clock < now:
                     break
                 way, slot = to_send[rank]
                 to_send[rank, 0] = -1
@@ -130,7 +130,7 @@ def _simulate(placement, microbatches, times, whole, copies, links, order, lengt
                 if awaits[target, 0] == way and awaits[target, 1] == slot:
                     awaits[target, 0] = -1
                     runnable[target] = True
-                    behind = min(behind, clock[target])
+                    next_clock = min(next_clock, clock[target])
                 continue
             if position[rank] == lengths[rank]:
                 runnable[rank] = False
@@ -151,11 +151,11 @@ def _simulate(placement, microbatches, times, whole, copies, links, order, lengt
             if kind < 2:
                 # The stage that it waits for, and the stage that waits for it.
                 source, target = (stage - 1, stage + 1) if kind == 0 else (stage + 1, stage - 1)
-                if kind == 1 and ends[0, slot] < 0:
+                if kind == 1 and pass_ends[0, slot] < 0:
                     return np.full(ranks, np.inf)
                 if 0 <= source < stages:
                     if placement[source] == rank:
-                        if ends[kind, source * microbatches + done[code]] < 0:
+                        if pass_ends[kind, source * microbatches + done[code]] < 0:
                             return np.full(ranks, np.inf)
                     elif arrived[kind, slot] < 0:
                         awaits[rank, 0], awaits[rank, 1] = kind, slot
@@ -163,27 +163,27 @@ def _simulate(placement, microbatches, times, whole, copies, links, order, lengt
                         break
                     else:
                         now = max(now, arrived[kind, slot])
-                ends[kind, slot] = now + taken
+                pass_ends[kind, slot] = now + taken
                 if 0 <= target < stages and placement[target] != rank:
                     to_send[rank, 0] = kind
                     to_send[rank, 1] = target * microbatches + done[code]
             clock[rank] = now + taken
             done[code] += 1
             position[rank] += 1
-    for each in range(ranks):
-        if position[each] < lengths[each]:
+    for other_rank in range(ranks):
+        if position[other_rank] < lengths[other_rank]:
             clock[:] = np.inf
     return clock
 
 
 @njit(cache=True)
-def _fits(row, length, stages, held, limit, split, done, merged):  # type: ignore[no-untyped-def]
+def _fits(row, length, stages, memory, limit, split, done, merged):  # type: ignore[no-untyped-def]
     """Return whether a row has gradients after their passes, and its activations fit."""
     done[:] = 0
     merged[:] = False
     used = 0.0
-    for place in range(length):
-        code = row[place]
+    for position in range(length):
+        code = row[position]
         kind, stage = code // stages, code % stages
         whole = kind == 3 or not split
         if kind == 3:
@@ -194,20 +194,20 @@ def _fits(row, length, stages, held, limit, split, done, merged):  # type: ignor
         if kind > 0 and done[code] >= done[code - stages]:
             return False
         if kind == 0:
-            used += held[0, stage]
+            used += memory[0, stage]
             if used > limit:
                 return False
         elif kind == 1:
-            used -= held[0, stage] - (0.0 if whole else held[1, stage])
+            used -= memory[0, stage] - (0.0 if whole else memory[1, stage])
         elif not merged[stage, done[code]]:
-            used -= held[1, stage]
+            used -= memory[1, stage]
         done[code] += 1
     return True
 
 
 @njit(cache=True)
 def _anneal(  # type: ignore[no-untyped-def]  # noqa: C901
-    placement, microbatches, times, whole, copies, links, held, limits,
+    placement, microbatches, times, whole, copies, links, memory, limits,
     order, lengths, moves, first_temperature, last_temperature, seed,
 ):  # fmt: skip
     np.random.seed(seed)
@@ -228,8 +228,8 @@ def _anneal(  # type: ignore[no-untyped-def]  # noqa: C901
             target = source + step * distance
             if target < 0 or target >= length:
                 continue
-            for place in range(length):
-                row[place] = order[rank, place]
+            for position in range(length):
+                row[position] = order[rank, position]
             kind, stage = row[source] // stages, row[source] % stages
             changes = split and kind % 2 == 1 and whole[stage] < times[1, stage] + times[2, stage]
             if changes and np.random.random() < 0.5:
@@ -237,13 +237,13 @@ def _anneal(  # type: ignore[no-untyped-def]  # noqa: C901
                 order[rank, source] = (4 - kind) * stages + stage
             else:
                 changes = False
-                for place in range(source, target, step):
-                    order[rank, place] = row[place + step]
+                for position in range(source, target, step):
+                    order[rank, position] = row[position + step]
                     # Moving a code past equal ones changes nothing, because micro-batches are counted, not
                     # stored.
-                    changes = changes or row[place + step] != row[source]
+                    changes = changes or row[position + step] != row[source]
                 order[rank, target] = row[source]
-            fits = changes and _fits(order[rank], length, stages, held, limits[rank], split, done, merged)
+            fits = changes and _fits(order[rank], length, stages, memory, limits[rank], split, done, merged)
         value = np.inf
         if fits:
             clock = _simulate(placement, microbatches, times, whole, copies, links, order, lengths)
@@ -256,10 +256,10 @@ def _anneal(  # type: ignore[no-untyped-def]  # noqa: C901
             current = value
             if value < least:
                 least = value
-                for each in range(ranks):
-                    for place in range(lengths[each]):
-                        best[each, place] = order[each, place]
+                for copied_rank in range(ranks):
+                    for position in range(lengths[copied_rank]):
+                        best[copied_rank, position] = order[copied_rank, position]
         else:
-            for place in range(length):
-                order[rank, place] = row[place]
+            for position in range(length):
+                order[rank, position] = row[position]
     return best

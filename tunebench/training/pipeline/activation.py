@@ -104,15 +104,15 @@ class ActivationMemory:
     @property
     def computed_bytes(self) -> int:
         """Bytes of a layer's activations once its forward pass has run, or has run again."""
-        size, of = itemsize(self.dtype), self.architecture
-        mask = MASK_BYTES if of.dropout else 0
+        size, architecture = itemsize(self.dtype), self.architecture
+        mask = MASK_BYTES if architecture.dropout else 0
         # Tensor parallelism divides `divided`, and only sequence parallelism also `whole`. The module's
         # docstring has the terms.
-        whole = 4 * size * of.hidden + 2 * mask * of.hidden
-        divided = size * (2 * of.inner + 2 * of.inner_k + self._feed_forward)
+        whole = 4 * size * architecture.hidden + 2 * mask * architecture.hidden
+        divided = size * (2 * architecture.inner + 2 * architecture.inner_k + self._feed_forward)
         if self.fp8:
-            whole -= 2 * (size - FP8_BYTES) * of.hidden
-            divided += FP8_BYTES * of.inner - (size - FP8_BYTES) * self._width
+            whole -= 2 * (size - FP8_BYTES) * architecture.hidden
+            divided += FP8_BYTES * architecture.inner - (size - FP8_BYTES) * self._width
         scores = 0 if self.recompute == "selective" else self._scores
         return self._tokens(whole, divided + scores) + self.expert_bytes
 
@@ -123,14 +123,16 @@ class ActivationMemory:
         Megatron-LM keeps the input of an expert, its two products, and their product after the activation. A
         device that shares an expert has the rows of all that share it, and its part of the products.
         """
-        size, of = itemsize(self.dtype), self.architecture
-        if not of.experts_per_token:
+        size, architecture = itemsize(self.dtype), self.architecture
+        if not architecture.experts_per_token:
             return 0
-        given = FP8_BYTES if self.fp8 else size
+        input_size = FP8_BYTES if self.fp8 else size
         # Devices that share experts gather the rows of all of them, and divide only the inner width.
-        row = given * self.expert_tensor * of.hidden + (2 * size + given) * of.ffn
-        rows = of.experts_per_token * self.expert_load
-        return self._tokens(ROUTER_TENSORS * ROUTER_BYTES * of.experts + rows * row, 0)
+        row = (
+            input_size * self.expert_tensor * architecture.hidden + (2 * size + input_size) * architecture.ffn
+        )
+        rows = architecture.experts_per_token * self.expert_load
+        return self._tokens(ROUTER_TENSORS * ROUTER_BYTES * architecture.experts + rows * row, 0)
 
     @property
     def recomputed_bytes(self) -> int:
@@ -147,13 +149,13 @@ class ActivationMemory:
 
         Inputs of the products, and gradients of their results.
         """
-        size, of = itemsize(self.dtype), self.architecture
-        each = 3 if of.gated else 2
-        divided = 2 * of.inner + 2 * of.inner_k + each * self._width
-        whole: float = 4 * of.hidden
-        if of.experts_per_token:
-            rows = of.experts_per_token * self.expert_load
-            whole += rows * (2 * self.expert_tensor * of.hidden + each * of.ffn)
+        size, architecture = itemsize(self.dtype), self.architecture
+        inner_tensors = 3 if architecture.gated else 2
+        divided = 2 * architecture.inner + 2 * architecture.inner_k + inner_tensors * self._width
+        whole: float = 4 * architecture.hidden
+        if architecture.experts_per_token:
+            rows = architecture.experts_per_token * self.expert_load
+            whole += rows * (2 * self.expert_tensor * architecture.hidden + inner_tensors * architecture.ffn)
         return self._tokens(size * whole, size * divided)
 
     @property
@@ -164,20 +166,25 @@ class ActivationMemory:
     @property
     def head_bytes(self) -> int:
         """Bytes of the last normalisation, the output product and logits in f32."""
-        of = self.architecture
-        return self._tokens(2 * itemsize(self.dtype) * of.hidden, LOGIT_BYTES * of.vocabulary)
+        architecture = self.architecture
+        return self._tokens(
+            2 * itemsize(self.dtype) * architecture.hidden, LOGIT_BYTES * architecture.vocabulary
+        )
 
     @property
     def head_gradient_bytes(self) -> int:
         """Bytes of the head that the gradient of its weights needs."""
-        size, of = itemsize(self.dtype), self.architecture
-        return self._tokens(size * of.hidden, size * of.vocabulary)
+        size, architecture = itemsize(self.dtype), self.architecture
+        return self._tokens(size * architecture.hidden, size * architecture.vocabulary)
 
     @property
     def embedding_bytes(self) -> int:
         """Bytes of the mask of dropout after the embedding."""
-        of = self.architecture
-        return self._tokens(MASK_BYTES * of.hidden if of.dropout and of.family != "opt" else 0, 0)
+        architecture = self.architecture
+        return self._tokens(
+            MASK_BYTES * architecture.hidden if architecture.dropout and architecture.family != "opt" else 0,
+            0,
+        )
 
     @property
     def _feed_forward(self) -> int:
@@ -187,17 +194,17 @@ class ActivationMemory:
     @property
     def _width(self) -> int:
         """Inner width of the feed-forward layer that all tokens see."""
-        of = self.architecture
-        return of.shared_ffn if of.experts_per_token else of.ffn
+        architecture = self.architecture
+        return architecture.shared_ffn if architecture.experts_per_token else architecture.ffn
 
     @property
     def _scores(self) -> int:
         """Bytes per token that have the size of the scores of attention."""
         if self.flash_attention:
             return 0
-        size, of = itemsize(self.dtype), self.architecture
-        kept = 2 * size + MASK_BYTES if of.attention_dropout else size
-        return kept * of.heads * self.seq
+        size, architecture = itemsize(self.dtype), self.architecture
+        score_bytes = 2 * size + MASK_BYTES if architecture.attention_dropout else size
+        return score_bytes * architecture.heads * self.seq
 
     def _tokens(self, whole: float, divided: float) -> int:
         """Return the bytes of all tokens, given those per token that are on each device or are divided."""

@@ -187,16 +187,18 @@ class _RankPlanner:
             if action.kind is not ActionKind.FORWARD:
                 self.here.pop(key, None)
         return tuple(
-            each for index, action in enumerate(actions) for each in (*self.before.get(index, ()), action)
+            planned_action
+            for index, action in enumerate(actions)
+            for planned_action in (*self.before.get(index, ()), action)
         )
 
     def _uses(self, actions: Sequence[PipelineAction]) -> dict[tuple[int, int], int]:
         """Return the first pass after the forward pass that needs each activation."""
-        found: dict[tuple[int, int], int] = {}
+        first_uses: dict[tuple[int, int], int] = {}
         for index, action in enumerate(actions):
             if action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT):
-                found.setdefault((action.stage, action.microbatch), index)
-        return found
+                first_uses.setdefault((action.stage, action.microbatch), index)
+        return first_uses
 
     def _copy_us(self, item: _Item) -> float:
         links = self.costs.interconnect or Interconnect.instant(self.plain.schedule.ranks)

@@ -132,8 +132,9 @@ class Comparison(Tabular):
     def _columns(self) -> Mapping[str, Sequence[object]]:
         names = ("name", "step_us", "low_us", "high_us", "bound_us", "peak_bytes", "memory_bytes", "fits")
         return columns_of(
-            {name: getattr(each, name) for name in (*names, "evictions")} | {"bubble": each.simulation.bubble}
-            for each in self.schedules
+            {name: getattr(schedule, name) for name in (*names, "evictions")}
+            | {"bubble": schedule.simulation.bubble}
+            for schedule in self.schedules
         )
 
     def _repr_html_(self) -> str:
@@ -141,14 +142,14 @@ class Comparison(Tabular):
         best = self.best
         rows = (
             (
-                f"{each.name} (best)" if each is best else each.name,
-                duration(each.step_us),
-                f"{duration(each.low_us)} to {duration(each.high_us)}",
-                f"{each.simulation.bubble:.1%}",
-                size_text(each.peak_bytes),
-                "yes" if each.fits else "no",
+                f"{schedule.name} (best)" if schedule is best else schedule.name,
+                duration(schedule.step_us),
+                f"{duration(schedule.low_us)} to {duration(schedule.high_us)}",
+                f"{schedule.simulation.bubble:.1%}",
+                size_text(schedule.peak_bytes),
+                "yes" if schedule.fits else "no",
             )
-            for each in self.schedules
+            for schedule in self.schedules
         )
         columns = ("schedule", ">step", ">90 % interval", ">bubble", ">peak memory", "fits")
         return html_grid(*columns, rows=rows)
@@ -159,9 +160,11 @@ class Comparison(Tabular):
 
         Of several, one without evictions, and then the one with the least memory.
         """
-        fitting = [each for each in self.schedules if each.fits]
+        fitting = [schedule for schedule in self.schedules if schedule.fits]
         return min(
-            fitting, key=lambda each: (each.step_us, each.evictions > 0, each.peak_bytes), default=None
+            fitting,
+            key=lambda schedule: (schedule.step_us, schedule.evictions > 0, schedule.peak_bytes),
+            default=None,
         )
 
 
@@ -194,13 +197,13 @@ def compare_schedules(
         InputError: if none of the schedules is possible.
     """
     chosen = [find_schedule(name) for name in (SCHEDULES if names is None else dict.fromkeys(names))]
-    found: list[ComparedSchedule] = []
+    compared: list[ComparedSchedule] = []
     skipped: list[SkippedSchedule] = []
     for schedule in chosen:
         watcher(schedule.name)
         try:
             made = schedule.make(source.ranks, microbatches)
-            found += _compared(source, made, memory_bytes, balanced, watcher)
+            compared += _compared(source, made, memory_bytes, balanced, watcher)
         except InputError as error:
             skipped.append(SkippedSchedule(name=schedule.name, reason=str(error)))
     if search_s:
@@ -208,12 +211,14 @@ def compare_schedules(
             name = f"optimised, {placement[0]}"
             watcher(name)
             try:
-                found.append(_optimised(source, name, placement[1], microbatches, memory_bytes, search_s / 3))
+                compared.append(
+                    _optimised(source, name, placement[1], microbatches, memory_bytes, search_s / 3)
+                )
             except InputError as error:
                 skipped.append(SkippedSchedule(name=name, reason=str(error)))
-    if not found:
+    if not compared:
         raise InputError(f"no schedule is possible: {skipped[0].name}: {skipped[0].reason}")
-    return Comparison(schedules=tuple(found), skipped=tuple(skipped))
+    return Comparison(schedules=tuple(compared), skipped=tuple(skipped))
 
 
 def _placements(ranks: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -236,8 +241,8 @@ def _optimised(
     best = optimise_schedule(
         placement, microbatches, source.costs(placement), memory_bytes, time_limit_s=search_s
     )
-    found = _simulated(source, replace(best.schedule, name=name), memory_bytes, pairs=False)
-    return replace(found, bound_us=best.lower_bound_us + found.optimizer_us)
+    compared = _simulated(source, replace(best.schedule, name=name), memory_bytes, pairs=False)
+    return replace(compared, bound_us=best.lower_bound_us + compared.optimizer_us)
 
 
 def _compared(
@@ -253,9 +258,9 @@ def _compared(
     if not balanced or source.ranks == 1 or schedule.acceptors:
         return
     watcher(f"{schedule.name} balanced")
-    found = _balanced(source, schedule, memory_bytes)
-    if found is not None and found.peak_bytes <= (1 - LEAST_GAIN) * plain.peak_bytes:
-        yield found
+    balanced_schedule = _balanced(source, schedule, memory_bytes)
+    if balanced_schedule is not None and balanced_schedule.peak_bytes <= (1 - LEAST_GAIN) * plain.peak_bytes:
+        yield balanced_schedule
 
 
 def _balanced(
@@ -267,12 +272,16 @@ def _balanced(
         costs = source.costs(schedule.placement, pairs=True)
     except InputError:  # partners cannot share nodes
         pairs, costs = False, source.costs(schedule.placement)
-    found = [balance(schedule, costs, slowdown=SLOWDOWNS[0])]
-    peaks = simulate_pipeline(found[0], costs).peak_bytes
+    candidates = [balance(schedule, costs, slowdown=SLOWDOWNS[0])]
+    peaks = simulate_pipeline(candidates[0], costs).peak_bytes
     if memory_bytes is not None and max(peaks) > memory_bytes:
-        found.append(balance(schedule, costs, slowdown=SLOWDOWNS[1]))
-    balanced = [_simulated(source, each, memory_bytes, pairs=pairs) for each in found if each.acceptors]
-    return min(balanced, key=lambda each: each.peak_bytes, default=None)
+        candidates.append(balance(schedule, costs, slowdown=SLOWDOWNS[1]))
+    balanced = [
+        _simulated(source, candidate, memory_bytes, pairs=pairs)
+        for candidate in candidates
+        if candidate.acceptors
+    ]
+    return min(balanced, key=lambda compared: compared.peak_bytes, default=None)
 
 
 def _simulated(
@@ -282,8 +291,9 @@ def _simulated(
     placement = schedule.placement
     costs = source.costs(placement, pairs=pairs)
     low_us, high_us = (
-        simulate_pipeline(schedule, one.costs(placement, pairs=pairs)).step_us + one.optimizer_us(placement)
-        for one in (source.at("low"), source.at("high"))
+        simulate_pipeline(schedule, stages_at_end.costs(placement, pairs=pairs)).step_us
+        + stages_at_end.optimizer_us(placement)
+        for stages_at_end in (source.at("low"), source.at("high"))
     )
     return ComparedSchedule(
         name=schedule.name,

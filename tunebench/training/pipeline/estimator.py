@@ -93,20 +93,20 @@ def estimate_microbatches(
     Raises:
         InputError: if a size does not divide the batch.
     """
-    found: list[MicrobatchEstimate] = []
+    estimates: list[MicrobatchEstimate] = []
     for size in sizes:
         if size < 1 or batch % size:
             raise InputError(f"micro-batches of {size} sequences do not divide a batch of {batch}")
-        given = costs(size)
-        stages = given.stages
+        pipeline_costs = costs(size)
+        stages = pipeline_costs.stages
         ranks, count = len(stages), batch // size
         stage_us = max(stage.forward_us + stage.full_backward_us for stage in stages)
-        base = found[0] if found else None
+        base = estimates[0] if estimates else None
         # Per sequence, so that micro-batches of different sizes compare.
         faster = base.stage_us / base.microbatch * size / stage_us if base else 1.0
-        most = balanced_in_flight(ranks, count)
+        balanced_count = balanced_in_flight(ranks, count)
         in_flight = [min(count, ranks - rank) for rank in range(ranks)]
-        found.append(
+        estimates.append(
             MicrobatchEstimate(
                 microbatch=size,
                 microbatches=count,
@@ -115,21 +115,21 @@ def estimate_microbatches(
                 stage_speedup=faster,
                 speedup=microbatch_speedup(batch, ranks, size, base.microbatch, faster) if base else 1.0,
                 peak_bytes=max(
-                    stage.static_bytes + stage.activation_bytes * kept
-                    for stage, kept in zip(stages, in_flight, strict=True)
+                    stage.static_bytes + stage.activation_bytes * stored
+                    for stage, stored in zip(stages, in_flight, strict=True)
                 ),
-                balanced_bytes=_balanced_bytes(given, in_flight, most),
+                balanced_bytes=_balanced_bytes(pipeline_costs, in_flight, balanced_count),
             )
         )
-    return tuple(found)
+    return tuple(estimates)
 
 
-def _balanced_bytes(costs: PipelineCosts, in_flight: list[int], most: int) -> int:
-    """Return the most memory of a rank if rank x evicts what exceeds `most` to rank ``p - 1 - x``."""
-    held = []
-    for rank, (stage, kept) in enumerate(zip(costs.stages, in_flight, strict=True)):
+def _balanced_bytes(costs: PipelineCosts, in_flight: list[int], balanced_count: int) -> int:
+    """Return the most memory of a rank if rank x evicts what exceeds `balanced_count` to ``p - 1 - x``."""
+    rank_bytes = []
+    for rank, (stage, stored) in enumerate(zip(costs.stages, in_flight, strict=True)):
         partner = len(in_flight) - 1 - rank
-        accepted = max(0, in_flight[partner] - most) * costs.stages[partner].evicted
-        evicted = max(0, kept - most) * stage.evicted
-        held.append(stage.static_bytes + stage.activation_bytes * kept - evicted + accepted)
-    return max(held)
+        accepted = max(0, in_flight[partner] - balanced_count) * costs.stages[partner].evicted
+        evicted = max(0, stored - balanced_count) * stage.evicted
+        rank_bytes.append(stage.static_bytes + stage.activation_bytes * stored - evicted + accepted)
+    return max(rank_bytes)

@@ -62,8 +62,8 @@ def exact_order(
     """
     model = _Model(graph, limit_us)
     if available is not None:
-        for rank, most in enumerate(available):
-            model.limit_memory(rank, placement, costs, most)
+        for rank, rank_bytes in enumerate(available):
+            model.limit_memory(rank, placement, costs, rank_bytes)
     solution = model.program.solve(limit_s)
     if solution.values is None:
         lower_us = limit_us if solution.optimal else solution.bound * limit_us
@@ -75,14 +75,14 @@ def exact_order(
 
 def _rank_order(graph: StreamGraph, starts: dict[Member, float], rank: int) -> tuple[PipelineAction, ...]:
     """Return the passes of a rank by their starts; at one start, those of no time are first."""
-    own = [
+    rank_passes = [
         (start, graph.streams[index].duration_us, index, microbatch)
         for (index, microbatch), start in starts.items()
         if ("rank", rank, False) in graph.streams[index].resources
     ]
     return tuple(
         PipelineAction(graph.streams[index].stage, graph.streams[index].kind, microbatch)
-        for _, _, index, microbatch in sorted(own)
+        for _, _, index, microbatch in sorted(rank_passes)
     )
 
 
@@ -104,50 +104,57 @@ class _Model:
         members = itertools.product(range(len(graph.streams)), range(graph.microbatches))
         self.start = {member: self._start(*member) for member in members}
         self._first: dict[tuple[Member, Member], int | bool] = {}
-        for each in graph.precedences:
-            for microbatch in range(graph.microbatches - each.shift):
-                before, after = (each.before, microbatch), (each.after, microbatch + each.shift)
-                self._require(before, after, each.lag_us)
+        for precedence in graph.precedences:
+            for microbatch in range(graph.microbatches - precedence.shift):
+                before, after = (
+                    (precedence.before, microbatch),
+                    (precedence.after, microbatch + precedence.shift),
+                )
+                self._require(before, after, precedence.lag_us)
         for member, start in self.start.items():
             self.program.at_most({start: 1.0, self._end: -1.0}, -self._duration(member) / limit_us)
         self._reach = self._reachable()
         pairs = {
-            pair for own in graph.by_resource().values() for pair in itertools.combinations(sorted(own), 2)
+            pair
+            for streams in graph.by_resource().values()
+            for pair in itertools.combinations(sorted(streams), 2)
         }
         for pair in sorted(pairs):
             self._order_pair(*pair)
 
-    def limit_memory(self, rank: int, placement: Sequence[int], costs: PipelineCosts, most: int) -> None:
+    def limit_memory(self, rank: int, placement: Sequence[int], costs: PipelineCosts, available: int) -> None:
         """Require that the activations of a rank fit when each of its forward passes starts."""
         graph = self._graph
-        own = [
+        rank_streams = [
             index
             for index, stream in enumerate(graph.streams)
             if ("rank", placement[stream.stage], False) in stream.resources
             and placement[stream.stage] == rank
         ]
-        whole = max(most, 1)
-        for index in own:
+        whole = max(available, 1)
+        for index in rank_streams:
             if graph.streams[index].kind is not ActionKind.FORWARD:
                 continue
             for microbatch in range(graph.microbatches):
-                held = costs.stages[graph.streams[index].stage].activation_bytes
-                # Bytes of all passes that are before this one, as far as the order is open; `left` takes what
-                # is certain.
+                activation_bytes = costs.stages[graph.streams[index].stage].activation_bytes
+                # Bytes of all passes that are before this one, as far as the order is open; `spare_bytes`
+                # takes what is certain.
                 row: dict[int, float] = {}
-                left = most - held
-                for other, each in itertools.product(own, range(graph.microbatches)):
-                    if (other, each) == (index, microbatch):
+                spare_bytes = available - activation_bytes
+                for other_stream, other_microbatch in itertools.product(
+                    rank_streams, range(graph.microbatches)
+                ):
+                    if (other_stream, other_microbatch) == (index, microbatch):
                         continue
-                    change = self._change(other, costs)
-                    before = self._is_first((other, each), (index, microbatch))
+                    change = self._change(other_stream, costs)
+                    before = self._is_first((other_stream, other_microbatch), (index, microbatch))
                     if isinstance(before, bool):
-                        left -= change * before
+                        spare_bytes -= change * before
                     else:
                         name, sign = before
                         row[name] = row.get(name, 0.0) + sign * change / whole
-                        left -= change * (sign < 0)
-                self.program.at_most(row, left / whole)
+                        spare_bytes -= change * (sign < 0)
+                self.program.at_most(row, spare_bytes / whole)
 
     def _change(self, index: int, costs: PipelineCosts) -> int:
         """Return the change of its rank's memory after a pass, in bytes."""
@@ -179,9 +186,11 @@ class _Model:
         """Return the members that precedences put after each one."""
         graph = self._graph
         following: dict[Member, list[Member]] = {member: [] for member in self.start}
-        for each in graph.precedences:
-            for microbatch in range(graph.microbatches - each.shift):
-                following[each.before, microbatch].append((each.after, microbatch + each.shift))
+        for precedence in graph.precedences:
+            for microbatch in range(graph.microbatches - precedence.shift):
+                following[precedence.before, microbatch].append(
+                    (precedence.after, microbatch + precedence.shift)
+                )
         # What precedences order already needs no variable: most pairs.
         reach: dict[Member, set[Member]] = {}
 
@@ -194,22 +203,22 @@ class _Model:
             visit(member)
         return reach
 
-    def _order_pair(self, one: int, other: int) -> None:
+    def _order_pair(self, first_stream: int, second_stream: int) -> None:
         """Add the variables for the order of the members of two streams, where it is open."""
         count = range(self._graph.microbatches)
         for i, j in itertools.product(count, count):
-            self._decide((one, i), (other, j))
+            self._decide((first_stream, i), (second_stream, j))
         # Streams run in the order of micro-batches.
         for i, j in itertools.product(count, count):
             for later in ((i + 1, j), (i, j - 1)):
                 if later[0] in count and later[1] in count:
-                    implies = self._first[(one, later[0]), (other, later[1])]
-                    self._imply(implies, self._first[(one, i), (other, j)])
+                    implies = self._first[(first_stream, later[0]), (second_stream, later[1])]
+                    self._imply(implies, self._first[(first_stream, i), (second_stream, j)])
 
-    def _decide(self, one: Member, other: Member) -> None:
+    def _decide(self, first: Member, second: Member) -> None:
         """Add the variable that is 1 if a member is first, or require the only possible order."""
-        if other in self._reach[one] or one in self._reach[other]:
-            self._first[one, other] = other in self._reach[one]
+        if second in self._reach[first] or first in self._reach[second]:
+            self._first[first, second] = second in self._reach[first]
             return
         limit_us, start = self._limit_us, self.start
         slack = 1e-9 * limit_us
@@ -226,37 +235,37 @@ class _Model:
 
         # In one of the two orders, the longest path through both exceeds the limit: only the other one is
         # possible.
-        if not fits(one, other) or not fits(other, one):
-            self._first[one, other] = not fits(other, one)
-            self._require(*((one, other) if self._first[one, other] else (other, one)))
+        if not fits(first, second) or not fits(second, first):
+            self._first[first, second] = not fits(second, first)
+            self._require(*((first, second) if self._first[first, second] else (second, first)))
             return
-        name = self._first[one, other] = self.program.variable(integer=True)
-        own, others = self._duration(one) / limit_us, self._duration(other) / limit_us
+        name = self._first[first, second] = self.program.variable(integer=True)
+        first_duration, second_duration = self._duration(first) / limit_us, self._duration(second) / limit_us
         # Big M of each row: the most that the pair can miss its order by. The smaller it is, the tighter the
         # relaxation.
-        large, larger = spare(one, other), spare(other, one)
-        self.program.at_most({start[one]: 1.0, start[other]: -1.0, name: large}, large - own)
-        self.program.at_most({start[other]: 1.0, start[one]: -1.0, name: -larger}, -others)
+        large, larger = spare(first, second), spare(second, first)
+        self.program.at_most({start[first]: 1.0, start[second]: -1.0, name: large}, large - first_duration)
+        self.program.at_most({start[second]: 1.0, start[first]: -1.0, name: -larger}, -second_duration)
 
     def _imply(self, condition: int | bool, result: int | bool) -> None:
         """Require a decision if another one is taken."""
         if condition is False or result is True:
             return
         row = {}
-        most = 0.0
+        upper = 0.0
         for decision, sign in ((condition, 1.0), (result, -1.0)):
             if isinstance(decision, bool):
-                most -= sign * decision
+                upper -= sign * decision
             else:
                 row[decision] = sign
-        self.program.at_most(row, most)
+        self.program.at_most(row, upper)
 
-    def _is_first(self, one: Member, other: Member) -> bool | tuple[int, int]:
+    def _is_first(self, first: Member, second: Member) -> bool | tuple[int, int]:
         """Return whether a member is first, or a variable and 1; -1 if the variable says the opposite."""
-        if one[0] == other[0]:
-            return one[1] < other[1]
-        known = self._first.get((one, other))
-        if known is not None:
-            return known if isinstance(known, bool) else (known, 1)
-        known = self._first[other, one]
-        return not known if isinstance(known, bool) else (known, -1)
+        if first[0] == second[0]:
+            return first[1] < second[1]
+        decision = self._first.get((first, second))
+        if decision is not None:
+            return decision if isinstance(decision, bool) else (decision, 1)
+        decision = self._first[second, first]
+        return not decision if isinstance(decision, bool) else (decision, -1)

@@ -17,7 +17,7 @@ from tunebench.training.steps.time_range import End
 
 __all__ = ["GivenStages", "read_stages"]
 
-_FIELDS = {each.name for each in fields(StageCosts)}
+_FIELDS = {field.name for field in fields(StageCosts)}
 _SIZES = {name for name in _FIELDS if name.endswith("_bytes")}
 _LINKS = ("link", "network", "ranks_per_node")
 
@@ -91,13 +91,16 @@ class GivenStages:
         Raises:
             InputError: if the parts cannot be divided evenly among the stages.
         """
-        each, left = divmod(len(self.parts), len(placement))
-        if left or not each:
+        parts_per_stage, remainder = divmod(len(self.parts), len(placement))
+        if remainder or not parts_per_stage:
             raise InputError(
                 f"{len(self.parts)} parts cannot be divided among {len(placement)} stages: give the costs of "
                 f"a multiple of {len(placement)} parts"
             )
-        stages = [_joined(self.parts[first : first + each]) for first in range(0, len(self.parts), each)]
+        stages = [
+            _joined(self.parts[first : first + parts_per_stage])
+            for first in range(0, len(self.parts), parts_per_stage)
+        ]
         # The output of the last stage goes nowhere.
         stages[-1] = replace(stages[-1], send_bytes=0, send_us=None)
         return PipelineCosts(stages=tuple(stages), interconnect=self.interconnect(pairs=pairs))
@@ -163,11 +166,15 @@ def read_stages(path: str | Path, ranks: int | None = None) -> GivenStages:
     data = _content(Path(path))
     _require_known(path, "file", data, ("ranks", "stage", "interconnect"))
     tables = data.get("stage")
-    if not isinstance(tables, list) or not tables or not all(isinstance(one, dict) for one in tables):
+    if (
+        not isinstance(tables, list)
+        or not tables
+        or not all(isinstance(part_table, dict) for part_table in tables)
+    ):
         raise InputError(f"{path}: expected a table [[stage]] for each part of the model, found none")
     parts: list[StageCosts] = []
-    for index, one in enumerate(tables):
-        table = dict(one)
+    for index, part_table in enumerate(tables):
+        table = dict(part_table)
         count = table.pop("count", 1)
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise InputError(f"{path}, stage {index}: count must be a number of parts, found {count!r}")
@@ -208,18 +215,18 @@ def _content(path: Path) -> dict[str, Any]:
 def _stage(where: str, table: Mapping[str, Any]) -> StageCosts:
     """Return the costs of one table."""
     _require_known(where, "stage", table, sorted(_FIELDS))
-    found = {name: _number(f"{where}: {name}", name, value) for name, value in table.items()}
-    if "forward_us" not in found:
+    stage_costs = {name: _number(f"{where}: {name}", name, value) for name, value in table.items()}
+    if "forward_us" not in stage_costs:
         raise InputError(f"{where}: forward_us is missing: give the time of the forward pass in microseconds")
-    gradients = {"input_gradient_us", "weight_gradient_us"} & found.keys()
-    if not gradients and "backward_us" in found:
-        half = found["backward_us"] / 2
-        found |= {"input_gradient_us": half, "weight_gradient_us": half}
+    gradients = {"input_gradient_us", "weight_gradient_us"} & stage_costs.keys()
+    if not gradients and "backward_us" in stage_costs:
+        half = stage_costs["backward_us"] / 2
+        stage_costs |= {"input_gradient_us": half, "weight_gradient_us": half}
     elif len(gradients) != 2:
         raise InputError(
             f"{where}: give backward_us, or both input_gradient_us and weight_gradient_us, in microseconds"
         )
-    return StageCosts(**found)
+    return StageCosts(**stage_costs)
 
 
 def _number(where: str, name: str, value: Any) -> Any:
@@ -227,13 +234,15 @@ def _number(where: str, name: str, value: Any) -> Any:
     if name in _SIZES and isinstance(value, str) and "%" not in value:
         return budget_bytes(value, 1)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        wanted = "bytes, or a size such as '1.5GB'" if name in _SIZES else "microseconds"
-        raise InputError(f"{where} must be {wanted}, found {value!r}")
+        expected = "bytes, or a size such as '1.5GB'" if name in _SIZES else "microseconds"
+        raise InputError(f"{where} must be {expected}, found {value!r}")
     return int(value) if name in _SIZES else float(value)
 
 
-def _require_known(where: str | Path, what: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
+def _require_known(
+    where: str | Path, table_kind: str, table: Mapping[str, Any], valid_keys: Sequence[str]
+) -> None:
     """Raise UnknownName for a key that is not known."""
     for name in table:
-        if name not in known:
-            raise UnknownName(f"key of {what} in {where}", name, known)
+        if name not in valid_keys:
+            raise UnknownName(f"key of {table_kind} in {where}", name, valid_keys)

@@ -165,7 +165,7 @@ class _Search:
         self._available = (
             [inf] * (max(placement) + 1)
             if memory_bytes is None
-            else [float(each) for each in available_bytes(placement, costs, memory_bytes)]
+            else [float(rank_bytes) for rank_bytes in available_bytes(placement, costs, memory_bytes)]
         )
 
     # ------------------------------------------------------------------------------------------ candidates
@@ -189,11 +189,11 @@ class _Search:
                 if varies and (self._split or not named.splits_backward):
                     yield named.make(ranks, count, chunks, costs)
         elif self._placement == v_placement(ranks):
-            held = max(stage.activation_bytes for stage in costs.stages)
-            fitting = 2 * ranks if self._memory_bytes is None else min(self._available) // max(held, 1)
-            for most in {2 * ranks, int(fitting), int(fitting) - 1}:
-                if 2 <= most <= 2 * ranks:
-                    apart = v_schedule(ranks, count, most)
+            stage_bytes = max(stage.activation_bytes for stage in costs.stages)
+            fitting = 2 * ranks if self._memory_bytes is None else min(self._available) // max(stage_bytes, 1)
+            for most_stages in {2 * ranks, int(fitting), int(fitting) - 1}:
+                if 2 <= most_stages <= 2 * ranks:
+                    apart = v_schedule(ranks, count, most_stages)
                     yield apart if self._split else self._whole(apart)
 
     def _whole(self, schedule: PipelineSchedule) -> PipelineSchedule:
@@ -202,11 +202,11 @@ class _Search:
         return self._schedule(
             tuple(
                 tuple(
-                    each._replace(kind=ActionKind.BACKWARD) if each.kind is gradient else each
-                    for each in own
-                    if each.kind is not weight
+                    action._replace(kind=ActionKind.BACKWARD) if action.kind is gradient else action
+                    for action in rank_actions
+                    if action.kind is not weight
                 )
-                for own in schedule.actions
+                for rank_actions in schedule.actions
             )
         )
 
@@ -230,10 +230,12 @@ class _Search:
             if self._is_over():
                 break
             tried.append((list_times(problem, planned, rules)[1], len(tried), problem, planned, rules))
-        tried = [each for each in tried if each[0] < inf]
+        tried = [attempt for attempt in tried if attempt[0] < inf]
         # The fastest of all, and of each limit: transferred tensors need memory too.
-        tried.sort(key=lambda each: each[:2])
-        of_limits = [next((each for each in tried if each[2] is problem), None) for problem in limited]
+        tried.sort(key=lambda attempt: attempt[:2])
+        of_limits = [
+            next((attempt for attempt in tried if attempt[2] is problem), None) for problem in limited
+        ]
         for _, _, problem, planned, rules in [*tried[:_JUDGED], *filter(None, of_limits)]:
             actions = list_schedule(problem, planned, rules)
             assert actions is not None, "it was scheduled before"
@@ -242,7 +244,7 @@ class _Search:
     def _limits(self) -> Iterator[tuple[list[float], bool]]:
         """Return limits of each rank, from one micro-batch in flight on, and whether they count stages."""
         stages = [self._placement.count(rank) for rank in range(max(self._placement) + 1)]
-        held = [
+        activation_bytes = [
             sum(
                 stage.activation_bytes
                 for stage, owner in zip(self._costs.stages, self._placement, strict=True)
@@ -251,23 +253,26 @@ class _Search:
             for rank in range(len(stages))
         ]
         flights = sorted({1, 2, 3, *(round(1.5**power) for power in range(4, 20))})
-        for flight in [each for each in flights if each < self._microbatches] + [self._microbatches]:
+        for flight in [count for count in flights if count < self._microbatches] + [self._microbatches]:
             if self._memory_bytes is None:
-                yield [float(flight * each) for each in stages], True
+                yield [float(flight * stage_count) for stage_count in stages], True
             else:
-                yield [min(a, flight * b) for a, b in zip(self._available, held, strict=True)], False
+                yield (
+                    [min(a, flight * b) for a, b in zip(self._available, activation_bytes, strict=True)],
+                    False,
+                )
 
     def _plans(self) -> list[NDArray[np.float64]]:
         """Return planned times of forward passes and gradients (2, stages, micro-batches)."""
         streams = self._graph.streams
         computes = [
-            [index for index, each in enumerate(streams) if each.kind in kinds]
+            [index for index, stream in enumerate(streams) if stream.kind in kinds]
             for kinds in ((ActionKind.FORWARD,), (ActionKind.INPUT_GRADIENT, ActionKind.BACKWARD))
         ]
-        rows = [sorted(own, key=lambda index: streams[index].stage) for own in computes]
-        heads = np.array([self._graph.heads_us[own] for own in rows])
-        tails = np.array([self._graph.tails_us[own] for own in rows])
-        durations = np.array([[streams[index].duration_us for index in own] for own in rows])
+        rows = [sorted(row_streams, key=lambda index: streams[index].stage) for row_streams in computes]
+        heads = np.array([self._graph.heads_us[row_streams] for row_streams in rows])
+        tails = np.array([self._graph.tails_us[row_streams] for row_streams in rows])
+        durations = np.array([[streams[index].duration_us for index in row_streams] for row_streams in rows])
         urgent = -tails - durations[:, :, None]
         # Gradients are planned before all forward passes: whatever gradient can run runs first.
         gradients_first = heads - np.array([0.0, 2.0 * heads.max()])[:, None, None]
@@ -277,8 +282,8 @@ class _Search:
         """Return plans that repeat the passes of the first micro-batch, after periods of several lengths."""
         heads = self._plans()[0]
         busy_us = max(
-            sum(self._graph.streams[index].duration_us for index in own)
-            for own in self._graph.by_resource().values()
+            sum(self._graph.streams[index].duration_us for index in resource_streams)
+            for resource_streams in self._graph.by_resource().values()
         )
         for factor in _PERIODS:
             yield heads[:, :, :1] + factor * busy_us * np.arange(self._microbatches)
@@ -304,19 +309,24 @@ class _Search:
         """Improve the order of passes of a schedule by simulated annealing."""
         order, lengths = _encoded(start, self._costs, split=self._split)
         limits = list(self._available)
-        for each in range(_ROUNDS):
+        for annealing_round in range(_ROUNDS):
             step_us = self._found[0].step_us
             problem = self._order_problem(limits)
-            hot = 0.01 * step_us * 0.5**each
+            hot = 0.01 * step_us * 0.5**annealing_round
             order = anneal(
-                problem, order, lengths, moves=_MOVES, temperatures=(hot, hot / 4), seed=1000 * seed + each
+                problem,
+                order,
+                lengths,
+                moves=_MOVES,
+                temperatures=(hot, hot / 4),
+                seed=1000 * seed + annealing_round,
             )
             actions = _decoded(order, lengths, len(self._placement), split=self._split)
             excess = self._judge_excess(self._schedule(actions))
             # The next round starts from the best schedule that fits, with tighter limits.
             if any(excess):
                 # Transferred tensors take memory that the search did not count.
-                limits = [most - over for most, over in zip(limits, excess, strict=True)]
+                limits = [limit - over for limit, over in zip(limits, excess, strict=True)]
                 order, lengths = _encoded(self._found[0].schedule, self._costs, split=self._split)
             if self._is_over():
                 break
@@ -341,17 +351,17 @@ class _Search:
         """Return a schedule with whole backward passes where both gradients follow each other."""
         stages = self._costs.stages
         actions = []
-        for own in schedule.actions:
+        for rank_actions in schedule.actions:
             merged: list[PipelineAction] = []
-            for each in own:
-                cost = stages[each.stage]
+            for action in rank_actions:
+                cost = stages[action.stage]
                 apart_us = cost.input_gradient_us + cost.weight_gradient_us
-                follows = merged and merged[-1] == each._replace(kind=ActionKind.INPUT_GRADIENT)
-                is_weight = each.kind is ActionKind.WEIGHT_GRADIENT
+                follows = merged and merged[-1] == action._replace(kind=ActionKind.INPUT_GRADIENT)
+                is_weight = action.kind is ActionKind.WEIGHT_GRADIENT
                 if is_weight and follows and cost.full_backward_us < apart_us:
-                    merged[-1] = each._replace(kind=ActionKind.BACKWARD)
+                    merged[-1] = action._replace(kind=ActionKind.BACKWARD)
                 else:
-                    merged.append(each)
+                    merged.append(action)
             actions.append(tuple(merged))
         return self._schedule(tuple(actions))
 
@@ -369,7 +379,9 @@ class _Search:
                 self._costs,
                 limit_us=self._found[0].step_us,
                 limit_s=self._end_s - time.monotonic(),
-                available=None if self._memory_bytes is None else [int(each) for each in self._available],
+                available=None
+                if self._memory_bytes is None
+                else [int(rank_bytes) for rank_bytes in self._available],
             )
         except MissingDependency:
             return
@@ -420,8 +432,12 @@ class _Search:
         excess = [0] * len(simulation.peak_bytes)
         if self._memory_bytes is not None:
             excess = [max(0, peak - self._memory_bytes) for peak in simulation.peak_bytes]
-        if not any(excess) and all(each.schedule.actions != schedule.actions for each in self._found):
-            self._found = sorted([*self._found, simulation], key=lambda each: each.step_us)[:_STARTS]
+        if not any(excess) and all(
+            known_simulation.schedule.actions != schedule.actions for known_simulation in self._found
+        ):
+            self._found = sorted(
+                [*self._found, simulation], key=lambda known_simulation: known_simulation.step_us
+            )[:_STARTS]
         return excess
 
     def _is_over(self) -> bool:
@@ -438,7 +454,11 @@ _WHOLE = (ActionKind.FORWARD, ActionKind.BACKWARD)
 
 def _splits(schedule: PipelineSchedule) -> bool:
     """Return whether some gradients of a schedule are apart."""
-    return any(each.kind is ActionKind.WEIGHT_GRADIENT for own in schedule.actions for each in own)
+    return any(
+        action.kind is ActionKind.WEIGHT_GRADIENT
+        for rank_actions in schedule.actions
+        for action in rank_actions
+    )
 
 
 def _encoded(
@@ -446,9 +466,9 @@ def _encoded(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the codes of each rank, and their numbers."""
     rows = []
-    for own in schedule.actions:
+    for rank_actions in schedule.actions:
         row = []
-        for stage, kind, _ in own:
+        for stage, kind, _ in rank_actions:
             parts: tuple[ActionKind, ...] = (kind,)
             if split and kind is ActionKind.BACKWARD:
                 cost = costs.stages[stage]
@@ -473,7 +493,7 @@ def _decoded(
     for rank, length in enumerate(lengths.tolist()):
         done: Counter[tuple[bool, int, bool]] = Counter()
         joined = set()
-        own = []
+        rank_actions = []
         for code in order[rank, :length].tolist():
             kind, stage = (_SPLIT if split else _WHOLE)[code // stages], code % stages
             # Input gradients and whole backward passes are counted together.
@@ -483,6 +503,6 @@ def _decoded(
             if kind is ActionKind.BACKWARD:
                 joined.add((stage, action.microbatch))
             if kind is not ActionKind.WEIGHT_GRADIENT or (stage, action.microbatch) not in joined:
-                own.append(action)
-        actions.append(tuple(own))
+                rank_actions.append(action)
+        actions.append(tuple(rank_actions))
     return tuple(actions)

@@ -95,41 +95,41 @@ class StreamGraph:
 
     def by_resource(self) -> dict[Resource, list[int]]:
         """Return the streams that occupy each resource."""
-        found = defaultdict(list)
+        streams_of = defaultdict(list)
         for index, stream in enumerate(self.streams):
             for resource in stream.resources:
-                found[resource].append(index)
-        return found
+                streams_of[resource].append(index)
+        return streams_of
 
     def lower_bound_us(self) -> float:
         """Return the greatest of the bounds of all resources and of the longest path."""
         durations = np.array([stream.duration_us for stream in self.streams])
         longest = float((self.heads_us + durations[:, None] + self.tails_us).max())
-        bounds = [self._preemptive_us(own) for own in self.by_resource().values()]
+        bounds = [self._preemptive_us(resource_streams) for resource_streams in self.by_resource().values()]
         return max(longest, self.memory_us, *bounds)
 
-    def _preemptive_us(self, own: Sequence[int]) -> float:
+    def _preemptive_us(self, resource_streams: Sequence[int]) -> float:
         """Return the end of a step in which a resource may interrupt what it does."""
         # Jackson's rule: of the passes that are ready, run the one with the longest tail. Interrupting passes
         # is allowed, which makes this the optimum of a relaxation, and so a bound.
         waiting = sorted(
-            (float(self.heads_us[index, each]), -float(self.tails_us[index, each]), duration_us)
-            for index in own
+            (float(self.heads_us[index, microbatch]), -float(self.tails_us[index, microbatch]), duration_us)
+            for index in resource_streams
             if (duration_us := self.streams[index].duration_us) > 0
-            for each in range(self.microbatches)
+            for microbatch in range(self.microbatches)
         )
         ready: list[tuple[float, float]] = []  # the negative of its tail, and what is left
         now = end = 0.0
-        for place, (head, tail, duration) in enumerate(waiting):
+        for position, (head, tail, duration) in enumerate(waiting):
             now = max(now, head)
             heapq.heappush(ready, (tail, duration))
-            until = waiting[place + 1][0] if place + 1 < len(waiting) else inf
+            until = waiting[position + 1][0] if position + 1 < len(waiting) else inf
             while ready and now < until:
-                tail, left = heapq.heappop(ready)
-                ran = min(left, until - now)
+                tail, remaining = heapq.heappop(ready)
+                ran = min(remaining, until - now)
                 now += ran
-                if ran < left:
-                    heapq.heappush(ready, (tail, left - ran))
+                if ran < remaining:
+                    heapq.heappush(ready, (tail, remaining - ran))
                 else:
                     end = max(end, now - tail)
         return end
@@ -177,11 +177,15 @@ def stream_graph(
     if memory_bytes is not None:
         precedences += _memory_precedences(placement, costs, memory_bytes, streams)
     # Each stream runs its micro-batches in order.
-    precedences += [Precedence(before=each, after=each, shift=1) for each in range(len(streams))]
+    precedences += [
+        Precedence(before=stream_index, after=stream_index, shift=1) for stream_index in range(len(streams))
+    ]
     heads = _longest(streams, precedences, microbatches)
     backwards = [
-        Precedence(before=each.after, after=each.before, lag_us=each.lag_us, shift=each.shift)
-        for each in precedences
+        Precedence(
+            before=precedence.after, after=precedence.before, lag_us=precedence.lag_us, shift=precedence.shift
+        )
+        for precedence in precedences
     ]
     # Longest paths of the reversed graph, whose first micro-batch is the last one.
     tails = _longest(streams, backwards, microbatches)[:, ::-1]
@@ -203,8 +207,8 @@ def available_bytes(placement: Sequence[int], costs: PipelineCosts, memory_bytes
     Raises:
         InputError: if one micro-batch does not fit a rank.
     """
-    left = [memory_bytes - static for static in costs.static_bytes(placement)]
-    for rank, own_bytes in enumerate(left):
+    available = [memory_bytes - static for static in costs.static_bytes(placement)]
+    for rank, own_bytes in enumerate(available):
         needed = sum(
             costs.stages[stage].activation_bytes for stage, owner in enumerate(placement) if owner == rank
         )
@@ -213,7 +217,7 @@ def available_bytes(placement: Sequence[int], costs: PipelineCosts, memory_bytes
                 f"rank {rank} needs {memory_bytes - own_bytes} static bytes and {needed} for one "
                 f"micro-batch, and has {memory_bytes}: raise the limit, or give the rank fewer layers"
             )
-    return left
+    return available
 
 
 class _Chain:
@@ -247,8 +251,10 @@ class _Chain:
         duration_us = duration_us if sender.send_us is None else sender.send_us
         if source_rank == target_rank or not duration_us:
             return after
-        ends: tuple[Resource, ...] = (("send", source_rank, between), ("receive", target_rank, between))
-        return self._add(Stream(kind=kind, stage=stage, duration_us=duration_us, resources=ends), after=after)
+        link_ends: tuple[Resource, ...] = (("send", source_rank, between), ("receive", target_rank, between))
+        return self._add(
+            Stream(kind=kind, stage=stage, duration_us=duration_us, resources=link_ends), after=after
+        )
 
     def _add(self, stream: Stream, *, after: int | None) -> int:
         self.streams.append(stream)
@@ -283,49 +289,52 @@ def _memory_precedences(
     placement: Sequence[int], costs: PipelineCosts, memory_bytes: int, streams: Sequence[Stream]
 ) -> list[Precedence]:
     """Return which forward pass waits for the backward pass of an earlier micro-batch on its stage."""
-    left = available_bytes(placement, costs, memory_bytes)
-    forward = {each.stage: index for index, each in enumerate(streams) if each.kind is F}
-    gradient = {each.stage: index for index, each in enumerate(streams) if each.kind in (I, B)}
-    weight = {each.stage: index for index, each in enumerate(streams) if each.kind is W}
-    found = []
+    available = available_bytes(placement, costs, memory_bytes)
+    forward = {stream.stage: index for index, stream in enumerate(streams) if stream.kind is F}
+    gradient = {stream.stage: index for index, stream in enumerate(streams) if stream.kind in (I, B)}
+    weight = {stream.stage: index for index, stream in enumerate(streams) if stream.kind is W}
+    precedences = []
     for stage, (rank, cost) in enumerate(zip(placement, costs.stages, strict=True)):
         if not cost.activation_bytes:
             continue
-        # At most `most` micro-batches of the stage fit, so forward pass i waits for the gradient of
-        # micro-batch i - most.
-        most = left[rank] // cost.activation_bytes
+        # At most `microbatches` of the stage fit, so forward pass i waits for the gradient of micro-batch
+        # i - microbatches.
+        microbatches = available[rank] // cost.activation_bytes
         # If the gradient of weights needs all activations, they are freed only after it.
         all_retained = stage in weight and cost.retained == cost.activation_bytes
         lag_us = streams[weight[stage]].duration_us if all_retained else 0.0
-        found.append(Precedence(before=gradient[stage], after=forward[stage], lag_us=lag_us, shift=most))
-    return found
+        precedences.append(
+            Precedence(before=gradient[stage], after=forward[stage], lag_us=lag_us, shift=microbatches)
+        )
+    return precedences
 
 
 def _memory_us(
     graph: StreamGraph, placement: Sequence[int], costs: PipelineCosts, memory_bytes: int
 ) -> float:
     """Return the time in which the bytes of each rank suffice for what its micro-batches hold."""
-    index = {(each.kind, each.stage): place for place, each in enumerate(graph.streams)}
+    index = {(stream.kind, stream.stage): stream_index for stream_index, stream in enumerate(graph.streams)}
     bound_us = 0.0
-    for rank, most in enumerate(available_bytes(placement, costs, memory_bytes)):
+    for rank, rank_bytes in enumerate(available_bytes(placement, costs, memory_bytes)):
         stages = [stage for stage, owner in enumerate(placement) if owner == rank]
         # Each micro-batch holds its activations at least for its own longest path: bytes times time is at
         # least this.
-        held = retained = 0.0  # bytes times microseconds of a micro-batch
+        byte_us = retained_byte_us = 0.0  # bytes times microseconds of a micro-batch
         tail_us = inf
         for stage in stages:
             gradient = index[(I, stage) if (I, stage) in index else (B, stage)]
             ends_us = graph.heads_us[gradient, 0] + graph.streams[gradient].duration_us
             held_us = ends_us - graph.heads_us[index[F, stage], 0]
-            held += float(held_us) * costs.stages[stage].activation_bytes
+            byte_us += float(held_us) * costs.stages[stage].activation_bytes
             tail_us = min(tail_us, float(graph.tails_us[gradient, -1]))
             if (W, stage) in index:
-                retained += graph.streams[index[W, stage]].duration_us * costs.stages[stage].retained
+                retained_byte_us += graph.streams[index[W, stage]].duration_us * costs.stages[stage].retained
         head_us = min(float(graph.heads_us[index[F, stage], 0]) for stage in stages)
-        if held:
+        if byte_us:
             # Gradients of weights hold memory too, and need not be followed by anything.
             longest = max(
-                held * graph.microbatches / most + tail_us, (held + retained) * graph.microbatches / most
+                byte_us * graph.microbatches / rank_bytes + tail_us,
+                (byte_us + retained_byte_us) * graph.microbatches / rank_bytes,
             )
             bound_us = max(bound_us, head_us + longest)
     return bound_us
@@ -337,14 +346,17 @@ def _longest(
     """Return the longest path to each pass (streams, micro-batches), its own time not included."""
     paths = np.zeros((len(streams), microbatches))
     waits = defaultdict(list)
-    for each in precedences:
-        waits[each.after].append(each)
+    for precedence in precedences:
+        waits[precedence.after].append(precedence)
     order = _sorted_streams(len(streams), precedences)
     for microbatch, index in itertools.product(range(microbatches), order):
-        for each in waits[index]:
-            if each.shift <= microbatch:
-                length = paths[each.before, microbatch - each.shift] + streams[each.before].duration_us
-                paths[index, microbatch] = max(paths[index, microbatch], length + each.lag_us)
+        for precedence in waits[index]:
+            if precedence.shift <= microbatch:
+                length = (
+                    paths[precedence.before, microbatch - precedence.shift]
+                    + streams[precedence.before].duration_us
+                )
+                paths[index, microbatch] = max(paths[index, microbatch], length + precedence.lag_us)
     return paths
 
 
@@ -352,10 +364,10 @@ def _sorted_streams(count: int, precedences: Sequence[Precedence]) -> list[int]:
     """Return the streams, each after those that it waits for in the same micro-batch."""
     after = defaultdict(list)
     missing = [0] * count
-    for each in precedences:
-        if each.shift == 0:
-            after[each.before].append(each.after)
-            missing[each.after] += 1
+    for precedence in precedences:
+        if precedence.shift == 0:
+            after[precedence.before].append(precedence.after)
+            missing[precedence.after] += 1
     order = [index for index in range(count) if not missing[index]]
     for index in order:
         for waiting in after[index]:

@@ -117,14 +117,14 @@ def figure(
     Raises:
         MissingDependency: Matplotlib is not installed.
     """
-    found = empty_figure()
+    plot = empty_figure()
     rows = simulation.schedule.ranks * ROW_INCHES + 0.8
-    found.set_size_inches(WIDTH_INCHES, min(MOST_INCHES, rows + MEMORY_INCHES))
-    passes, memory = found.subplots(2, height_ratios=(rows, MEMORY_INCHES), sharex=True)
+    plot.set_size_inches(WIDTH_INCHES, min(MOST_INCHES, rows + MEMORY_INCHES))
+    passes, memory = plot.subplots(2, height_ratios=(rows, MEMORY_INCHES), sharex=True)
     _draw_passes(passes, simulation, titled)
     _draw_memory(memory, simulation, limit_bytes)
-    found.suptitle(title, fontsize="medium")
-    return found
+    plot.suptitle(title, fontsize="medium")
+    return plot
 
 
 # -- bars --------------------------------------------------------------------------------------------------
@@ -144,18 +144,18 @@ def _bars(simulation: PipelineSimulation) -> Iterator[_Bar]:
                     start_us=start_us,
                     end_us=end_us,
                 )
-    for each in simulation.transfers:
-        if each.kind not in (ActionKind.EVICT, ActionKind.LOAD):
+    for transfer in simulation.transfers:
+        if transfer.kind not in (ActionKind.EVICT, ActionKind.LOAD):
             continue
-        for rank in (each.source, each.target):
+        for rank in (transfer.source, transfer.target):
             yield _Bar(
                 rank=rank,
-                kind=each.kind,
-                stage=each.stage,
-                microbatch=each.microbatch,
-                start_us=each.start_us,
-                end_us=each.end_us,
-                note=f", rank {each.source} to {each.target}",
+                kind=transfer.kind,
+                stage=transfer.stage,
+                microbatch=transfer.microbatch,
+                start_us=transfer.start_us,
+                end_us=transfer.end_us,
+                note=f", rank {transfer.source} to {transfer.target}",
             )
 
 
@@ -169,7 +169,7 @@ def _draw_passes(axes: Any, simulation: PipelineSimulation, titled: bool) -> Non
     step_ms = simulation.step_us / 1e3 or 1.0
     corners: dict[tuple[ActionKind, bool], list[list[tuple[float, float]]]] = {}
     edge = 0.4 if _bar_points(bars, simulation) > 3 else 0.0
-    for place, bar in enumerate(bars):
+    for bar_index, bar in enumerate(bars):
         low, height = PASS if bar.kind.computes else COPY
         left, right, bottom = bar.start_us / 1e3, bar.end_us / 1e3, bar.rank + low
         later = bar.kind.computes and bar.stage >= ranks
@@ -182,7 +182,7 @@ def _draw_passes(axes: Any, simulation: PipelineSimulation, titled: bool) -> Non
                 alpha=SECOND_CHUNK if later else None,
                 edgecolor=EDGE if bar.kind.computes else COLORS[bar.kind][0],
                 linewidth=edge if bar.kind.computes else THINNEST,
-                gid=f"bar{place}",
+                gid=f"bar{bar_index}",
             )
             axes.add_artist(patch)
         else:
@@ -255,7 +255,7 @@ def _draw_memory(axes: Any, simulation: PipelineSimulation, limit_bytes: int | N
 
     highest = max(max(simulation.peak_bytes), limit_bytes or 0)
     unit, name = next(
-        (found for found in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if highest >= found[0]), (1.0, "bytes")
+        (scale for scale in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if highest >= scale[0]), (1.0, "bytes")
     )
     ranks = simulation.schedule.ranks
     last_ms = simulation.step_us / 1e3
@@ -266,7 +266,7 @@ def _draw_memory(axes: Any, simulation: PipelineSimulation, limit_bytes: int | N
         axes.step([*times, last_ms], [*used, used[-1]], where="post", color=color, linewidth=1.1, label=label)
     handles, labels = axes.get_legend_handles_labels()
     if ranks > 16:
-        shown = sorted({round(place * (ranks - 1) / 15) for place in range(16)})
+        shown = sorted({round(label_index * (ranks - 1) / 15) for label_index in range(16)})
         handles, labels = [handles[rank] for rank in shown], [labels[rank] for rank in shown]
     if limit_bytes is not None:
         line = axes.axhline(limit_bytes / unit, color="tab:red", linestyle="--", linewidth=1.2)
@@ -313,7 +313,7 @@ def _page(image: str, bars: list[_Bar], title: str) -> str:
     image = image[image.index("<svg") :]
     image = re.sub(
         r'<g id="bar(\d+)">',
-        lambda found: f"{found[0]}<title>{html.escape(bars[int(found[1])].title)}</title>",
+        lambda match: f"{match[0]}<title>{html.escape(bars[int(match[1])].title)}</title>",
         image,
     )
     name = html.escape(title or "pipeline")

@@ -100,11 +100,11 @@ class PredictedStages:
                 "recomputation, sequence parallelism and a choice of flash attention need the stack "
                 f"megatron, got {self.stack}"
             )
-        of = architecture_of(self.network)
-        if self.stack == "megatron" and of.family != "gpt2" and not of.gated:
+        architecture = architecture_of(self.network)
+        if self.stack == "megatron" and architecture.family != "gpt2" and not architecture.gated:
             raise InputError(
                 "the kernels of Megatron-LM are known for gpt2, llama, mixtral, qwen2_moe and qwen3_moe, got "
-                f"{of.family}: use the stack eager or compiled"
+                f"{architecture.family}: use the stack eager or compiled"
             )
 
     @cached_property
@@ -195,10 +195,10 @@ class PredictedStages:
 
     def at(self, end: End) -> PredictedStages:
         """Return the same stages with the times of another end of the prediction interval."""
-        found = replace(self, end=end)
+        stages = replace(self, end=end)
         # Predictions contain all ends of the interval: nothing has to be predicted again.
-        found._known.update(self._known)
-        return found
+        stages._known.update(self._known)
+        return stages
 
     def with_microbatch(self, microbatch: int) -> PredictedStages:
         """Return the same stages for micro-batches of another size."""

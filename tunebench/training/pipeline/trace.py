@@ -64,10 +64,18 @@ def _passes(simulation: PipelineSimulation) -> Iterator[dict[str, Any]]:
 
 
 def _transfers(simulation: PipelineSimulation) -> Iterator[dict[str, Any]]:
-    for each in simulation.transfers:
-        for rank, thread in ((each.source, 1), (each.target, 2)):
-            event = _slice(rank, thread, each.kind, each.stage, each.microbatch, each.start_us, each.end_us)
-            event["args"] |= {"from": each.source, "to": each.target}
+    for transfer in simulation.transfers:
+        for rank, thread in ((transfer.source, 1), (transfer.target, 2)):
+            event = _slice(
+                rank,
+                thread,
+                transfer.kind,
+                transfer.stage,
+                transfer.microbatch,
+                transfer.start_us,
+                transfer.end_us,
+            )
+            event["args"] |= {"from": transfer.source, "to": transfer.target}
             yield event
 
 

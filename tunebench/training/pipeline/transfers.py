@@ -45,21 +45,26 @@ def with_transfers(schedule: PipelineSchedule, costs: PipelineCosts) -> Pipeline
     if schedule.explicit:
         return schedule
     simulation = simulate_pipeline(schedule, costs)
-    arrivals = {(each.kind, each.stage, each.microbatch): each for each in simulation.transfers}
-    places: dict[tuple[ActionKind, int, int], _Place] = {}
-    own = [_own_actions(simulation, rank, arrivals, places) for rank in range(schedule.ranks)]
+    arrivals = {
+        (arrival.kind, arrival.stage, arrival.microbatch): arrival for arrival in simulation.transfers
+    }
+    positions: dict[tuple[ActionKind, int, int], _Place] = {}
+    rank_lists = [_own_actions(simulation, rank, arrivals, positions) for rank in range(schedule.ranks)]
     foreign: list[list[_Foreign]] = [[] for _ in range(schedule.ranks)]
-    for key, each in arrivals.items():
-        rank, kind, stage = _other_side(each)
-        action = PipelineAction(stage, kind, each.microbatch)
+    for key, arrival in arrivals.items():
+        rank, kind, stage = _other_side(arrival)
+        action = PipelineAction(stage, kind, arrival.microbatch)
         ready_us = 0.0
-        if each.kind is ActionKind.LOAD:
-            ready_us = arrivals[ActionKind.EVICT, stage, each.microbatch].end_us
+        if arrival.kind is ActionKind.LOAD:
+            ready_us = arrivals[ActionKind.EVICT, stage, arrival.microbatch].end_us
             released = action._replace(kind=ActionKind.RELEASE)
             # The acceptor frees its copy once it has been sent back.
-            foreign[rank].append(_Foreign(_Place(each.end_us, rank, -1), released, each.end_us))
-        foreign[rank].append(_Foreign(places[key], action, ready_us))
-    merged = (_merged(mine, sorted(others)) for mine, others in zip(own, foreign, strict=True))
+            foreign[rank].append(_Foreign(_Place(arrival.end_us, rank, -1), released, arrival.end_us))
+        foreign[rank].append(_Foreign(positions[key], action, ready_us))
+    merged = (
+        _merged(rank_actions, sorted(foreign_actions))
+        for rank_actions, foreign_actions in zip(rank_lists, foreign, strict=True)
+    )
     return replace(schedule, actions=tuple(merged))
 
 
@@ -84,10 +89,10 @@ def _own_actions(
     simulation: PipelineSimulation,
     rank: int,
     arrivals: dict[tuple[ActionKind, int, int], Transfer],
-    places: dict[tuple[ActionKind, int, int], _Place],
+    positions: dict[tuple[ActionKind, int, int], _Place],
 ) -> list[_Own]:
-    """Return a rank's actions with its sends, and note the place of each transfer that it starts."""
-    found: list[_Own] = []
+    """Return a rank's actions with its sends, and note the position of each transfer that it starts."""
+    actions: list[_Own] = []
     schedule = simulation.schedule
     starts, ends = simulation.starts_us[rank].tolist(), simulation.ends_us[rank].tolist()
     for index, (action, start_us, end_us) in enumerate(
@@ -100,16 +105,16 @@ def _own_actions(
                 source = arrivals[key].source
                 evicted = arrivals[ActionKind.EVICT, action.stage, action.microbatch]
                 ready_us = max(end_us, evicted.end_us)
-            places[key] = _Place(ready_us, source, index)
-            found.append(_Own(action, start_us, end_us, places[key]))
+            positions[key] = _Place(ready_us, source, index)
+            actions.append(_Own(action, start_us, end_us, positions[key]))
             continue
-        found.append(_Own(action, start_us, end_us, None))
+        actions.append(_Own(action, start_us, end_us, None))
         sends = _send_after(action)
         if sends is not None and (sends.kind, sends.stage, sends.microbatch) in arrivals:
-            place = _Place(end_us, rank, index)
-            places[sends.kind, sends.stage, sends.microbatch] = place
-            found.append(_Own(sends, end_us, end_us, place))
-    return found
+            position = _Place(end_us, rank, index)
+            positions[sends.kind, sends.stage, sends.microbatch] = position
+            actions.append(_Own(sends, end_us, end_us, position))
+    return actions
 
 
 def _send_after(action: PipelineAction) -> PipelineAction | None:
@@ -121,39 +126,42 @@ def _send_after(action: PipelineAction) -> PipelineAction | None:
     return None
 
 
-def _other_side(each: Transfer) -> tuple[int, ActionKind, int]:
+def _other_side(transfer: Transfer) -> tuple[int, ActionKind, int]:
     """Return the rank whose list lacks its side of a transfer, and the kind and stage of that action."""
-    if each.kind is ActionKind.SEND_FORWARD:
-        return each.target, ActionKind.RECEIVE_FORWARD, each.stage + 1
-    if each.kind is ActionKind.SEND_BACKWARD:
-        return each.target, ActionKind.RECEIVE_BACKWARD, each.stage - 1
-    if each.kind is ActionKind.EVICT:
-        return each.target, ActionKind.ACCEPT, each.stage
-    return each.source, ActionKind.RETURN, each.stage
+    if transfer.kind is ActionKind.SEND_FORWARD:
+        return transfer.target, ActionKind.RECEIVE_FORWARD, transfer.stage + 1
+    if transfer.kind is ActionKind.SEND_BACKWARD:
+        return transfer.target, ActionKind.RECEIVE_BACKWARD, transfer.stage - 1
+    if transfer.kind is ActionKind.EVICT:
+        return transfer.target, ActionKind.ACCEPT, transfer.stage
+    return transfer.source, ActionKind.RETURN, transfer.stage
 
 
-def _merged(own: list[_Own], others: list[_Foreign]) -> tuple[PipelineAction, ...]:
+def _merged(rank_actions: list[_Own], foreign_actions: list[_Foreign]) -> tuple[PipelineAction, ...]:
     """Return one list: transfers in their order, before the pass during which their bytes exist."""
     merged: list[PipelineAction] = []
-    releases = [each for each in others if each.action.kind is ActionKind.RELEASE][::-1]
-    waiting = [each for each in others if each.action.kind is not ActionKind.RELEASE][::-1]
-    place_of = {each.action: each.place for each in waiting}
-    for mine in own:
+    releases = [foreign for foreign in foreign_actions if foreign.action.kind is ActionKind.RELEASE][::-1]
+    waiting = [foreign for foreign in foreign_actions if foreign.action.kind is not ActionKind.RELEASE][::-1]
+    position_of = {foreign.action: foreign.place for foreign in waiting}
+    for scheduled in rank_actions:
         # A receive must precede the pass that needs it, even if it then makes the rank wait.
-        needed = place_of.get(_needed(mine.action))
+        needed = position_of.get(_needed(scheduled.action))
         while waiting:
-            each = waiting[-1]
-            if mine.place is not None:
-                before = each.place < mine.place
+            next_foreign = waiting[-1]
+            if scheduled.place is not None:
+                before = next_foreign.place < scheduled.place
             else:
-                before = each.place.time_us < mine.end_us and each.ready_us <= mine.start_us
-            if not before and (needed is None or each.place > needed):
+                before = (
+                    next_foreign.place.time_us < scheduled.end_us
+                    and next_foreign.ready_us <= scheduled.start_us
+                )
+            if not before and (needed is None or next_foreign.place > needed):
                 break
             merged.append(waiting.pop().action)
-        while releases and mine.place is None and releases[-1].ready_us <= mine.start_us:
+        while releases and scheduled.place is None and releases[-1].ready_us <= scheduled.start_us:
             merged.append(releases.pop().action)
-        merged.append(mine.action)
-    return (*merged, *(each.action for each in (*waiting[::-1], *releases[::-1])))
+        merged.append(scheduled.action)
+    return (*merged, *(foreign.action for foreign in (*waiting[::-1], *releases[::-1])))
 
 
 def _needed(action: PipelineAction) -> PipelineAction:
