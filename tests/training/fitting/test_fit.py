@@ -367,7 +367,7 @@ def test_step_that_ends_early_leaves_nothing_behind_and_the_next_step_is_right(
     fitted = fit(network, "35%", swap_folder=tmp_path, host_link=FAST_LINK, effort=EFFORT)
     with pytest.raises(InputError, match="No space left on device"):
         trained(fitted, network)
-    assert all(torch.equal(one, before[name]) for name, one in network.state_dict().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
     assert not list(tmp_path.iterdir())
     for error in (RuntimeError, KeyboardInterrupt):
         errors[:] = [None, None, error()]

@@ -99,11 +99,11 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     for group in optimizer.param_groups:
         small = nn.Parameter(torch.zeros(_FEW, _FEW))
         small.grad = torch.zeros_like(small)
-        known = inspect.signature(type(optimizer)).parameters
-        options = {name: value for name, value in group.items() if name in known and name != "params"}
-        one = type(optimizer)([small], **options)
-        one.step()
-        states = [leaf for leaf in tree_leaves(one.state[small]) if isinstance(leaf, Tensor)]
+        accepted = inspect.signature(type(optimizer)).parameters
+        options = {name: value for name, value in group.items() if name in accepted and name != "params"}
+        small_optimizer = type(optimizer)([small], **options)
+        small_optimizer.step()
+        states = [leaf for leaf in tree_leaves(small_optimizer.state[small]) if isinstance(leaf, Tensor)]
         per_element = sum(leaf.numel() for leaf in states if leaf.numel() >= small.numel()) / small.numel()
         total += sum(
             int(per_element * parameter.numel()) * parameter.itemsize for parameter in group["params"]

@@ -173,8 +173,8 @@ _RECURSION_LIMIT = 20_000
 def _device(module: fx.GraphModule) -> torch.device:
     """Return the device of a graph."""
     leaves = (leaf for node in module.graph.nodes for leaf in tree_leaves(node.meta.get("val")))
-    found: torch.device = next(leaf.device for leaf in leaves if isinstance(leaf, Tensor))
-    return found
+    device: torch.device = next(leaf.device for leaf in leaves if isinstance(leaf, Tensor))
+    return device
 
 
 def _measured_link(store: HostStore, device: torch.device) -> HostLink:

@@ -187,8 +187,8 @@ class FileStore:
             raise self._failed(error) from error
 
     def _failed(self, error: OSError, size: int | None = None) -> InputError:
-        what = "cannot swap" if size is None else f"cannot swap {size} bytes"
-        return InputError(f"{what} to folder {self._folder}: {error.strerror or error}")
+        failure = "cannot swap" if size is None else f"cannot swap {size} bytes"
+        return InputError(f"{failure} to folder {self._folder}: {error.strerror or error}")
 
 
 class PinnedStore:

@@ -129,9 +129,9 @@ class _Reader:
         resident = set(range(len(self._sizes)))
         for node in self._graph.nodes:
             if node.op in ("placeholder", "get_attr"):
-                known = len(self._sizes)
+                tensor_count = len(self._sizes)
                 self._memory(node)
-                new = range(known, len(self._sizes))
+                new = range(tensor_count, len(self._sizes))
                 if node.name.startswith("tangents"):
                     self._tangents.extend(new)
                 else:
@@ -139,8 +139,8 @@ class _Reader:
             elif node.op == "call_function":
                 self._call(node)
         forward = self._results[: self._forward_results]
-        held = {self._tensor_of[node] for node in forward if node in self._tensor_of}
-        resident |= held
+        returned = {self._tensor_of[node] for node in forward if node in self._tensor_of}
+        resident |= returned
         self._tangents = [tensor for tensor in self._tangents if tensor not in resident]
         self._changed = self._changed_inputs()
         boundary = self._boundary(forward)
@@ -178,11 +178,11 @@ class _Reader:
 
     def _operation(self, node: fx.Node, time_us: float, resident: set[int]) -> StepOperation:
         first, last = RUNNING_STATISTICS.get(node.target, (0, 0))
-        ignored = {one for one in node.args[first:last] if self._tensor_of.get(one) in resident}
+        ignored = {source for source in node.args[first:last] if self._tensor_of.get(source) in resident}
         reads = dict.fromkeys(
-            self._tensor_of[one]
-            for one in node.all_input_nodes
-            if one in self._tensor_of and one not in ignored
+            self._tensor_of[source]
+            for source in node.all_input_nodes
+            if source in self._tensor_of and source not in ignored
         )
         outputs = self._outputs[node]
         return StepOperation(
@@ -195,8 +195,8 @@ class _Reader:
 
     def _changed_inputs(self) -> set[int]:
         (output,) = self._graph.find_nodes(op="output")
-        described = (getattr(one, "mutated_input", None) for one in tree_leaves(output.meta.get("desc")))
-        changed = {one for one in described if one is not None}
+        described = (getattr(leaf, "mutated_input", None) for leaf in tree_leaves(output.meta.get("desc")))
+        changed = {mutated_input for mutated_input in described if mutated_input is not None}
         inputs = self._graph.find_nodes(op="placeholder")
         return {
             self._tensor_of[node]
@@ -209,14 +209,14 @@ class _Reader:
         needed = [node for node in forward if isinstance(node, fx.Node)]
         seen = set(needed)
         last = 0
-        order = {node: place for place, node in enumerate(self._calls)}
+        order = {node: index for index, node in enumerate(self._calls)}
         while needed:
             node = needed.pop()
             last = max(last, order.get(node, -1) + 1)
-            for one in node.all_input_nodes:
-                if one not in seen:
-                    seen.add(one)
-                    needed.append(one)
+            for source in node.all_input_nodes:
+                if source not in seen:
+                    seen.add(source)
+                    needed.append(source)
         tangents = {node for node in self._graph.nodes if node.name.startswith("tangents")}
         if seen & tangents:
             raise InputError("a result of the forward pass depends on a gradient")
@@ -230,9 +230,9 @@ class _Reader:
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.is_mutable:
             raise InputError(f"the step changes tensors in place by {node.target}")
-        known = len(self._sizes)
+        tensor_count = len(self._sizes)
         self._memory(node)
-        new = tuple(range(known, len(self._sizes)))
+        new = tuple(range(tensor_count, len(self._sizes)))
         if new or not any(isinstance(leaf, Tensor) for leaf in tree_leaves(node.meta.get("val"))):
             self._calls.append(node)
             self._outputs[node] = new
@@ -244,10 +244,10 @@ class _Reader:
             self._tensor_of[node] = self._tensor(node, value)
         elif isinstance(value, (tuple, list)):
             items = {user.args[1]: user for user in node.users if user.target is operator.getitem}
-            for place, one in enumerate(value):
-                if isinstance(one, Tensor):
-                    item = items.get(place)
-                    tensor = self._tensor(item, one, f"{node.name}.{place}")
+            for index, element in enumerate(value):
+                if isinstance(element, Tensor):
+                    item = items.get(index)
+                    tensor = self._tensor(item, element, f"{node.name}.{index}")
                     if item is not None:
                         self._tensor_of[item] = tensor
 

@@ -99,16 +99,16 @@ class ModelProfiler:
         self._inputs, self._link = inputs, link
         self._model = make_model(factory, inputs, dtype)
         self.name = type(self._model).__name__
-        trained = [one for one in self._model.parameters() if one.requires_grad]
-        parameter_bytes = sum(one.numel() * one.itemsize for one in trained)
+        trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        parameter_bytes = sum(parameter.numel() * parameter.itemsize for parameter in trained)
         self.parameters = tuple(
-            (name, one.numel() * one.itemsize)
-            for name, one in self._model.named_parameters()
-            if one.requires_grad
+            (name, parameter.numel() * parameter.itemsize)
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad
         )
-        self.elements = sum(one.numel() for one in trained)
+        self.elements = sum(parameter.numel() for parameter in trained)
         item_bytes = parameter_bytes / max(1, self.elements)
-        is_half = any(one.dtype == torch.float16 for one in trained)
+        is_half = any(parameter.dtype == torch.float16 for parameter in trained)
         self.dtype = "f32" if item_bytes > 3 else "f16" if is_half else "bf16"
         self._state_bytes = sum(
             find_optimizer(optimizer).tensor_state_bytes(parameter.shape, parameter.itemsize)
@@ -173,7 +173,7 @@ class BatchSearch:
         self,
         profiler: ModelProfiler,
         budget_bytes: int,
-        watcher: Callable[[str], None] = lambda what: None,
+        watcher: Callable[[str], None] = lambda message: None,
     ) -> None:
         """Profile the batch of the inputs, and twice that batch.
 

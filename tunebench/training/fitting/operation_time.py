@@ -38,14 +38,17 @@ def predicted_times(module: fx.GraphModule, device: Device) -> Times:
     """
 
     def times(nodes: Sequence[fx.Node]) -> list[float]:
-        known: dict[str, float] = {}
-        other: Prices | None = None
+        time_us_of: dict[str, float] = {}
+        prices: Prices | None = None
         for phase, part in parts_of(module).items():
             graph = translate(part.graph, "step", phase).graph
-            other = Prices(graph, device, "torch")
-            known |= {node.name: other.torch(place).us for place, node in enumerate(graph.nodes)}
-        assert other is not None
-        return [known[node.name] if node.name in known else other.copy_us(_bytes(node)) for node in nodes]
+            prices = Prices(graph, device, "torch")
+            time_us_of |= {node.name: prices.torch(index).us for index, node in enumerate(graph.nodes)}
+        assert prices is not None
+        return [
+            time_us_of[node.name] if node.name in time_us_of else prices.copy_us(_bytes(node))
+            for node in nodes
+        ]
 
     return times
 
@@ -59,19 +62,21 @@ def measured_times(nodes: Sequence[fx.Node]) -> list[float]:
     Args:
         nodes: Calls of a graph, on tensors of a device in this machine.
     """
-    known: dict[Any, float | None] = {}
-    found = []
+    time_us_of: dict[Any, float | None] = {}
+    times_us = []
     threads = torch.get_num_threads()
     for node in nodes:
         key = (node.target, repr(tree_map(_described, (node.args, node.kwargs), is_leaf=_is_traced)))
-        if key not in known:
-            known[key] = _measured_us(node)
-        found.append(known[key])
+        if key not in time_us_of:
+            time_us_of[key] = _measured_us(node)
+        times_us.append(time_us_of[key])
     if torch.get_num_threads() != threads:  # Numba's kernels may share torch's OpenMP runtime
         torch.set_num_threads(threads)
-    rated = [(us, _bytes(node)) for us, node in zip(found, nodes, strict=True) if us is not None]
+    rated = [(us, _bytes(node)) for us, node in zip(times_us, nodes, strict=True) if us is not None]
     us_per_byte = sum(us for us, _ in rated) / max(1, sum(nbytes for _, nbytes in rated))
-    return [us_per_byte * _bytes(node) if us is None else us for us, node in zip(found, nodes, strict=True)]
+    return [
+        us_per_byte * _bytes(node) if us is None else us for us, node in zip(times_us, nodes, strict=True)
+    ]
 
 
 def _measured_us(node: fx.Node) -> float | None:
@@ -120,6 +125,6 @@ def _ones(value: Any) -> Any:
 
 def _bytes(node: fx.Node) -> int:
     """Return the bytes that a call reads and writes."""
-    given = [one.meta.get("val") for one in node.all_input_nodes] + [node.meta.get("val")]
-    leaves = tree_leaves(given)
+    values = [source.meta.get("val") for source in node.all_input_nodes] + [node.meta.get("val")]
+    leaves = tree_leaves(values)
     return sum(leaf.numel() * leaf.itemsize for leaf in leaves if isinstance(leaf, Tensor))

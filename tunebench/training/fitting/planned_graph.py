@@ -40,23 +40,25 @@ def planned_graphs(
     """
     (output,) = joint.graph.find_nodes(op="output")
     results, descriptions = list(output.args[0]), output.meta.get("desc")
-    place = schedule.index(Compute(joint.boundary))
+    boundary = schedule.index(Compute(joint.boundary))
     runs = Counter(action.operation for action in schedule if isinstance(action, Compute))
     repeated = frozenset(index for index, count in runs.items() if count > 1)
     forward = _Emitter(joint, store, mode, 0, repeated)
     forward.place_inputs(tangents=False)
-    for action in schedule[:place]:
+    for action in schedule[:boundary]:
         forward.emit(action)
     forward.wait_for_copies()
-    given = [forward.value(node) for node in results[:forward_results]]
-    saved = forward.saved(schedule[place + 1 :])
-    forward.return_results([*given, *saved.values()], descriptions and descriptions[:forward_results])
+    forward_values = [forward.value(node) for node in results[:forward_results]]
+    saved = forward.saved(schedule[boundary + 1 :])
+    forward.return_results(
+        [*forward_values, *saved.values()], descriptions and descriptions[:forward_results]
+    )
 
     backward = _Emitter(joint, store, mode, joint.boundary + 1, repeated)
-    for what, node in saved.items():
-        backward.place_saved(what, node)
+    for key, node in saved.items():
+        backward.place_saved(key, node)
     backward.place_inputs(tangents=True)
-    for action in schedule[place + 1 :]:
+    for action in schedule[boundary + 1 :]:
         backward.emit(action)
     gradients = [backward.value(node) for node in results[forward_results:]]
     backward.return_results(gradients, descriptions and descriptions[forward_results:])
@@ -119,15 +121,15 @@ class _Emitter:
             if node.name.startswith("tangents") == tangents:
                 self._learn(node, self._placeholder(node))
 
-    def place_saved(self, what: _Saved, node: fx.Node) -> None:
+    def place_saved(self, key: _Saved, node: fx.Node) -> None:
         """Emit an input of the backward graph that a node of the forward graph saves."""
         new = self._placeholder(node)
-        if what.kind == "device":
-            self._learn(self._base(what.index), new)
-        elif what.kind == "host":
-            self._host[what.index] = new
+        if key.kind == "device":
+            self._learn(self._base(key.index), new)
+        elif key.kind == "host":
+            self._host[key.index] = new
         else:
-            self._random[what.index] = new
+            self._random[key.index] = new
 
     def saved(self, rest: Sequence[Action]) -> dict[_Saved, fx.Node]:
         """Return the tensors on the device and on the host that later actions read, with their nodes."""
@@ -146,14 +148,20 @@ class _Emitter:
             elif isinstance(action, CopyOut) and action.tensor not in written:
                 device[action.tensor] = None
         device |= dict.fromkeys(tensor for tensor in step.results if tensor not in written)
-        found = {_Saved("device", tensor): self.value(self._base(tensor)) for tensor in device}
-        found |= {_Saved("host", tensor): self._host[tensor] for tensor in host if tensor in self._host}
-        return found | {_Saved("random", one): self._random[one] for one in random if one in self._random}
+        saved_nodes = {_Saved("device", tensor): self.value(self._base(tensor)) for tensor in device}
+        saved_nodes |= {_Saved("host", tensor): self._host[tensor] for tensor in host if tensor in self._host}
+        return saved_nodes | {
+            _Saved("random", operation_index): self._random[operation_index]
+            for operation_index in random
+            if operation_index in self._random
+        }
 
     def return_results(self, results: Sequence[Any], descriptions: Any) -> None:
         """Emit the results of the graph."""
         new = self._graph.output(tuple(results))
-        new.meta["val"] = tuple(one.meta.get("val") if isinstance(one, fx.Node) else one for one in results)
+        new.meta["val"] = tuple(
+            result.meta.get("val") if isinstance(result, fx.Node) else result for result in results
+        )
         if descriptions is not None:
             new.meta["desc"] = [*descriptions, *[None] * (len(results) - len(descriptions))]
 
@@ -212,14 +220,14 @@ class _Emitter:
         if node.target in RUNNING_STATISTICS:
             first, last = RUNNING_STATISTICS[node.target]
             args = [*node.args]
-            args[first:last] = [self._zeros(one) for one in args[first:last]]
+            args[first:last] = [self._zeros(argument) for argument in args[first:last]]
             return self._copy(node, tuple(args))
         if not is_random(node):
             return self._copy(node, node.args)
-        given = (self._random[index], _device(node), node.target, *node.args)
+        call_args = (self._random[index], _device(node), node.target, *node.args)
         new = self._graph.call_function(
             _with_random_state,
-            torch.fx.node.map_arg(given, self.value),
+            torch.fx.node.map_arg(call_args, self.value),
             torch.fx.node.map_arg(node.kwargs, self.value),
         )
         new.meta = dict(node.meta)
@@ -271,10 +279,10 @@ class _Emitter:
     def _copy_in(self, tensor: int) -> None:
         assert self._store is not None
         traced = self._base(tensor).meta["val"]
-        given = (self._host[tensor], traced.device)
+        call_args = (self._host[tensor], traced.device)
         with self._mode:
             fake = torch.empty(self._host[tensor].meta["val"].shape, dtype=torch.uint8, device=traced.device)
-        memory = self._call(self._store.copy_in, given, fake)
+        memory = self._call(self._store.copy_in, call_args, fake)
         self._arriving[tensor] = memory
 
     def _wait(self, memory: fx.Node) -> None:
@@ -329,10 +337,10 @@ class _Emitter:
             memory = self._arriving[tensor]
             self._wait(memory)
             return memory
-        known = self._nodes_of.get(tensor)
-        if not known:
+        tensor_nodes = self._nodes_of.get(tensor)
+        if not tensor_nodes:
             raise AssertionError(f"{self._joint.step.tensors[tensor].name} is not on the device")
-        return self._known[next(iter(known))]
+        return self._known[next(iter(tensor_nodes))]
 
     def _fake_state(self, node: fx.Node) -> Tensor:
         size = random_state(_device(node)).numel()
@@ -343,8 +351,8 @@ class _Emitter:
 def _device(node: fx.Node) -> torch.device:
     """Return the device of the first tensor that a call returns."""
     leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
-    found: torch.device = next(leaf.device for leaf in leaves if isinstance(leaf, Tensor))
-    return found
+    device: torch.device = next(leaf.device for leaf in leaves if isinstance(leaf, Tensor))
+    return device
 
 
 def _set_random_state(device: torch.device, state: Tensor) -> None:

@@ -78,14 +78,16 @@ def profile_step(
         with (
             on_gpu,
             without_log(),
-            without_data(model, args, kwargs or {}) as given,
+            without_data(model, args, kwargs or {}) as fake_arguments,
             in_training_mode(model, training=True),
             recurrent_layers_traced(),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")
             torch._dynamo.reset()
-            torch.compile(model, backend=backend, fullgraph=True, dynamic=False)(*given[0], **given[1])
+            torch.compile(model, backend=backend, fullgraph=True, dynamic=False)(
+                *fake_arguments[0], **fake_arguments[1]
+            )
     except Exception as error:  # the tracer may raise anything; its first line is the reason
         cause = getattr(error, "inner_exception", error)
         if isinstance(cause, _TracedError):

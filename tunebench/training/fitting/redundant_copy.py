@@ -26,7 +26,7 @@ def remove_redundant_copies(graph: fx.Graph) -> None:
     """
     (output,) = graph.find_nodes(op="output")
     callers = [*graph.find_nodes(op="placeholder"), *graph.find_nodes(op="get_attr"), *output.all_input_nodes]
-    held = {storage for node in callers for storage in _storages(node)}
+    visible = {storage for node in callers for storage in _storages(node)}
     removed: set[StorageWeakRef] = set()
     for node in list(graph.nodes):
         if node.op != "call_function":
@@ -38,7 +38,7 @@ def remove_redundant_copies(graph: fx.Graph) -> None:
             node.target is torch.ops.aten.clone.default
             and isinstance(source, fx.Node)
             and _same_layout(node.meta.get("val"), source.meta.get("val"))
-            and not held & {*_storages(node), *_storages(source)}
+            and not visible & {*_storages(node), *_storages(source)}
         ):
             removed.update(_storages(node))
             node.replace_all_uses_with(source)
@@ -47,26 +47,26 @@ def remove_redundant_copies(graph: fx.Graph) -> None:
 
 def _storages(node: fx.Node) -> Iterator[StorageWeakRef]:
     """Yield the memory of a node's results."""
-    for one in tree_leaves(node.meta.get("val")):
-        if isinstance(one, Tensor):
-            yield StorageWeakRef(one.untyped_storage())
+    for leaf in tree_leaves(node.meta.get("val")):
+        if isinstance(leaf, Tensor):
+            yield StorageWeakRef(leaf.untyped_storage())
 
 
-def _same_layout(one: Any, other: Any) -> bool:
+def _same_layout(first: Any, second: Any) -> bool:
     """Return whether two values are tensors with equal places of elements, without lazy negation."""
-    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
         return False
-    if one.layout != torch.strided or other.layout != torch.strided:
+    if first.layout != torch.strided or second.layout != torch.strided:
         return False
     return (
-        (one.shape, one.stride(), one.dtype, one.device)
-        == (other.shape, other.stride(), other.dtype, other.device)
-        and one.untyped_storage().nbytes() == other.untyped_storage().nbytes()
-        and not (other.is_conj() or other.is_neg())
+        (first.shape, first.stride(), first.dtype, first.device)
+        == (second.shape, second.stride(), second.dtype, second.device)
+        and first.untyped_storage().nbytes() == second.untyped_storage().nbytes()
+        and not (second.is_conj() or second.is_neg())
     )
 
 
 def _computed_again(node: fx.Node) -> Any:
     """Return the value of a call on the present values of its arguments."""
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
     return node.target(*args, **kwargs)
