@@ -14,7 +14,7 @@ from tunebench.training.cluster import TrainingCluster, TrainingJob, emit
 from tunebench.training.cluster.device_memory import MemoryPricer
 from tunebench.training.cluster.search import ClusterSearch
 from tunebench.training.cluster.space import plan_space
-from tunebench.training.cluster.storage import Placement, StorageTimes
+from tunebench.training.cluster.storage import StorageLayout, StorageTimes
 from tunebench.training.pipeline import predicted
 from tunebench.training.steps import footprint
 from tunebench.training.steps.footprint import min_memory_bytes
@@ -135,9 +135,9 @@ def test_plans_on_a_cluster_count_its_states(optimizer: NamedOptimizer) -> None:
     on_host = optimizer.updates and not optimizer.newton_schulz_steps
     assert choices == (("device", "host", "nvme") if on_host else ("device",))
     if on_host:
-        placed = Placement(1, 1, "none", "host", "device", "device")
-        slowest_us = StorageTimes(MACHINE, "adamw").update_us([10**8], placed)
-        assert StorageTimes(MACHINE, optimizer.name).update_us([10**8], placed) <= slowest_us
+        layout = StorageLayout(1, 1, "none", "host", "device", "device")
+        slowest_us = StorageTimes(MACHINE, "adamw").update_us([10**8], layout)
+        assert StorageTimes(MACHINE, optimizer.name).update_us([10**8], layout) <= slowest_us
 
 
 @every_optimizer

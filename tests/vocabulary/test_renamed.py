@@ -13,6 +13,7 @@ from tests.support import needs_torch
 @pytest.mark.parametrize(
     ("module", "old", "new"),
     [
+        ("tunebench.training.cluster.storage", "Placement", "StorageLayout"),
         ("tunebench.training.interconnect.cluster", "Group", "ProcessGroup"),
         ("tunebench.training.interconnect.collective", "ways", "collective_methods"),
         ("tunebench.training.steps.step", "Division", "Parallelism"),

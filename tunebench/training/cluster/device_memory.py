@@ -28,7 +28,7 @@ from tunebench.errors import InputError
 from tunebench.optimizer import find_optimizer
 from tunebench.training.cluster.layer_time import LayerDivision, LayerRun
 from tunebench.training.cluster.space import ClusterPlan, PlanTable, TrainingJob
-from tunebench.training.cluster.storage import Placement
+from tunebench.training.cluster.storage import StorageLayout
 from tunebench.training.schedules.registry import (
     SPLIT_SCHEDULES,
     V_SCHEDULES,
@@ -238,21 +238,21 @@ class MemoryPricer:
         # Shards are rounded up. Experts have other copies than the rest of a layer, so both are divided by
         # themselves.
         states = -(-parameter_counts[0] // shards[0]) - (-parameter_counts[1] // shards[1])
-        placed, total = _placement(plans), parameter_counts[0] + parameter_counts[1]
+        layout, total = _storage_layout(plans), parameter_counts[0] + parameter_counts[1]
         gradient_bytes = WIDE_BYTES if self.job.wide_gradients else GRADIENT_BYTES
         # Data that moves layer by layer needs buffers of DEPTH layers on the device instead of room for all
         # layers.
-        moves, buffer = placed.scatters | (placed.states != "device"), DEPTH * largest
-        resident_parameters = np.where(placed.parameters == "device", states, 0)
-        fetches = moves & (placed.gathers | (placed.parameters != "device"))
+        moves, buffer = layout.scatters | (layout.states != "device"), DEPTH * largest
+        resident_parameters = np.where(layout.parameters == "device", states, 0)
+        fetches = moves & (layout.gathers | (layout.parameters != "device"))
         parameters = PARAMETER_BYTES * np.where(fetches, resident_parameters + buffer, total)
-        streams = moves & (placed.streams_gradients | placed.scatters)
-        resident_gradients = np.where(placed.streams_gradients, 0, states)
+        streams = moves & (layout.streams_gradients | layout.scatters)
+        resident_gradients = np.where(layout.streams_gradients, 0, states)
         gradients = gradient_bytes * np.where(streams, resident_gradients + buffer, total)
         # Host buffers hold shards of layers. With different numbers of shards, the fewer ones are the larger
         # ones.
         small = DEPTH * -(-largest // np.minimum(shards[0], shards[1]))
-        host, nvme = _stored_bytes(placed, states, small, self.optimizer.mixed_state_bytes)
+        host, nvme = _stored_bytes(layout, states, small, self.optimizer.mixed_state_bytes)
         offloads = plans.column("activations") == "host"
         layer_bytes, stage_bytes = saved_bytes
         # DEPTH inputs of layers stay on the device: the one in use, and the one that is copied meanwhile.
@@ -262,7 +262,7 @@ class MemoryPricer:
             "parameters": parameters + self._converted_bytes(plans, last, rank, layers),
             "gradients": gradients,
             "optimizer": np.where(
-                placed.states == "device", _whole(self.optimizer.mixed_state_bytes * states), 0
+                layout.states == "device", _whole(self.optimizer.mixed_state_bytes * states), 0
             ),
             "host": np.where(moves, host, 0) + np.where(offloads, stage_bytes, 0),
             "nvme": np.where(moves, nvme, 0),
@@ -383,30 +383,30 @@ def _communicators(plan: ClusterPlan) -> int:
     return sum(size > 1 for size in (plan.tensor, plan.copies, plan.context, plan.expert, plan.pipeline))
 
 
-def _placement(plans: _Plans) -> Placement:
-    """Return the placement of plans as columns."""
+def _storage_layout(plans: _Plans) -> StorageLayout:
+    """Return the storage layout of plans as columns."""
     names = ("sharding", "states", "parameters", "activations")
     columns = [np.asarray(plans.column(name)) for name in names]
-    return Placement(plans.column("pipeline"), plans.column("data") * plans.column("context"), *columns)
+    return StorageLayout(plans.column("pipeline"), plans.column("data") * plans.column("context"), *columns)
 
 
-def _stored_bytes(placed: Placement, states: Any, buffer: Any, state_bytes: float) -> tuple[Any, Any]:
+def _stored_bytes(layout: StorageLayout, states: Any, buffer: Any, state_bytes: float) -> tuple[Any, Any]:
     """Return the host memory and the NVMe of a device for its share of parameters.
 
     Buffers hold the layers that move through host memory: all bytes of a parameter, on the way in and out.
 
     Args:
-        placed: Where data is.
+        layout: Where data is.
         states: Parameters whose states the device keeps.
         buffer: Parameters of the layers that are buffered.
         state_bytes: Bytes of states per parameter, with the f32 copy.
     """
-    on_nvme, below = placed.states == "nvme", placed.parameters == "nvme"
-    summed = np.where(placed.streams_gradients & ~below, GRADIENT_BYTES * states, 0)
+    on_nvme, below = layout.states == "nvme", layout.parameters == "nvme"
+    summed = np.where(layout.streams_gradients & ~below, GRADIENT_BYTES * states, 0)
     buffers = _whole(2 * (state_bytes + GRADIENT_BYTES + PARAMETER_BYTES) * buffer)
-    host = np.where(placed.states == "host", _whole((state_bytes + GRADIENT_BYTES) * states), 0)
+    host = np.where(layout.states == "host", _whole((state_bytes + GRADIENT_BYTES) * states), 0)
     host = host + np.where(on_nvme, buffers + summed, 0)
-    host = host + np.where(placed.parameters == "host", PARAMETER_BYTES * states, 0)
+    host = host + np.where(layout.parameters == "host", PARAMETER_BYTES * states, 0)
     nvme = np.where(on_nvme, _whole(state_bytes * states), 0)
     return host, nvme + np.where(below, (PARAMETER_BYTES + GRADIENT_BYTES) * states, 0)
 

@@ -320,8 +320,8 @@ def _zero_stage(plan: ClusterPlan) -> int:
     if plan.parameters != "device":
         return 3
     stage = {"none": 0, "optimizer": 1, "gradients": 2, "full": 3}[plan.sharding]
-    # The gradients of a single copy leave the device behind each layer (`Placement.streams_gradients`): that
-    # is stage 2.
+    # The gradients of a single copy leave the device behind each layer (`StorageLayout.streams_gradients`):
+    # that is stage 2.
     return 2 if plan.states != "device" and plan.data == 1 else stage
 
 

@@ -36,7 +36,7 @@ from tunebench.dtype import itemsize
 from tunebench.training.cluster.layer_time import LayerDivision, LayerRun, LayerTimes, PassTime
 from tunebench.training.cluster.machine import TrainingCluster
 from tunebench.training.cluster.space import ClusterPlan, PlanTable, TrainingJob
-from tunebench.training.cluster.storage import Placement, StorageTimes, StreamedLayer
+from tunebench.training.cluster.storage import StorageLayout, StorageTimes, StreamedLayer
 from tunebench.training.interconnect.cluster import ProcessGroup
 from tunebench.training.interconnect.collective import Collective, collective_us, send_us
 from tunebench.training.schedules.costs import PipelineCosts, StageCosts
@@ -307,9 +307,9 @@ class StepPricer:
 
     def stage(self, plan: ClusterPlan, layers: tuple[int, int]) -> StageTime:
         """Return the times of a stage with these layers, a half-open range."""
-        placed = Placement.of(plan)
+        layout = StorageLayout.of(plan)
         accumulates = plan.microbatches(self.job.batch) > 1
-        passes = self._passes(LayerRun.of(plan), layers, plan.nodes, placed, accumulates)
+        passes = self._passes(LayerRun.of(plan), layers, plan.nodes, layout, accumulates)
         gradients, gather = self._ends(
             (LayerRun.of(plan).division, plan.nodes, (plan.copies, plan.expert_copies), plan.sharding),
             layers,
@@ -330,17 +330,17 @@ class StepPricer:
         if plan.states == "device":
             update = self.layers.update(division, layers, plan.shards)
             return update.optimizer_us * self.slowdown.kernels
-        return self._update(division, self.layers.alike(layers), plan.shards, Placement.of(plan))
+        return self._update(division, self.layers.alike(layers), plan.shards, StorageLayout.of(plan))
 
     def _host_update_us(
-        self, division: LayerDivision, layers: tuple[int, int], shards: tuple[int, int], placed: Placement
+        self, division: LayerDivision, layers: tuple[int, int], shards: tuple[int, int], layout: StorageLayout
     ) -> float:
         layer_parameters = self._layer_parameters(division, layers)
         shares = [
             sum(-(-count // shard_count) for count, shard_count in zip(layer, shards, strict=True))
             for layer in layer_parameters
         ]
-        return StorageTimes(self.machine, self.job.optimizer).update_us(shares, placed)
+        return StorageTimes(self.machine, self.job.optimizer).update_us(shares, layout)
 
     # -- bound and simulation ------------------------------------------------------------------------------
 
@@ -426,16 +426,16 @@ class StepPricer:
         run: LayerRun,
         layers: tuple[int, int],
         nodes: int,
-        placed: Placement | None,
+        layout: StorageLayout | None,
         accumulates: bool,
     ) -> StageTime:
         """Return the passes of a stage; layers of the same kind have equal times."""
         # Look up the first range of equal stages, so that all of them share one entry of the cache.
         kind = self.layers.alike(layers)
         if kind != layers:
-            return self._passes(run, kind, nodes, placed, accumulates)
+            return self._passes(run, kind, nodes, layout, accumulates)
         kernels = self.layers.passes(run, layers)
-        if accumulates and not (placed and placed.streams_gradients):
+        if accumulates and not (layout and layout.streams_gradients):
             update = self.layers.update(run.division, layers, (1, 1))
             added_us = update.accumulate_us
             kernels = kernels.plus(PassTime(0.0, added_us, update.accumulate_launches, added_us))
@@ -450,11 +450,11 @@ class StepPricer:
         waits = [max(0.0, us - slack) for us, slack in zip(sums_us, slack_us, strict=True)]
         weights_us = stretch * kernels.weights_us
         stage_time = StageTime(forward_us, backward_us, waits[0], waits[1], weights_us=weights_us)
-        if placed is None or not placed.streams:
+        if layout is None or not layout.streams:
             return stage_time
-        streamed = self._streamed_layers(run, layers, nodes, placed, (forward_us, backward_us))
+        streamed = self._streamed_layers(run, layers, nodes, layout, (forward_us, backward_us))
         exposed, stored = StorageTimes(self.machine, self.job.optimizer).waits_us(
-            streamed, placed, accumulates
+            streamed, layout, accumulates
         )
         return replace(
             stage_time,
@@ -535,7 +535,7 @@ class StepPricer:
         run: LayerRun,
         layers: tuple[int, int],
         nodes: int,
-        placed: Placement,
+        layout: StorageLayout,
         passes_us: tuple[float, float],
     ) -> list[StreamedLayer]:
         """Return the layers of a stage with what moves for them, in the order of the forward pass."""
@@ -552,11 +552,11 @@ class StepPricer:
         forward = passes_us[0] / sum(kind.forward_us for kind in kinds)
         backward = passes_us[1] / sum(kind.backward_us for kind in kinds)
         activation_bytes = 0
-        if placed.activations == "host":
+        if layout.activations == "host":
             activation_bytes = run.activations(self.job).layer_bytes
 
         def us(collective: Collective, parameters: int) -> float:
-            return self._collective(collective, parameters * size, nodes, placed.copies, run.tensor)
+            return self._collective(collective, parameters * size, nodes, layout.copies, run.tensor)
 
         layer_parameters = [sum(counts) for counts in self._layer_parameters(run.division, layers)]
         return [
@@ -565,8 +565,8 @@ class StepPricer:
                 activation_bytes=activation_bytes,
                 forward_us=forward * kind.forward_us,
                 backward_us=backward * kind.backward_us,
-                gather_us=us("all-gather", parameters) if placed.gathers else 0.0,
-                scatter_us=us("reduce-scatter", parameters) if placed.scatters else 0.0,
+                gather_us=us("all-gather", parameters) if layout.gathers else 0.0,
+                scatter_us=us("reduce-scatter", parameters) if layout.scatters else 0.0,
             )
             for parameters, kind in zip(layer_parameters, kinds, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""Time to keep training data in host memory and NVMe: `Placement`, `StorageTimes`.
+"""Time to keep training data in host memory and NVMe: `StorageLayout`, `StorageTimes`.
 
 A device moves its share of the data over its own link, all devices of a node at the same time. Equal shares
 of what they have in common limit each: a link that several devices share, the host memory of the node, NVMe.
@@ -26,12 +26,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from tunebench._deprecation import renamed
 from tunebench.optimizer import find_optimizer
 from tunebench.training.cluster.machine import TrainingCluster
 from tunebench.training.cluster.space import ClusterPlan
 from tunebench.training.steps.layer_stream import LayerWork, Transfer, stream_us
 
-__all__ = ["Placement", "StorageTimes", "StreamedLayer"]
+__all__ = ["StorageLayout", "StorageTimes", "StreamedLayer"]
+
+__getattr__ = renamed(__name__, {"Placement": "StorageLayout"})
 
 ADD_BYTES = 6
 """Bytes of host memory to add a gradient of two bytes to another."""
@@ -40,7 +43,7 @@ HALF_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class StorageLayout:
     """Where the data of a plan is: the fields that passes through layers depend on.
 
     All of it may also be columns of many plans (`MemoryPricer`).
@@ -62,8 +65,8 @@ class Placement:
     activations: Any
 
     @classmethod
-    def of(cls, plan: ClusterPlan) -> Placement:
-        """Return the placement of a plan."""
+    def of(cls, plan: ClusterPlan) -> StorageLayout:
+        """Return the storage layout of a plan."""
         return cls(*(getattr(plan, field.name) for field in fields(cls)))
 
     @property
@@ -142,17 +145,17 @@ class StorageTimes:
         return 2 * self._state_bytes + 2 * HALF_BYTES
 
     def waits_us(
-        self, layers: Sequence[StreamedLayer], placed: Placement, accumulates: bool
+        self, layers: Sequence[StreamedLayer], layout: StorageLayout, accumulates: bool
     ) -> tuple[tuple[float, float], tuple[float, float]]:
         """Return the exposed network time of the forward and backward pass, and the exposed storage time.
 
         Args:
             layers: Layers in the order of the forward pass.
-            placed: Where data is.
+            layout: Where data is.
             accumulates: Whether gradients are added to those of other micro-batches.
         """
-        forward = [self._forward(layer, placed) for layer in layers]
-        backward = [self._backward(layer, placed, accumulates) for layer in reversed(layers)]
+        forward = [self._forward(layer, layout) for layer in layers]
+        backward = [self._backward(layer, layout, accumulates) for layer in reversed(layers)]
         waits, stored = [], []
         for works in (forward, backward):
             compute_us = sum(work.compute_us for work in works)
@@ -164,56 +167,56 @@ class StorageTimes:
             stored.append(max(0.0, whole_us - max(network_us, compute_us)))
         return (waits[0], waits[1]), (stored[0], stored[1])
 
-    def update_us(self, shares: Sequence[int], placed: Placement) -> float:
+    def update_us(self, shares: Sequence[int], layout: StorageLayout) -> float:
         """Return the time of the update in host memory.
 
         Args:
             shares: Parameters of each layer whose states the device keeps.
-            placed: Where data is; states are not on the device.
+            layout: Where data is; states are not on the device.
         """
-        works = [self._update(count, placed) for count in shares]
+        works = [self._update(count, layout) for count in shares]
         return max(stream_us(works), sum(self._host_us(work) + work.compute_us for work in works))
 
     # -- layers --------------------------------------------------------------------------------------------
 
-    def _forward(self, layer: StreamedLayer, placed: Placement) -> LayerWork:
-        activation_bytes = layer.activation_bytes if placed.activations == "host" else 0
-        return LayerWork(layer.forward_us, self._fetched(layer, placed, 0), self._to_host(activation_bytes))
+    def _forward(self, layer: StreamedLayer, layout: StorageLayout) -> LayerWork:
+        activation_bytes = layer.activation_bytes if layout.activations == "host" else 0
+        return LayerWork(layer.forward_us, self._fetched(layer, layout, 0), self._to_host(activation_bytes))
 
-    def _backward(self, layer: StreamedLayer, placed: Placement, accumulates: bool) -> LayerWork:
-        activation_bytes = layer.activation_bytes if placed.activations == "host" else 0
-        after: tuple[Transfer, ...] = (("network", layer.scatter_us),) if placed.scatters else ()
-        if placed.streams_gradients:
-            share = -(-layer.parameters // placed.shards)
+    def _backward(self, layer: StreamedLayer, layout: StorageLayout, accumulates: bool) -> LayerWork:
+        activation_bytes = layer.activation_bytes if layout.activations == "host" else 0
+        after: tuple[Transfer, ...] = (("network", layer.scatter_us),) if layout.scatters else ()
+        if layout.streams_gradients:
+            share = -(-layer.parameters // layout.shards)
             after += self._to_host(HALF_BYTES * share)
-            if placed.parameters == "nvme":
+            if layout.parameters == "nvme":
                 # The order of transfers in the chain: the gradient arrives, the sum is read, added to, and
                 # written back.
                 after += self._read(HALF_BYTES * share) if accumulates else ()
             if accumulates:
                 after += (("processors", self._memory_us(ADD_BYTES * share)),)
-            if placed.parameters == "nvme":
+            if layout.parameters == "nvme":
                 after += self._written(HALF_BYTES * share)
-        return LayerWork(layer.backward_us, self._fetched(layer, placed, activation_bytes), after)
+        return LayerWork(layer.backward_us, self._fetched(layer, layout, activation_bytes), after)
 
-    def _update(self, share: int, placed: Placement) -> LayerWork:
-        before: tuple[Transfer, ...] = () if placed.streams_gradients else self._to_host(HALF_BYTES * share)
+    def _update(self, share: int, layout: StorageLayout) -> LayerWork:
+        before: tuple[Transfer, ...] = () if layout.streams_gradients else self._to_host(HALF_BYTES * share)
         after: tuple[Transfer, ...] = ()
-        off = placed.parameters == "nvme"
-        if placed.states == "nvme":
+        off = layout.parameters == "nvme"
+        if layout.states == "nvme":
             before += self._read((self._state_bytes + HALF_BYTES * off) * share)
             after += self._written((self._state_bytes + HALF_BYTES * off) * share)
-        if placed.parameters == "device":
+        if layout.parameters == "device":
             after += self._to_device(HALF_BYTES * share)
         return LayerWork(self._memory_us(self._update_bytes * share), before, after)
 
     def _fetched(
-        self, layer: StreamedLayer, placed: Placement, activation_bytes: int
+        self, layer: StreamedLayer, layout: StorageLayout, activation_bytes: int
     ) -> tuple[Transfer, ...]:
-        share = -(-layer.parameters // (placed.copies if placed.gathers else 1)) * HALF_BYTES
-        chain = self._read(share) if placed.parameters == "nvme" else ()
-        chain += self._to_device((share if placed.parameters != "device" else 0) + activation_bytes)
-        return (*chain, ("network", layer.gather_us)) if placed.gathers else chain
+        share = -(-layer.parameters // (layout.copies if layout.gathers else 1)) * HALF_BYTES
+        chain = self._read(share) if layout.parameters == "nvme" else ()
+        chain += self._to_device((share if layout.parameters != "device" else 0) + activation_bytes)
+        return (*chain, ("network", layer.gather_us)) if layout.gathers else chain
 
     # -- transfers -----------------------------------------------------------------------------------------
 
