@@ -20,18 +20,18 @@ from tunebench.executor import PoolStatus
 from tunebench.executor._driver import DriverConnection
 from tunebench.executor._head import connect
 from tunebench.executor._worker_actor import WorkerActor, versions
-from tunebench.executor._worker_pool import PendingJob, Placement, Worker, WorkerPool
+from tunebench.executor._worker_pool import PendingJob, Worker, WorkerLocation, WorkerPool
 from tunebench.executor.accelerator import may_have
 from tunebench.executor.message import LOSSES, Job, WorkerRequest, WorkerSetup
 
 __all__ = ["Gateway", "main"]
 
 ATTEMPTS = 3
-"""Number of workers that may die on one placement without finishing a job before it is given up."""
+"""Number of workers that may die at one location without finishing a job before it is given up."""
 POLL_S = 1.0
 CLOSE_S = 5.0
 GRACE_S = 5.0
-"""Time limit for a new node to join when all placements are given up, in seconds."""
+"""Time limit for a new node to join when all locations are given up, in seconds."""
 
 
 class Gateway:
@@ -48,9 +48,9 @@ class Gateway:
         self._actor_class = ray.remote(WorkerActor)
         self._pools: dict[str, WorkerPool] = {}
         self._idle: list[Worker] = []
-        self._placements: dict[Placement, asyncio.Task[None]] = {}
+        self._locations: dict[WorkerLocation, asyncio.Task[None]] = {}
         self._alive: set[str] = set()
-        self._refused: dict[Placement | str, str] = {}
+        self._refused: dict[WorkerLocation | str, str] = {}
         self._assigned = False
         self._heard = time.monotonic()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -105,15 +105,12 @@ class Gateway:
         """Start the wanted workers, send their devices to the driver, then poll for changes."""
         began = time.monotonic()
         await self._poll()
-        while (
-            not (self._placements and self._answered()) and time.monotonic() - began < self._request.start_s
-        ):
+        while not (self._locations and self._answered()) and time.monotonic() - began < self._request.start_s:
             await asyncio.sleep(0.02)
         late = {
-            placement: f"{placement} started no worker in {time.monotonic() - began:.0f} s: it may be busy"
-            for placement in self._placements
-            if placement not in self._refused
-            and not any(worker.placement == placement for worker in self._idle)
+            location: f"{location} started no worker in {time.monotonic() - began:.0f} s: it may be busy"
+            for location in self._locations
+            if location not in self._refused and not any(worker.location == location for worker in self._idle)
         }
         devices = {worker.device.key: worker.device for worker in self._idle if worker.device is not None}
         self._send("found", list(devices.values()), [*self._refused.values(), *late.values()])
@@ -123,7 +120,7 @@ class Gateway:
             self._check_empty_pools()
 
     def _answered(self) -> bool:
-        return len(self._idle) + len(self._refused.keys() & self._placements.keys()) == len(self._placements)
+        return len(self._idle) + len(self._refused.keys() & self._locations.keys()) == len(self._locations)
 
     async def _poll(self) -> None:
         """List the nodes of the cluster, and start workers on new ones."""
@@ -139,63 +136,65 @@ class Gateway:
         self._heard = time.monotonic()
         alive = [node for node in nodes if node["Alive"]]
         self._alive = {node["NodeID"] for node in alive}
-        for placement in self._wanted_placements(alive):
-            if placement not in self._placements:
-                self._placements[placement] = self._spawn(self._keep_worker(placement))
+        for location in self._worker_locations(alive):
+            if location not in self._locations:
+                self._locations[location] = self._spawn(self._keep_worker(location))
 
-    def _wanted_placements(self, nodes: list[dict[str, Any]]) -> list[Placement]:
+    def _worker_locations(self, nodes: list[dict[str, Any]]) -> list[WorkerLocation]:
         kind = self._request.kind or ("gpu" if any(n["Resources"].get("GPU", 0) for n in nodes) else "cpu")
-        placements: list[Placement] = []
+        locations: list[WorkerLocation] = []
         for node in nodes:
             resources, host = node["Resources"], node["NodeManagerHostname"]
             cpus, gpus = resources.get("CPU", 0), int(resources.get("GPU", 0))
             if kind == "cpu":
-                placements += [Placement(node["NodeID"], host, kind, cpus, 0)] if cpus else []
+                locations += [WorkerLocation(node["NodeID"], host, kind, cpus, 0)] if cpus else []
             elif self._request.labels and not may_have(resources, self._request.labels):
                 self._refused[node["NodeID"]] = (
                     f"{host} was skipped: its resources are "
                     f"{', '.join(sorted(name for name in resources if ':' in name and 'node:' not in name))}"
                 )
             else:
-                placements += [Placement(node["NodeID"], host, kind, cpus // gpus, i) for i in range(gpus)]
-        return placements
+                locations += [
+                    WorkerLocation(node["NodeID"], host, kind, cpus // gpus, index) for index in range(gpus)
+                ]
+        return locations
 
-    async def _keep_worker(self, placement: Placement) -> None:
-        """Keep a worker on a placement while its node lives, restarting it when it dies."""
+    async def _keep_worker(self, location: WorkerLocation) -> None:
+        """Keep a worker at a location while its node lives, restarting it when it dies."""
         unserved = 0
         while unserved < ATTEMPTS:
-            worker = await self._start_worker(placement)
+            worker = await self._start_worker(location)
             if worker is None:
                 break
             await worker.gone.wait()
             unserved = 0 if worker.served or worker.blamed else unserved + 1
             await asyncio.sleep(POLL_S / 2)  # the death of a node is noticed later than that of its actor
-            if placement.node not in self._alive:
+            if location.node not in self._alive:
                 break
         else:
-            self._refuse(placement, f"{placement}: {ATTEMPTS} workers died there without finishing a job")
+            self._refuse(location, f"{location}: {ATTEMPTS} workers died there without finishing a job")
 
-    async def _start_worker(self, placement: Placement) -> Worker | None:
+    async def _start_worker(self, location: WorkerLocation) -> Worker | None:
         """Start an actor; None if its device is not wanted or it is unusable."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         actor = self._actor_class.options(
-            num_cpus=placement.cpus,
-            num_gpus=int(placement.kind == "gpu"),
-            scheduling_strategy=NodeAffinitySchedulingStrategy(placement.node, soft=False),
+            num_cpus=location.cpus,
+            num_gpus=int(location.kind == "gpu"),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(location.node, soft=False),
             max_restarts=0,
             max_task_retries=0,
         ).remote()
-        worker = Worker(placement, actor)
+        worker = Worker(location, actor)
         try:
-            info = await _value(actor.describe.remote(placement.kind))
-            reason = _unusable(placement, info)
+            info = await _value(actor.describe.remote(location.kind))
+            reason = _unusable(location, info)
             if reason is None:
                 worker.device = info.device
                 return worker if await self._assign(worker) else None
         except Exception as error:  # a worker of another version may fail in any way: keep the reason
-            reason = f"{placement}: {_message_of(error)}"
-        self._refuse(placement, reason)
+            reason = f"{location}: {_message_of(error)}"
+        self._refuse(location, reason)
         self._kill(worker)
         return None
 
@@ -231,13 +230,13 @@ class Gateway:
         try:
             await self._set_up(pool, worker)
         except Exception as error:  # as above
-            self._refuse(worker.placement, f"{worker.placement}: {_message_of(error)}")
-            self._placements[worker.placement].cancel()
+            self._refuse(worker.location, f"{worker.location}: {_message_of(error)}")
+            self._locations[worker.location].cancel()
             self._kill(worker)
 
     async def _set_up(self, pool: WorkerPool, worker: Worker) -> None:
         # GPUs of one node share its cores; on a CPU, compiling and measuring alternate.
-        compilers = max(1, int(worker.placement.cpus)) if worker.placement.kind == "gpu" else 0
+        compilers = max(1, int(worker.location.cpus)) if worker.location.kind == "gpu" else 0
         worker.slots = await _value(worker.actor.begin.remote(pool.setup, compilers))
         pool.workers.append(worker)
         self._send_status(pool)
@@ -307,8 +306,8 @@ class Gateway:
         pool.waiting.append(pending)
         if worker in pool.workers:
             pool.workers.remove(worker)
-            self._placements[worker.placement].cancel()
-            self._refuse(worker.placement, f"{worker.placement}: {reason}")
+            self._locations[worker.location].cancel()
+            self._refuse(worker.location, f"{worker.location}: {reason}")
         self._kill(worker)
 
     def _lose(self, worker: Worker, error: Exception) -> None:
@@ -321,7 +320,7 @@ class Gateway:
             return
         pool.workers.remove(worker)
         pool.empty_since = time.monotonic()
-        pool.lost.append(f"{worker.placement}: {_message_of(error)}")
+        pool.lost.append(f"{worker.location}: {_message_of(error)}")
         self._kill(worker)
         self._send_status(pool)
 
@@ -334,7 +333,7 @@ class Gateway:
         await asyncio.gather(*map(self._leave, workers))
 
     async def _leave(self, worker: Worker) -> None:
-        if (task := self._placements.get(worker.placement)) is not None:
+        if (task := self._locations.get(worker.location)) is not None:
             task.cancel()
         for last in (worker.actor.close, worker.actor.watch):
             with contextlib.suppress(Exception):  # it may end during the call, or before
@@ -343,8 +342,8 @@ class Gateway:
 
     # -- status -----------------------------------------------------------------------
 
-    def _refuse(self, placement: Placement, reason: str) -> None:
-        self._refused[placement] = reason
+    def _refuse(self, location: WorkerLocation, reason: str) -> None:
+        self._refused[location] = reason
         for pool in self._pools.values():
             self._send_status(pool)
 
@@ -364,7 +363,7 @@ class Gateway:
     def _check_empty_pools(self) -> None:
         for device, pool in self._pools.items():
             waited_s = time.monotonic() - pool.empty_since
-            given_up = all(task.done() for task in self._placements.values())
+            given_up = all(task.done() for task in self._locations.values())
             patience_s = min(GRACE_S, self._request.patience_s) if given_up else self._request.patience_s
             if not pool.workers and waited_s >= patience_s:
                 reasons = (
@@ -378,14 +377,14 @@ async def _value(reference: Any) -> Any:
     return await reference
 
 
-def _unusable(placement: Placement, info: Any) -> str | None:
+def _unusable(location: WorkerLocation, info: Any) -> str | None:
     """Return why a worker is unusable; None if it is usable."""
     mine = versions()
     if info.versions != mine:
         theirs = f"Python {info.versions[0]} and tunebench {info.versions[1]}"
-        return f"{placement} has {theirs}; this driver has Python {mine[0]} and tunebench {mine[1]}"
+        return f"{location} has {theirs}; this driver has Python {mine[0]} and tunebench {mine[1]}"
     if info.device is None:
-        return f"{placement}: Ray counts a GPU there that is not visible to the process"
+        return f"{location}: Ray counts a GPU there that is not visible to the process"
     return None
 
 

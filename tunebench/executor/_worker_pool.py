@@ -11,11 +11,11 @@ from typing import Any
 from tunebench.device import Device
 from tunebench.executor.message import Job, Kind, WorkerSetup
 
-__all__ = ["PendingJob", "Placement", "Worker", "WorkerPool"]
+__all__ = ["PendingJob", "Worker", "WorkerLocation", "WorkerPool"]
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class WorkerLocation:
     """Where a worker may run: one GPU of a node, or its CPU."""
 
     node: str
@@ -34,7 +34,7 @@ class Worker:
     """A worker with its actor.
 
     Attributes:
-        placement: Where it runs.
+        location: Where it runs.
         actor: The Ray actor handle.
         device: Its device, once described.
         slots: Number of jobs that it takes at once.
@@ -45,7 +45,7 @@ class Worker:
         gone: Set when its actor died.
     """
 
-    placement: Placement
+    location: WorkerLocation
     actor: Any
     device: Device | None = None
     slots: int = 0
