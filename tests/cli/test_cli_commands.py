@@ -199,7 +199,7 @@ def test_doctor_reports_packages_that_do_not_work_together(
 
 
 @pytest.mark.parametrize(
-    "wanted",
+    "selection",
     [
         ("softmax:rows=8,cols=64,dtype=f32", "--variant", "numba_cuda"),
         ("softmax:rows=8,cols=64,dtype=f32",),
@@ -207,10 +207,10 @@ def test_doctor_reports_packages_that_do_not_work_together(
     ],
 )
 def test_tune_without_a_compiler_of_a_wanted_variant_exits_with_6(
-    wanted: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, run_refused: Run
+    selection: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, run_refused: Run
 ) -> None:
     monkeypatch.setattr("tunebench.tuning.tunable.unavailable", lambda language: BROKEN)
-    refused = run_refused("tune", *wanted, "--device", "h100-sxm", "--trials", "1", exit_code=6)
+    refused = run_refused("tune", *selection, "--device", "h100-sxm", "--trials", "1", exit_code=6)
     assert BROKEN in refused
 
 

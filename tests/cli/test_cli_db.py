@@ -152,7 +152,7 @@ def test_ctrl_c_during_an_import_rolls_back_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["--problem", "64 by 32"], "must be sizes such as 4096x4096"),
         (["--device", "abacus"], "unknown device 'abacus'"),
@@ -160,10 +160,10 @@ def test_ctrl_c_during_an_import_rolls_back_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_import_errors(
-    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(["db", "import", cache(tmp_path, "a.json", *GOOD), *arguments]) == 2
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 def test_export_errors(tmp_path: Path, run_text: Run, run_refused: Run) -> None:

@@ -129,7 +129,7 @@ def test_full_recomputation_and_two_stages_per_rank_are_explained(run_text: Run)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("arguments", "expected"),
     [
         ((), "give the stages by one of: --model NAME, --costs FILE, --forward-us"),
         (("--forward-us", "1", "--model", "gpt2"), "give the stages by one of"),
@@ -161,8 +161,8 @@ def test_full_recomputation_and_two_stages_per_rank_are_explained(run_text: Run)
     ],
     ids=lambda value: " ".join(value)[:50] if isinstance(value, tuple) else "",
 )
-def test_mistakes_are_refused(run_refused: Run, given: tuple[str, ...], expected: str) -> None:
-    assert expected in run_refused("plan", "pipeline", "--microbatches", "4", *given)
+def test_mistakes_are_refused(run_refused: Run, arguments: tuple[str, ...], expected: str) -> None:
+    assert expected in run_refused("plan", "pipeline", "--microbatches", "4", *arguments)
 
 
 @pytest.mark.slow

@@ -288,7 +288,7 @@ def test_cost_is_proportional_to_time(run_json: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "expected"),
     [
         (["predict"], "give what to predict"),
         (["predict", "-w", GEMM, "--model", "gpt2", "--device", "t4"], "one of: --workload"),
@@ -327,10 +327,10 @@ def test_cost_is_proportional_to_time(run_json: Run) -> None:
     ],
 )
 def test_invalid_argument_is_one_line_of_error(
-    typed: list[str], said: str, run_refused: Run, monkeypatch: pytest.MonkeyPatch
+    typed: list[str], expected: str, run_refused: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "local_gpus", tuple)
-    assert said in run_refused(*typed)
+    assert expected in run_refused(*typed)
 
 
 def test_without_a_gpu_one_must_be_named(run_refused: Run, monkeypatch: pytest.MonkeyPatch) -> None:

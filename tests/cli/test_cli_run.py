@@ -178,7 +178,7 @@ def test_version(run_text: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "expected"),
     [
         (["tuen"], "unknown command 'tuen'. Did you mean 'tune'?"),
         (["--nonsense"], "No such option: --nonsense"),
@@ -193,12 +193,12 @@ def test_version(run_text: Run) -> None:
         (["kernels", "none"], "unknown operator 'none'"),
     ],
 )
-def test_invalid_argument_is_one_line_of_error(typed: list[str], said: str, run_refused: Run) -> None:
-    assert said in run_refused(*typed)
+def test_invalid_argument_is_one_line_of_error(typed: list[str], expected: str, run_refused: Run) -> None:
+    assert expected in run_refused(*typed)
 
 
 @pytest.mark.parametrize(
-    ("error", "exit_code", "said"),
+    ("error", "exit_code", "expected"),
     [
         (errors.TunebenchError("it\nbroke"), 1, "error: it broke\n"),
         (errors.LookupMiss("nothing known"), 3, "error: nothing known\n"),
@@ -214,12 +214,12 @@ def test_invalid_argument_is_one_line_of_error(typed: list[str], said: str, run_
 def test_expected_errors_become_one_line_and_an_exit_code(
     error: BaseException,
     exit_code: int,
-    said: str,
+    expected: str,
     devices_raise: Raise,
     run_refused: Run,
 ) -> None:
     devices_raise(error)
-    assert run_refused("devices", exit_code=exit_code).startswith(said)
+    assert run_refused("devices", exit_code=exit_code).startswith(expected)
     assert exit_code in cli.EXIT_CODES
 
 

@@ -105,9 +105,9 @@ class _Commands(HelpGroup):
 def _use_defaults(ctx: Any, name: str, command: Any, rest: list[str]) -> None:
     from tunebench.cli import _defaults
 
-    found = _defaults.find()
-    if found is not None:
-        _defaults.apply(found, ctx, name, command, rest)
+    defaults_file = _defaults.find()
+    if defaults_file is not None:
+        _defaults.apply(defaults_file, ctx, name, command, rest)
 
 
 def _load(name: str) -> Any:
@@ -121,8 +121,8 @@ def _load(name: str) -> Any:
     return get_command(single)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(__version__)
         raise typer.Exit
 
@@ -234,13 +234,13 @@ def _explain(error: Exception) -> tuple[str, int]:
 
 
 def _explain_system(error: OSError) -> str:
-    place = f"{error.filename}: " if error.filename else ""
+    location = f"{error.filename}: " if error.filename else ""
     reason = error.strerror or str(error)
     if error.errno in _NO_ROOM:
         reason += "; free some space, or write to another disk"
     elif error.errno in _NO_RIGHT:
         reason += "; make it writable, or write to another path"
-    return place + reason
+    return location + reason
 
 
 def _forget_stdout() -> None:

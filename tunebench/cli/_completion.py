@@ -20,15 +20,15 @@ def workloads(incomplete: str) -> list[str]:
             return _dimensions(head, rest)
         suite, slash, _ = incomplete.partition("/")
         if slash:
-            found = [f"{suite}/{layer.name}" for layer in known.suite(suite)]
+            completions = [f"{suite}/{layer.name}" for layer in known.suite(suite)]
         else:
-            found = [
+            completions = [
                 *(f"{name}:" for name in known.all_operators()),
                 *(f"{name}/" for name in known.suites()),
             ]
     except TunebenchError:
         return []
-    return _starting(found, incomplete)
+    return _starting(completions, incomplete)
 
 
 def _dimensions(operator: str, text: str) -> list[str]:
@@ -41,11 +41,11 @@ def _dimensions(operator: str, text: str) -> list[str]:
     name, equals, _ = last.partition("=")
     if equals:
         values = cls.choices(name) if name in cls.dimensions() else ()
-        found = [f"{start}{name}={value}" for value in values]
+        completions = [f"{start}{name}={value}" for value in values]
     else:
-        given = {item.partition("=")[0] for item in before.split(",")}
-        found = [f"{start}{each}=" for each in cls.dimensions() if each not in given]
-    return _starting(found, f"{operator}:{text}")
+        used = {item.partition("=")[0] for item in before.split(",")}
+        completions = [f"{start}{dimension}=" for dimension in cls.dimensions() if dimension not in used]
+    return _starting(completions, f"{operator}:{text}")
 
 
 def devices(incomplete: str) -> list[str]:

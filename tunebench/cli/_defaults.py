@@ -109,19 +109,23 @@ def find() -> DefaultsFile | None:
     """
     named = _environment.config()
     if named is not None:
-        return None if named == "none" else _read(_environment.expanded(named, "TUNEBENCH_CONFIG"), own=True)
-    here = Path.cwd()
-    for folder in (here, *here.parents):
+        return (
+            None
+            if named == "none"
+            else _read(_environment.expanded(named, "TUNEBENCH_CONFIG"), user_file=True)
+        )
+    current_folder = Path.cwd()
+    for folder in (current_folder, *current_folder.parents):
         if (folder / NAME).is_file():
-            return _read(folder / NAME, own=False)
+            return _read(folder / NAME, user_file=False)
         project = folder / "pyproject.toml"
-        if project.is_file() and (found := _read(project, own=False)) is not None:
-            return found
+        if project.is_file() and (defaults_file := _read(project, user_file=False)) is not None:
+            return defaults_file
     user = _environment.config_folder()
-    return _read(user / NAME, own=True) if user is not None and (user / NAME).is_file() else None
+    return _read(user / NAME, user_file=True) if user is not None and (user / NAME).is_file() else None
 
 
-def _read(path: Path, *, own: bool) -> DefaultsFile | None:
+def _read(path: Path, *, user_file: bool) -> DefaultsFile | None:
     """Return the defaults of a file; None for a `pyproject.toml` without `[tool.tunebench]`."""
     with path.open("rb") as file:
         text = file.read(MAX_BYTES + 1)
@@ -145,10 +149,10 @@ def _read(path: Path, *, own: bool) -> DefaultsFile | None:
             return None
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected tool.tunebench to be a table")
-    return DefaultsFile(path=path, values=dict(_checked(path, data, own=own)))
+    return DefaultsFile(path=path, values=dict(_checked(path, data, user_file=user_file)))
 
 
-def _checked(path: Path, data: Mapping[str, Any], *, own: bool) -> Iterator[tuple[str, Any]]:
+def _checked(path: Path, data: Mapping[str, Any], *, user_file: bool) -> Iterator[tuple[str, Any]]:
     """Yield the keys and values of a file, with absolute paths."""
     value: Any
     for written, value in data.items():
@@ -160,7 +164,7 @@ def _checked(path: Path, data: Mapping[str, Any], *, own: bool) -> Iterator[tupl
             expected = " or ".join(_KIND_NAMES[kind] for kind in kinds)
             raise InputError(f"{path}: {written} must be {expected}, got {value!r}")
         if name == "db":
-            value = _database(path, value, own=own)
+            value = _database(path, value, user_file=user_file)
         elif name == "baseline" or (name == "device" and datasheet.is_file(value)):
             value = str(path.parent / _environment.expanded(value, f"{path}: {written}"))
         elif name == "price":
@@ -171,14 +175,14 @@ def _checked(path: Path, data: Mapping[str, Any], *, own: bool) -> Iterator[tupl
 _KIND_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}
 
 
-def _database(path: Path, text: str, *, own: bool) -> str:
+def _database(path: Path, text: str, *, user_file: bool) -> str:
     """Return the location of a database; a server only from the user's own files.
 
     libpq sends the password in PGPASSWORD to any server that a location names.
     """
     if "://" not in text and "=" not in text:
         return str(path.parent / _environment.expanded(text, f"{path}: db"))
-    if not own:
+    if not user_file:
         raise InputError(
             f"{path}: db must be a file: name a server by TUNEBENCH_DB, or in {NAME} of your configuration "
             "folder, so that the file of an unknown folder cannot send passwords to a server"
@@ -193,39 +197,44 @@ def _prices(path: Path, table: Mapping[str, Any]) -> str:
     return ",".join(f"{name}={price}" for name, price in table.items())
 
 
-def apply(found: DefaultsFile, context: Any, name: str, command: Any, arguments: Sequence[str]) -> None:
+def apply(
+    defaults_file: DefaultsFile, context: Any, name: str, command: Any, arguments: Sequence[str]
+) -> None:
     """Make the values of a file the defaults of a command, and its database that of this process.
 
     Args:
-        found: The file.
+        defaults_file: The file.
         context: Context of the command group; its `default_map` is set.
         name: Name of the command.
         command: The command, or a group of commands.
         arguments: Its arguments: some of them replace a default.
     """
-    if "db" in found.values:
-        context.with_resource(_environment.default_database(found.values["db"]))
+    if "db" in defaults_file.values:
+        context.with_resource(_environment.default_database(defaults_file.values["db"]))
     subcommands = getattr(command, "commands", None)
     if subcommands is None:
-        defaults = _defaults_of(found, name, command, arguments)
+        defaults = _defaults_of(defaults_file, name, command, arguments)
     else:
         defaults = {
-            sub: _defaults_of(found, f"{name} {sub}", each, arguments) for sub, each in subcommands.items()
+            sub: _defaults_of(defaults_file, f"{name} {sub}", subcommand, arguments)
+            for sub, subcommand in subcommands.items()
         }
     context.default_map = {name: defaults}
 
 
-def _defaults_of(found: DefaultsFile, name: str, command: Any, arguments: Sequence[str]) -> dict[str, Any]:
+def _defaults_of(
+    defaults_file: DefaultsFile, name: str, command: Any, arguments: Sequence[str]
+) -> dict[str, Any]:
     """Return the values of a file by parameter of a command."""
-    given = {argument.partition("=")[0] for argument in arguments}
+    options = {argument.partition("=")[0] for argument in arguments}
     defaults = {}
     for param in command.params:
         key = max(param.opts, key=len).removeprefix("--")
-        if key not in found.values or name not in KEYS[key].commands:
+        if key not in defaults_file.values or name not in KEYS[key].commands:
             continue
-        if "--repeat" in given and key != "db":  # the run has its own options
+        if "--repeat" in options and key != "db":  # the run has its own options
             continue
-        if given.isdisjoint(f"--{option}" for option in KEYS[key].unless):
-            value = found.values[key]
+        if options.isdisjoint(f"--{option}" for option in KEYS[key].unless):
+            value = defaults_file.values[key]
             defaults[param.name] = [value] if getattr(param, "multiple", False) else value
     return defaults

@@ -24,8 +24,8 @@ _TYPES = {"str": "TEXT", "path": "PATH", "int": "INT", "float": "FLOAT"}
 class _Help:
     """Help that lists each group of options under its title, for a command or a group of commands."""
 
-    def __init__(self, *args: Any, **given: Any) -> None:
-        super().__init__(*args, **{**given, "rich_markup_mode": None})
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **{**keywords, "rich_markup_mode": None})
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """Write the paragraphs about the command."""
@@ -135,7 +135,7 @@ def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
 
 def _typed(name: str) -> str:
     """Return the name of an option with the type of its value as a metavariable, such as INT."""
-    return re.sub(r"<(\w+)(?: range)?>", lambda found: _TYPES.get(found[1], found[1].upper()), name)
+    return re.sub(r"<(\w+)(?: range)?>", lambda match: _TYPES.get(match[1], match[1].upper()), name)
 
 
 def _write_paragraphs(text: str, formatter: Any) -> None:

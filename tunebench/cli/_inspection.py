@@ -100,7 +100,7 @@ def _show_resources(choice: ChosenConfig, as_json: bool) -> None:
 
 
 def _plain(use: KernelUse, sm_count: int) -> dict[str, Any]:
-    held = use.occupancy
+    occupancy = use.occupancy
     return {
         "kernel": use.entry or use.symbol,
         "symbol": use.symbol,
@@ -112,18 +112,18 @@ def _plain(use: KernelUse, sm_count: int) -> dict[str, Any]:
         "dynamic_smem_bytes": use.launch.smem_bytes,
         "stack_bytes": use.used.stack_bytes,
         "code_bytes": use.used.code_bytes,
-        "blocks_per_sm": held.blocks,
-        "warps_per_sm": held.warps,
-        "most_warps_per_sm": held.most_warps,
-        "occupancy": held.warps / held.most_warps,
-        "limited_by": held.limited_by,
+        "blocks_per_sm": occupancy.blocks,
+        "warps_per_sm": occupancy.warps,
+        "most_warps_per_sm": occupancy.most_warps,
+        "occupancy": occupancy.warps / occupancy.most_warps,
+        "limited_by": occupancy.limited_by,
     }
 
 
 def _rows(use: dict[str, Any]) -> list[tuple[str, str]]:
     grid, block = (" x ".join(map(str, use[name])) for name in ("grid", "block"))
     smem = f"{use['static_smem_bytes']} static, {use['dynamic_smem_bytes']} dynamic"
-    held = f"{use['blocks_per_sm']} blocks, {use['warps_per_sm']} of {use['most_warps_per_sm']} warps"
+    resident = f"{use['blocks_per_sm']} blocks, {use['warps_per_sm']} of {use['most_warps_per_sm']} warps"
     return [
         ("  grid", grid),
         ("  block", block),
@@ -134,6 +134,6 @@ def _rows(use: dict[str, Any]) -> list[tuple[str, str]]:
         ("  code", f"{use['code_bytes']} bytes"),
         (
             "  resident per SM",
-            f"{held} ({use['occupancy']:.0%}), limited by {', '.join(use['limited_by'])}",
+            f"{resident} ({use['occupancy']:.0%}), limited by {', '.join(use['limited_by'])}",
         ),
     ]

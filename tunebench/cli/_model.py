@@ -297,16 +297,16 @@ class ModelRequest:
         from tunebench.workloads.networks import NetworkRun, network
         from tunebench.workloads.networks import network_run as kinds
 
-        found = network(self.name)
-        dtype = self.dtype or _own_type(found)
+        model = network(self.name)
+        dtype = self.dtype or _own_type(model)
         mode = self.mode or ("train" if self.training else "infer")
         optimizer = self.optimizer or ("adamw" if mode == "train" else "none")
-        for what, choice, kind in (
+        for name, choice, kind in (
             ("mode", mode, kinds.Mode),
             ("dtype", dtype, kinds.DType),
         ):
             if choice not in get_args(kind):
-                raise UnknownName(what, choice, get_args(kind))
+                raise UnknownName(name, choice, get_args(kind))
         run = NetworkRun(
             batch=self.batch,
             seq=self.seq,
@@ -329,30 +329,30 @@ class ModelRequest:
             if self.nodes > 1:
                 raise InputError("--nodes needs --data, --tensor, --context or --pipeline")
             if self.microbatches == 1:
-                return predict_network(found, device, run)
+                return predict_network(model, device, run)
         cluster = Cluster.of(
             device, devices=self.devices, nodes=self.nodes, link=self.link, network=self.network_link
         )
-        return predict_step(found, device, run, cluster, self.parallelism)
+        return predict_step(model, device, run, cluster, self.parallelism)
 
     def _check(self) -> None:
         """Refuse options that have no effect without another one."""
-        for given, option, needed in (
+        for ineffective, option, needed in (
             (self.user_buffers and not self.sequence_parallel, "--user-buffers", "--sequence-parallel"),
             (self.context_gather and self.context == 1, "--context-gather", "--context"),
             (self.gathering != "ahead" and self.sharding != "full", "--gathering", "--sharding full"),
             (self.sharding != "none" and self.data * self.context == 1, "--sharding", "--data"),
             (self.chunks > 1 and self.pipeline == 1, "--chunks", "--pipeline"),
         ):
-            if given:
+            if ineffective:
                 raise InputError(f"{option} has no effect alone: it needs {needed}")
 
-    def memory(self, found: NetworkPrediction | StepPrediction) -> tuple[DeviceMemory, ...]:
+    def memory(self, prediction: NetworkPrediction | StepPrediction) -> tuple[DeviceMemory, ...]:
         """Return the memory of the devices of each rank of the pipeline; nothing if it is not modelled."""
         from tunebench.training.cluster.step_memory import step_memory
         from tunebench.workloads.networks import network
 
-        run = found.run
+        run = prediction.run
         if not run.trains or run.stack != "megatron" or run.dtype == "f32":
             return ()
         try:
@@ -360,21 +360,21 @@ class ModelRequest:
         except InputError:  # layers of another kind, whose activations are not known
             return ()
 
-    def min_memory_bytes(self, found: NetworkPrediction | StepPrediction) -> int | None:
+    def min_memory_bytes(self, prediction: NetworkPrediction | StepPrediction) -> int | None:
         """Return the least memory in bytes that each device needs; None if unknown."""
         from tunebench.training.steps.footprint import min_memory_bytes
         from tunebench.workloads.networks import network
 
-        return min_memory_bytes(network(self.name), found.run, self.parallelism)
+        return min_memory_bytes(network(self.name), prediction.run, self.parallelism)
 
-    def warn_if_too_large(self, found: NetworkPrediction | StepPrediction) -> None:
+    def warn_if_too_large(self, prediction: NetworkPrediction | StepPrediction) -> None:
         """Warn on stderr if the model exceeds the memory of the device."""
-        device, needed = found.device, self.min_memory_bytes(found)
-        if self.memory(found):  # the report has a verdict
+        device, needed = prediction.device, self.min_memory_bytes(prediction)
+        if self.memory(prediction):  # the report has a verdict
             return
         if needed is not None and 0 < device.memory_bytes < needed:
             console(stderr=True).print(
-                f"warning: {found.network} does not fit into {device.name}: it has "
+                f"warning: {prediction.network} does not fit into {device.name}: it has "
                 f"{device.memory_bytes / 2**30:.0f} GiB, parameters, gradients and optimizer states need "
                 f"{needed / 2**30:.0f} GiB",
                 soft_wrap=True,
@@ -383,7 +383,7 @@ class ModelRequest:
 
 def _numbers(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(each) for each in text.split(","))
+        return tuple(int(number) for number in text.split(","))
     except ValueError:
         raise InputError(f"--stage-layers {text}: expected numbers of layers, such as 11,11,10") from None
 

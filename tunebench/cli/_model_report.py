@@ -18,37 +18,39 @@ if TYPE_CHECKING:
 __all__ = ["describe_model", "render_model"]
 
 
-def describe_model(model: ModelRequest, found: NetworkPrediction | StepPrediction) -> dict[str, Any]:
+def describe_model(model: ModelRequest, prediction: NetworkPrediction | StepPrediction) -> dict[str, Any]:
     """Return a prediction as a JSON-serialisable dictionary."""
     from tunebench.forecast.network import NetworkPrediction
 
-    run = found.run
+    run = prediction.run
     data: dict[str, Any] = {
-        "model": found.network,
-        "device": found.device.key,
+        "model": prediction.network,
+        "device": prediction.device.key,
         "devices": model.devices,
         **_fields(run, "mode", "batch", "seq", "dtype", "stack", "recompute", "optimizer"),
         "fused": run.compiled,
-        **_fields(found, "time_us", "low_us", "high_us"),
-        f"{model.unit}_per_s": model.items / found.time_us * 1e6,
-        "least_bytes": model.min_memory_bytes(found),
-        "memory_bytes": found.device.memory_bytes or None,
-        "memory": [_memory(each, found.device.memory_bytes) for each in model.memory(found)],
+        **_fields(prediction, "time_us", "low_us", "high_us"),
+        f"{model.unit}_per_s": model.items / prediction.time_us * 1e6,
+        "least_bytes": model.min_memory_bytes(prediction),
+        "memory_bytes": prediction.device.memory_bytes or None,
+        "memory": [_memory(memory, prediction.device.memory_bytes) for memory in model.memory(prediction)],
     }
-    if isinstance(found, NetworkPrediction):
+    if isinstance(prediction, NetworkPrediction):
         return {
             **data,
-            **_fields(found, "bound_us", "host_us", "device_us", "launches"),
-            "parts": [{**plain(line), "limited_by": _limit(found, line.part)} for line in found.parts()],
-            "phases": [plain(line) for line in found.phases()],
-            "basis": _bases(found),
-            "operations": [_operation(each) for each in found.operations],
+            **_fields(prediction, "bound_us", "host_us", "device_us", "launches"),
+            "parts": [
+                {**plain(line), "limited_by": _limit(prediction, line.part)} for line in prediction.parts()
+            ],
+            "phases": [plain(line) for line in prediction.phases()],
+            "basis": _bases(prediction),
+            "operations": [_operation(timed) for timed in prediction.operations],
         }
     return {
         **data,
-        **_us(found, "compute", "communication", "bubble"),
-        "division": plain(found.parallelism),
-        "links": {"inside": found.cluster.inside.name, "between": found.cluster.between.name},
+        **_us(prediction, "compute", "communication", "bubble"),
+        "division": plain(prediction.parallelism),
+        "links": {"inside": prediction.cluster.inside.name, "between": prediction.cluster.between.name},
         "stages": [
             {
                 "layers": list(stage.layers),
@@ -59,15 +61,15 @@ def describe_model(model: ModelRequest, found: NetworkPrediction | StepPredictio
                 "send_bytes": stage.send_bytes,
                 "parts": [plain(line) for line in stage.kernels.parts()],
             }
-            for stage in found.stages
+            for stage in prediction.stages
         ],
     }
 
 
-def _memory(each: DeviceMemory, limit_bytes: int) -> dict[str, Any]:
+def _memory(memory: DeviceMemory, limit_bytes: int) -> dict[str, Any]:
     """Return the memory of a rank by kind, and how much is missing."""
-    missing = max(0, each.total - limit_bytes) if limit_bytes else None
-    return {"rank": each.rank, **each.kinds, "total": each.total, "missing": missing}
+    missing = max(0, memory.total - limit_bytes) if limit_bytes else None
+    return {"rank": memory.rank, **memory.kinds, "total": memory.total, "missing": missing}
 
 
 def _fields(value: object, *names: str) -> dict[str, Any]:
@@ -79,50 +81,50 @@ def _us(value: object, *names: str) -> dict[str, float]:
     return {f"{name}_us": getattr(value, name).us for name in names}
 
 
-def _operation(each: OperationTime) -> dict[str, Any]:
+def _operation(timed: OperationTime) -> dict[str, Any]:
     return {
-        "workload": str(each.operation.workload),
-        **_fields(each.operation, "count", "part", "phase"),
-        **_fields(each, "time_us", "bound_us"),
-        "limited_by": each.alone.binding,
+        "workload": str(timed.operation.workload),
+        **_fields(timed.operation, "count", "part", "phase"),
+        **_fields(timed, "time_us", "bound_us"),
+        "limited_by": timed.alone.binding,
     }
 
 
-def _limit(found: NetworkPrediction, part: str) -> str:
+def _limit(prediction: NetworkPrediction, part: str) -> str:
     """Return the limiting resource of most of the time of a part."""
     times: dict[str, float] = {}
-    for each in found.operations:
-        if each.operation.part == part:
-            times[each.alone.binding] = times.get(each.alone.binding, 0.0) + each.time_us
+    for timed in prediction.operations:
+        if timed.operation.part == part:
+            times[timed.alone.binding] = times.get(timed.alone.binding, 0.0) + timed.time_us
     return max(times, key=times.__getitem__)
 
 
-def _bases(found: NetworkPrediction) -> dict[str, float]:
+def _bases(prediction: NetworkPrediction) -> dict[str, float]:
     """Return the share of the time by basis of the prediction."""
     times: dict[str, float] = {}
-    for each in found.operations:
-        times[each.alone.basis] = times.get(each.alone.basis, 0.0) + each.time_us
-    return {basis: us / found.device_us for basis, us in times.items()}
+    for timed in prediction.operations:
+        times[timed.alone.basis] = times.get(timed.alone.basis, 0.0) + timed.time_us
+    return {basis: us / prediction.device_us for basis, us in times.items()}
 
 
-def render_model(model: ModelRequest, found: NetworkPrediction | StepPrediction, to: Console) -> None:
+def render_model(model: ModelRequest, prediction: NetworkPrediction | StepPrediction, to: Console) -> None:
     """Print a prediction as text."""
     from tunebench.forecast.network import NetworkPrediction
 
-    run = found.run
-    what = f"{run.batch} x {run.seq} tokens" if run.seq else f"a batch of {run.batch}"
+    run = prediction.run
+    batch_text = f"{run.batch} x {run.seq} tokens" if run.seq else f"a batch of {run.batch}"
     step = "a training step" if run.trains else "a forward pass"
     stack = "" if run.stack == "eager" else f", {run.stack}"
-    on = f"{model.devices} x {found.device.name}" if model.devices > 1 else found.device.name
-    to.print(f"{found.network} on {on}: {step} of {what} in {run.dtype}{stack}", soft_wrap=True)
-    low, high = duration(found.low_us), duration(found.high_us)
-    to.print(f"  time        {duration(found.time_us)} (90 % interval {low} to {high})")
-    to.print(f"  throughput  {model.items / found.time_us * 1e6:,.0f} {model.unit} per second")
-    if isinstance(found, NetworkPrediction):
-        _render_one(found, to)
+    on = f"{model.devices} x {prediction.device.name}" if model.devices > 1 else prediction.device.name
+    to.print(f"{prediction.network} on {on}: {step} of {batch_text} in {run.dtype}{stack}", soft_wrap=True)
+    low, high = duration(prediction.low_us), duration(prediction.high_us)
+    to.print(f"  time        {duration(prediction.time_us)} (90 % interval {low} to {high})")
+    to.print(f"  throughput  {model.items / prediction.time_us * 1e6:,.0f} {model.unit} per second")
+    if isinstance(prediction, NetworkPrediction):
+        _render_one(prediction, to)
     else:
-        _render_several(found, to)
-    _render_memory(model.memory(found), found.device.memory_bytes, to)
+        _render_several(prediction, to)
+    _render_memory(model.memory(prediction), prediction.device.memory_bytes, to)
 
 
 def _render_memory(ranks: Sequence[DeviceMemory], limit_bytes: int, to: Console) -> None:
@@ -131,15 +133,15 @@ def _render_memory(ranks: Sequence[DeviceMemory], limit_bytes: int, to: Console)
 
     if not ranks:
         return
-    kinds = [name for name in ranks[0].kinds if any(each.kinds[name] for each in ranks)]
+    kinds = [name for name in ranks[0].kinds if any(memory.kinds[name] for memory in ranks)]
     rows = (
         (
-            each.rank,
-            *(size_text(each.kinds[name]) for name in kinds),
-            size_text(each.total),
-            _verdict(each.total, limit_bytes),
+            memory.rank,
+            *(size_text(memory.kinds[name]) for name in kinds),
+            size_text(memory.total),
+            _verdict(memory.total, limit_bytes),
         )
-        for each in ranks
+        for memory in ranks
     )
     columns = (">rank", *(f">{name}" for name in kinds), ">memory", "verdict")
     to.print(table(*columns, rows=rows))
@@ -155,51 +157,55 @@ def _verdict(total: int, limit_bytes: int) -> str:
     return f"does not fit, {size_text(total - limit_bytes)} missing"
 
 
-def _render_one(found: NetworkPrediction, to: Console) -> None:
-    to.print(f"  bound       {duration(found.bound_us)} (lower bound)")
-    waits = ", longer than the GPU needs to run them" if found.waits_for_host else ""
-    to.print(f"  host        {duration(found.host_us)} to launch {found.launches} kernels{waits}")
-    if len(found.phases()) > 1:
-        to.print("  phases      " + ", ".join(f"{line.part} {line.share:.0%}" for line in found.phases()))
-    to.print("  basis       " + ", ".join(f"{name} {share:.0%}" for name, share in _bases(found).items()))
-    to.print(_parts(found))
+def _render_one(prediction: NetworkPrediction, to: Console) -> None:
+    to.print(f"  bound       {duration(prediction.bound_us)} (lower bound)")
+    waits = ", longer than the GPU needs to run them" if prediction.waits_for_host else ""
+    to.print(f"  host        {duration(prediction.host_us)} to launch {prediction.launches} kernels{waits}")
+    if len(prediction.phases()) > 1:
+        to.print(
+            "  phases      " + ", ".join(f"{line.part} {line.share:.0%}" for line in prediction.phases())
+        )
+    to.print(
+        "  basis       " + ", ".join(f"{name} {share:.0%}" for name, share in _bases(prediction).items())
+    )
+    to.print(_parts(prediction))
 
 
-def _parts(found: NetworkPrediction) -> Any:
+def _parts(prediction: NetworkPrediction) -> Any:
     rows = (
         (
             *(line.part, line.launches, duration(line.time_us), f"{line.share:.1%}"),
-            *(duration(line.bound_us), _limit(found, line.part)),
+            *(duration(line.bound_us), _limit(prediction, line.part)),
         )
-        for line in found.parts()
+        for line in prediction.parts()
     )
     return table("part", ">kernels", ">time", ">share", ">lower bound", "limited by", rows=rows)
 
 
-def _render_several(found: StepPrediction, to: Console) -> None:
-    division = found.parallelism
+def _render_several(prediction: StepPrediction, to: Console) -> None:
+    division = prediction.parallelism
     experts = f"experts among {division.expert}, " if division.expert > 1 else ""
     to.print(
         f"  division    {division.data} x data, {division.tensor} x tensor, {experts}"
         f"{division.pipeline} stages, {division.microbatches} micro-batches; "
-        f"{found.cluster.nodes} node(s) of "
-        f"{found.cluster.devices_per_node}, {found.cluster.inside.name} inside"
+        f"{prediction.cluster.nodes} node(s) of "
+        f"{prediction.cluster.devices_per_node}, {prediction.cluster.inside.name} inside"
     )
     shares = (
-        ("kernels", found.compute),
-        ("exposed communication", found.communication),
-        ("pipeline bubble", found.bubble),
+        ("kernels", prediction.compute),
+        ("exposed communication", prediction.communication),
+        ("pipeline bubble", prediction.bubble),
     )
-    rows = ((name, duration(span.us), f"{span.us / found.time_us:.1%}") for name, span in shares)
+    rows = ((name, duration(span.us), f"{span.us / prediction.time_us:.1%}") for name, span in shares)
     to.print(table("share of the step", ">time", ">share", rows=rows))
-    to.print(table(*_STAGE, rows=_stages(found)))
+    to.print(table(*_STAGE, rows=_stages(prediction)))
 
 
 _STAGE = (">stage", "layers", ">forward", ">backward", ">optimizer", ">all-reduce", ">gradients", ">send")
 
 
-def _stages(found: StepPrediction) -> Iterator[tuple[object, ...]]:
-    for index, stage in enumerate(found.stages):
+def _stages(prediction: StepPrediction) -> Iterator[tuple[object, ...]]:
+    for index, stage in enumerate(prediction.stages):
         sums = stage.sums_forward + stage.sums_backward
         spans = (stage.forward, stage.backward, stage.optimizer, sums, stage.gradients, stage.send)
         yield (index, f"{stage.layers[0]} to {stage.layers[1] - 1}", *(duration(span.us) for span in spans))

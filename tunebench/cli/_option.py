@@ -85,10 +85,10 @@ ReadDatabase = Annotated[str | None, _database_option(_existing)]
 """Path or URL of a database that is only read; a file that was named must exist."""
 
 
-def _reserve_stdout(context: typer.Context, wanted: bool) -> bool:
-    if wanted:
+def _reserve_stdout(context: typer.Context, requested: bool) -> bool:
+    if requested:
         context.with_resource(json_stdout())
-    return wanted
+    return requested
 
 
 Json = Annotated[
@@ -196,10 +196,10 @@ def split_devices(names: list[str] | None) -> list[str] | None:
     """
     if names is None:
         return None
-    each = [part for name in names for part in ([name] if Path(name).exists() else _NEXT_DEVICE.split(name))]
-    if not all(each):
+    parts = [part for name in names for part in ([name] if Path(name).exists() else _NEXT_DEVICE.split(name))]
+    if not all(parts):
         raise InputError(f"--device: expected names separated by commas, got {','.join(names)!r}")
-    return each
+    return parts
 
 
 _NEXT_DEVICE = re.compile(r",(?!\w+=)")
@@ -441,15 +441,15 @@ def gpus(names: Sequence[str] | None, arch: str | None = None) -> list[Device]:
     from tunebench.device import local_gpus
 
     if arch is not None:
-        found = [target_device(names[0] if names else None, arch)]
+        devices = [target_device(names[0] if names else None, arch)]
     else:
-        found = [absent_device(name) for name in names] if names else list(local_gpus()[:1])
-    if not found:
+        devices = [absent_device(name) for name in names] if names else list(local_gpus()[:1])
+    if not devices:
         raise InputError("this machine has no GPU: name one by --device; `tunebench devices` lists them")
-    for device in found:
+    for device in devices:
         if device.kind != "gpu":
             raise InputError(f"{device.name} is not a GPU, as this command needs; tune measures on a CPU")
-    return found
+    return devices
 
 
 def renamed_flag(new: str) -> Callable[[typer.CallbackParam, T], T]:

@@ -33,12 +33,12 @@ def grouped_options(parameter: str, group: type[Any]) -> Callable[[Command], Com
     fields, kinds = dataclasses.fields(group), get_type_hints(group, include_extras=True)
 
     def decorate(command: Command) -> Command:
-        own = inspect.signature(command, eval_str=True)
-        optional = own.parameters[parameter].default is None
+        signature = inspect.signature(command, eval_str=True)
+        optional = signature.parameters[parameter].default is None
         parameters: list[inspect.Parameter] = []
-        for each in own.parameters.values():
-            if each.name != parameter:
-                parameters.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        for command_parameter in signature.parameters.values():
+            if command_parameter.name != parameter:
+                parameters.append(command_parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
                 continue
             for index, field in enumerate(fields):
                 default = None if optional and index == 0 else field.default
@@ -54,12 +54,12 @@ def grouped_options(parameter: str, group: type[Any]) -> Callable[[Command], Com
                 )
 
         @functools.wraps(command)
-        def grouped(**given: Any) -> None:
-            of_group = {field.name: given.pop(field.name) for field in fields}
+        def grouped(**arguments: Any) -> None:
+            of_group = {field.name: arguments.pop(field.name) for field in fields}
             absent = optional and of_group[fields[0].name] is None
-            command(**given, **{parameter: None if absent else group(**of_group)})
+            command(**arguments, **{parameter: None if absent else group(**of_group)})
 
-        grouped.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        grouped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return grouped
 
     return decorate
@@ -84,20 +84,22 @@ def with_verbosity(command: Command) -> Command:
     Raises:
         InputError: both are given.
     """
-    own = inspect.signature(command, eval_str=True)
-    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own.parameters.values()]
+    signature = inspect.signature(command, eval_str=True)
+    parameters = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in signature.parameters.values()
+    ]
     parameters += [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
         for name, kind in (("quiet", Quiet), ("verbose", Verbose))
     ]
 
     @functools.wraps(command)
-    def run(*, quiet: bool, verbose: bool, **given: Any) -> None:
+    def run(*, quiet: bool, verbose: bool, **arguments: Any) -> None:
         if quiet and verbose:
             raise InputError("-q and -v exclude each other")
         _start.stop_quitting()  # from now on there is work to end
         with ending_like_ctrl_c(), _console.verbosity(verbose - quiet):
-            command(**given)
+            command(**arguments)
 
-    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run

@@ -46,10 +46,12 @@ def json_stdout() -> Iterator[None]:
     stream.flush()
     with contextlib.ExitStack() as stack:
         if _is_standard(stream):
-            kept = os.dup(1)
-            stream = stack.enter_context(os.fdopen(kept, "w", encoding=stream.encoding, errors=stream.errors))
+            stdout_copy = os.dup(1)
+            stream = stack.enter_context(
+                os.fdopen(stdout_copy, "w", encoding=stream.encoding, errors=stream.errors)
+            )
             os.dup2(2, 1)
-            stack.callback(os.dup2, kept, 1)
+            stack.callback(os.dup2, stdout_copy, 1)
         _reserved.append(stream)
         stack.callback(_reserved.pop)
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
@@ -119,21 +121,21 @@ def note(text: str) -> None:
 def phases(to: Console) -> Iterator[Callable[[str], None]]:
     """Yield a callback that shows the current phase of a long command: live, or with -v as lines."""
     if is_verbose():
-        yield lambda what: to.print(what, soft_wrap=True)
+        yield lambda message: to.print(message, soft_wrap=True)
         return
     if is_quiet() or not to.is_terminal:
-        yield lambda what: None
+        yield lambda message: None
         return
     from rich.text import Text
 
     with to.status("") as status:
-        yield lambda what: status.update(Text(printable(what)))
+        yield lambda message: status.update(Text(printable(message)))
 
 
 class Watcher(Protocol):
     """Progress callback: amount done, total amount, and a description if it changes."""
 
-    def __call__(self, done: int, total: int, what: str = "") -> None:
+    def __call__(self, done: int, total: int, label: str = "") -> None:
         """Show the progress."""
 
 
@@ -141,24 +143,24 @@ def _progress_lines(to: Console, subject: str) -> Watcher:
     """Return a callback that prints a line for each tenth."""
     shown: set[tuple[str, int]] = set()
 
-    def show(done: int, total: int, what: str = subject) -> None:
+    def show(done: int, total: int, label: str = subject) -> None:
         tenth = 10 * done // max(1, total)
-        if (what, tenth) not in shown:
-            shown.add((what, tenth))
-            to.print(f"{what} {10 * tenth} %", soft_wrap=True)
+        if (label, tenth) not in shown:
+            shown.add((label, tenth))
+            to.print(f"{label} {10 * tenth} %", soft_wrap=True)
 
     return show
 
 
 @contextlib.contextmanager
-def progress(to: Console, what: str) -> Iterator[Watcher]:
+def progress(to: Console, label: str) -> Iterator[Watcher]:
     """Show a progress bar on a terminal, or with -v lines, and yield the callback that updates it."""
 
-    def nothing(done: int, total: int, what: str = "") -> None:
+    def nothing(done: int, total: int, label: str = "") -> None:
         """Show nothing."""
 
     if is_verbose():
-        yield _progress_lines(to, what)
+        yield _progress_lines(to, label)
         return
     if is_quiet() or not to.is_terminal:
         yield nothing
@@ -167,9 +169,9 @@ def progress(to: Console, what: str) -> Iterator[Watcher]:
     from rich.progress import Progress
 
     with Progress(console=to, transient=True) as bar:
-        task = bar.add_task(escape(printable(what)), total=None)
+        task = bar.add_task(escape(printable(label)), total=None)
 
-        def show(done: int, total: int, what: str = what) -> None:
-            bar.update(task, completed=done, total=total, description=escape(printable(what)))
+        def show(done: int, total: int, label: str = label) -> None:
+            bar.update(task, completed=done, total=total, description=escape(printable(label)))
 
         yield show

@@ -85,7 +85,7 @@ def space_of(path: Path, kernel: str, device: str, problem: str) -> Space:
         raise InputError(f"--problem must be sizes such as 4096x4096, got {problem!r}")
     described = absent_device(device) if datasheet.is_file(device) else None
     product = devices.find_product(device).name if device and described is None else ""
-    if kernel and kernel not in (known := {recorded.kernel for recorded in RECORDED_KERNELS}):
-        raise UnknownName("recorded kernel", kernel, known)
+    if kernel and kernel not in (recorded_kernels := {recorded.kernel for recorded in RECORDED_KERNELS}):
+        raise UnknownName("recorded kernel", kernel, recorded_kernels)
     sizes = tuple(map(int, problem.split("x"))) if problem else ()
     return Space.of(read(path).completed(kernel=kernel, device=product, problem=sizes), described)

@@ -93,7 +93,7 @@ def command(
         raise InputError(
             f"--tune needs a baseline: write {options.baseline} by --update without --tune first"
         )
-    found: DatabaseComparison | None = None
+    comparison: DatabaseComparison | None = None
     with contextlib.ExitStack() as stack:
         before = None if new else stack.enter_context(open_baseline(options.baseline))
         current = stack.enter_context(
@@ -101,17 +101,17 @@ def command(
         )
         keys = _devices(before, current, options.device)
         if before is not None:
-            found = _compare(before, current, options.tolerance, texts, keys)
+            comparison = _compare(before, current, options.tolerance, texts, keys)
         if options.update:
             count = write_baseline(current, Path(options.baseline), workloads=texts, devices=keys)
-    data: dict[str, Any] = {} if found is None else _describe(found)
+    data: dict[str, Any] = {} if comparison is None else _describe(comparison)
     if options.update:
         data |= {"file": options.baseline, "written": count}
-    emit(as_json, data, lambda to: _render(to, found, data))
+    emit(as_json, data, lambda to: _render(to, comparison, data))
     if (
-        found is not None
+        comparison is not None
         and not options.update
-        and (found.regressions or (found.missing and not options.allow_missing))
+        and (comparison.regressions or (comparison.missing and not options.allow_missing))
     ):
         raise typer.Exit(1)
 
@@ -156,16 +156,16 @@ def _devices(before: Reader | None, current: Reader, names: Sequence[str] | None
     """Return the keys of the devices to compare: the named ones, or those of both databases."""
     from tunebench.db.exchange import device_keys
 
-    here = {space.device for space in current.spaces()}
-    there = here if before is None else {space.device for space in before.spaces()}
+    current_devices = {space.device for space in current.spaces()}
+    baseline_devices = current_devices if before is None else {space.device for space in before.spaces()}
     if names:
-        return {key for name in names for key in device_keys(name, here | there)}
-    if not here & there:
+        return {key for name in names for key in device_keys(name, current_devices | baseline_devices)}
+    if not current_devices & baseline_devices:
         raise InputError(
             f"the baseline and {current.location} have no device in common: the baseline has "
-            f"{_listed(there)}, and the database has {_listed(here)}"
+            f"{_listed(baseline_devices)}, and the database has {_listed(current_devices)}"
         )
-    return here & there
+    return current_devices & baseline_devices
 
 
 def _listed(keys: set[str]) -> str:
@@ -177,20 +177,20 @@ def _compare(
 ) -> DatabaseComparison:
     from tunebench.report import compare_databases
 
-    found = compare_databases(
+    comparison = compare_databases(
         before, current, tolerance=tolerance, workloads=workloads, devices=devices, installed=True
     )
-    if not found.times and not found.missing:
+    if not comparison.times and not comparison.missing:
         raise InputError("the baseline has no record of these workloads and devices")
-    return found
+    return comparison
 
 
-def _describe(found: DatabaseComparison) -> dict[str, Any]:
+def _describe(comparison: DatabaseComparison) -> dict[str, Any]:
     return {
-        "times": [_time(time) for time in found.times],
-        "regressions": len(found.regressions),
-        "missing": list(found.missing),
-        "new": list(found.new),
+        "times": [_time(time) for time in comparison.times],
+        "regressions": len(comparison.regressions),
+        "missing": list(comparison.missing),
+        "new": list(comparison.new),
     }
 
 
@@ -207,10 +207,10 @@ def _time(time: ComparedTime) -> dict[str, Any]:
     }
 
 
-def _render(to: Console, found: DatabaseComparison | None, data: dict[str, Any]) -> None:
+def _render(to: Console, comparison: DatabaseComparison | None, data: dict[str, Any]) -> None:
     from tunebench._figure import duration
 
-    if found is not None and found.times:
+    if comparison is not None and comparison.times:
         rows = [
             (
                 time.verdict,
@@ -221,20 +221,21 @@ def _render(to: Console, found: DatabaseComparison | None, data: dict[str, Any])
                 _interval(time),
                 time.after_device,
             )
-            for time in found.times
+            for time in comparison.times
         ]
         to.print(
             table(
                 "verdict", "workload", ">baseline", ">now", ">change", ">90 % interval", "device", rows=rows
             )
         )
-    for text in found.missing if found is not None else ():
+    for text in comparison.missing if comparison is not None else ():
         to.print(f"missing: {text}: no result of the installed kernel sources; tune it", soft_wrap=True)
-    for text in found.new if found is not None else ():
+    for text in comparison.new if comparison is not None else ():
         to.print(f"new: {text}: not in the baseline; --update adds it", soft_wrap=True)
-    if found is not None:
+    if comparison is not None:
         to.print(
-            f"{len(found.times)} compared: {len(found.regressions)} regressions, {len(found.missing)} missing"
+            f"{len(comparison.times)} compared: {len(comparison.regressions)} regressions, "
+            f"{len(comparison.missing)} missing"
         )
     if "file" in data:
         to.print(f"baseline of {data['written']} records written to {data['file']}", soft_wrap=True)

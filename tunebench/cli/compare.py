@@ -53,28 +53,36 @@ def command(
     typed = [*(device or ()), *filter(None, (devices or "").split(","))]
     chosen = gpus(typed or None)
     if model is not None:
-        unit, found = model.unit, [_of_model(model, device) for device in chosen]
+        unit, predicted = model.unit, [_of_model(model, device) for device in chosen]
     else:
-        unit, found = "runs", [_of_workloads(workload or [], device) for device in chosen]
+        unit, predicted = "runs", [_of_workloads(workload or [], device) for device in chosen]
     names = {name: device.name for name, device in zip(typed, chosen, strict=False)}
     prices = _prices(price, names)
     source = invocation.get_parameter_source("price")
     if source is not None and source.name != "COMMANDLINE":  # a table of a file, with more devices
-        prices = {name: prices[name] for name in prices if name in {each.device.name for each in found}}
-    compared = with_prices(found, prices)
-    emit(as_json, [_describe(each, compared[0], unit) for each in compared], _render(compared, unit))
+        prices = {
+            name: prices[name]
+            for name in prices
+            if name in {compared_device.device.name for compared_device in predicted}
+        }
+    compared = with_prices(predicted, prices)
+    emit(
+        as_json,
+        [_describe(compared_device, compared[0], unit) for compared_device in compared],
+        _render(compared, unit),
+    )
 
 
 def _of_model(model: ModelRequest, device: Device) -> ComparedDevice:
     from tunebench.forecast.comparison import ComparedDevice
 
-    found = model.predict(device)
-    model.warn_if_too_large(found)
+    prediction = model.predict(device)
+    model.warn_if_too_large(prediction)
     return ComparedDevice(
         device=device,
-        time_us=found.time_us,
-        low_us=found.low_us,
-        high_us=found.high_us,
+        time_us=prediction.time_us,
+        low_us=prediction.low_us,
+        high_us=prediction.high_us,
         items=model.items,
         devices=model.devices,
     )
@@ -86,8 +94,10 @@ def _of_workloads(texts: Sequence[str], device: Device) -> ComparedDevice:
     from tunebench.forecast.library import predict_fitting
     from tunebench.workloads import parse
 
-    found = predict_fitting([parse(text) for text in texts], device)
-    time_us, low_us, high_us = (float(each.sum()) for each in (found.time_us, found.low_us, found.high_us))
+    predictions = predict_fitting([parse(text) for text in texts], device)
+    time_us, low_us, high_us = (
+        float(column.sum()) for column in (predictions.time_us, predictions.low_us, predictions.high_us)
+    )
     return ComparedDevice(device=device, time_us=time_us, low_us=low_us, high_us=high_us, items=1)
 
 
@@ -105,43 +115,48 @@ def _prices(text: str | None, names: Mapping[str, str]) -> dict[str, float]:
     return prices
 
 
-def _describe(each: ComparedDevice, first: ComparedDevice, unit: str) -> dict[str, Any]:
+def _describe(compared: ComparedDevice, first: ComparedDevice, unit: str) -> dict[str, Any]:
     return {
-        "device": each.device.key,
-        "devices": each.devices,
-        "time_us": each.time_us,
-        "low_us": each.low_us,
-        "high_us": each.high_us,
-        f"{unit}_per_s": each.items_per_s,
-        "speedup": each.speedup(first),
-        "price_per_hour": each.price_per_hour,
-        f"cost_per_million_{unit}": each.cost_per_million(),
-        f"cost_per_million_{unit}_low": each.cost_per_million(each.low_us),
-        f"cost_per_million_{unit}_high": each.cost_per_million(each.high_us),
+        "device": compared.device.key,
+        "devices": compared.devices,
+        "time_us": compared.time_us,
+        "low_us": compared.low_us,
+        "high_us": compared.high_us,
+        f"{unit}_per_s": compared.items_per_s,
+        "speedup": compared.speedup(first),
+        "price_per_hour": compared.price_per_hour,
+        f"cost_per_million_{unit}": compared.cost_per_million(),
+        f"cost_per_million_{unit}_low": compared.cost_per_million(compared.low_us),
+        f"cost_per_million_{unit}_high": compared.cost_per_million(compared.high_us),
     }
 
 
 def _render(compared: Sequence[ComparedDevice], unit: str) -> Any:
     def render(to: Console) -> None:
         columns = ["device", ">time", ">90 % interval", f">{unit} per second", ">speedup over first"]
-        costs = any(each.price_per_hour is not None for each in compared)
+        costs = any(compared_device.price_per_hour is not None for compared_device in compared)
         columns += [">price per hour", f">cost per million {unit}", ">90 % interval"] if costs else []
-        to.print(table(*columns, rows=(_row(each, compared[0], costs) for each in compared)))
+        to.print(
+            table(*columns, rows=(_row(compared_device, compared[0], costs) for compared_device in compared))
+        )
 
     return render
 
 
-def _row(each: ComparedDevice, first: ComparedDevice, costs: bool) -> list[object]:
-    count = f"{each.devices} x " if each.devices > 1 else ""
+def _row(compared: ComparedDevice, first: ComparedDevice, costs: bool) -> list[object]:
+    count = f"{compared.devices} x " if compared.devices > 1 else ""
     row: list[object] = [
-        *(count + each.device.name, duration(each.time_us)),
-        *(f"{duration(each.low_us)} to {duration(each.high_us)}", significant(each.items_per_s, 5)),
-        f"{each.speedup(first):.2f}x",
+        *(count + compared.device.name, duration(compared.time_us)),
+        *(
+            f"{duration(compared.low_us)} to {duration(compared.high_us)}",
+            significant(compared.items_per_s, 5),
+        ),
+        f"{compared.speedup(first):.2f}x",
     ]
     if not costs:
         return row
-    if each.price_per_hour is None:
+    if compared.price_per_hour is None:
         return [*row, None, None, None]
-    times_us = (each.time_us, each.low_us, each.high_us)
-    cost, low, high = (significant(each.cost_per_million(us) or 0.0) for us in times_us)
-    return [*row, significant(each.price_per_hour, 6), cost, f"{low} to {high}"]
+    times_us = (compared.time_us, compared.low_us, compared.high_us)
+    cost, low, high = (significant(compared.cost_per_million(us) or 0.0) for us in times_us)
+    return [*row, significant(compared.price_per_hour, 6), cost, f"{low} to {high}"]

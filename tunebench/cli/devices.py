@@ -22,13 +22,13 @@ def command(as_json: Json = False) -> None:
     Rates are peak rates at the highest clock; lower bounds use them. A described device does not have to be
     present: tune for it by --arch or --device NAME.
     """
-    here = [*_device.local_gpus(), _device.local_cpu()]
+    local = [*_device.local_gpus(), _device.local_cpu()]
     described = list(_device.described().values())
-    data = [_row(device, "here") for device in here] + [_row(device, "described") for device in described]
+    data = [_row(device, "here") for device in local] + [_row(device, "described") for device in described]
 
     def render(console: Console) -> None:
-        console.print(_table("This machine", here))
-        if any(device.assumed for device in here):
+        console.print(_table("This machine", local))
+        if any(device.assumed for device in local):
             console.print(
                 "* assumed rates: this machine does not report its highest clock and memory bandwidth"
             )
@@ -38,8 +38,8 @@ def command(as_json: Json = False) -> None:
     emit(as_json, data, render)
 
 
-def _row(device: Device, known: str) -> dict[str, Any]:
-    return {**plain(device), "key": device.key, "known": known, "peak_gflop_s": _peaks(device)}
+def _row(device: Device, source: str) -> dict[str, Any]:
+    return {**plain(device), "key": device.key, "known": source, "peak_gflop_s": _peaks(device)}
 
 
 def _peaks(device: Device) -> dict[str, float]:

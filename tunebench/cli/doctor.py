@@ -59,19 +59,19 @@ def command(db: Database = None, as_json: Json = False) -> None:
     """
     with contextlib.ExitStack() as stack:
         defaults = _defaults_file(stack)
-        found = [*checks(db), defaults]
-    emit(as_json, plain(found), lambda console: _render(console, found))
-    if any(check.status == "broken" for check in found):
+        results = [*checks(db), defaults]
+    emit(as_json, plain(results), lambda console: _render(console, results))
+    if any(check.status == "broken" for check in results):
         raise typer.Exit(1)
 
 
-def _render(console: Console, found: list[EnvironmentCheck]) -> None:
+def _render(console: Console, results: list[EnvironmentCheck]) -> None:
     """Print every check that failed, with its remedy; those that passed by name, or in full if verbose."""
-    shown = [check for check in found if is_verbose() or check.status != "ok"]
+    shown = [check for check in results if is_verbose() or check.status != "ok"]
     width = max((len(check.subject) for check in shown), default=0)
     colours = {"ok": "green", "absent": "yellow", "broken": "red"}
     if not is_verbose():
-        passed = ", ".join(check.subject for check in found if check.status == "ok")
+        passed = ", ".join(check.subject for check in results if check.status == "ok")
         console.print(f"{'ok':<7}", style=colours["ok"], end="")
         console.print(f"{passed} (details: tunebench doctor --verbose)", soft_wrap=True)
     for check in shown:
@@ -114,8 +114,8 @@ def _graphics() -> EnvironmentCheck:
         return EnvironmentCheck("GPU", "absent", "no NVIDIA driver (libcuda.so.1) found", offline)
     gpus = device.local_gpus()
     if not gpus:
-        found = f"driver for CUDA {driver}, but no GPU that this process can use"
-        return EnvironmentCheck("GPU", "absent", found, f"run nvidia-smi to see why; {offline}")
+        reason = f"driver for CUDA {driver}, but no GPU that this process can use"
+        return EnvironmentCheck("GPU", "absent", reason, f"run nvidia-smi to see why; {offline}")
     names = ", ".join(f"{gpu.name} ({gpu.architecture})" for gpu in gpus)
     return EnvironmentCheck("GPU", "ok", f"{names}; driver for CUDA {driver}")
 
@@ -140,8 +140,8 @@ def _compiler() -> EnvironmentCheck:
     except InputError as error:
         return EnvironmentCheck(subject, "absent", str(error))
     if path is None:
-        found = "no g++ found: without a GPU, CUDA C++ kernels cannot be verified"
-        return EnvironmentCheck(subject, "absent", found, "install g++, for example by apt-get install g++")
+        reason = "no g++ found: without a GPU, CUDA C++ kernels cannot be verified"
+        return EnvironmentCheck(subject, "absent", reason, "install g++, for example by apt-get install g++")
     asked = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=False)
     version = asked.stdout.partition("\n")[0]
     return EnvironmentCheck(subject, "ok", f"{version}, {path}")
@@ -149,13 +149,13 @@ def _compiler() -> EnvironmentCheck:
 
 def _requirements() -> dict[str, list[str]]:
     """Return the required packages by extra; those without an extra under ``""``."""
-    found: dict[str, list[str]] = {}
+    requirements: dict[str, list[str]] = {}
     for requirement in metadata.requires("tunebench") or []:
         name = re.match(r"[\w.-]+", requirement)
         extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", requirement)
         if name is not None:
-            found.setdefault(extra[1] if extra else "", []).append(name[0])
-    return found
+            requirements.setdefault(extra[1] if extra else "", []).append(name[0])
+    return requirements
 
 
 def _core(packages: list[str]) -> EnvironmentCheck:
@@ -230,16 +230,16 @@ def _database(db: str | None) -> EnvironmentCheck:
     try:
         location = locate(db)
         if location.path is not None and not location.path.exists():
-            found = "does not exist yet; the first `tunebench tune` creates it"
-            return _place("database", location.path, found)
+            state = "does not exist yet; the first `tunebench tune` creates it"
+            return _place("database", location.path, state)
         with open_store(db, read_only=True) as store:
             stats = store.stats()
     except TunebenchError as error:
         return EnvironmentCheck("database", "broken", " ".join(str(error).split()))
-    found = f"schema {stats.revision}, {stats.trials} trials of {stats.workloads} workloads"
+    state = f"schema {stats.revision}, {stats.trials} trials of {stats.workloads} workloads"
     if location.path is not None:
-        return _place("database", location.path, found)
-    return EnvironmentCheck("database", "ok", f"{location}: {found}")
+        return _place("database", location.path, state)
+    return EnvironmentCheck("database", "ok", f"{location}: {state}")
 
 
 def _plugins() -> EnvironmentCheck:
@@ -261,17 +261,17 @@ def _shipped() -> EnvironmentCheck:
     from tunebench.db import bundled
     from tunebench.errors import DatabaseError
 
-    subject, found, skipped = "bundled records", [], []
+    subject, bundled_counts, skipped = "bundled records", [], []
     for path in bundled.files():
         try:
             bundled.index_of(path)
-            found.append(f"{len(bundled.read(path).records)} of {path.stem}")
+            bundled_counts.append(f"{len(bundled.read(path).records)} of {path.stem}")
         except (DatabaseError, InputError) as error:
             skipped.append(" ".join(str(error).split()))
     if skipped:
         remedy = "reinstall tunebench, and make TUNEBENCH_CACHE writable"
-        return EnvironmentCheck(subject, "absent", "; ".join([*found, *skipped]), remedy)
-    return EnvironmentCheck(subject, "ok", ", ".join(found) or "this version has none")
+        return EnvironmentCheck(subject, "absent", "; ".join([*bundled_counts, *skipped]), remedy)
+    return EnvironmentCheck(subject, "ok", ", ".join(bundled_counts) or "this version has none")
 
 
 def _cache() -> EnvironmentCheck:
@@ -282,10 +282,10 @@ def _cache() -> EnvironmentCheck:
     return _place("kernel cache", folder, "compiled kernels; can be deleted at any time")
 
 
-def _place(subject: str, path: Path, what: str) -> EnvironmentCheck:
+def _place(subject: str, path: Path, state: str) -> EnvironmentCheck:
     """Check whether a file or folder, or its nearest existing parent folder, is writable."""
-    nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
+    nearest = next(candidate for candidate in (path, *path.absolute().parents) if candidate.exists())
     if os.access(nearest, os.W_OK):
-        return EnvironmentCheck(subject, "ok", f"{path}: {what}")
+        return EnvironmentCheck(subject, "ok", f"{path}: {state}")
     remedy = f"make {nearest} writable, or set TUNEBENCH_DB and TUNEBENCH_CACHE to other places"
     return EnvironmentCheck(subject, "broken", f"{path}: {nearest} is read-only", remedy)

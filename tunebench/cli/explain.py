@@ -48,41 +48,44 @@ def command(
     from tunebench.explanation import explain
 
     variant = asked.variant_key()
-    found = explain(asked.workload, asked.target(), variant=variant, config=asked.config, db=asked.db)
+    explanation = explain(asked.workload, asked.target(), variant=variant, config=asked.config, db=asked.db)
     if plot is not None:
         from tunebench.explanation.plot import draw
 
-        draw(found, plot)
-    emit(as_json, found.to_json(), lambda to: _render(found, to))
+        draw(explanation, plot)
+    emit(as_json, explanation.to_json(), lambda to: _render(explanation, to))
 
 
-def _render(found: Explanation, to: Console) -> None:
-    choice = found.choice
+def _render(explanation: Explanation, to: Console) -> None:
+    choice = explanation.choice
     to.print(f"{choice.workload} on {choice.device.key}", soft_wrap=True)
     to.print(f"  {in_words(choice)}", soft_wrap=True)
     for title, lines in (
-        ("Workload", _workload(found)),
-        ("Time", _times(found)),
-        ("Configuration", _configuration(found)),
+        ("Workload", _workload(explanation)),
+        ("Time", _times(explanation)),
+        ("Configuration", _configuration(explanation)),
     ):
         to.print(table(title, "", rows=lines))
-    floors = ((name, duration(us), f"{us / found.bound.us:.0%}") for name, us in found.bound.floors.items())
+    floors = (
+        (name, duration(us), f"{us / explanation.bound.us:.0%}")
+        for name, us in explanation.bound.floors.items()
+    )
     to.print(table("Resource", ">lower bound", ">share of the highest", rows=floors))
-    if found.advice:
+    if explanation.advice:
         rows = (
             (f"{a.gain:.2f}x", duration(a.before_us), duration(a.after_us), a.best.variant, a.change.text)
-            for a in found.advice
+            for a in explanation.advice
         )
         to.print(table(">predicted speedup", ">before", ">after", "fastest variant", "advice", rows=rows))
     else:
         to.print("No change that was tried is predicted to save time.")
-    for reason in found.refused.values():
+    for reason in explanation.refused.values():
         to.print(f"not supported here: {reason}", soft_wrap=True)
 
 
-def _workload(found: Explanation) -> Iterator[tuple[str, str]]:
-    roof = found.roofline
-    yield "operation", found.category or "not stated by the operator"
+def _workload(explanation: Explanation) -> Iterator[tuple[str, str]]:
+    roof = explanation.roofline
+    yield "operation", explanation.category or "not stated by the operator"
     traffic_mb = significant(roof.traffic.total_bytes / 1e6)
     yield "work", f"{significant(roof.flops / 1e9)} GFLOP, {traffic_mb} MB of memory traffic"
     by = f" ({roof.factor:.2f}x the balance point)" if roof.factor is not None else ""
@@ -93,22 +96,25 @@ def _workload(found: Explanation) -> Iterator[tuple[str, str]]:
     for ceiling in roof.ceilings:
         peak = f"{_rate(ceiling.gflop_s)} in {ceiling.dtype}"
         yield ceiling.pipe, f"{peak}, balanced with memory at {significant(ceiling.balance)} FLOP/byte"
-    for alignment in found.alignments:
+    for alignment in explanation.alignments:
         line = f"rows of {alignment.line} {alignment.dtype}"
         if not alignment.full:
-            of = f"{alignment.dimension}: " if alignment.dimension else ""
-            line += f"; 16 bytes need {of}a multiple of {alignment.wanted}"
+            prefix = f"{alignment.dimension}: " if alignment.dimension else ""
+            line += f"; 16 bytes need {prefix}a multiple of {alignment.wanted}"
         yield f"alignment of {alignment.tensor}", f"{alignment.aligned_bytes} bytes ({line})"
 
 
-def _times(found: Explanation) -> Iterator[tuple[str, str]]:
-    roof = found.roofline
+def _times(explanation: Explanation) -> Iterator[tuple[str, str]]:
+    roof = explanation.roofline
     yield "roofline", f"{duration(roof.us)}, {_rate(roof.attainable_gflop_s)}"
-    label = "lower bound (assumed rates)" if found.bound.assumed else "lower bound"
-    yield label, f"{duration(found.bound.us)}, {_rate(found.shares(found.bound.us).gflop_s)}"
-    yield "predicted", _with_shares(found, found.predicted_us)
-    if found.fusing is not None:
-        fused = found.fusing
+    label = "lower bound (assumed rates)" if explanation.bound.assumed else "lower bound"
+    yield (
+        label,
+        f"{duration(explanation.bound.us)}, {_rate(explanation.shares(explanation.bound.us).gflop_s)}",
+    )
+    yield "predicted", _with_shares(explanation, explanation.predicted_us)
+    if explanation.fusing is not None:
+        fused = explanation.fusing
         yield (
             "fusion",
             f"{fused.gain:.2f}x predicted speedup: {duration(fused.whole.us)} fused, "
@@ -116,69 +122,71 @@ def _times(found: Explanation) -> Iterator[tuple[str, str]]:
         )
     from tunebench.answer import HERE
 
-    if found.measured is not None:
-        known = f"({found.measured.how}, {found.measured.cache} caches)"
-        here = found.measured.how in HERE
-        us = found.measured.median_us
-        yield "measured", f"{_with_shares(found, us) if here else duration(us)} {known}"
-        if here and us > found.predicted_us:
+    if explanation.measured is not None:
+        source = f"({explanation.measured.how}, {explanation.measured.cache} caches)"
+        is_local = explanation.measured.how in HERE
+        us = explanation.measured.median_us
+        yield "measured", f"{_with_shares(explanation, us) if is_local else duration(us)} {source}"
+        if is_local and us > explanation.predicted_us:
             yield (
                 "unexplained",
-                f"{duration(us - found.predicted_us)}: measured minus predicted; limits and advice below are "
-                "those of the predicted time",
+                f"{duration(us - explanation.predicted_us)}: measured minus predicted; limits and advice "
+                "below are those of the predicted time",
             )
 
 
-def _with_shares(found: Explanation, us: float) -> str:
-    shares = found.shares(us)
-    if found.bound.assumed:
+def _with_shares(explanation: Explanation, us: float) -> str:
+    shares = explanation.shares(us)
+    if explanation.bound.assumed:
         return f"{duration(us)}, {_rate(shares.gflop_s)}"
-    why = f" ({_BELOW_ROOFLINE[found.roofline.limit]})" if shares.of_roofline > 1 else ""
+    why = f" ({_BELOW_ROOFLINE[explanation.roofline.limit]})" if shares.of_roofline > 1 else ""
     return (
         f"{duration(us)}, {_rate(shares.gflop_s)}: {shares.of_bound:.0%} of the rate at the lower bound, "
         f"{shares.of_roofline:.0%} of the roofline{why}"
     )
 
 
-def _configuration(found: Explanation) -> Iterator[tuple[str, str]]:
-    yield "limit", _limit(found)
-    if found.tiles:
-        cuts = ", ".join(f"{t.dimension} {t.extent} in tiles of {t.tile} ({t.used:.1%})" for t in found.tiles)
-        yield "tile quantization", f"{found.tiles_used:.1%} of tile work is useful: {cuts}"
-    if found.waves is not None:
-        waves = found.waves
+def _configuration(explanation: Explanation) -> Iterator[tuple[str, str]]:
+    yield "limit", _limit(explanation)
+    if explanation.tiles:
+        cuts = ", ".join(
+            f"{t.dimension} {t.extent} in tiles of {t.tile} ({t.used:.1%})" for t in explanation.tiles
+        )
+        yield "tile quantization", f"{explanation.tiles_used:.1%} of tile work is useful: {cuts}"
+    if explanation.waves is not None:
+        waves = explanation.waves
         yield (
             "wave quantization",
             f"{waves.used:.1%} of SM time is in use: {waves.blocks} blocks on {waves.sm_count} SMs, "
             f"{waves.count:.2f} waves of up to {waves.blocks_per_sm} blocks per SM, "
             f"{waves.idle_sms} SMs idle in the last wave",
         )
-    if found.block is not None:
-        block = found.block
+    if explanation.block is not None:
+        block = explanation.block
         yield (
             "block",
             f"{block.threads} threads, at least {block.registers} registers per thread, "
             f"at least {block.smem_bytes} bytes of shared memory",
         )
         if block.occupancy is not None:
-            held = block.occupancy
-            by_each = ", ".join(f"{name} {blocks}" for name, blocks in held.limits.items())
+            occupancy = block.occupancy
+            by_each = ", ".join(f"{name} {blocks}" for name, blocks in occupancy.limits.items())
             yield (
                 "occupancy",
-                f"at most {held.blocks} blocks, {held.warps} of {held.most_warps} warps per SM "
-                f"({held.warps / held.most_warps:.0%}), limited by {', '.join(held.limited_by)} "
-                f"(blocks allowed by {by_each})",
+                f"at most {occupancy.blocks} blocks, {occupancy.warps} of {occupancy.most_warps} warps per "
+                f"SM ({occupancy.warps / occupancy.most_warps:.0%}), "
+                f"limited by {', '.join(occupancy.limited_by)} (blocks allowed by {by_each})",
             )
 
 
-def _limit(found: Explanation) -> str:
-    limit, floors, waves = found.limit, found.bound.floors, found.waves
+def _limit(explanation: Explanation) -> str:
+    limit, floors, waves = explanation.limit, explanation.bound.floors, explanation.waves
     if limit.cause == "launch":
         reason = f"launch overhead about {duration(limit.launch_us)}, work {duration(limit.work_us)}"
     elif limit.cause == "few blocks" and waves is not None:
         reason = f"{waves.blocks} blocks on {waves.sm_count} SMs"
     else:
-        reason = f"{limit.resource} takes at least {duration(found.bound.us)}"
+        reason = f"{limit.resource} takes at least {duration(explanation.bound.us)}"
         reason += f", {limit.against} {duration(floors[limit.against])}" if limit.against is not None else ""
     by = f" (ratio {limit.factor:.2f})" if limit.factor is not None else ""
     return f"{limit.kind} limited: {reason}{by}"

@@ -79,7 +79,7 @@ def command(
         graphs = extract(factory, specs, training=training, dtype=dtype, device=target)
     plans = [plan(graph, target) for graph in graphs]
     written = _write(plans, out) if out is not None else []
-    emit(as_json, [one.to_json() for one in plans], lambda to: _render(plans, written, to))
+    emit(as_json, [planned.to_json() for planned in plans], lambda to: _render(plans, written, to))
 
 
 def _write(plans: Sequence[PartitionPlan], folder: Path) -> list[Path]:
@@ -88,10 +88,10 @@ def _write(plans: Sequence[PartitionPlan], folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         name = plans[0].graph.name.lower()
-        written = [folder / f"{name}.{one.graph.phase}{_number(one, plans)}.json" for one in plans]
-        for one, path in zip(plans, written, strict=True):
-            one.graph.save(path)
-        if any(one.workloads for one in plans):
+        written = [folder / f"{name}.{plan.graph.phase}{_number(plan, plans)}.json" for plan in plans]
+        for plan, path in zip(plans, written, strict=True):
+            plan.graph.save(path)
+        if any(plan.workloads for plan in plans):
             written.append(folder / f"{name}.toml")
             written[-1].write_text(suite_of(plans), encoding="utf-8")
     except OSError as error:
@@ -99,56 +99,60 @@ def _write(plans: Sequence[PartitionPlan], folder: Path) -> list[Path]:
     return written
 
 
-def _number(one: PartitionPlan, plans: Sequence[PartitionPlan]) -> str:
+def _number(plan: PartitionPlan, plans: Sequence[PartitionPlan]) -> str:
     """Return the number of a plan in its phase, such as `.2`; empty if the phase has one plan."""
-    alike = [other for other in plans if other.graph.phase == one.graph.phase]
-    return f".{next(place for place, other in enumerate(alike, 1) if other is one)}" if alike[1:] else ""
+    alike = [candidate for candidate in plans if candidate.graph.phase == plan.graph.phase]
+    return (
+        f".{next(number for number, candidate in enumerate(alike, 1) if candidate is plan)}"
+        if alike[1:]
+        else ""
+    )
 
 
 def _render(plans: Sequence[PartitionPlan], written: Sequence[Path], to: Console) -> None:
-    for one in plans:
-        _render_plan(one, _number(one, plans), to)
+    for plan in plans:
+        _render_plan(plan, _number(plan, plans), to)
     for path in written:
         to.print(f"wrote {path}", soft_wrap=True)
 
 
-def _render_plan(one: PartitionPlan, number: str, to: Console) -> None:
-    graph = one.graph
+def _render_plan(plan: PartitionPlan, number: str, to: Console) -> None:
+    graph = plan.graph
     to.print(
-        f"{graph.name}, {graph.phase}{number}, on {one.device.name}: {len(graph.nodes)} operations in "
-        f"{len(one.chosen)} groups",
+        f"{graph.name}, {graph.phase}{number}, on {plan.device.name}: {len(graph.nodes)} operations in "
+        f"{len(plan.chosen)} groups",
         soft_wrap=True,
     )
-    to.print(table("Step", "", rows=_times(one)))
-    to.print(table(">count", ">time", ">saved", "run by", "workloads of the group", rows=_groups(one)))
-    left = Counter((node.target, node.reason) for node in _torch_nodes(one))
-    if left:
-        rows = ((str(count), target, reason) for (target, reason), count in left.most_common())
+    to.print(table("Step", "", rows=_times(plan)))
+    to.print(table(">count", ">time", ">saved", "run by", "workloads of the group", rows=_groups(plan)))
+    torch_counts = Counter((node.target, node.reason) for node in _torch_nodes(plan))
+    if torch_counts:
+        rows = ((str(count), target, reason) for (target, reason), count in torch_counts.most_common())
         to.print(table(">count", "left to torch", "reason", rows=rows))
-    for priced in one.rejected[:MAX_REJECTED]:
+    for priced in plan.rejected[:MAX_REJECTED]:
         longer = f"would take {duration(-priced.saved_us)} longer"
         to.print(f"not fused: {_named(graph, priced.group.nodes)} ({longer})", soft_wrap=True)
 
 
-def _times(one: PartitionPlan) -> Iterator[tuple[str, str]]:
-    yield "torch, one kernel per operation", duration(one.torch_us)
-    yield "faster of torch and tuned kernels, one per operation", duration(one.alone_us)
-    proof = "proven optimal" if one.partition.exact else f"optimality gap {one.partition.gap:.1%}"
-    yield "fused groups", f"{duration(one.us)} ({proof})"
-    measured_us = sum(priced.price.us for priced in one.chosen if priced.price.how == "measured")
-    yield "fraction of that time measured, not predicted", f"{measured_us / one.us:.0%}" if one.us else "-"
-    yield "fraction of torch's time in operators of tunebench", f"{one.coverage:.1%}"
-    yield "memory traffic saved by fusion", f"{one.saved_bytes / 1e6:.1f} MB"
+def _times(plan: PartitionPlan) -> Iterator[tuple[str, str]]:
+    yield "torch, one kernel per operation", duration(plan.torch_us)
+    yield "faster of torch and tuned kernels, one per operation", duration(plan.alone_us)
+    proof = "proven optimal" if plan.partition.exact else f"optimality gap {plan.partition.gap:.1%}"
+    yield "fused groups", f"{duration(plan.us)} ({proof})"
+    measured_us = sum(priced.price.us for priced in plan.chosen if priced.price.how == "measured")
+    yield "fraction of that time measured, not predicted", f"{measured_us / plan.us:.0%}" if plan.us else "-"
+    yield "fraction of torch's time in operators of tunebench", f"{plan.coverage:.1%}"
+    yield "memory traffic saved by fusion", f"{plan.saved_bytes / 1e6:.1f} MB"
 
 
-def _groups(one: PartitionPlan) -> Iterator[tuple[str, ...]]:
+def _groups(plan: PartitionPlan) -> Iterator[tuple[str, ...]]:
     """Yield the groups of tuned kernels, equal groups once, slowest first."""
     alike: dict[tuple[str, ...], list[int]] = {}
-    for index, priced in enumerate(one.chosen):
+    for index, priced in enumerate(plan.chosen):
         if priced.group.workloads:
             alike.setdefault((*priced.group.workloads, priced.price.by), []).append(index)
-    for indices in sorted(alike.values(), key=lambda i: -sum(one.chosen[k].price.us for k in i)):
-        offers = [one.chosen[index] for index in indices]
+    for indices in sorted(alike.values(), key=lambda i: -sum(plan.chosen[k].price.us for k in i)):
+        offers = [plan.chosen[index] for index in indices]
         saved = sum(group.saved_us for group in offers)
         yield (
             str(len(offers)),
@@ -159,10 +163,10 @@ def _groups(one: PartitionPlan) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _torch_nodes(one: PartitionPlan) -> Iterator[Node]:
-    for priced in one.chosen:
+def _torch_nodes(plan: PartitionPlan) -> Iterator[Node]:
+    for priced in plan.chosen:
         if not priced.group.workloads:
-            yield from (one.graph.nodes[index] for index in priced.group.nodes)
+            yield from (plan.graph.nodes[index] for index in priced.group.nodes)
 
 
 def _named(graph: Graph, nodes: Sequence[int]) -> str:

@@ -76,15 +76,15 @@ def command(
 
 
 def _predict_model(model: ModelRequest, devices: Sequence[Device], as_json: bool) -> None:
-    found = [model.predict(device) for device in devices]
-    for each in found:
-        model.warn_if_too_large(each)
+    predictions = [model.predict(device) for device in devices]
+    for prediction in predictions:
+        model.warn_if_too_large(prediction)
 
     def render(to: Console) -> None:
-        for each in found:
-            render_model(model, each, to)
+        for prediction in predictions:
+            render_model(model, prediction, to)
 
-    emit(as_json, [describe_model(model, each) for each in found], render)
+    emit(as_json, [describe_model(model, prediction) for prediction in predictions], render)
 
 
 # -- workloads ---------------------------------------------------------------------------------------------
@@ -95,25 +95,31 @@ def _predict_workloads(texts: Sequence[str], devices: Sequence[Device], as_json:
     from tunebench.workloads import parse
 
     problems = [parse(text) for text in texts]
-    found = [prediction for device in devices for prediction in predict_fitting(problems, device)]
-    emit(as_json, [_describe(each) for each in found], lambda to: _render(to, found))
+    predictions = [prediction for device in devices for prediction in predict_fitting(problems, device)]
+    emit(as_json, [_describe(prediction) for prediction in predictions], lambda to: _render(to, predictions))
 
 
-def _describe(found: Prediction) -> dict[str, Any]:
-    return {**plain(found), "device": found.device.key, "utilisation": found.utilisation}
+def _describe(prediction: Prediction) -> dict[str, Any]:
+    return {**plain(prediction), "device": prediction.device.key, "utilisation": prediction.utilisation}
 
 
-def _render(to: Console, found: Sequence[Prediction]) -> None:
+def _render(to: Console, predictions: Sequence[Prediction]) -> None:
     rows = (
         (
             *(
-                duration(each.time_us),
-                f"{duration(each.low_us)} to {duration(each.high_us)}",
-                duration(each.bound_us),
+                duration(prediction.time_us),
+                f"{duration(prediction.low_us)} to {duration(prediction.high_us)}",
+                duration(prediction.bound_us),
             ),
-            *(f"{each.utilisation:.0%}", each.binding, each.basis, each.device.name, each.workload),
+            *(
+                f"{prediction.utilisation:.0%}",
+                prediction.binding,
+                prediction.basis,
+                prediction.device.name,
+                prediction.workload,
+            ),
         )
-        for each in found
+        for prediction in predictions
     )
     headers = (
         ">predicted",
@@ -125,7 +131,7 @@ def _render(to: Console, found: Sequence[Prediction]) -> None:
         "device",
     )
     to.print(table(*headers, "workload", rows=rows))
-    for reason in dict.fromkeys(each.because for each in found if each.because):
+    for reason in dict.fromkeys(prediction.because for prediction in predictions if prediction.because):
         to.print(reason, soft_wrap=True)
 
 
@@ -163,11 +169,11 @@ def _summary(result: TableResult, device: Device, out: Path) -> str:
 
 
 @contextlib.contextmanager
-def _progress(what: str) -> Iterator[Callable[[TableResult, float], None]]:
+def _progress(label: str) -> Iterator[Callable[[TableResult, float], None]]:
     """Show the progress of a table on stderr if that is a terminal."""
     to = console(stderr=True)
     if is_verbose():
-        yield lambda result, share: to.print(f"{what}: {share:.0%}, {result.rows} rows", soft_wrap=True)
+        yield lambda result, share: to.print(f"{label}: {share:.0%}, {result.rows} rows", soft_wrap=True)
         return
     if is_quiet() or not to.is_terminal:
         yield lambda result, share: None
@@ -180,5 +186,5 @@ def _progress(what: str) -> Iterator[Callable[[TableResult, float], None]]:
         TextColumn("{task.fields[rows]} rows"),
     )
     with Progress(*columns, TimeRemainingColumn(), console=to, transient=True) as bar:
-        task = bar.add_task(printable(what), total=1.0, rows=0)
+        task = bar.add_task(printable(label), total=1.0, rows=0)
         yield lambda result, share: bar.update(task, completed=share, rows=result.rows)

@@ -74,7 +74,7 @@ def command(
 
     require_folder(options.report)
     space = space_of(options.file, options.kernel, options.device, options.problem)
-    elsewhere = [read(other) for other in (*(options.warm_from or ()), *(options.warm or ()))]
+    elsewhere = [read(path) for path in (*(options.warm_from or ()), *(options.warm or ()))]
     optimum_us = space.recording.optimum_us
     runs: list[dict[str, Any]] = []
     for seed in range(options.seeds):

@@ -108,7 +108,7 @@ def _counts(suite: str | None, batch: int) -> SuiteCounts | None:
     from tunebench.tuning import suite_workloads
 
     name, workloads = suite_workloads(suite, batch)
-    return SuiteCounts(name=name, counts={str(one.workload): one.count for one in workloads})
+    return SuiteCounts(name=name, counts={str(layer.workload): layer.count for layer in workloads})
 
 
 def _write_histories(
@@ -170,8 +170,8 @@ def _device_keys(store: Reader, name: str) -> set[str]:
     from tunebench import datasheet
     from tunebench.db.exchange import device_keys
 
-    wanted = absent_device(name).key if datasheet.is_file(name) else name
-    return device_keys(wanted, {space.device for space in store.spaces()})
+    key = absent_device(name).key if datasheet.is_file(name) else name
+    return device_keys(key, {space.device for space in store.spaces()})
 
 
 def _write_comparison(

@@ -109,18 +109,18 @@ def _show_records(request: ShowRequest, limit: int, as_json: bool) -> None:
 
     def render(to: Console) -> None:
         to.print(f"{text}: {_count(entries)}")
-        found: list[Mapping[str, Any]] = data["best"]  # type: ignore[assignment]
+        ranked: list[Mapping[str, Any]] = data["best"]  # type: ignore[assignment]
         rows = (
-            (place, _time(d), _how(d), d["device"], d["variant"]) for place, d in enumerate(found, start=1)
+            (rank, _time(d), _how(d), d["device"], d["variant"]) for rank, d in enumerate(ranked, start=1)
         )
         to.print(table(">", ">time", "how", "device", "variant", rows=rows))
-        for place, described in enumerate(found, start=1):  # on lines of their own, which can be copied
-            to.print(f"{place:>2}  {described['config']}", soft_wrap=True)
-        for one in violating:
+        for rank, described in enumerate(ranked, start=1):  # on lines of their own, which can be copied
+            to.print(f"{rank:>2}  {described['config']}", soft_wrap=True)
+        for violation in violating:
             to.print(
                 (
-                    f"warning: faster than its lower bound of {significant(one.bound_us or 0.0)} us: "
-                    f"{one.key.variant} {one.key.config}"
+                    f"warning: faster than its lower bound of {significant(violation.bound_us or 0.0)} us: "
+                    f"{violation.key.variant} {violation.key.config}"
                 ),
                 soft_wrap=True,
             )
@@ -146,27 +146,27 @@ def _count(entries: Sequence[Record]) -> str:
     """Return the number of predictions and of trials that were run, in words."""
     predicted = sum(map(_is_predicted, entries))
     parts = [(len(entries) - predicted, "measurement"), (predicted, "prediction")]
-    said = [f"{count} {what}{'' if count == 1 else 's'}" for count, what in parts if count]
-    return ", ".join(said) or "no measurements"
+    counted = [f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in parts if count]
+    return ", ".join(counted) or "no measurements"
 
 
 def _time(described: Mapping[str, Any]) -> str:
     """Return a time, for a prediction with its 90 % interval."""
     low_us, high_us = described["low_us"], described["high_us"]
-    ends = f" [{duration(low_us)}, {duration(high_us)}]" if low_us else ""
-    return f"{duration(described['time_us'])}{ends}"
+    interval = f" [{duration(low_us)}, {duration(high_us)}]" if low_us else ""
+    return f"{duration(described['time_us'])}{interval}"
 
 
 def _how(described: Mapping[str, Any]) -> str:
     """Return how a time is known, its comparison with the default, and whether lookup returns it."""
-    said = {
+    comparison = {
         "itself": ", default",
         "faster": ", faster than default",
         "not faster": ", not faster than default",
     }
     cache = ", warm caches" if described["cache"] == "warm" else ""
     served = ", returned by lookup" if described["served"] else ""
-    return f"{described['kind']}{cache}{said.get(described['versus_default'], '')}{served}"
+    return f"{described['kind']}{cache}{comparison.get(described['versus_default'], '')}{served}"
 
 
 def _describe(entry: Record) -> dict[str, Any]:

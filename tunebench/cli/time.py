@@ -126,15 +126,15 @@ def _where(device: str | None, extract: Callable[..., str]) -> str:
     """Return torch's name of a device of this machine; `extract` returns the command for other devices."""
     from tunebench import device as devices
 
-    found = devices.find(device)
-    if found == devices.local_cpu():
+    target = devices.find(device)
+    if target == devices.local_cpu():
         return "cpu"
     local = devices.local_gpus()
-    if found not in local:
+    if target not in local:
         predict = extract(device=device)
-        raise InputError(f"{found.name} is not in this machine; `{predict}` predicts times on it")
+        raise InputError(f"{target.name} is not in this machine; `{predict}` predicts times on it")
     name = (device or "").lower()
-    return name if name.startswith("cuda") else f"cuda:{local.index(found)}"
+    return name if name.startswith("cuda") else f"cuda:{local.index(target)}"
 
 
 def _render(times: ModelTimes, tune: Sequence[str], to: Console) -> None:

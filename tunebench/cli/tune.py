@@ -421,7 +421,7 @@ def _plan(options: TuneOptions) -> Plan:
 
 
 def _warn_of_violations(reports: Sequence[Report]) -> None:
-    for violation in (one for report in reports for one in report.violations):
+    for violation in (violation for report in reports for violation in report.violations):
         console(stderr=True).print(f"warning: a bound is violated: {violation}", soft_wrap=True)
 
 
@@ -458,6 +458,6 @@ def _local_device(options: TuneOptions) -> Device:
         raise InputError("several --device need --cluster: this machine tunes for one at a time")
     name = options.device[0] if options.device else None
     if name == "offline" and options.arch is None:
-        known = ", ".join(devices.architectures())
-        raise InputError(f"--device offline needs --arch; known: {known}")
+        architectures = ", ".join(devices.architectures())
+        raise InputError(f"--device offline needs --arch; known: {architectures}")
     return target_device(None if name == "offline" else name, options.arch)

@@ -45,28 +45,30 @@ def stats(variant_file: VariantFiles = None, db: Database = None, as_json: Json 
     from tunebench.db import open_store
 
     with open_store(db, read_only=True) as store:
-        found = store.stats()
-    emit(as_json, plain(found), lambda console: _render(console, found))
+        statistics = store.stats()
+    emit(as_json, plain(statistics), lambda console: _render(console, statistics))
 
 
-def _render(console: Console, found: Stats) -> None:
-    console.print(f"{found.database}, schema {found.revision}", soft_wrap=True)
+def _render(console: Console, statistics: Stats) -> None:
+    console.print(f"{statistics.database}, schema {statistics.revision}", soft_wrap=True)
     rows = [
-        ("devices", len(found.devices)),
-        ("workloads", found.workloads),
-        ("runs", found.runs),
-        ("trials", found.trials),
-        ("  of recorded tuning spaces", found.recorded),
-        ("  in work", found.claimed),
-        ("  stale", found.stale),
-        ("measurements", sum(found.outcomes.values())),
-        *((f"  {kind}", count) for kind, count in sorted(found.outcomes.items())),
-        ("below their lower bound", found.violations),
+        ("devices", len(statistics.devices)),
+        ("workloads", statistics.workloads),
+        ("runs", statistics.runs),
+        ("trials", statistics.trials),
+        ("  of recorded tuning spaces", statistics.recorded),
+        ("  in work", statistics.claimed),
+        ("  stale", statistics.stale),
+        ("measurements", sum(statistics.outcomes.values())),
+        *((f"  {kind}", count) for kind, count in sorted(statistics.outcomes.items())),
+        ("below their lower bound", statistics.violations),
     ]
     console.print(table("", ">count", rows=rows))
     kinds = {"compiling": "compile_s", "verifying": "verify_s", "measuring": "measure_s"}
-    console.print(", ".join(f"{kind} {getattr(found.effort, name):.1f} s" for kind, name in kinds.items()))
-    for key in found.devices:
+    console.print(
+        ", ".join(f"{kind} {getattr(statistics.effort, name):.1f} s" for kind, name in kinds.items())
+    )
+    for key in statistics.devices:
         console.print(f"  {key}", soft_wrap=True)
 
 

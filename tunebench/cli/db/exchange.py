@@ -57,13 +57,13 @@ def import_(
                 with progress(to, file.name) as watcher:
                     done.append(import_file(store, file, naming, watcher))
     except BaseException:
-        left = ", ".join(map(str, files[len(done) :]))
-        to.print(f"not imported: {left}", soft_wrap=True)
+        remaining = ", ".join(map(str, files[len(done) :]))
+        to.print(f"not imported: {remaining}", soft_wrap=True)
         raise
     finally:
         if done:
-            emit(as_json, [_describe(each) for each in done], lambda out: _render_imports(out, done))
-    refused = sum(each.refused for each in done)
+            emit(as_json, [_describe(result) for result in done], lambda out: _render_imports(out, done))
+    refused = sum(result.refused for result in done)
     if refused:
         raise InputError(f"{refused} rows cannot be used; the others were imported")
 
@@ -81,24 +81,24 @@ SHOWN_FAULTS = 10
 """Rejected rows that are printed with their reason; `--json` lists more."""
 
 
-def _describe(each: ImportResult) -> dict[str, Any]:
-    return {**plain(each), "faults": [str(fault) for fault in each.faults]}
+def _describe(result: ImportResult) -> dict[str, Any]:
+    return {**plain(result), "faults": [str(fault) for fault in result.faults]}
 
 
 def _render_imports(to: Console, done: list[ImportResult]) -> None:
     rows = [(e.added, e.known, e.refused, e.file.name, _spaces(e)) for e in done]
     to.print(table(">added", ">known", ">refused", "file", "what", rows=rows))
     err = console(stderr=True)
-    for each in done:
-        for fault in each.faults[:SHOWN_FAULTS]:
-            err.print(f"{each.file}: {fault}", soft_wrap=True)
-        if each.refused > SHOWN_FAULTS:
-            err.print(f"{each.file}: and {each.refused - SHOWN_FAULTS} more", soft_wrap=True)
+    for result in done:
+        for fault in result.faults[:SHOWN_FAULTS]:
+            err.print(f"{result.file}: {fault}", soft_wrap=True)
+        if result.refused > SHOWN_FAULTS:
+            err.print(f"{result.file}: and {result.refused - SHOWN_FAULTS} more", soft_wrap=True)
 
 
-def _spaces(each: ImportResult) -> str:
-    more = f" and {len(each.spaces) - 1} more" if len(each.spaces) > 1 else ""
-    return f"{each.spaces[0]}{more}" if each.spaces else "nothing"
+def _spaces(result: ImportResult) -> str:
+    more = f" and {len(result.spaces) - 1} more" if len(result.spaces) > 1 else ""
+    return f"{result.spaces[0]}{more}" if result.spaces else "nothing"
 
 
 def export(
@@ -144,9 +144,9 @@ def export(
     from tunebench.db import open_store
     from tunebench.db.exchange import Selection, export_to
 
-    wanted = Selection(workload=workload, device=device, variant=variant, cache=_cache(cache))
+    selection = Selection(workload=workload, device=device, variant=variant, cache=_cache(cache))
     with open_store(db, read_only=True) as store:
-        count = export_to(store, out, form, wanted)
+        count = export_to(store, out, form, selection)
     data = {"file": str(out), "format": form, "rows": count}
     emit(as_json, data, lambda to: to.print(f"{count} rows written to {out}", soft_wrap=True))
 

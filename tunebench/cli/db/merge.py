@@ -50,8 +50,8 @@ def merge(
                 done=done.append,
             )
     except BaseException:
-        left = ", ".join(sources[len(done) :])
-        to.print(f"not merged: {left}", soft_wrap=True)
+        remaining = ", ".join(sources[len(done) :])
+        to.print(f"not merged: {remaining}", soft_wrap=True)
         raise
     finally:
         if done:
@@ -62,10 +62,10 @@ def _render(to: Console, done: list[MergeResult]) -> None:
     rows = [(e.added, e.known, e.refused, e.runs, e.devices, e.demand, e.database) for e in done]
     columns = (">added", ">known", ">refused", ">new runs", ">new devices", ">new demand", "database")
     to.print(table(*columns, rows=rows))
-    for each in done:
-        for reason, count in Counter(each.faults).most_common(SHOWN):
-            to.print(f"{each.database}: {count} refused: {reason}", soft_wrap=True)
-        for key in each.described:
+    for result in done:
+        for reason, count in Counter(result.faults).most_common(SHOWN):
+            to.print(f"{result.database}: {count} refused: {reason}", soft_wrap=True)
+        for key in result.described:
             to.print(
-                f"{each.database}: {key} has another description; the later one was kept", soft_wrap=True
+                f"{result.database}: {key} has another description; the later one was kept", soft_wrap=True
             )

@@ -38,36 +38,36 @@ def verify(
 
     database = str(locate(db))
     with open_store(db, read_only=True) as store, progress(console(stderr=True), database) as watcher:
-        found = integrity.examine(store, watcher)
-    fixed = len(found.outdated) + len(found.environment) if fix else 0
+        report = integrity.examine(store, watcher)
+    fixed = len(report.outdated) + len(report.environment) if fix else 0
     if fixed:
         with open_store(db) as store:
-            integrity.fix(store, found)
-    emit(as_json, _described(database, found, fixed), lambda to: _render(to, database, found, fixed))
-    if not found.clean:
-        wrong = sum(count for kind, count in found.counts.items() if kind not in integrity.NOTES)
+            integrity.fix(store, report)
+    emit(as_json, _described(database, report, fixed), lambda to: _render(to, database, report, fixed))
+    if not report.clean:
+        wrong = sum(count for kind, count in report.counts.items() if kind not in integrity.NOTES)
         raise DatabaseError(f"database {database} fails the integrity check: {wrong} findings")
 
 
-def _described(database: str, found: Integrity, fixed: int) -> dict[str, Any]:
+def _described(database: str, report: Integrity, fixed: int) -> dict[str, Any]:
     return {
         "database": database,
-        "clean": found.clean,
-        "rows": found.rows,
+        "clean": report.clean,
+        "rows": report.rows,
         "fixed": fixed,
-        "counts": dict(found.counts),
-        "first": {kind: [*map(str, first)] for kind, first in found.first.items()},
+        "counts": dict(report.counts),
+        "first": {kind: [*map(str, first)] for kind, first in report.first.items()},
     }
 
 
-def _render(to: Console, database: str, found: Integrity, fixed: int) -> None:
+def _render(to: Console, database: str, report: Integrity, fixed: int) -> None:
     from tunebench.db.integrity import KINDS
 
-    for kind, what in KINDS.items():
-        if found.counts[kind]:
-            to.print(f"{found.counts[kind]} {kind}: {what}", soft_wrap=True)
-            for finding in found.first[kind]:
+    for kind, meaning in KINDS.items():
+        if report.counts[kind]:
+            to.print(f"{report.counts[kind]} {kind}: {meaning}", soft_wrap=True)
+            for finding in report.first[kind]:
                 to.print(f"  {finding}", soft_wrap=True)
     marked = f"; {fixed} records were marked as stale or deleted" if fixed else ""
-    verdict = "passes the integrity check" if found.clean else "fails the integrity check"
-    to.print(f"{database} {verdict}: {found.rows} rows checked{marked}", soft_wrap=True)
+    verdict = "passes the integrity check" if report.clean else "fails the integrity check"
+    to.print(f"{database} {verdict}: {report.rows} rows checked{marked}", soft_wrap=True)

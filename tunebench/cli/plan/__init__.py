@@ -20,5 +20,5 @@ def group() -> None:
     """Plan how training steps run: the memory of one device, a pipeline, or training on a cluster."""
 
 
-for each in (cluster, memory, pipeline):
-    app.command(cls=HelpCommand)(with_verbosity(each))
+for command in (cluster, memory, pipeline):
+    app.command(cls=HelpCommand)(with_verbosity(command))

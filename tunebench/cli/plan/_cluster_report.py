@@ -53,35 +53,35 @@ class ClusterReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as data."""
-        of = self.answer
+        answer = self.answer
         return {
-            "model": of.job.network.name,
-            "batch": of.job.batch,
-            "seq": of.job.seq,
-            "device": of.machine.device.key,
-            "devices": of.machine.devices,
-            "memory_bytes": of.machine.memory_bytes,
-            "objective": of.result.objective,
-            "best": _plan_json(of.best) if of.best else None,
-            "plans": [_plan_json(each) for each in of.result.best],
-            "front": [_plan_json(each) for each in of.result.front],
-            "cost_front": [_plan_json(each) for each in of.cost_front],
-            "proof": of.result.proof,
-            "shares": of.shares,
+            "model": answer.job.network.name,
+            "batch": answer.job.batch,
+            "seq": answer.job.seq,
+            "device": answer.machine.device.key,
+            "devices": answer.machine.devices,
+            "memory_bytes": answer.machine.memory_bytes,
+            "objective": answer.result.objective,
+            "best": _plan_json(answer.best) if answer.best else None,
+            "plans": [_plan_json(priced) for priced in answer.result.best],
+            "front": [_plan_json(priced) for priced in answer.result.front],
+            "cost_front": [_plan_json(priced) for priced in answer.cost_front],
+            "proof": answer.result.proof,
+            "shares": answer.shares,
             "gains": [
                 {
-                    "twice_the": each.resource,
-                    "speedup": each.speedup,
-                    "plan": _plan_json(each.plan) if each.plan else None,
+                    "twice_the": gain.resource,
+                    "speedup": gain.speedup,
+                    "plan": _plan_json(gain.plan) if gain.plan else None,
                 }
-                for each in of.gains
+                for gain in answer.gains
             ],
-            "next_plans": [_plan_json(each) for each in of.next_plans],
-            "sensitivity": of.sensitivity,
-            "least_memory": _plan_json(of.result.least_memory),
-            "missing_bytes": of.missing_bytes,
-            "missing_host_bytes": of.missing_host_bytes,
-            "missing_nvme_bytes": of.missing_nvme_bytes,
+            "next_plans": [_plan_json(priced) for priced in answer.next_plans],
+            "sensitivity": answer.sensitivity,
+            "least_memory": _plan_json(answer.result.least_memory),
+            "missing_bytes": answer.missing_bytes,
+            "missing_host_bytes": answer.missing_host_bytes,
+            "missing_nvme_bytes": answer.missing_nvme_bytes,
             "written": self.written,
         }
 
@@ -91,32 +91,34 @@ class ClusterReport:
         """Print the answer as text."""
         from tunebench.training.memory import size_text
 
-        of = self.answer
+        answer = self.answer
         to.print(
-            f"{of.job.network.name} on {of.machine.name}: batch {of.job.batch} of {of.job.seq} tokens, "
-            f"{size_text(of.machine.memory_bytes)} per device",
+            f"{answer.job.network.name} on {answer.machine.name}: batch {answer.job.batch} of "
+            f"{answer.job.seq} tokens, {size_text(answer.machine.memory_bytes)} per device",
             soft_wrap=True,
         )
         for line in self._proof():
             to.print(line, soft_wrap=True)
-        if of.best is None:
+        if answer.best is None:
             self._render_missing(to)
             return
-        columns = (*_COLUMNS, *((">cost",) if of.best.cost is not None else ()))
+        columns = (*_COLUMNS, *((">cost",) if answer.best.cost is not None else ()))
         if self._has_experts:
             columns = (*columns[:4], ">expert", *columns[4:])
-        nodes = (">nodes",) if of.result.objective == "cost" else ()
-        to.print(table(*nodes, *columns, rows=self._rows(of.result.best)))
-        to.print(f"best: {of.best.plan}", soft_wrap=True)
+        nodes = (">nodes",) if answer.result.objective == "cost" else ()
+        to.print(table(*nodes, *columns, rows=self._rows(answer.result.best)))
+        to.print(f"best: {answer.best.plan}", soft_wrap=True)
         to.print(
             f"its step: {', '.join(f'{name} {share:.1%}' for name, share in self._shares())}", soft_wrap=True
         )
-        kinds = ", ".join(f"{name} {size_text(size)}" for name, size in of.best.memory.kinds.items() if size)
-        to.print(f"memory of rank {of.best.memory.rank}: {kinds}", soft_wrap=True)
-        stored = {"host memory": of.best.memory.host, "NVMe": of.best.memory.nvme}
+        kinds = ", ".join(
+            f"{name} {size_text(size)}" for name, size in answer.best.memory.kinds.items() if size
+        )
+        to.print(f"memory of rank {answer.best.memory.rank}: {kinds}", soft_wrap=True)
+        stored = {"host memory": answer.best.memory.host, "NVMe": answer.best.memory.nvme}
         for name, size in stored.items():
             if size:
-                whole = size_text(size * of.machine.links.devices_per_node)
+                whole = size_text(size * answer.machine.links.devices_per_node)
                 to.print(f"{name}: {size_text(size)} for each device, {whole} for each node", soft_wrap=True)
         for line in (*self._gains(), *self._sensitivity()):
             to.print(line, soft_wrap=True)
@@ -129,7 +131,7 @@ class ClusterReport:
                 title="Pareto front of step time and memory",
             )
         )
-        if of.cost_front:
+        if answer.cost_front:
             title = "Pareto front of step time and cost"
             to.print(table(">nodes", ">step", ">cost", "plan", rows=self._cost_front(), title=title))
         for path in self.written:
@@ -147,19 +149,19 @@ class ClusterReport:
     def _render_missing(self, to: Console) -> None:
         from tunebench.training.memory import size_text
 
-        least, of = self.answer.result.least_memory, self.answer
-        lacks = f", {size_text(of.missing_bytes)} more than there is" if of.missing_bytes else ""
+        least, answer = self.answer.result.least_memory, self.answer
+        lacks = f", {size_text(answer.missing_bytes)} more than there is" if answer.missing_bytes else ""
         to.print(
             f"nothing fits: the least memory is {size_text(least.memory.total)} per device{lacks}, with "
             f"{least.plan}",
             soft_wrap=True,
         )
-        for missing, what in (
-            (of.missing_host_bytes, "host memory"),
-            (of.missing_nvme_bytes, "NVMe"),
+        for missing, resource in (
+            (answer.missing_host_bytes, "host memory"),
+            (answer.missing_nvme_bytes, "NVMe"),
         ):
             if missing:
-                to.print(f"each node lacks {size_text(missing)} of {what}", soft_wrap=True)
+                to.print(f"each node lacks {size_text(missing)} of {resource}", soft_wrap=True)
         kinds = ", ".join(f"{name} {size_text(size)}" for name, size in least.memory.kinds.items() if size)
         to.print(f"memory of rank {least.memory.rank}: {kinds}", soft_wrap=True)
         to.print("use more devices, devices with more memory, or shorter sequences", soft_wrap=True)
@@ -171,8 +173,8 @@ class ClusterReport:
     def _rows(self, plans: Iterable[PricedPlan]) -> Iterator[tuple[object, ...]]:
         from tunebench.training.memory import size_text
 
-        for each in plans:
-            plan, step = each.plan, each.step
+        for priced in plans:
+            plan, step = priced.plan, priced.step
             yield (
                 *((plan.nodes,) if self.answer.result.objective == "cost" else ()),
                 plan.tensor,
@@ -188,11 +190,11 @@ class ClusterReport:
                 "yes" if plan.flash else "no",
                 plan.sharding + stored_text(plan),
                 duration(step.time_us),
-                f"{each.mfu:.1%}",
-                size_text(each.memory.total),
+                f"{priced.mfu:.1%}",
+                size_text(priced.memory.total),
                 f"{step.bubble_us / step.time_us:.1%}",
                 f"{step.communication_us / step.time_us:.1%}",
-                *((f"${significant(each.cost)}",) if each.cost is not None else ()),
+                *((f"${significant(priced.cost)}",) if priced.cost is not None else ()),
             )
 
     def _shares(self) -> Iterator[tuple[str, float]]:
@@ -203,13 +205,13 @@ class ClusterReport:
 
         best = self.answer.best
         assert best is not None
-        for each in self.answer.gains:
-            if each.plan is None or each.speedup is None:
-                yield f"twice the {each.resource}: nothing fits"
+        for gain in self.answer.gains:
+            if gain.plan is None or gain.speedup is None:
+                yield f"twice the {gain.resource}: nothing fits"
                 continue
-            changed = each.plan.plan.differences(best.plan)
-            how = f" with {changed}" if changed else " with the same plan"
-            yield f"twice the {each.resource}: {each.speedup:.3f} times the sequences per second{how}"
+            changed = gain.plan.plan.differences(best.plan)
+            suffix = f" with {changed}" if changed else " with the same plan"
+            yield f"twice the {gain.resource}: {gain.speedup:.3f} times the sequences per second{suffix}"
         for faster in self.answer.next_plans:
             share = 1 - faster.step.time_us / best.step.time_us
             changed = faster.plan.differences(best.plan)
@@ -220,35 +222,35 @@ class ClusterReport:
     @property
     def binding(self) -> str:
         """The largest part of the step, and the resource whose doubling gains most."""
-        gains = [each for each in self.answer.gains if (each.speedup or 0.0) > 1.01]
+        gains = [gain for gain in self.answer.gains if (gain.speedup or 0.0) > 1.01]
         part = next(iter(self.answer.shares))
         if not gains:
             return f"{part}; twice the memory, links or batch gains at most 1 %"
-        most = max(gains, key=lambda each: each.speedup or 0.0)
-        return f"{part}, then the {most.resource}"
+        largest = max(gains, key=lambda gain: gain.speedup or 0.0)
+        return f"{part}, then the {largest.resource}"
 
     def _sensitivity(self) -> Iterator[str]:
         best = self.answer.best
         assert best is not None
-        for each in self.answer.sensitivity:
-            changed = each.plan.differences(best.plan)
+        for sensitivity in self.answer.sensitivity:
+            changed = sensitivity.plan.differences(best.plan)
             if changed:
-                choice = f"the choice changes to {changed}; this plan then loses {each.regret:.2%}"
-                yield f"{each.slower} 10 % slower: {choice}"
+                choice = f"the choice changes to {changed}; this plan then loses {sensitivity.regret:.2%}"
+                yield f"{sensitivity.slower} 10 % slower: {choice}"
             else:
-                yield f"{each.slower} 10 % slower: the same choice"
+                yield f"{sensitivity.slower} 10 % slower: the same choice"
 
     def _front(self) -> Iterator[tuple[object, ...]]:
         from tunebench.training.memory import size_text
 
-        for each in self.answer.result.front_outline:
-            yield duration(each.step.time_us), size_text(each.memory.total), each.plan
+        for priced in self.answer.result.front_outline:
+            yield duration(priced.step.time_us), size_text(priced.memory.total), priced.plan
 
     def _cost_front(self) -> Iterator[tuple[object, ...]]:
-        for each in self.answer.cost_front:
-            assert each.cost is not None
-            cost = f"${significant(each.cost)}"
-            yield each.plan.nodes, duration(each.step.time_us), cost, each.plan
+        for priced in self.answer.cost_front:
+            assert priced.cost is not None
+            cost = f"${significant(priced.cost)}"
+            yield priced.plan.nodes, duration(priced.step.time_us), cost, priced.plan
 
 
 def recompute_text(plan: ClusterPlan) -> str:
@@ -264,21 +266,21 @@ def experts_text(plan: ClusterPlan) -> str:
 
 def stored_text(plan: ClusterPlan) -> str:
     """Return what a plan keeps in host memory and NVMe, as text that follows other text; nothing if none."""
-    places = {"states": plan.states, "parameters": plan.parameters, "activations": plan.activations}
-    return "".join(f", {what} on {place}" for what, place in places.items() if place != "device")
+    locations = {"states": plan.states, "parameters": plan.parameters, "activations": plan.activations}
+    return "".join(f", {kind} on {location}" for kind, location in locations.items() if location != "device")
 
 
-def _plan_json(found: PricedPlan) -> dict[str, Any]:
+def _plan_json(priced: PricedPlan) -> dict[str, Any]:
     """Return a plan with its predictions as data."""
     return {
-        **asdict(found.plan),
-        "step": found.step,
-        "memory": {"rank": found.memory.rank, "total": found.memory.total, **found.memory.kinds},
-        "host_bytes": found.memory.host,
-        "nvme_bytes": found.memory.nvme,
-        "fits": found.fits,
-        "mfu": found.mfu,
-        "samples_per_s": found.samples_per_s,
-        "device_hours": found.device_hours,
-        "cost": found.cost,
+        **asdict(priced.plan),
+        "step": priced.step,
+        "memory": {"rank": priced.memory.rank, "total": priced.memory.total, **priced.memory.kinds},
+        "host_bytes": priced.memory.host,
+        "nvme_bytes": priced.memory.nvme,
+        "fits": priced.fits,
+        "mfu": priced.mfu,
+        "samples_per_s": priced.samples_per_s,
+        "device_hours": priced.device_hours,
+        "cost": priced.cost,
     }

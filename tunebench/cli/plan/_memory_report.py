@@ -52,11 +52,15 @@ class MemoryReport:
         batch = f", batch {self.batches[1].batch}" if self.batches is not None else ""
         return f"training step of {self.profile.name}{batch} on {self.device.name}"
 
-    def layers(self, most: int | None = None) -> list[LayerPlan]:
+    def layers(self, max_modules: int | None = None) -> list[LayerPlan]:
         """Return what the plan does with each layer, or with at most that many modules."""
         from tunebench.training.memory import layer_plans, layers_above
 
-        names = list(self.profile.layers) if most is None else layers_above(self.profile.layers, most)
+        names = (
+            list(self.profile.layers)
+            if max_modules is None
+            else layers_above(self.profile.layers, max_modules)
+        )
         return layer_plans(self.plan, names, forward=self.profile.forward)
 
     # -- JSON ----------------------------------------------------------------------------------------------
@@ -87,8 +91,8 @@ class MemoryReport:
     def _batches_json(self) -> dict[str, Any]:
         assert self.batches is not None
         return {
-            name: {"batch": found.batch, "step_us": found.step_us, "sample_us": found.sample_us}
-            for name, found in zip(("without_plan", "with_plan"), self.batches, strict=True)
+            name: {"batch": fit.batch, "step_us": fit.step_us, "sample_us": fit.sample_us}
+            for name, fit in zip(("without_plan", "with_plan"), self.batches, strict=True)
         }
 
     # -- text ----------------------------------------------------------------------------------------------
@@ -145,23 +149,23 @@ class MemoryReport:
     def _layer_rows(self) -> Iterator[tuple[str, ...]]:
         from tunebench.training.memory import size_text
 
-        for one in self.layers(MOST_LAYERS):
-            sizes = (one.kept_bytes, one.recomputed_bytes, one.swapped_bytes)
-            times = (one.first_us, one.again_us, one.copies_us)
+        for layer_plan in self.layers(MOST_LAYERS):
+            sizes = (layer_plan.kept_bytes, layer_plan.recomputed_bytes, layer_plan.swapped_bytes)
+            times = (layer_plan.first_us, layer_plan.again_us, layer_plan.copies_us)
             if any(sizes) or any(times):
                 yield (
-                    one.layer or "(no layer)",
+                    layer_plan.layer or "(no layer)",
                     *(size_text(size) if size else "" for size in sizes),
                     *(duration(time) if time else "" for time in times),
                 )
 
     def _batch_rows(self) -> Iterator[tuple[str, ...]]:
         assert self.batches is not None
-        for name, found in zip(("without a plan", "with a plan"), self.batches, strict=True):
-            if found.sample_us is None:
+        for name, fit in zip(("without a plan", "with a plan"), self.batches, strict=True):
+            if fit.sample_us is None:
                 yield name, "0", "-", "-"
             else:
-                yield name, str(found.batch), duration(found.step_us), duration(found.sample_us)
+                yield name, str(fit.batch), duration(fit.step_us), duration(fit.sample_us)
 
     def _curve_rows(self) -> Iterator[tuple[str, ...]]:
         from tunebench.training.memory import size_text

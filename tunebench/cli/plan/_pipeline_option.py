@@ -128,19 +128,19 @@ class ModelStages:
 
         assert self.name is not None
         find_optimizer(self.optimizer)
-        for what, choice, kind in (
+        for name, choice, kind in (
             ("dtype", self.dtype, kinds.DType),
             ("recomputation", self.recompute, kinds.Recompute),
             ("stack", self.stack, kinds.Stack),
         ):
             if choice not in get_args(kind):
-                raise UnknownName(what, choice, get_args(kind))
-        found = network(self.name)
-        seq = self.seq or architecture_of(found).positions
+                raise UnknownName(name, choice, get_args(kind))
+        model = network(self.name)
+        seq = self.seq or architecture_of(model).positions
         if not seq:
             raise InputError(f"{self.name} has sequences of any length: add --seq TOKENS")
         return PredictedStages(
-            network=found,
+            network=model,
             device=device,
             cluster=links.cluster(device, ranks * self.tensor),
             ranks=ranks,

@@ -49,32 +49,37 @@ class PipelineReport:
     def title(self) -> str:
         """The model, the devices and the micro-batches."""
         parts = f"{self.source.ranks} ranks, {self.microbatches} micro-batches"
-        one = self.predicted
-        if one is None:
+        predicted = self.predicted
+        if predicted is None:
             return f"{getattr(self.source, 'name', 'stages')}: {parts}"
-        devices = self.source.ranks * one.tensor
-        return f"{one.network.name} on {devices} x {one.device.name}: {parts} of {one.microbatch}"
+        devices = self.source.ranks * predicted.tensor
+        return (
+            f"{predicted.network.name} on {devices} x {predicted.device.name}: {parts} of "
+            f"{predicted.microbatch}"
+        )
 
     @property
     def chosen(self) -> ComparedSchedule:
         """The best schedule; if none fits, the one with the least memory."""
-        found = self.comparison.best
-        return found or min(self.comparison.schedules, key=lambda each: (each.peak_bytes, each.step_us))
+        best = self.comparison.best
+        return best or min(
+            self.comparison.schedules, key=lambda compared: (compared.peak_bytes, compared.step_us)
+        )
 
     # -- JSON ----------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as data."""
-        best, one = self.comparison.best, self.predicted
+        best, predicted = self.comparison.best, self.predicted
         return {
-            "model": one.network.name if one is not None else None,
-            "device": one.device.key if one is not None else None,
+            "model": predicted.network.name if predicted is not None else None,
+            "device": predicted.device.key if predicted is not None else None,
             "ranks": self.source.ranks,
             "microbatches": self.microbatches,
-            "microbatch_size": one.microbatch if one is not None else None,
+            "microbatch_size": predicted.microbatch if predicted is not None else None,
             "memory_bytes": self.memory_bytes,
             "best": best.name if best is not None else None,
-            "schedules": [_schedule_json(each) for each in self.comparison.schedules],
+            "schedules": [_schedule_json(compared) for compared in self.comparison.schedules],
             "skipped": self.comparison.skipped,
             "estimates": self.estimates,
             "verdict": self.verdict,
@@ -92,16 +97,16 @@ class PipelineReport:
         columns = ("schedule", ">step", ">90 % interval", ">bubble", ">peak memory", ">on rank", "fits")
         copies = (">exposed sends", ">evictions", ">exposed evictions")
         to.print(table(*columns, *copies, rows=self._rows()))
-        for one in self.comparison.schedules:
-            if one.bound_us is not None:
-                gap = one.step_us / one.bound_us - 1
+        for compared in self.comparison.schedules:
+            if compared.bound_us is not None:
+                gap = compared.step_us / compared.bound_us - 1
                 to.print(
-                    f"{one.name}: at most {gap:.1%} above the fastest order of passes (lower bound "
-                    f"{duration(one.bound_us)})",
+                    f"{compared.name}: at most {gap:.1%} above the fastest order of passes (lower bound "
+                    f"{duration(compared.bound_us)})",
                     soft_wrap=True,
                 )
-        for each in self.comparison.skipped:
-            to.print(f"{each.name} is left out: {each.reason}", soft_wrap=True)
+        for skipped in self.comparison.skipped:
+            to.print(f"{skipped.name} is left out: {skipped.reason}", soft_wrap=True)
         if self.comparison.best is None:
             to.print(
                 f"no schedule fits; {self.chosen.name} needs the least memory: "
@@ -130,54 +135,54 @@ class PipelineReport:
     def _rows(self) -> Iterator[tuple[str | None, ...]]:
         from tunebench.training.memory import size_text
 
-        for each in self.comparison.schedules:
-            peaks = each.simulation.peak_bytes
+        for compared in self.comparison.schedules:
+            peaks = compared.simulation.peak_bytes
             yield (
-                each.name,
-                duration(each.step_us),
-                f"{duration(each.low_us)} to {duration(each.high_us)}"
+                compared.name,
+                duration(compared.step_us),
+                f"{duration(compared.low_us)} to {duration(compared.high_us)}"
                 if self.predicted is not None
                 else None,
-                f"{each.simulation.bubble:.1%}",
-                size_text(each.peak_bytes),
-                str(peaks.index(each.peak_bytes)),
-                None if each.memory_bytes is None else "yes" if each.fits else "no",
-                duration(_sends_us(each)),
-                str(each.evictions) if each.evictions else None,
+                f"{compared.simulation.bubble:.1%}",
+                size_text(compared.peak_bytes),
+                str(peaks.index(compared.peak_bytes)),
+                None if compared.memory_bytes is None else "yes" if compared.fits else "no",
+                duration(_sends_us(compared)),
+                str(compared.evictions) if compared.evictions else None,
                 None
-                if not each.evictions
+                if not compared.evictions
                 else "hidden"
-                if each.hidden
-                else duration(each.simulation.exposed_us),
+                if compared.hidden
+                else duration(compared.simulation.exposed_us),
             )
 
     def _estimate_rows(self) -> Iterator[tuple[str, ...]]:
         from tunebench.training.memory import size_text
 
         for name, estimates in self.estimates.items():
-            for each in estimates:
+            for estimate in estimates:
                 yield (
                     name,
-                    str(each.microbatch),
-                    duration(each.stage_us),
-                    f"{each.stage_speedup:.3f}x",
-                    f"{each.speedup:.3f}x",
-                    size_text(each.peak_bytes),
-                    size_text(each.balanced_bytes),
+                    str(estimate.microbatch),
+                    duration(estimate.stage_us),
+                    f"{estimate.stage_speedup:.3f}x",
+                    f"{estimate.speedup:.3f}x",
+                    size_text(estimate.peak_bytes),
+                    size_text(estimate.balanced_bytes),
                 )
 
     @property
     def verdict(self) -> list[str]:
         """Whether a larger micro-batch pays in 1F1B, and whether it needs balanced memory."""
-        return [self._verdict(name, found) for name, found in self.estimates.items()]
+        return [self._verdict(name, estimates) for name, estimates in self.estimates.items()]
 
     def _verdict(self, name: str, estimates: tuple[MicrobatchEstimate, ...]) -> str:
         """Return the verdict on the fastest micro-batch that fits."""
         limit = self.memory_bytes
 
         def fastest(kind: str) -> MicrobatchEstimate | None:
-            fits = [each for each in estimates if limit is None or getattr(each, kind) <= limit]
-            return min(fits, key=lambda each: each.step_us, default=None)
+            fits = [estimate for estimate in estimates if limit is None or getattr(estimate, kind) <= limit]
+            return min(fits, key=lambda estimate: estimate.step_us, default=None)
 
         plain, balanced = fastest("peak_bytes"), fastest("balanced_bytes")
         if balanced is None:
@@ -196,28 +201,28 @@ class PipelineReport:
         )
 
 
-def _sends_us(each: ComparedSchedule) -> float:
+def _sends_us(compared: ComparedSchedule) -> float:
     """Return how much longer the step is than with instant transfers, without waits for evictions."""
     from tunebench.training.schedules import PipelineCosts, simulate_pipeline
 
-    instant = simulate_pipeline(each.schedule, PipelineCosts(stages=each.costs.stages))
-    return max(0.0, each.simulation.step_us - each.simulation.exposed_us - instant.step_us)
+    instant = simulate_pipeline(compared.schedule, PipelineCosts(stages=compared.costs.stages))
+    return max(0.0, compared.simulation.step_us - compared.simulation.exposed_us - instant.step_us)
 
 
-def _schedule_json(each: ComparedSchedule) -> dict[str, Any]:
+def _schedule_json(compared: ComparedSchedule) -> dict[str, Any]:
     """Return a schedule as data."""
     return {
-        "name": each.name,
-        "step_us": each.step_us,
-        "low_us": each.low_us,
-        "high_us": each.high_us,
-        "optimizer_us": each.optimizer_us,
-        "bound_us": each.bound_us,
-        "bubble": each.simulation.bubble,
-        "peak_bytes": each.simulation.peak_bytes,
-        "fits": each.fits,
-        "sends_us": _sends_us(each),
-        "evictions": each.evictions,
-        "evictions_exposed_us": each.simulation.exposed_us,
-        "busy_us": each.simulation.busy_us,
+        "name": compared.name,
+        "step_us": compared.step_us,
+        "low_us": compared.low_us,
+        "high_us": compared.high_us,
+        "optimizer_us": compared.optimizer_us,
+        "bound_us": compared.bound_us,
+        "bubble": compared.simulation.bubble,
+        "peak_bytes": compared.simulation.peak_bytes,
+        "fits": compared.fits,
+        "sends_us": _sends_us(compared),
+        "evictions": compared.evictions,
+        "evictions_exposed_us": compared.simulation.exposed_us,
+        "busy_us": compared.simulation.busy_us,
     }

@@ -245,8 +245,8 @@ def cluster(
                 reasons=options.reasons,
                 watcher=show,
             )
-        found = MixedReport(answer=mixed)
-        emit(as_json, found.to_json(), found.render)
+        mixed_report = MixedReport(answer=mixed)
+        emit(as_json, mixed_report.to_json(), mixed_report.render)
         return
     machine = TrainingCluster.of(options.cluster)
     if options.framework:
@@ -325,8 +325,8 @@ def _is_residual(model: str) -> bool:
 
 def _refuse(options: dict[str, bool], where: str) -> None:
     """Raise InputError for an option that is given and that some plans do not have."""
-    for name, given in options.items():
-        if given:
+    for name, used in options.items():
+        if used:
             raise InputError(
                 f"{name} is not possible {where}: leave it out; it is for transformers on nodes of one "
                 "product"
@@ -339,10 +339,10 @@ def _print_emitted(framework: str, answer: ClusterAnswer, as_json: bool) -> None
 
     if answer.best is None:
         raise InputError("no plan fits the memory: run without --emit to see what is missing")
-    found = emit_plan(framework, answer.best.plan, answer.job)
-    for note in () if as_json else found.notes:
+    emitted = emit_plan(framework, answer.best.plan, answer.job)
+    for note in () if as_json else emitted.notes:
         console(stderr=True).print(f"note: {note}", soft_wrap=True)
-    emit(as_json, asdict(found), lambda to: to.print(found.text, end="", soft_wrap=True, highlight=False))
+    emit(as_json, asdict(emitted), lambda to: to.print(emitted.text, end="", soft_wrap=True, highlight=False))
 
 
 def _job(options: ClusterOptions, *, full_sharding: bool) -> TrainingJob:
@@ -374,10 +374,10 @@ def _job(options: ClusterOptions, *, full_sharding: bool) -> TrainingJob:
 
 def _fixed(text: str) -> dict[str, str]:
     """Return the items of `--fix`."""
-    found = {}
-    for item in filter(None, (each.strip() for each in text.split(","))):
-        name, equals, value = (each.strip() for each in item.partition("="))
+    fixed = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (part.strip() for part in item.partition("="))
         if not (name and equals and value):
             raise InputError(f"--fix {item!r}: expected NAME=VALUE, such as tensor=8")
-        found[name] = value
-    return found
+        fixed[name] = value
+    return fixed

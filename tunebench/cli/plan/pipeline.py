@@ -137,13 +137,13 @@ def pipeline(
     emit(as_json, report.to_json(), report.render)
 
 
-def _require_one_source(model: ModelStages, known: KnownStages, *, given_device: bool) -> None:
+def _require_one_source(model: ModelStages, known_stages: KnownStages, *, given_device: bool) -> None:
     """Raise InputError unless all options are of one way to give the stages."""
-    if [model.name is not None, known.costs is not None, known.given].count(True) != 1:
+    if [model.name is not None, known_stages.costs is not None, known_stages.given].count(True) != 1:
         raise InputError("give the stages by one of: --model NAME, --costs FILE, --forward-us MICROSECONDS")
     if model.name is None and (given_device or model != ModelStages()):
         raise InputError("--device and options of predicted stages, such as --tensor, need --model NAME")
-    if not known.given and replace(known, costs=None) != KnownStages():
+    if not known_stages.given and replace(known_stages, costs=None) != KnownStages():
         raise InputError("options of known stages, such as --backward-us and --static, need --forward-us")
 
 
@@ -196,11 +196,11 @@ def _estimates(predicted: PredictedStages, microbatches: int) -> dict[str, tuple
     ranks = range(predicted.ranks)
     return {
         name: estimate_microbatches(
-            lambda size, one=one: one.with_microbatch(size).costs(ranks),  # type: ignore[misc]
+            lambda size, stages=stages: stages.with_microbatch(size).costs(ranks),  # type: ignore[misc]
             batch,
             sizes,
         )
-        for name, one in variants.items()
+        for name, stages in variants.items()
     }
 
 
