@@ -108,7 +108,8 @@ class FileStore:
         self._free: dict[int, list[mmap.mmap]] = {}
         """Mapped files that can be used again, by size."""
         self._out, self._in = (
-            ThreadPoolExecutor(1, thread_name_prefix=f"tunebench-copy-{way}") for way in ("out", "in")
+            ThreadPoolExecutor(1, thread_name_prefix=f"tunebench-copy-{direction}")
+            for direction in ("out", "in")
         )
         self._file().close()
 
@@ -236,7 +237,7 @@ class PinnedStore:
             event.record(stream)
         self._pending[written.data_ptr()] = event, source
 
-    def _stream(self, device: torch.device, way: str) -> torch.cuda.Stream:
-        if (device, way) not in self._streams:
-            self._streams[device, way] = torch.cuda.Stream(device)
-        return self._streams[device, way]
+    def _stream(self, device: torch.device, direction: str) -> torch.cuda.Stream:
+        if (device, direction) not in self._streams:
+            self._streams[device, direction] = torch.cuda.Stream(device)
+        return self._streams[device, direction]

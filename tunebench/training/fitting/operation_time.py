@@ -119,8 +119,8 @@ def _ones(value: Any) -> Any:
     traced = value.meta.get("val")
     if not isinstance(traced, Tensor):
         return traced
-    made = torch.empty_strided(traced.shape, traced.stride(), dtype=traced.dtype, device=traced.device)
-    return made.fill_(1) if made.is_floating_point() else made.zero_()
+    tensor = torch.empty_strided(traced.shape, traced.stride(), dtype=traced.dtype, device=traced.device)
+    return tensor.fill_(1) if tensor.is_floating_point() else tensor.zero_()
 
 
 def _bytes(node: fx.Node) -> int:

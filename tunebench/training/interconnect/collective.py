@@ -301,8 +301,8 @@ def collective_us(
         law: Constants; None for the fitted ones.
     """
     sizes = np.asarray(nbytes, dtype=np.float64)
-    ways = collective_methods(collective, group, law)
-    fastest: Array = np.minimum.reduce([way.us(sizes) for way in ways])
+    methods = collective_methods(collective, group, law)
+    fastest: Array = np.minimum.reduce([method.us(sizes) for method in methods])
     return np.where(sizes > 0, fastest, 0.0)
 
 

@@ -138,7 +138,11 @@ class _StagedModel:
         def chosen(variables: dict[tuple[int, int], int], stage: int) -> tuple[int, ...]:
             """Return what is chosen in a stage, in ascending order."""
             return tuple(
-                sorted(key for (at, key), name in variables.items() if at == stage and values[name] > 0.5)
+                sorted(
+                    key
+                    for (variable_stage, key), name in variables.items()
+                    if variable_stage == stage and values[name] > 0.5
+                )
             )
 
         stages = []
@@ -286,10 +290,10 @@ class _StagedModel:
     def _longest(self, out: dict[int, float], back: dict[int, float]) -> float:
         """Return a time within which the fastest schedule ends, in units of the time of all operations."""
         # Copying every tensor out when it is written, and in for each operation that reads it, is a schedule.
-        moved = sum(out.values())
+        copies_time = sum(out.values())
         for operation in self._operations:
-            moved += sum(back[tensor] for tensor in self._step.movable(operation.inputs))
-        return 1.0 + moved
+            copies_time += sum(back[tensor] for tensor in self._step.movable(operation.inputs))
+        return 1.0 + copies_time
 
 
 class _Clock:

@@ -75,12 +75,12 @@ def _draw_memory(axes: Any, plan: MemoryPlan) -> None:
         axes.fill_between(times, used, step="post", color=color, alpha=0.15, linewidth=0)
         time_ms = f"{label}: {simulation.step_us / 1e3:.1f} ms"
         axes.step(times, used, where="post", color=color, linewidth=1, label=time_ms)
-        at = used.index(max(used))
-        axes.plot([times[at]], [used[at]], "o", color=color, markersize=4)
-        late = times[at] > 0.8 * last_ms
+        peak_index = used.index(max(used))
+        axes.plot([times[peak_index]], [used[peak_index]], "o", color=color, markersize=4)
+        late = times[peak_index] > 0.8 * last_ms
         axes.annotate(
-            f"{used[at]:.2f} {name}",
-            (times[at], used[at]),
+            f"{used[peak_index]:.2f} {name}",
+            (times[peak_index], used[peak_index]),
             (-6 if late else 6, above),
             textcoords="offset points",
             horizontalalignment="right" if late else "left",

@@ -94,7 +94,9 @@ class _Relaxation:
         self._again: dict[tuple[int, int], int] = {}
         self._back: dict[tuple[int, int], int] = {}
         self._left: dict[tuple[int, int], int] = {}
-        last = {tensor: at for at, operation in enumerate(self._operations) for tensor in operation.inputs}
+        last = {
+            tensor: index for index, operation in enumerate(self._operations) for tensor in operation.inputs
+        }
         last.update(dict.fromkeys(step.results, count))
         needed = self._needed()
         for stage, moment in enumerate(self._moments[:-1]):
@@ -190,7 +192,10 @@ class _Relaxation:
                 read.update(dict.fromkeys(operation.inputs, stage))
             for tensor, last in read.items():
                 if (stage, tensor) in self._kept:
-                    repeats = (self._again.get((at, self._producer[tensor])) for at in range(stage, last + 1))
+                    repeats = (
+                        self._again.get((later_stage, self._producer[tensor]))
+                        for later_stage in range(stage, last + 1)
+                    )
                     row = {key: -1.0 for key in repeats if key is not None}
                     row[self._kept[stage, tensor]] = row[self._left[stage, tensor]] = -1.0
                     self.program.at_most(row, -1.0)
@@ -203,8 +208,8 @@ class _Relaxation:
             operation_tensors = {*operation.inputs, *operation.outputs}
             row = {
                 keeps: self._step.tensors[tensor].size_bytes / self._budget_bytes
-                for (at, tensor), keeps in self._kept.items()
-                if at == stage and tensor not in operation_tensors
+                for (variable_stage, tensor), keeps in self._kept.items()
+                if variable_stage == stage and tensor not in operation_tensors
             }
             self.program.at_most(row, 1.0 - self._step.working_bytes(operation) / self._budget_bytes)
 
@@ -218,8 +223,8 @@ class _Relaxation:
         for stage in range(stages):
             moment, end = self._moments[stage : stage + 2]
             row = {starts[stage]: 1.0, starts[stage + 1]: -1.0}
-            for (at, index), repeats in self._again.items():
-                if at == stage:
+            for (variable_stage, index), repeats in self._again.items():
+                if variable_stage == stage:
                     row[repeats] = self._operations[index].time_us * self._per_us
             spent = sum(operation.time_us for operation in self._operations[moment:end]) * self._per_us
             self.program.at_most(row, -spent)
@@ -227,13 +232,13 @@ class _Relaxation:
                 continue
             out = {
                 leaves: link.to_host_us(sizes[tensor]) * self._per_us
-                for (at, tensor), leaves in self._left.items()
-                if at == stage
+                for (variable_stage, tensor), leaves in self._left.items()
+                if variable_stage == stage
             }
             self.program.at_most({**out, starts[stage]: -1.0}, 0.0)
             back = {
                 back: link.to_device_us(sizes[tensor]) * self._per_us
-                for (at, tensor), back in self._back.items()
-                if at >= stage
+                for (variable_stage, tensor), back in self._back.items()
+                if variable_stage >= stage
             }
             self.program.at_most({**back, starts[stage]: 1.0, starts[stages]: -1.0}, 0.0)

@@ -119,15 +119,15 @@ def _simulate(placement, microbatches, times, whole, copies, links, order, lengt
                 # Another rank's clock is earlier: it may issue a transfer over the same link first.
                 if next_clock < now:
                     break
-                way, slot = to_send[rank]
+                direction, slot = to_send[rank]
                 to_send[rank, 0] = -1
                 consumer = slot // microbatches
-                hop = consumer - 1 if way == 0 else consumer
+                hop = consumer - 1 if direction == 0 else consumer
                 target, link = placement[consumer], links[hop]
                 start = max(now, send_free[rank, link], receive_free[target, link])
-                end = start + copies[way, hop]
-                send_free[rank, link] = receive_free[target, link] = arrived[way, slot] = end
-                if awaits[target, 0] == way and awaits[target, 1] == slot:
+                end = start + copies[direction, hop]
+                send_free[rank, link] = receive_free[target, link] = arrived[direction, slot] = end
+                if awaits[target, 0] == direction and awaits[target, 1] == slot:
                     awaits[target, 0] = -1
                     runnable[target] = True
                     next_clock = min(next_clock, clock[target])
@@ -142,12 +142,12 @@ def _simulate(placement, microbatches, times, whole, copies, links, order, lengt
             if kind == 3:
                 kind, code = 1, stages + stage
                 merged[stage, done[code]] = True
-                taken = whole[stage]
+                pass_us = whole[stage]
             else:
-                taken = times[kind, stage]
+                pass_us = times[kind, stage]
             slot = stage * microbatches + done[code]
             if kind == 2 and merged[stage, done[code]]:
-                taken = 0.0
+                pass_us = 0.0
             if kind < 2:
                 # The stage that it waits for, and the stage that waits for it.
                 source, target = (stage - 1, stage + 1) if kind == 0 else (stage + 1, stage - 1)
@@ -163,11 +163,11 @@ def _simulate(placement, microbatches, times, whole, copies, links, order, lengt
                         break
                     else:
                         now = max(now, arrived[kind, slot])
-                pass_ends[kind, slot] = now + taken
+                pass_ends[kind, slot] = now + pass_us
                 if 0 <= target < stages and placement[target] != rank:
                     to_send[rank, 0] = kind
                     to_send[rank, 1] = target * microbatches + done[code]
-            clock[rank] = now + taken
+            clock[rank] = now + pass_us
             done[code] += 1
             position[rank] += 1
     for other_rank in range(ranks):

@@ -115,7 +115,10 @@ def balance_at_limit(
         else:
             planner = _RankPlanner(plain, costs, rank, accepts[rank], limit_bytes - static[rank])
             actions.append(planner.planned())
-    if all(mine is theirs for mine, theirs in zip(actions, schedule.actions, strict=True)):
+    if all(
+        planned_actions is plain_actions
+        for planned_actions, plain_actions in zip(actions, schedule.actions, strict=True)
+    ):
         return schedule
     return replace(schedule, name=f"{schedule.name} balanced", actions=tuple(actions), acceptors=accepts)
 
@@ -169,8 +172,8 @@ class _RankPlanner:
         actions = self.plain.schedule.actions[self.rank]
         uses = self._uses(actions)
         for index, action in enumerate(actions):
-            for item in self.loads.pop(index, ()):
-                self._load(index, item)
+            for activation in self.loads.pop(index, ()):
+                self._load(index, activation)
             stage = self.costs.stages[action.stage]
             key = (action.stage, action.microbatch)
             if action.kind is ActionKind.FORWARD:
@@ -200,9 +203,9 @@ class _RankPlanner:
                 first_uses.setdefault((action.stage, action.microbatch), index)
         return first_uses
 
-    def _copy_us(self, item: _Item) -> float:
+    def _copy_us(self, activation: _Item) -> float:
         links = self.costs.interconnect or Interconnect.instant(self.plain.schedule.ranks)
-        return links.transfer_us(self.costs.stages[item.stage].evicted, self.rank, self.acceptor)
+        return links.transfer_us(self.costs.stages[activation.stage].evicted, self.rank, self.acceptor)
 
     def _index_by(self, time_us: float, first: int, last: int) -> int:
         """Return the last action from `first` to `last` that starts by some time, else `first`."""
@@ -212,45 +215,49 @@ class _RankPlanner:
     def _make_room(self, index: int, nbytes: int, action: PipelineAction) -> None:
         """Evict activations so that some bytes are free before an action."""
         while self.held + nbytes > self.capacity:
-            item = self._victim(index)
-            if item is None:
+            activation = self._victim(index)
+            if activation is None:
                 raise InputError(
                     f"rank {self.rank} cannot keep {self.capacity} bytes of activations at {action}: nothing "
                     "more can be evicted; expected a larger limit"
                 )
-            self._evict(index, item)
+            self._evict(index, activation)
 
     def _victim(self, index: int) -> _Item | None:
         """Return the activations to evict before an action: those needed last that can be gone by then."""
         starts, ends = self.plain.starts_us[self.rank], self.plain.ends_us[self.rank]
-        candidates = [item for item in self.here.values() if item.used > index]
+        candidates = [activation for activation in self.here.values() if activation.used > index]
         if not candidates:
             return None
-        ready = [item for item in candidates if ends[item.made] + self._copy_us(item) <= starts[index] + 1e-9]
+        ready = [
+            activation
+            for activation in candidates
+            if ends[activation.made] + self._copy_us(activation) <= starts[index] + 1e-9
+        ]
         # Belady's rule among those that can be gone in time; if there is none, the oldest, whose copy ends
         # first.
-        return max(ready or candidates, key=lambda item: item.used if ready else -item.made)
+        return max(ready or candidates, key=lambda activation: activation.used if ready else -activation.made)
 
-    def _evict(self, index: int, item: _Item) -> None:
+    def _evict(self, index: int, activation: _Item) -> None:
         """Issue an eviction that ends before an action, and the load back."""
-        takes_us = self._copy_us(item)
+        takes_us = self._copy_us(activation)
         starts = self.plain.starts_us[self.rank]
-        issued = self._index_by(starts[index] - takes_us, item.made + 1, index)
-        name = PipelineAction(item.stage, ActionKind.EVICT, item.microbatch)
+        issued = self._index_by(starts[index] - takes_us, activation.made + 1, index)
+        name = PipelineAction(activation.stage, ActionKind.EVICT, activation.microbatch)
         self.before.setdefault(issued, []).append(name)
         self.before.setdefault(index, []).append(name._replace(kind=ActionKind.RELEASE))
         # The release before this action waits for the copy, so that the bytes are free from here on.
-        self.held -= self.costs.stages[item.stage].evicted
-        del self.here[item.stage, item.microbatch]
-        back = self._index_by(starts[item.used] - takes_us, index, item.used)
+        self.held -= self.costs.stages[activation.stage].evicted
+        del self.here[activation.stage, activation.microbatch]
+        back = self._index_by(starts[activation.used] - takes_us, index, activation.used)
         # Never before the eviction ends. The load itself needs room, which may evict other activations
         # (`_load`).
-        self.loads.setdefault(max(back, index + 1) if back < item.used else back, []).append(item)
+        self.loads.setdefault(max(back, index + 1) if back < activation.used else back, []).append(activation)
 
-    def _load(self, index: int, item: _Item) -> None:
+    def _load(self, index: int, activation: _Item) -> None:
         """Issue a load before an action."""
-        nbytes = self.costs.stages[item.stage].evicted
-        name = PipelineAction(item.stage, ActionKind.LOAD, item.microbatch)
+        nbytes = self.costs.stages[activation.stage].evicted
+        name = PipelineAction(activation.stage, ActionKind.LOAD, activation.microbatch)
         self._make_room(index, nbytes, name)
         self.held += nbytes
         self.before.setdefault(index, []).append(name)

@@ -202,8 +202,8 @@ def compare_schedules(
     for schedule in chosen:
         watcher(schedule.name)
         try:
-            made = schedule.make(source.ranks, microbatches)
-            compared += _compared(source, made, memory_bytes, balanced, watcher)
+            pipeline_schedule = schedule.make(source.ranks, microbatches)
+            compared += _compared(source, pipeline_schedule, memory_bytes, balanced, watcher)
         except InputError as error:
             skipped.append(SkippedSchedule(name=schedule.name, reason=str(error)))
     if search_s:

@@ -172,8 +172,8 @@ class _Search:
 
     def try_named(self) -> None:
         """Simulate the named schedules with this placement, and their variants for these costs and memory."""
-        for name, named in SCHEDULES.items():
-            simulation = self._judge(named.make(max(self._placement) + 1, self._microbatches))
+        for name, registered in SCHEDULES.items():
+            simulation = self._judge(registered.make(max(self._placement) + 1, self._microbatches))
             if simulation is not None:
                 self._named = min(self._named, (simulation.step_us, name))
         for schedule in self._variants():
@@ -184,17 +184,17 @@ class _Search:
         ranks, count, costs = max(self._placement) + 1, self._microbatches, self._costs
         chunks = len(self._placement) // ranks
         if self._placement == looped_placement(ranks, chunks):
-            for named in SCHEDULES.values():
-                varies = named.layout == "looped" or (named.depends_on_costs and chunks == 1)
-                if varies and (self._split or not named.splits_backward):
-                    yield named.make(ranks, count, chunks, costs)
+            for registered in SCHEDULES.values():
+                varies = registered.layout == "looped" or (registered.depends_on_costs and chunks == 1)
+                if varies and (self._split or not registered.splits_backward):
+                    yield registered.make(ranks, count, chunks, costs)
         elif self._placement == v_placement(ranks):
             stage_bytes = max(stage.activation_bytes for stage in costs.stages)
             fitting = 2 * ranks if self._memory_bytes is None else min(self._available) // max(stage_bytes, 1)
             for most_stages in {2 * ranks, int(fitting), int(fitting) - 1}:
                 if 2 <= most_stages <= 2 * ranks:
-                    apart = v_schedule(ranks, count, most_stages)
-                    yield apart if self._split else self._whole(apart)
+                    split_schedule = v_schedule(ranks, count, most_stages)
+                    yield split_schedule if self._split else self._whole(split_schedule)
 
     def _whole(self, schedule: PipelineSchedule) -> PipelineSchedule:
         """Return a schedule with whole backward passes in the place of input gradients."""

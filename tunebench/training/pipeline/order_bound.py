@@ -267,19 +267,19 @@ def _passes(
     placement: Sequence[int], costs: PipelineCosts, split: bool
 ) -> tuple[list[Stream], list[Precedence]]:
     """Return the passes and transfers, and which waits for which in a micro-batch."""
-    chain, last, at = _Chain(placement, costs), len(placement) - 1, None
+    chain, last, previous = _Chain(placement, costs), len(placement) - 1, None
     for index, stage in enumerate(costs.stages):
-        at = chain.compute(F, index, stage.forward_us, at)
+        previous = chain.compute(F, index, stage.forward_us, previous)
         if index < last:
-            at = chain.send(SEND_F, index, index + 1, at)
+            previous = chain.send(SEND_F, index, index + 1, previous)
     for index in range(last, -1, -1):
         stage = costs.stages[index]
         # A whole backward pass that is faster than its parts may replace them: no part is longer than it.
         whole_us = stage.full_backward_us
         gradient_us = min(stage.input_gradient_us, whole_us) if split else whole_us
-        gradient = at = chain.compute(I if split else B, index, gradient_us, at)
+        gradient = previous = chain.compute(I if split else B, index, gradient_us, previous)
         if index:
-            at = chain.send(SEND_B, index, index - 1, at)
+            previous = chain.send(SEND_B, index, index - 1, previous)
         if split:
             chain.compute(W, index, min(stage.weight_gradient_us, whole_us - gradient_us), gradient)
     return chain.streams, chain.precedences

@@ -93,9 +93,9 @@ def draw(
             f"a page of {bars} passes and copies is too large for a browser, expected at most {MOST_TITLES}: "
             "plot fewer micro-batches, or write a trace (--trace FILE.json)"
         )
-    made = figure(simulation, title=title, limit_bytes=limit_bytes, titled=True)
+    page_figure = figure(simulation, title=title, limit_bytes=limit_bytes, titled=True)
     image = io.StringIO()
-    made.savefig(image, format="svg", metadata={"Date": None})
+    page_figure.savefig(image, format="svg", metadata={"Date": None})
     Path(path).write_text(_page(image.getvalue(), list(_bars(simulation)), title), encoding="utf-8")
 
 

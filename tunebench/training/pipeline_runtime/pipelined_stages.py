@@ -105,11 +105,15 @@ def _by_index(
     if isinstance(stage_modules, Mapping):
         modules = dict(stage_modules)
     else:
-        listed = list(stage_modules)
-        modules = dict(zip(rank_stages, listed, strict=False)) if len(listed) == len(rank_stages) else {}
+        module_list = list(stage_modules)
+        modules = (
+            dict(zip(rank_stages, module_list, strict=False)) if len(module_list) == len(rank_stages) else {}
+        )
     if sorted(modules) != rank_stages:
         received = (
-            f"stages {sorted(modules)}" if isinstance(stage_modules, Mapping) else f"{len(listed)} modules"
+            f"stages {sorted(modules)}"
+            if isinstance(stage_modules, Mapping)
+            else f"{len(module_list)} modules"
         )
         raise InputError(
             f"rank {rank} of schedule {schedule.name} has the {len(rank_stages)} stages {rank_stages}, "

@@ -351,8 +351,8 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
             self._transport.break_connections()
             self._ended = failure if is_cause else self._report.first() or failure
             self._report.wait_for_readers(self.rank)
-            at = "" if self._ended == failure else f" (rank {self.rank} was at {where})"
-            raise RankFailed(self._ended + at) from error
+            rank_position = "" if self._ended == failure else f" (rank {self.rank} was at {where})"
+            raise RankFailed(self._ended + rank_position) from error
 
     def _check_step(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> None:
         """Raise InputError if inputs or targets are missing or cannot be split."""

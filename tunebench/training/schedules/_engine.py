@@ -193,15 +193,15 @@ def _loop(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of SimulationSt
             break
         result = DONE
         while result == DONE:
-            at, now = position[rank], clock[rank]
+            action_index, now = position[rank], clock[rank]
             # A copy to start now, if there is one: its kind, its slot and when its bytes exist.
             copy, copied, ready = NOBODY, 0, now
-            if to_send[rank, 0] == NOBODY and at == first[rank + 1]:
+            if to_send[rank, 0] == NOBODY and action_index == first[rank + 1]:
                 runnable[rank] = False
                 break
             # Passes only touch their own rank. A transfer occupies links that others share, so it must be
             # issued in the order of clocks: if another rank is behind, let it catch up first.
-            if (to_send[rank, 0] != NOBODY or kinds[at] > _WEIGHT) and next_clock < now:
+            if (to_send[rank, 0] != NOBODY or kinds[action_index] > _WEIGHT) and next_clock < now:
                 break
             takes, kind, slot, stage = 0.0, NOBODY, 0, 0
             before = count
@@ -209,7 +209,7 @@ def _loop(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of SimulationSt
                 copy, copied = to_send[rank]
                 to_send[rank, 0] = NOBODY
             else:
-                kind, slot = kinds[at], slots[at]
+                kind, slot = kinds[action_index], slots[action_index]
                 stage = slot // microbatches
             awaited = NOBODY  # the copy that a pass waits for
             # A forward pass frees this buffer when it starts, because its activations include the input; a
@@ -357,9 +357,9 @@ def _loop(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of SimulationSt
                 change_rank[count], change_us[count], change_bytes[count] = rank, now, memory_change
                 count += 1
             if kind != NOBODY:
-                starts[at], ends[at] = now, now + takes
+                starts[action_index], ends[action_index] = now, now + takes
                 clock[rank] = now + takes
-                position[rank] = at + 1
+                position[rank] = action_index + 1
 
             # ------------------------------------------------------------- the start of a transfer
             if copy != NOBODY:

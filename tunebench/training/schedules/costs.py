@@ -107,7 +107,7 @@ class Interconnect:
 
 def _pair_order(ranks: int) -> list[int]:
     """Return ranks with x next to its partner ``ranks - 1 - x``."""
-    order = [rank for x in range(ranks // 2) for rank in (x, ranks - 1 - x)]
+    order = [rank for first in range(ranks // 2) for rank in (first, ranks - 1 - first)]
     return order + [ranks // 2] * (ranks % 2)
 
 

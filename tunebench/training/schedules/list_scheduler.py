@@ -98,9 +98,9 @@ def list_problem(
         source, target = placement[index], placement[index + 1]
         if source == target:
             continue
-        for way, hop in enumerate(((source, target), (target, source))):
+        for direction, hop in enumerate(((source, target), (target, source))):
             link_us = 0.0 if links is None else links.transfer_us(stage.send_bytes, *hop)
-            delays[way, index] = link_us if stage.send_us is None else stage.send_us
+            delays[direction, index] = link_us if stage.send_us is None else stage.send_us
     memory = [[1.0] * len(stages)] * 2
     if not unit_memory:
         memory = [
@@ -214,25 +214,29 @@ def _follow(  # type: ignore[no-untyped-def]  # noqa: C901 (fields of ListProble
             if not (oldest >= 0 and (weights_first or blocked)):
                 earliest = np.inf
                 for candidate in rank_stages[rank, : chunks[rank]]:
-                    for way in range(2):
-                        microbatch = done[way, candidate]
+                    for candidate_kind in range(2):
+                        microbatch = done[candidate_kind, candidate]
                         if microbatch == microbatches:
                             continue
                         window = gradient_window
-                        if way == 0:
+                        if candidate_kind == 0:
                             window = last_window if later[candidate] == 0 else first_window
-                        if planned[way, candidate, microbatch] > head + window:
+                        if planned[candidate_kind, candidate, microbatch] > head + window:
                             continue
-                        if way == 0:
+                        if candidate_kind == 0:
                             room = later[candidate] if keeps_room > 0 else 0.0
                             if used[rank] + memory[0, candidate] + room > limits[rank]:
                                 continue
                         elif microbatch >= done[0, candidate]:
                             continue
-                        if arrives[way, candidate, microbatch] > now:
-                            soon = min(soon, arrives[way, candidate, microbatch])
-                        elif planned[way, candidate, microbatch] < earliest:
-                            earliest, kind, stage = planned[way, candidate, microbatch], way, candidate
+                        if arrives[candidate_kind, candidate, microbatch] > now:
+                            soon = min(soon, arrives[candidate_kind, candidate, microbatch])
+                        elif planned[candidate_kind, candidate, microbatch] < earliest:
+                            earliest, kind, stage = (
+                                planned[candidate_kind, candidate, microbatch],
+                                candidate_kind,
+                                candidate,
+                            )
             # A weight gradient fills the wait if enough of it fits before the next input arrives.
             if kind < 0 and oldest >= 0 and now + (1.0 - overlap) * times[2, oldest] <= soon:
                 kind, stage = 2, oldest

@@ -170,10 +170,10 @@ def schedule_of(
     Raises:
         InputError: if a stage has no forward pass, or has them on several ranks.
     """
-    listed = tuple(tuple(rank_actions) for rank_actions in actions)
+    actions_by_rank = tuple(tuple(rank_actions) for rank_actions in actions)
     owners: dict[int, int] = {}
     microbatches = 0
-    for rank, rank_actions in enumerate(listed):
+    for rank, rank_actions in enumerate(actions_by_rank):
         for action in rank_actions:
             microbatches = max(microbatches, action.microbatch + 1)
             if action.kind is ActionKind.FORWARD and owners.setdefault(action.stage, rank) != rank:
@@ -187,6 +187,6 @@ def schedule_of(
         name=name,
         microbatches=microbatches,
         placement=tuple(owners[stage] for stage in sorted(owners)),
-        actions=listed,
+        actions=actions_by_rank,
         acceptors=acceptors,
     )

@@ -181,11 +181,11 @@ def v_schedule(
         placement, costs or PipelineCosts.uniform(2 * ranks), [most_stages] * ranks, unit_memory=True
     )
     # A bubble does not depend on the number of micro-batches once there are enough.
-    few = min(microbatches, 3 * ranks)
-    target = 0.0 if costs else _least_span(ranks, few, most_stages)
+    tried_microbatches = min(microbatches, 3 * ranks)
+    target = 0.0 if costs else _least_span(ranks, tried_microbatches, most_stages)
     tried: list[tuple[tuple[float, float], _Block, ListRules]] = []
     for block, rules in _block_tries(ranks, most_stages):
-        times = list_times(problem, block.planned(few), rules)
+        times = list_times(problem, block.planned(tried_microbatches), rules)
         if times[0] < np.inf:
             tried.append((times, block, rules))
         if times[0] <= target:

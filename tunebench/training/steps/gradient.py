@@ -95,8 +95,8 @@ class BucketExchange:
         """
         if not self.overlap or not any(map(any, parts)):
             return self.total_us(collective, parts)
-        listed = [self._takes_us(collective, *pair) for pair in zip(parts, self.groups, strict=True)]
-        takes, ready = (np.concatenate(columns) for columns in zip(*listed, strict=True))
+        takes_and_ready = [self._takes_us(collective, *pair) for pair in zip(parts, self.groups, strict=True)]
+        takes, ready = (np.concatenate(columns) for columns in zip(*takes_and_ready, strict=True))
         # Experts and the rest share the network: one queue, in the order in which buckets become ready.
         order = np.argsort(ready, kind="stable")
         # Time of each bucket and all after it. The queue ends at the latest of (ready + remaining) over the

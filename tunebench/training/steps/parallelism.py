@@ -87,12 +87,12 @@ class Parallelism:
                 f"{self}"
             )
         self._check_experts()
-        named = find_schedule(self.schedule)
+        registered = find_schedule(self.schedule)
         if self.sharding not in get_args(Sharding):
             raise UnknownName("sharding", self.sharding, get_args(Sharding))
         if self.gathering not in get_args(Gathering):
             raise UnknownName("gathering", self.gathering, get_args(Gathering))
-        if self.chunks > 1 and named.layout != "looped":
+        if self.chunks > 1 and registered.layout != "looped":
             looped = [name for name, schedule in SCHEDULES.items() if schedule.layout == "looped"]
             raise InputError(
                 f"chunks={self.chunks} needs the schedule {' or '.join(looped)}, got {self.schedule}"

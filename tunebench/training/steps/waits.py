@@ -235,8 +235,12 @@ class StageWaits:
         def exposed(end: End, kernels: TimeRange, after: Sequence[float], before: Sequence[float]) -> float:
             pace, each_us = _PACES[end], kernels.at(end) / len(sizes)
             works = [
-                LayerWork(each_us, (("network", pace * first),), (("network", pace * then),) if then else ())
-                for first, then in zip(before, after, strict=True)
+                LayerWork(
+                    each_us,
+                    (("network", pace * before_us),),
+                    (("network", pace * after_us),) if after_us else (),
+                )
+                for before_us, after_us in zip(before, after, strict=True)
             ]
             waits_us = stream_us(works) - kernels.at(end)
             moved_us = pace * (sum(before) + sum(after))
