@@ -5,7 +5,6 @@ Several sessions with the same file run each test once, whichever of them has wh
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -50,6 +49,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Add the tests that passed to the file of `--passed`."""
     file: Path | None = session.config.getoption("--passed")
-    if file is not None and "PYTEST_XDIST_WORKER" not in os.environ:
+    if file is not None and not hasattr(session.config, "workerinput"):
         passed = sorted(_passed_here | _read(session.config))
         file.write_text("".join(f"{test}\n" for test in passed), encoding="utf-8")

@@ -308,7 +308,7 @@ def test_cost_is_proportional_to_time(run_json: Run) -> None:
         ),
         (["predict", "--model", "gpt9", "--device", "t4"], "unknown network 'gpt9'"),
         (["predict", *GPT2, "--device", "t4", "--dtype", "f64"], "unknown dtype 'f64'"),
-        (["predict", *GPT2, "--device", "t4", "--optimizer", "lion"], "unknown optimizer 'lion'"),
+        (["predict", *GPT2, "--device", "t4", "--optimizer", "adamw3"], "unknown optimizer 'adamw3'"),
         (
             ["predict", *GPT2, "--device", "t4", "--pipeline", "2", "--stage-layers", "6,x"],
             "such as 11,11,10",

@@ -429,7 +429,7 @@ def test_a_bias_that_was_looked_up_is_read_by_sectors() -> None:
         ({"n_head": 5}, "5 heads must divide a hidden width of 64"),
         ({"n_layer": 0}, "layers must be 1 or more"),
         ({"n_layer": "12"}, "layers must be 1 or more, got '12'"),
-        ({"activation_function": "mish"}, "unknown activation 'mish'"),
+        ({"activation_function": "swish7"}, "unknown activation 'swish7'"),
         ({"model_type": "resnet", "layer_type": "basic"}, "layer_type must be bottleneck"),
         ({"model_type": "resnet", "depths": [3, 4]}, "depths and hidden_sizes must be as many"),
     ],

@@ -265,7 +265,7 @@ def _activate(value: float, activation: str) -> float:
     return value
 
 
-SLOPES = {"none": 1.0, "relu": 1.0, "gelu": 1.13}
+SLOPES = {"none": 1.0, "relu": 1.0, "gelu": 1.13, "silu": 1.1}
 
 
 def _gemm(

@@ -233,7 +233,7 @@ class NetworkRun:
             raise InputError(f"layers must be from one up to a later one, got {self.layers}")
         find_optimizer(self.optimizer)
         if self.mode == "infer" and self.optimizer != "none":
-            raise InputError(f"optimizer={self.optimizer} needs mode=train")
+            raise InputError(f"an optimizer needs a training step: got {self.optimizer} with mode=infer")
 
     def _check_experts(self) -> None:
         if self.expert < 1 or (self.expert > 1 and self.stack != "megatron"):

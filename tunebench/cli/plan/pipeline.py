@@ -47,8 +47,7 @@ class PipelineOptions:
     schedule: Annotated[
         str,
         typer.Option(
-            metavar="NAME[,NAME]",
-            help=f"Pipeline parallelism: schedules to compare, all or some of {', '.join(SCHEDULES)}.",
+            help=f"Pipeline parallelism: schedules to compare, NAME[,NAME] or all, of {', '.join(SCHEDULES)}.",
             autocompletion=schedules,
         ),
     ] = "all"
