@@ -37,7 +37,7 @@ from benchmarks.models import without_chance, write_table
 from tests.torch.reference_kernels import reference_kernels
 from tunebench.device import described
 from tunebench.errors import InputError
-from tunebench.graph import PartitionPlan, extract, plan
+from tunebench.graph import PartitionPlan, extract, plan_partition
 from tunebench.torch.compiler.capture import differentiable_results
 
 DEVICES = ("h100-sxm", "a100-80-sxm")
@@ -186,7 +186,7 @@ def _plans(
             case.make, case.specs(), training=training, dtype=case.dtype, device=described_devices[0]
         )
     for device in described_devices:
-        yield device.name, [plan(graph, device) for graph in graphs]
+        yield device.name, [plan_partition(graph, device) for graph in graphs]
 
 
 def coverage(name: str, case: Architecture, options: argparse.Namespace) -> Iterator[str]:

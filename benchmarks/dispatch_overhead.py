@@ -18,7 +18,7 @@ import tunebench.torch as served
 from tunebench.device import local_cpu
 from tunebench.dispatch import dispatcher
 from tunebench.torch import _tensor
-from tunebench.torch.operators import custom_op
+from tunebench.torch.functional import custom_op
 from tunebench.workloads import parse
 
 ROUNDS, CALLS = 200, 50

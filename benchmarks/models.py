@@ -26,7 +26,7 @@ import tunebench.torch as served
 from benchmarks.patched_models import AT_KINKS, step, within_limits
 from benchmarks.torch_models import Bert, Gpt2, MobileNetV2, Resnet, Size, UNet
 from tunebench.device import described
-from tunebench.graph import InputSpec, extract, plan
+from tunebench.graph import InputSpec, extract, plan_partition
 from tunebench.torch import prefer
 
 DEVICES = ("a100-80-sxm", "h100-sxm")
@@ -105,7 +105,7 @@ def predicted(name: str, case: ModelCase, _: argparse.Namespace) -> Iterator[str
     for training in (False, True):
         graphs = extract(case.make, [spec], training=training, dtype="f16", device=described()[DEVICES[0]])
         for device in DEVICES:
-            plans = [plan(graph, described()[device]) for graph in graphs]
+            plans = [plan_partition(graph, described()[device]) for graph in graphs]
             library = sum(partition.torch_us for partition in plans)
             covered = sum(partition.coverage * partition.torch_us for partition in plans) / library
             cells = (

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any, TypeVar
 
 __all__ = ["MOVED", "MovedModules", "accept_renamed_attribute", "renamed", "renamed_fields", "warn_renamed"]
@@ -21,8 +22,13 @@ MOVED = {
     "tunebench.forecast.parallel.cluster": "tunebench.training.interconnect.cluster",
     "tunebench.forecast.parallel.collective": "tunebench.training.interconnect.collective",
     "tunebench.forecast.parallel.pipeline": "tunebench.training.schedules",
+    "tunebench.graph.plan": "tunebench.graph.partition_plan",
     "tunebench.plan": "tunebench.training",
     "tunebench.plan.pipeline.named": "tunebench.training.schedules.registry",
+    "tunebench.torch.operators": "tunebench.torch.functional",
+    "tunebench.torch.operators.report": "tunebench.torch.functional.dispatch_log",
+    "tunebench.training.coexecution.report": "tunebench.training.coexecution.coexecution_report",
+    "tunebench.tuning.report": "tunebench.tuning.workload_report",
 }
 """New name of each public module that was moved; those within a package moved with it."""
 
@@ -34,8 +40,9 @@ class MovedModules(MetaPathFinder, Loader):
         """Return a spec for the old name of a moved module, None for any other name."""
         return ModuleSpec(fullname, self, is_package=True) if _moved_to(fullname) is not None else None
 
-    def create_module(self, spec: ModuleSpec) -> None:
-        """Return None: Python makes an empty module."""
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return an empty module."""
+        return _MovedModule(spec.name)
 
     def exec_module(self, module: Any) -> None:
         """Let a module return the names of the moved one."""
@@ -44,6 +51,17 @@ class MovedModules(MetaPathFinder, Loader):
         moved = importlib.import_module(new)
         warn_renamed(module.__name__, new)
         module.__getattr__ = functools.partial(getattr, moved)
+
+
+class _MovedModule(ModuleType):
+    """A moved module by its old name.
+
+    Python sets it as an attribute of its package, where a function may have had the same name.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function that had the name of the module, such as `tunebench.graph.plan`."""
+        return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)
 
 
 def _moved_to(module: str) -> str | None:

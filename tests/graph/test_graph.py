@@ -14,7 +14,17 @@ import pytest
 import tunebench.graph
 from tunebench.device import described
 from tunebench.errors import InputError, MissingDependency
-from tunebench.graph import FusedGroup, Graph, Node, NodeOperand, Value, groups, load_factory, plan, suite_of
+from tunebench.graph import (
+    FusedGroup,
+    Graph,
+    Node,
+    NodeOperand,
+    Value,
+    groups,
+    load_factory,
+    plan_partition,
+    suite_of,
+)
 from tunebench.graph.price import Prices
 from tunebench.index_map import Guard, IndexMap
 from tunebench.workloads import parse
@@ -390,7 +400,7 @@ def chain() -> Graph:
 
 @pytest.mark.parametrize("name", ["h100-sxm", "a100-80-sxm"])
 def test_plan_is_cheapest_and_reports_savings(name: str) -> None:
-    partition_plan = plan(chain(), described()[name])
+    partition_plan = plan_partition(chain(), described()[name])
     assert [len(offer.group.nodes) for offer in partition_plan.chosen] == [3, 1]
     (fused,) = partition_plan.fused
     assert fused.group.workloads == (f"{GEMM},epilogue=bias+gelu",)
@@ -413,12 +423,12 @@ def test_chain_between_products_becomes_epilogue() -> None:
         **{**SHAPES, "v": (16, 16), "first": (64, 16), "relu": (64, 16)},
     )
     assert {("first", "relu"), ("relu", "mm")} <= several(made).keys()
-    (fused,) = plan(made, described()["h100-sxm"]).fused
+    (fused,) = plan_partition(made, described()["h100-sxm"]).fused
     assert [made.nodes[index].name for index in fused.group.nodes] == ["first", "relu"]
 
 
 def test_preferring_torch_groups_nothing() -> None:
-    partition_plan = plan(chain(), described()["h100-sxm"], preferred="torch")
+    partition_plan = plan_partition(chain(), described()["h100-sxm"], preferred="torch")
     assert {offer.price.by for offer in partition_plan.chosen} == {"torch"}
     assert len(partition_plan.chosen) == 4
 
@@ -426,7 +436,10 @@ def test_preferring_torch_groups_nothing() -> None:
 def test_suite_has_each_workload_once_with_its_count() -> None:
     import tomllib
 
-    once, twice = plan(chain(), described()["h100-sxm"]), plan(chain(), described()["h100-sxm"])
+    once, twice = (
+        plan_partition(chain(), described()["h100-sxm"]),
+        plan_partition(chain(), described()["h100-sxm"]),
+    )
     layers = tomllib.loads(suite_of([once, twice]))["layer"]
     assert layers == {"gemm_1": {"workload": f"{GEMM},epilogue=bias+gelu", "count": 2, "scales": "m"}}
 
@@ -502,18 +515,18 @@ def test_measured_group_time_is_divided_and_beats_predictions(
     monkeypatch.setattr(
         "tunebench.graph.price.recorded", times := FakeTimes({f"{GEMM},epilogue=bias+gelu": 50.0})
     )
-    partition_plan = plan(chain(), device := described()["h100-sxm"], measured_only=True)
+    partition_plan = plan_partition(chain(), device := described()["h100-sxm"], measured_only=True)
     assert times.asked
     assert sum(price.us for price in partition_plan.torch_prices[:3]) == pytest.approx(250.0)
     assert {price.how for price in partition_plan.torch_prices[:3]} == {"measured"}
     assert [offer.price.us for offer in partition_plan.fused] == [50.0]
     assert {price.by for price in partition_plan.fused[0].alone} == {"torch"}
-    believed = plan(chain(), device)  # groups without measurements are still offered for tuning
+    believed = plan_partition(chain(), device)  # groups without measurements are still offered for tuning
     assert {price.by for offer in believed.fused for price in offer.alone} == {"torch"}
     monkeypatch.setattr(
         "tunebench.graph.price.recorded", FakeTimes({f"{GEMM},epilogue=bias+gelu": 50.0}, 0.5)
     )
-    slower = plan(chain(), device, measured_only=True)
+    slower = plan_partition(chain(), device, measured_only=True)
     assert slower.fused == ()
     assert {offer.price.by for offer in slower.chosen} == {"torch"}
 
@@ -521,7 +534,7 @@ def test_measured_group_time_is_divided_and_beats_predictions(
 def test_plan_by_measured_kernels_alone_predicts_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tunebench.graph.price.recorded", FakeTimes({f"{GEMM},epilogue=bias+gelu": 50.0}))
     monkeypatch.setattr("tunebench.graph.price.Forecaster.best", None)
-    partition_plan = plan(chain(), described()["h100-sxm"], measured_only=True)
+    partition_plan = plan_partition(chain(), described()["h100-sxm"], measured_only=True)
     assert [offer.price.us for offer in partition_plan.fused] == [50.0]
 
 
@@ -570,7 +583,7 @@ def test_deprecated_names_warn(old: str, new: str) -> None:
 
 
 def test_deprecated_attributes_of_plans_warn() -> None:
-    partition_plan = plan(chain(), described()["h100-sxm"])
+    partition_plan = plan_partition(chain(), described()["h100-sxm"])
     for old, new in (("problems", "workloads"), ("library_us", "torch_us"), ("library", "torch_prices")):
         with pytest.warns(FutureWarning, match=f"PartitionPlan.{new}"):
             assert getattr(partition_plan, old) == getattr(partition_plan, new)
@@ -595,7 +608,7 @@ def test_plan_prices_each_workload_once(monkeypatch: pytest.MonkeyPatch) -> None
         )
     ]
     shapes = {**SHAPES, **{f"{kind}{layer}": (64, 32) for kind in "cr" for layer in range(4)}}
-    partition_plan = plan(
+    partition_plan = plan_partition(
         graph(*layers, outputs=tuple(f"r{layer}" for layer in range(4)), **shapes), described()["h100-sxm"]
     )
     assert len(partition_plan.fused) == 4

@@ -269,7 +269,7 @@ def test_torch_operators_compute_it(record: Activation) -> None:
 def test_gradients_of_the_torch_operators(record: Activation) -> None:
     import torch
 
-    from tunebench.torch.operators._activation import activation_gradient
+    from tunebench.torch.functional._activation import activation_gradient
 
     z = torch.linspace(-4.3, 4.1, 40, dtype=torch.float64).requires_grad_()
     dy = torch.linspace(0.5, 1.5, 40, dtype=torch.float64)

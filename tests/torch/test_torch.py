@@ -23,7 +23,7 @@ import tunebench.torch as served  # noqa: E402
 from tests.torch.reference_kernels import reference_bindings  # noqa: E402
 from tunebench.dispatch import DispatchedCall, cpu, forget  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
-from tunebench.torch.operators import custom_op  # noqa: E402
+from tunebench.torch.functional import custom_op  # noqa: E402
 
 functional = torch.nn.functional
 EMPTY = "an empty tensor"

@@ -17,8 +17,8 @@ from tunebench.errors import InputError
 from tunebench.measure.timing import Protocol
 from tunebench.space import Config
 from tunebench.tuning import Plan, TuningSummary, profile_queue, tune
-from tunebench.tuning.report import Report
 from tunebench.tuning.weighted_workload import WeightedWorkload
+from tunebench.tuning.workload_report import Report
 
 SMALL = "softmax:rows=16,cols=64,dtype=f32"
 LARGE = "softmax:rows=4096,cols=4096,dtype=f32"

@@ -38,16 +38,43 @@ def test_old_name_warns_and_returns_the_renamed_object(module: str, old: str, ne
         ("tunebench.forecast.parallel.cluster", "tunebench.training.interconnect.cluster"),
         ("tunebench.forecast.parallel.pipeline", "tunebench.training.schedules"),
         ("tunebench.forecast.footprint", "tunebench.training.steps.footprint"),
+        pytest.param(
+            "tunebench.torch.operators.linear", "tunebench.torch.functional.linear", marks=needs_torch
+        ),
+        pytest.param(
+            "tunebench.torch.operators.report", "tunebench.torch.functional.dispatch_log", marks=needs_torch
+        ),
+        pytest.param(
+            "tunebench.training.coexecution.report",
+            "tunebench.training.coexecution.coexecution_report",
+            marks=needs_torch,
+        ),
+        ("tunebench.tuning.report", "tunebench.tuning.workload_report"),
     ],
 )
 def test_moved_module_warns_and_has_the_same_names(old: str, new: str) -> None:
     moved = importlib.import_module(new)
     sys.modules.pop(old, None)
-    with pytest.warns(FutureWarning, match="use tunebench.training"):
+    package = ".".join(new.split(".")[:2])  # an old package warns, too
+    with pytest.warns(FutureWarning, match=f"use {package}"):
         alias = importlib.import_module(old)
     assert all(getattr(alias, name) is getattr(moved, name) for name in moved.__all__)
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         importlib.import_module("tunebench.plan.no_such_module")
+
+
+def test_moved_module_is_called_as_the_function_of_its_name() -> None:
+    graph = importlib.import_module("tunebench.graph")
+    with pytest.warns(FutureWarning, match=r"use tunebench\.graph\.plan_partition"):
+        assert graph.plan is graph.plan_partition
+    with pytest.warns(FutureWarning, match=r"use tunebench\.graph\.partition_plan"):
+        old = importlib.import_module("tunebench.graph.plan")
+    assert old.PartitionPlan is graph.PartitionPlan
+    try:
+        with pytest.warns(FutureWarning, match="plan_partition"), pytest.raises(TypeError, match="graph"):
+            graph.plan()
+    finally:
+        del graph.plan, sys.modules["tunebench.graph.plan"]
 
 
 @needs_torch

@@ -62,7 +62,7 @@ def command(
     the model is only traced. A model with graph breaks has several graphs, as in torch.compile, and a
     warning lists the reasons.
     """
-    from tunebench.graph import Graph, InputSpec, extract, load_factory, plan
+    from tunebench.graph import Graph, InputSpec, extract, load_factory, plan_partition
 
     target = target_device(device, arch)
     if model.endswith(".json"):
@@ -77,7 +77,7 @@ def command(
             raise InputError("the model needs its inputs: add --input SHAPE:TYPE for each argument")
         specs = [InputSpec.parse(text) for text in inputs]
         graphs = extract(factory, specs, training=training, dtype=dtype, device=target)
-    plans = [plan(graph, target) for graph in graphs]
+    plans = [plan_partition(graph, target) for graph in graphs]
     written = _write(plans, out) if out is not None else []
     emit(as_json, [planned.to_json() for planned in plans], lambda to: _render(plans, written, to))
 

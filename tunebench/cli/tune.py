@@ -36,7 +36,7 @@ from tunebench.errors import ClusterLost, InputError, TunebenchError, UnknownNam
 if TYPE_CHECKING:
     from tunebench.device import Device
     from tunebench.tuning import Plan, Progress, Report, TuningSummary
-    from tunebench.tuning.report import ProgressCallback
+    from tunebench.tuning.workload_report import ProgressCallback
     from tunebench.workload import Workload
 
 __all__ = ["command"]

@@ -1,6 +1,6 @@
 """A model's step as a graph of operations, and its partition into groups that share a kernel.
 
-`extract` reads a PyTorch model as a `Graph`, `plan` chooses the groups for a device, and
+`extract` reads a PyTorch model as a `Graph`, `plan_partition` chooses the groups for a device, and
 `tunebench.torch.compile` runs them. Only `extract` needs torch.
 """
 
@@ -9,7 +9,7 @@ from tunebench.graph.extraction import InputSpec, extract, load_factory, make_mo
 from tunebench.graph.group import FusedGroup, groups
 from tunebench.graph.node import Graph, Node, NodeOperand, Value
 from tunebench.graph.partition import Partition, PartitionCandidate, cheapest_partition
-from tunebench.graph.plan import PartitionPlan, PricedGroup, plan
+from tunebench.graph.partition_plan import PartitionPlan, PricedGroup, plan_partition
 from tunebench.graph.price import Price, Prices
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
     "groups",
     "load_factory",
     "make_model",
-    "plan",
+    "plan_partition",
     "suite_of",
 ]
 
@@ -42,5 +42,6 @@ __getattr__ = renamed(
         "Offer": "PricedGroup",
         "Operand": "NodeOperand",
         "Plan": "PartitionPlan",
+        "plan": "plan_partition",
     },
 )

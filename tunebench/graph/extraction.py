@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tunebench.device import Device
 from tunebench.errors import InputError, MissingDependency
 from tunebench.graph.node import Graph
-from tunebench.graph.plan import PartitionPlan
+from tunebench.graph.partition_plan import PartitionPlan
 from tunebench.workloads import parse
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 A tuned kernel runs a call where it was measured to be faster than torch's on this device; torch runs all
 other calls. `prefer` changes that choice, and `watching` and `dispatch_report` show it.
 
-- `operators`: the functions, each a custom operator of torch
+- `functional`: the functions, each a custom operator of torch
 - `compiler`: `compile`, a backend of `torch.compile` that runs groups of operations by tuned kernels
 - `patching`: `patch`, which replaces a model's modules
 - `profiling`: `profile`, which counts the workloads that a program runs
@@ -30,16 +30,16 @@ except ModuleNotFoundError as error:
     raise MissingDependency("torch", "torch") from error
 
 from tunebench.dispatch import prefer, set_preference, watching
-from tunebench.torch.operators.attention import scaled_dot_product_attention
-from tunebench.torch.operators.convolution import conv2d
-from tunebench.torch.operators.cross_entropy import cross_entropy
-from tunebench.torch.operators.elementwise import elementwise
-from tunebench.torch.operators.gated_linear import gated_linear
-from tunebench.torch.operators.linear import linear, matmul
-from tunebench.torch.operators.normalisation import add_layer_norm, add_rms_norm, layer_norm, rms_norm
-from tunebench.torch.operators.reduction import reduce
-from tunebench.torch.operators.report import dispatch_report
-from tunebench.torch.operators.softmax import log_softmax, softmax
+from tunebench.torch.functional.attention import scaled_dot_product_attention
+from tunebench.torch.functional.convolution import conv2d
+from tunebench.torch.functional.cross_entropy import cross_entropy
+from tunebench.torch.functional.dispatch_log import dispatch_report
+from tunebench.torch.functional.elementwise import elementwise
+from tunebench.torch.functional.gated_linear import gated_linear
+from tunebench.torch.functional.linear import linear, matmul
+from tunebench.torch.functional.normalisation import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from tunebench.torch.functional.reduction import reduce
+from tunebench.torch.functional.softmax import log_softmax, softmax
 
 if TYPE_CHECKING:
     from tunebench.torch.compiler.backend import compile, plans  # noqa: A004 - the name of torch.compile

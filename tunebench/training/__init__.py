@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tunebench.training.coexecution.coexecute import coexecute
-    from tunebench.training.coexecution.report import CoexecutionReport
+    from tunebench.training.coexecution.coexecution_report import CoexecutionReport
     from tunebench.training.fitting.fit import fit
     from tunebench.training.fitting.fitter import FittedStep, fitted_steps
     from tunebench.training.fitting.profile import profile_step
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 _LAZY = {
-    "CoexecutionReport": "coexecution.report",
+    "CoexecutionReport": "coexecution.coexecution_report",
     "FittedStep": "fitting.fitter",
     "coexecute": "coexecution.coexecute",
     "fit": "fitting.fit",

@@ -29,7 +29,6 @@ from tunebench.tuning.plan import Plan
 from tunebench.tuning.profile_queue import tune_profile
 from tunebench.tuning.progress_bar import show_progress
 from tunebench.tuning.repetition import repetition
-from tunebench.tuning.report import Progress, ProgressCallback, Report
 from tunebench.tuning.run import StartExecutor, tune_one
 from tunebench.tuning.run_context import TuningSetup
 from tunebench.tuning.scheduler import SharedBudget
@@ -38,6 +37,7 @@ from tunebench.tuning.summary import TuningSummary, WorkloadResult
 from tunebench.tuning.tunable import TuningTarget, tuning_target
 from tunebench.tuning.weighted_workload import WeightedWorkload, find_any, suite_workloads
 from tunebench.tuning.workers import start_workers, user_code_limit_s
+from tunebench.tuning.workload_report import Progress, ProgressCallback, Report
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 

@@ -9,8 +9,8 @@ from tunebench.search.optimality_proof import violates
 from tunebench.search.variant_search import VariantSearch
 from tunebench.space import Config
 from tunebench.task import Task
-from tunebench.tuning.report import BoundViolation
 from tunebench.tuning.tunable import TunableVariant
+from tunebench.tuning.workload_report import BoundViolation
 from tunebench.workload import Workload
 
 __all__ = ["BoundAudit", "task_bound_us"]

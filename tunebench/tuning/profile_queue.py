@@ -14,12 +14,12 @@ from tunebench import kernels
 from tunebench.db.record import Demand, Record
 from tunebench.db.store import Store
 from tunebench.errors import InputError, TunebenchError
-from tunebench.tuning.report import Progress, ProgressCallback, Report
 from tunebench.tuning.run import StartExecutor, deadline, tune_one
 from tunebench.tuning.run_context import TuningSetup
 from tunebench.tuning.summary import TuningSummary, WorkloadResult, WorkloadStatus
 from tunebench.tuning.tunable import find_variants
 from tunebench.tuning.weighted_workload import WeightedWorkload
+from tunebench.tuning.workload_report import Progress, ProgressCallback, Report
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 

@@ -14,7 +14,7 @@ from tunebench.tuning.report_text import pool_parts, time_of
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.tuning.report import Progress, ProgressCallback
+    from tunebench.tuning.workload_report import Progress, ProgressCallback
 
 __all__ = ["show_progress"]
 

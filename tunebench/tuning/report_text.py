@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from tunebench.db.figures import BaselineComparison
     from tunebench.executor import PoolStatus
-    from tunebench.tuning.report import Report
     from tunebench.tuning.summary import TuningSummary, WorkloadResult
+    from tunebench.tuning.workload_report import Report
 
 __all__ = [
     "html_report",

@@ -45,7 +45,6 @@ from tunebench.tuning.finalist import (
 from tunebench.tuning.finalist_rounds import FATAL, FinalistRounds
 from tunebench.tuning.known_outcome import answers, made_under_load
 from tunebench.tuning.plan import Plan
-from tunebench.tuning.report import Failure, ProgressCallback, Report
 from tunebench.tuning.run_context import RunContext, RunState, TuningSetup
 from tunebench.tuning.run_options import run_options
 from tunebench.tuning.run_recorder import RunRecorder
@@ -53,6 +52,7 @@ from tunebench.tuning.run_report import finish, search_figures
 from tunebench.tuning.tunable import TunableVariant
 from tunebench.tuning.warm import WarmStart, warm_starts
 from tunebench.tuning.weighted_workload import WeightedWorkload
+from tunebench.tuning.workload_report import Failure, ProgressCallback, Report
 
 __all__ = [
     "StartExecutor",

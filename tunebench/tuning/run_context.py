@@ -16,10 +16,10 @@ from tunebench.tuning.audit import BoundAudit
 from tunebench.tuning.finalist import TimedConfig
 from tunebench.tuning.finalist_rounds import FinalistRounds
 from tunebench.tuning.plan import Plan
-from tunebench.tuning.report import Failure, Progress, ProgressCallback
 from tunebench.tuning.run_recorder import RunRecorder
 from tunebench.tuning.tunable import TunableVariant, TuningTarget
 from tunebench.tuning.warm import WarmStart, WarmStartSource
+from tunebench.tuning.workload_report import Failure, Progress, ProgressCallback
 from tunebench.workload import Workload
 
 __all__ = ["RunContext", "RunState", "TuningSetup"]

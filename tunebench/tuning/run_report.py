@@ -25,8 +25,8 @@ from tunebench.tuning.finalist import (
     predicted_verdict,
 )
 from tunebench.tuning.proof import bound_ratio, bounded_spaces, optimality_proof_of
-from tunebench.tuning.report import Report, Served, Tie
 from tunebench.tuning.run_context import RunContext
+from tunebench.tuning.workload_report import Report, Served, Tie
 
 __all__ = ["finish", "record_predictions", "search_figures", "stored_best"]
 

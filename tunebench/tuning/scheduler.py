@@ -18,11 +18,11 @@ from tunebench.search.loop import optimality_proof
 from tunebench.task import Task
 from tunebench.tuning import run
 from tunebench.tuning.budget_scheduler import ROUND, BudgetScheduler, TaskState
-from tunebench.tuning.report import Progress, ProgressCallback, Report
 from tunebench.tuning.run_context import RunContext, TuningSetup
 from tunebench.tuning.run_report import finish, stored_best
 from tunebench.tuning.summary import TuningSummary, WorkloadResult, WorkloadStatus, with_shares
 from tunebench.tuning.weighted_workload import WeightedWorkload
+from tunebench.tuning.workload_report import Progress, ProgressCallback, Report
 
 __all__ = ["SharedBudget"]
 

@@ -11,8 +11,8 @@ from tunebench._console import as_text
 from tunebench._dataframe import Tabular, columns_of
 from tunebench._deprecation import renamed_fields
 from tunebench._notebook import folded_text
-from tunebench.tuning.report import Report
 from tunebench.tuning.report_text import html_summary, render_summary
+from tunebench.tuning.workload_report import Report
 
 __all__ = ["TuningSummary", "WorkloadResult", "WorkloadStatus"]
 

@@ -86,7 +86,7 @@ class FusedCall:
         """Note that torch runs the group in the compiled model."""
         self.by, self.reason = "torch", reason
 
-    def report(self) -> None:
+    def notify_watchers(self) -> None:
         """Report to watchers that torch runs the group."""
         for kernel in self._kernels:
             choice = KernelChoice(workload=kernel.dispatcher.workload, reason=self.reason)

@@ -23,7 +23,7 @@ from tunebench.errors import InputError
 from tunebench.torch._layout import has_strides
 from tunebench.torch._tensor import device_of, launch
 from tunebench.torch.compiler._kernel_check import store_wrong_result, wrong_result
-from tunebench.torch.operators.custom_op import LIBRARY
+from tunebench.torch.functional.custom_op import LIBRARY
 from tunebench.workloads import parse
 
 __all__ = ["KernelTensor", "check_later_kernels", "layouts_text", "require_layouts", "run_kernel"]

@@ -30,7 +30,7 @@ from tunebench.device import Device
 from tunebench.dispatch import Preference, choose, preference
 from tunebench.dispatch.watch import is_watched
 from tunebench.errors import InputError, UnknownName
-from tunebench.graph.plan import PartitionPlan, plan
+from tunebench.graph.partition_plan import PartitionPlan, plan_partition
 from tunebench.torch._tensor import device_of
 from tunebench.torch.compiler._attention_pattern import fuse_attention
 from tunebench.torch.compiler._compiled_graph import Compiled, CompiledGraph, is_static
@@ -194,7 +194,9 @@ class Backend:
         translation = translate(part.graph, self._name, phase, constant_inputs(phase))
         preferred = preference()
         # Workloads that were not measured would run by torch anyway.
-        partition = plan(translation.graph, device, preferred=preferred, measured_only=preferred == "faster")
+        partition = plan_partition(
+            translation.graph, device, preferred=preferred, measured_only=preferred == "faster"
+        )
         groups = [offer.group for offer in partition.chosen if offer.price.by == "tunebench"]
         calls = [
             fused_call(translation, group, device, ordinal, f"{phase}_group_{index}")
@@ -249,7 +251,7 @@ def _watched(run: Compiled, calls: Sequence[FusedCall]) -> Compiled:
         if is_watched():
             for call in calls:
                 if call.by == "torch":
-                    call.report()
+                    call.notify_watchers()
         return result
 
     return watched

@@ -24,7 +24,7 @@ _POLLS = 4_000
 
 
 @dataclass(slots=True)
-class _Plan:
+class _LaunchPlan:
     """How a piece is started after others.
 
     Attributes:
@@ -73,7 +73,7 @@ class GraphRunner:
     def start(self, piece: Piece, values: list[Any], numbers: dict[int, Any]) -> None:
         """Start a piece after those that were started before."""
         flights = self._flights
-        plan: _Plan | None = piece.plan
+        plan: _LaunchPlan | None = piece.plan
         if plan is None or len(plan.after) != len(flights) or any(
             known is not flight.piece for known, flight in zip(plan.after, flights, strict=True)
         ):  # fmt: skip
@@ -160,7 +160,7 @@ def _result(future: Any) -> tuple[Any, ...]:
     return found
 
 
-def _planned(piece: Piece, after: Sequence[Piece]) -> _Plan:
+def _planned(piece: Piece, after: Sequence[Piece]) -> _LaunchPlan:
     owners = {index: position for position, other in enumerate(after) for index in other.outputs}
     positions = {owners[index] for index in piece.inputs if index in owners}
     futures = tuple(sorted(positions | ({len(after) - 1} if after else set())))
@@ -168,7 +168,7 @@ def _planned(piece: Piece, after: Sequence[Piece]) -> _Plan:
     launch = forked_runner(
         piece.operations, [after[each].outputs for each in futures], inputs, piece.numbers, piece.outputs
     )
-    return _Plan(tuple(after), futures, inputs, launch)
+    return _LaunchPlan(tuple(after), futures, inputs, launch)
 
 
 _LAST: list[_Flight] = []

@@ -21,8 +21,8 @@ from tunebench.training.coexecution._learning import learn, release, return_memo
 from tunebench.training.coexecution._patching import THREAD, patch, unpatch
 from tunebench.training.coexecution._path import PathTree
 from tunebench.training.coexecution._policy import Policy
+from tunebench.training.coexecution.coexecution_report import CoexecutionReport, Divergence, SegmentRuns
 from tunebench.training.coexecution.picture import feed_sites, fetch_sites, segment_runners
-from tunebench.training.coexecution.report import CoexecutionReport, Divergence, SegmentRuns
 from tunebench.training.coexecution.trace_graph import TraceGraph
 
 __all__ = ["Coexecution", "coexecute"]

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from tunebench.torch._tensor import DTYPES, unsupported_reason
-from tunebench.torch.operators._autocast import cast_to_float32
-from tunebench.torch.operators.custom_op import CustomOp, OpCall, OperandView, dispatch, run_by_torch
+from tunebench.torch.functional._autocast import cast_to_float32
+from tunebench.torch.functional.custom_op import CustomOp, OpCall, OperandView, dispatch, run_by_torch
 from tunebench.workloads.operators.softmax import Softmax
 
 __all__ = ["log_softmax", "softmax"]

@@ -11,8 +11,8 @@ from torch import Tensor
 from tunebench.errors import InputError, UnknownName
 from tunebench.expression import canonical, names, parse
 from tunebench.torch._tensor import unsupported_reason
-from tunebench.torch.operators import _expression_operands as expressions
-from tunebench.torch.operators.custom_op import CustomOp, OpCall
+from tunebench.torch.functional import _expression_operands as expressions
+from tunebench.torch.functional.custom_op import CustomOp, OpCall
 from tunebench.workload import Workload
 from tunebench.workloads.operators.reduction import Reduction
 

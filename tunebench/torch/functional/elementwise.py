@@ -8,8 +8,8 @@ from torch import Tensor
 
 from tunebench.expression import parse
 from tunebench.torch._tensor import unsupported_reason
-from tunebench.torch.operators import _expression_operands as expressions
-from tunebench.torch.operators.custom_op import CustomOp, OpCall
+from tunebench.torch.functional import _expression_operands as expressions
+from tunebench.torch.functional.custom_op import CustomOp, OpCall
 from tunebench.workloads.operators.elementwise import Elementwise
 
 __all__ = ["elementwise"]

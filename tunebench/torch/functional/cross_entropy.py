@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from tunebench.torch._tensor import DTYPES, unsupported_reason
-from tunebench.torch.operators._autocast import cast_to_float32
-from tunebench.torch.operators.custom_op import (
+from tunebench.torch.functional._autocast import cast_to_float32
+from tunebench.torch.functional.custom_op import (
     CustomOp,
     OpCall,
     OperandView,

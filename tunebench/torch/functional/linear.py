@@ -11,14 +11,14 @@ from torch.nn import functional
 
 from tunebench.torch._layout import matrix_order
 from tunebench.torch._tensor import compute_type, unsupported_reason
-from tunebench.torch.operators._activation import (
+from tunebench.torch.functional._activation import (
     activation_gradient,
     apply_activation,
     canonical_activation,
     expression,
 )
-from tunebench.torch.operators._autocast import cast_to_autocast
-from tunebench.torch.operators.custom_op import CustomOp, OpCall, OperandView, dispatch, is_differentiated
+from tunebench.torch.functional._autocast import cast_to_autocast
+from tunebench.torch.functional.custom_op import CustomOp, OpCall, OperandView, dispatch, is_differentiated
 from tunebench.workloads.operators.gemm import Gemm
 
 __all__ = ["FLIPPED", "linear", "matmul", "product"]

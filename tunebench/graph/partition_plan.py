@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tunebench._deprecation import renamed_fields
+from tunebench._deprecation import renamed, renamed_fields
 from tunebench._figure import significant
 from tunebench.device import Device
 from tunebench.dispatch import Preference
@@ -18,7 +18,9 @@ from tunebench.graph.node import Graph
 from tunebench.graph.partition import Partition, PartitionCandidate, cheapest_partition
 from tunebench.graph.price import Price, Prices
 
-__all__ = ["PartitionPlan", "PricedGroup", "plan"]
+__all__ = ["PartitionPlan", "PricedGroup", "plan_partition"]
+
+__getattr__ = renamed(__name__, {"plan": "plan_partition"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +157,7 @@ def _to_json(graph: Graph, offer: PricedGroup) -> dict[str, Any]:
     }
 
 
-def plan(
+def plan_partition(
     graph: Graph, device: Device, *, preferred: Preference = "faster", measured_only: bool = False
 ) -> PartitionPlan:
     """Choose the groups of minimal total time for a step on a device.

@@ -12,7 +12,7 @@ from torch import Tensor
 from tunebench.activation import ACTIVATIONS, Activation
 from tunebench.errors import InputError
 from tunebench.expression import Node, canonical, names, parse
-from tunebench.torch.operators._expression_operands import evaluate
+from tunebench.torch.functional._expression_operands import evaluate
 from tunebench.workloads.common.activation import IDENTITY
 
 __all__ = ["FUNCTIONS", "activation_gradient", "apply_activation", "canonical_activation", "expression"]

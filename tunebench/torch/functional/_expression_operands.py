@@ -16,7 +16,7 @@ from tunebench.activation import ACTIVATIONS
 from tunebench.errors import InputError
 from tunebench.expression import Name, Node, Number, canonical, names, parse
 from tunebench.torch._tensor import DTYPES
-from tunebench.torch.operators.custom_op import (
+from tunebench.torch.functional.custom_op import (
     CustomOp,
     OpCall,
     OperandView,

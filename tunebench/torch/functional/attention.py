@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from tunebench.torch._layout import bias_axes
 from tunebench.torch._tensor import DTYPES, unsupported_reason
-from tunebench.torch.operators._autocast import cast_to_autocast
-from tunebench.torch.operators.custom_op import (
+from tunebench.torch.functional._autocast import cast_to_autocast
+from tunebench.torch.functional.custom_op import (
     CustomOp,
     OpCall,
     OperandView,

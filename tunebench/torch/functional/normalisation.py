@@ -13,8 +13,8 @@ from torch.nn import functional
 from tunebench.errors import InputError
 from tunebench.expression import LARGEST, SMALLEST
 from tunebench.torch._tensor import DTYPES, unsupported_reason
-from tunebench.torch.operators._autocast import cast_to_float32, is_autocast_enabled
-from tunebench.torch.operators.custom_op import (
+from tunebench.torch.functional._autocast import cast_to_float32, is_autocast_enabled
+from tunebench.torch.functional.custom_op import (
     CustomOp,
     OpCall,
     OperandView,

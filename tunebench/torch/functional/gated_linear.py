@@ -12,10 +12,10 @@ from tunebench.activation import ACTIVATIONS
 from tunebench.errors import UnknownName
 from tunebench.torch._layout import matrix_order
 from tunebench.torch._tensor import compute_type, unsupported_reason
-from tunebench.torch.operators._activation import FUNCTIONS, activation_gradient
-from tunebench.torch.operators._autocast import cast_to_autocast
-from tunebench.torch.operators.custom_op import CustomOp, OpCall, OperandView, dispatch
-from tunebench.torch.operators.linear import FLIPPED, product
+from tunebench.torch.functional._activation import FUNCTIONS, activation_gradient
+from tunebench.torch.functional._autocast import cast_to_autocast
+from tunebench.torch.functional.custom_op import CustomOp, OpCall, OperandView, dispatch
+from tunebench.torch.functional.linear import FLIPPED, product
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
 __all__ = ["gated_linear"]
