@@ -71,6 +71,7 @@ def _repository_pages() -> dict[str, str]:
     pages = {
         "README.md": "readme.md",
         "CHANGELOG.md": "changelog.md",
+        "db/README.md": "packages/db.md",
         "tests/gpu/README.md": "gpu-acceptance.md",
     }
     for path in sorted((ROOT / "tunebench").rglob("README.md")):

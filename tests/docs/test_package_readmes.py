@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "tunebench"
-READMES = sorted(PACKAGE.glob("**/README.md"))
+READMES = [*sorted(PACKAGE.glob("**/README.md")), ROOT / "db" / "README.md"]
 
 CODE = re.compile(r"`([^`]+)`")
 FILE = re.compile(r"[\w./-]+\.(?:py|toml|md|npz|h)")

@@ -164,7 +164,10 @@ class ClusterReport:
                 to.print(f"each node lacks {size_text(missing)} of {resource}", soft_wrap=True)
         kinds = ", ".join(f"{name} {size_text(size)}" for name, size in least.memory.kinds.items() if size)
         to.print(f"memory of rank {least.memory.rank}: {kinds}", soft_wrap=True)
-        to.print("use more devices, devices with more memory, or shorter sequences", soft_wrap=True)
+        to.print(
+            "use more devices, devices with more memory, shorter sequences, or fewer values of --fix",
+            soft_wrap=True,
+        )
 
     @property
     def _has_experts(self) -> bool:

@@ -47,7 +47,8 @@ class PipelineOptions:
     schedule: Annotated[
         str,
         typer.Option(
-            help=f"Pipeline parallelism: schedules to compare, NAME[,NAME] or all, of {', '.join(SCHEDULES)}.",
+            help="Pipeline parallelism: schedules to compare, NAME[,NAME] or all, of "
+            f"{', '.join(SCHEDULES)}.",
             autocompletion=schedules,
         ),
     ] = "all"

@@ -676,8 +676,8 @@ def enumerated(space: Space) -> PlanTable:
 
 
 def _conflict(space: Space) -> str:
-    """Return which constraints of a space no values satisfy: one of them, or two together."""
-    for count in (1, 2):
+    """Return which constraints of a space no values satisfy: as few as possible, at most three together."""
+    for count in (1, 2, 3):
         for constraints in itertools.combinations(space.constraints, count):
             names = {name for constraint in constraints for name in signature(constraint).parameters}
             parameters = tuple(parameter for parameter in space.parameters if parameter.name in names)
@@ -691,7 +691,7 @@ def _conflict(space: Space) -> str:
                 ]
                 reasons = "; and ".join(text[:1].lower() + text[1:] for text in texts)
                 return f"{reasons}, with {', '.join(fixed)}" if fixed else reasons
-    return "expected a batch that a data-parallel size divides"
+    return "its constraints exclude one another"
 
 
 def _text(value: Any) -> str:
