@@ -84,9 +84,13 @@ TORCH_ROOMS = ("coexecution", "fitting", "pipeline_runtime")
 NOT_QUICK = ("browser", "cuda", "emulator", "gpu", "server", "slow", "torch")
 """Marks of the tests that `quick` leaves out."""
 
-PARALLEL = ("--numprocesses=auto", "--maxprocesses=8", "--dist=loadfile", "--no-loadscope-reorder")
+PARALLEL = (
+    *("--numprocesses=auto", "--maxprocesses=8", "--max-worker-restart=0"),
+    *("--dist=loadfile", "--no-loadscope-reorder"),
+)
 """Arguments of pytest-xdist: one process runs a whole file, which sets up its fixtures once. Long files start
-first (see tests/conftest.py)."""
+first (see tests/conftest.py). A process that ends is not replaced: with whole files, pytest-xdist would then
+wait for its tests without end."""
 
 BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 """Environment in which hundreds of processes that tests start compile the package once."""
