@@ -13,10 +13,10 @@ data folder; `postgresql://…` URLs can be shared by several machines. `lookup`
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tunebench._deprecation import renamed
+from tunebench._lazy import lazy_names
 
 if TYPE_CHECKING:
     from tunebench.db.location import Location as Location
@@ -79,10 +79,4 @@ _RENAMED = {
 }
 
 
-def _load(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-__getattr__ = renamed(__name__, _RENAMED, _load)
+__getattr__ = renamed(__name__, _RENAMED, lazy_names(__name__, _HOME))

@@ -22,6 +22,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tunebench._deprecation import renamed, warn_renamed
+from tunebench._lazy import lazy_names
 from tunebench.errors import MissingDependency
 
 try:
@@ -111,9 +112,7 @@ def _get(name: str) -> Any:
     if name in _MOVED:
         warn_renamed(f"{__name__}.{name}", f"tunebench.training.{_MOVED[name]}", stacklevel=4)
         return getattr(importlib.import_module("tunebench.training"), _MOVED[name])
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    return lazy_names(__name__, _LAZY)(name)
 
 
 __getattr__ = renamed(

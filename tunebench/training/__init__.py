@@ -23,8 +23,9 @@ Run with PyTorch:
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tunebench._lazy import lazy_names
 
 if TYPE_CHECKING:
     from tunebench.training.coexecution.coexecute import coexecute
@@ -59,7 +60,4 @@ _LAZY = {
 """Modules of the names that need torch; each is imported at its first use."""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+__getattr__ = lazy_names(__name__, _LAZY)

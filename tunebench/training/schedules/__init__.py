@@ -11,8 +11,9 @@ them, and `simulation` executes any schedule.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tunebench._lazy import lazy_names
 
 if TYPE_CHECKING:
     from tunebench.training.schedules.action import ActionKind, PipelineAction
@@ -147,7 +148,4 @@ _LAZY = {
 """Module of each name. They are imported at their first use: some need Numba, and the registry does not."""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+__getattr__ = lazy_names(__name__, _LAZY)
