@@ -26,19 +26,19 @@ DENSE_OF_TRAINING = ("cluster", "coexecution", "memory", "pipeline")
 @functools.cache
 def defined(path: Path) -> frozenset[str]:
     """Return the names that a file defines: alone, and behind the classes that contain them."""
-    found: set[str] = set()
+    names: set[str] = set()
 
     def visit(node: ast.AST, owner: str) -> None:
         for child in ast.iter_child_nodes(node):
             inner = owner
             for name in names_of(child):
-                found.update({name, f"{owner}.{name}"} if owner else {name})
+                names.update({name, f"{owner}.{name}"} if owner else {name})
             if isinstance(child, ast.ClassDef):
                 inner = child.name
             visit(child, inner)
 
     visit(ast.parse(path.read_text(encoding="utf-8")), "")
-    return frozenset(found)
+    return frozenset(names)
 
 
 def names_of(node: ast.AST) -> Iterator[str]:
@@ -104,12 +104,12 @@ def test_files_and_modules_exist(readme: Path) -> None:
 )
 def test_names_are_defined(readme: Path) -> None:
     text = readme.read_text(encoding="utf-8")
-    known = frozenset().union(*map(defined, sources(readme, text)))
+    defined_names = frozenset().union(*map(defined, sources(readme, text)))
     unknown = [
         code
         for code in CODE.findall(text)
         if NAME.fullmatch(code) and not FILE.fullmatch(code) and not code.startswith("tunebench.")
-        if code not in known and located(readme.parent, code) is None
+        if code not in defined_names and located(readme.parent, code) is None
     ]
     assert not unknown
 
@@ -120,10 +120,10 @@ def test_names_are_in_the_file_beside_them(readme: Path) -> None:
     wrong = []
     for names, files in (*BEFORE.findall(text), *INSIDE.findall(text)):
         places = [located(readme.parent, code) for code in CODE.findall(files)]
-        there = frozenset().union(*(defined(path) for path in places if path is not None))
+        listed_names = frozenset().union(*(defined(path) for path in places if path is not None))
         wrong += [
             f"{name} in {files}"
             for name in CODE.findall(names)
-            if not FILE.fullmatch(name) and name not in there
+            if not FILE.fullmatch(name) and name not in listed_names
         ]
     assert not wrong

@@ -111,8 +111,8 @@ def test_the_gradient_is_that_of_torch(name: str) -> None:
     dy = torch.linspace(0.5, 1.5, x.numel(), dtype=torch.float64)
     (expected,) = torch.autograd.grad(y, x, dy)
     operands = {"x": x.detach().numpy(), "y": y.detach().numpy(), "dy": dy.numpy()}
-    found, _ = _expression.evaluate(parse(record.gradient), operands)
-    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-7, atol=1e-9)  # torch has constants in f32
+    gradient, _ = _expression.evaluate(parse(record.gradient), operands)
+    np.testing.assert_allclose(gradient, expected.numpy(), rtol=1e-7, atol=1e-9)  # torch has constants in f32
     if record.backward:
         argument = y.detach() if record.reads_result else x.detach()
         got = getattr(torch.ops.aten, record.backward)(dy, argument, **record.arguments)
@@ -128,12 +128,12 @@ class EveryFunctor(CudaVectorElementwise):
     def source(self, workload: Any, config: Config) -> str:
         """Return the functors, each generated one under its own name, and a kernel that applies them."""
         structs, rows = "", ""
-        for place, name in enumerate(ACTIVATIONS):
+        for index, name in enumerate(ACTIVATIONS):
             functor, made = cuda_expression.functor(name), cuda_expression.functor_source(name)
             if made:
-                functor = f"Injected{place}"
+                functor = f"Injected{index}"
                 structs += "struct " + made.rpartition("struct ")[2].replace("Injected", functor)
-            rows += f"  out[{place} * cols + i] = {functor}()(x[{place} * cols + i]);\n"
+            rows += f"  out[{index} * cols + i] = {functor}()(x[{index} * cols + i]);\n"
         kernel = (
             "__global__ void apply(const float* x, float* out, int cols) {\n  const int i = threadIdx.x;\n"
         )
@@ -145,10 +145,10 @@ class EveryFunctor(CudaVectorElementwise):
         return (Launch(entry="apply", grid=(1, 1, 1), block=(workload.cols, 1, 1), arguments=arguments),)
 
 
-def assert_close_to_reference(name: str, x: Any, found: Any) -> None:
+def assert_close_to_reference(name: str, x: Any, computed: Any) -> None:
     """Check values in f32 by the error analysis that kernels are verified with."""
     value, error = _expression.evaluate(parse(f"{name}(x)"), {"x": x.astype(np.float64)})
-    assert np.all(np.abs(found - value) <= np.maximum(error, 2.0**-23 * np.abs(value))), name
+    assert np.all(np.abs(computed - value) <= np.maximum(error, 2.0**-23 * np.abs(value))), name
 
 
 @needs_compiler
@@ -157,8 +157,8 @@ def test_cuda_computes_every_activation() -> None:
     workload = workload_of(f"elementwise:rows={len(ACTIVATIONS)},cols={x.size},dtype=f32,expression=x")
     variant = EveryFunctor()
     inputs = {"x": np.tile(x, (len(ACTIVATIONS), 1))}
-    found = emulate(variant, workload, variant.default(workload, H100), inputs)["out"]
-    for name, row in zip(ACTIVATIONS, found, strict=True):
+    computed = emulate(variant, workload, variant.default(workload, H100), inputs)["out"]
+    for name, row in zip(ACTIVATIONS, computed, strict=True):
         assert_close_to_reference(name, x, row)
 
 
@@ -181,9 +181,9 @@ def test_numba_on_the_processor_computes_it(record: Activation) -> None:
         for i in range(x.size):
             y[i] = function(x[i])
 
-    found = np.empty_like(x)
-    loop(x, found)
-    assert_close_to_reference(record.name, x, found)
+    computed = np.empty_like(x)
+    loop(x, computed)
+    assert_close_to_reference(record.name, x, computed)
 
 
 @needs_compiler
@@ -208,10 +208,10 @@ def test_another_activation_exceeds_the_tolerance() -> None:
     """A loose error analysis would hide a wrong lowering; names that differ in a tail are close together."""
     for name, wrong in (("gelu_tanh", "gelu"), ("mish", "silu"), ("hardsigmoid", "sigmoid")):
         workload = workload_of(f"gated_gemm:m=9,n=17,k=33,dtype=f32,activation={name}")
-        given = draw(workload, 0)
-        outputs = workload.changed(activation=wrong).reference(checks.exact(given.inputs))
-        found = {"c": outputs["c"].value.astype(np.float32)}
-        assert worst_error(workload, found, given.references) > 1
+        drawn = draw(workload, 0)
+        outputs = workload.changed(activation=wrong).reference(checks.exact(drawn.inputs))
+        computed = {"c": outputs["c"].value.astype(np.float32)}
+        assert worst_error(workload, computed, drawn.references) > 1
 
 
 def test_names_without_a_functor_are_text_of_the_source() -> None:
@@ -236,15 +236,15 @@ def test_baselines_compute_it(record: Activation) -> None:
         )
         if library is None:
             continue
-        given = draw(workload, 0)
+        drawn = draw(workload, 0)
         (out,) = workload.outputs()
-        tensors = {name: torch.from_numpy(array) for name, array in given.inputs.items()}
+        tensors = {name: torch.from_numpy(array) for name, array in drawn.inputs.items()}
         for call in library.torch_calls(workload, tensors).values():
-            assert worst_error(workload, {out.name: call().numpy().reshape(out.shape)}, given.references) <= 1
-        by_numpy = library.numpy_call(workload, given.inputs)
+            assert worst_error(workload, {out.name: call().numpy().reshape(out.shape)}, drawn.references) <= 1
+        by_numpy = library.numpy_call(workload, drawn.inputs)
         if by_numpy is not None and record.name != "gelu":  # which NumPy approximates
-            found = np.asarray(by_numpy()).reshape(out.shape)
-            assert worst_error(workload, {out.name: found}, given.references) <= 2
+            computed = np.asarray(by_numpy()).reshape(out.shape)
+            assert worst_error(workload, {out.name: computed}, drawn.references) <= 2
 
 
 @every_activation
