@@ -1,4 +1,4 @@
-"""All optimizers by name: one record for each of what it stores, moves and computes.
+"""Optimizers by name: one record each of its states, memory traffic and operations.
 
 Predicted updates, memory of devices and of hosts, options and help texts follow from these records. To add an
 optimizer, add a `NamedOptimizer` to `OPTIMIZERS`.
@@ -34,7 +34,7 @@ __all__ = ["OPTIMIZERS", "NamedOptimizer", "find_optimizer"]
 F32_BYTES = 4
 
 BLOCK = 256
-"""Numbers of a quantized state that share a scale."""
+"""Elements of a quantized state that share a scale."""
 
 MATRIX = 1024
 """Rows and columns of the matrix by which factored states are counted where shapes are not known."""
@@ -49,7 +49,7 @@ class NamedOptimizer:
         kernels: Elementwise kernels of an update of many tensors at a time in eager PyTorch, as expressions.
             A name is a tensor that the kernel reads, and each kernel writes one. A reduction counts as half a
             copy.
-        fused_kernels: The same if one kernel does it all: copies and sums of as many bytes.
+        fused_kernels: Copies and sums that move as many bytes as one kernel for the whole update.
         moments: States with a number for each parameter, in the dtype of the parameters.
         factored: States of a matrix with a number for each row and each column, and of other tensors with one
             for each parameter, in the dtype of the parameters.
@@ -71,7 +71,7 @@ class NamedOptimizer:
 
     @property
     def updates(self) -> bool:
-        """Whether parameters are updated at all."""
+        """Whether the optimizer updates parameters; False for `none`."""
         return bool(self.kernels)
 
     @property

@@ -4,10 +4,10 @@ Options, help texts, the space of cluster plans, formulas of memory, and configu
 follow from these records. To add a schedule, add a `NamedSchedule` to `SCHEDULES`; its factory may stand in
 this file or beside the others (`generators`, `zero_bubble`).
 
-A formula of the passes in flight takes numbers of ranks, the rank, stages of each rank, and micro-batches, or
-arrays of them, and counts a micro-batch once for each stage of the rank that stores its activations: from the
-forward pass to the end of the backward pass, or, if that is split, to the end of the gradient of the weights.
-The contract test compares each formula with the schedule itself.
+`in_flight` is a formula of the number of ranks, the rank, its number of stages, and the number of
+micro-batches, or of arrays of them. It counts the pairs of a micro-batch and a stage whose activations the
+rank stores: from the forward pass to the end of the backward pass or, if that is split, to the end of the
+gradient of the weights. The contract test compares each formula with the simulated schedule.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ class NamedSchedule:
     Attributes:
         name: Name in options and results.
         factory: Makes the schedule. See `make`.
-        in_flight: Most micro-batches times stages that a rank stores, as a formula of ranks, rank, stages of
-            each rank and micro-batches. `stages_in_flight` also limits it to all that the rank ever has.
+        in_flight: Largest number of pairs of a micro-batch and a stage whose activations a rank stores, as a
+            formula of ranks, rank, stages of each rank and micro-batches. `stages_in_flight` limits it to all
+            pairs of the rank.
         layout: Stages of a rank.
         splits_backward: Whether gradients of weights are computed apart from those of inputs.
         depends_on_costs: Whether the order of actions depends on the costs of stages.
@@ -132,7 +133,7 @@ class NamedSchedule:
         return self.factory(ranks, microbatches, self.stages_per_rank(chunks), costs)
 
     def stages_in_flight(self, ranks: Any, rank: Any, chunks: Any, microbatches: Any) -> Any:
-        """Return the most micro-batches times stages that a rank stores.
+        """Return the largest number of pairs of a micro-batch and a stage whose activations a rank stores.
 
         Args:
             ranks: Number of ranks, or an array; so are the others.
@@ -275,10 +276,10 @@ PLANNED_SCHEDULES = tuple(name for name, schedule in SCHEDULES.items() if schedu
 """Names of the schedules of cluster plans."""
 
 SPLIT_SCHEDULES = tuple(name for name in PLANNED_SCHEDULES if SCHEDULES[name].splits_backward)
-"""Those of them that compute the gradients of weights apart from those of inputs."""
+"""Schedules of cluster plans that compute the gradients of weights apart from those of inputs."""
 
 V_SCHEDULES = tuple(name for name in PLANNED_SCHEDULES if SCHEDULES[name].v_shaped)
-"""Those of them with two stages on each device, the last stage beside the first one."""
+"""Schedules of cluster plans with two stages on each device, the last stage beside the first one."""
 
 
 def find_schedule(name: str) -> NamedSchedule:
@@ -317,7 +318,7 @@ def planned_schedule(name: str, chunks: int) -> NamedSchedule:
 
 
 def stages_in_flight(names: Any, ranks: Any, rank: Any, chunks: Any, microbatches: Any) -> Any:
-    """Return the most micro-batches times stages that a rank of each of many plans stores.
+    """Return the largest number of pairs of a micro-batch and a stage that a rank stores, for many plans.
 
     Args:
         names: Schedules of the plans, as a column; a text for one plan. The others are alike.
