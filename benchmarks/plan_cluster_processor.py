@@ -270,7 +270,7 @@ class ProcessorPricer(StepPricer):
     ) -> tuple[tuple[float, float], tuple[float, float]]:
         """Return the sum of gradients, which lie in one buffer, and the gather of parameters."""
         division, nodes, (copies, _), sharding = stage_key
-        nbytes = sum(division.held(self.job.network, layers)) * itemsize(self.job.dtype)
+        nbytes = sum(self.job.network.held_parameters(division, layers)) * itemsize(self.job.dtype)
 
         def twice(collective: Collective) -> tuple[float, float]:
             us = self._collective(collective, nbytes, nodes, copies, division.tensor)

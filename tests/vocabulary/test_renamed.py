@@ -85,3 +85,14 @@ def test_training_functions_are_served_by_their_old_names_in_torch() -> None:
         getattr(training, served._MOVED[old])  # may warn of torch's own deprecations
         with pytest.warns(FutureWarning, match="use tunebench.training"):
             assert getattr(served, old) is getattr(training, served._MOVED[old])
+
+
+def test_parameters_of_a_division_have_their_old_names() -> None:
+    from tunebench.training.steps.parallelism import Parallelism
+    from tunebench.workloads.networks import network
+
+    gpt2, parallelism = network("gpt2"), Parallelism(tensor=2)
+    with pytest.warns(FutureWarning, match="use Parallelism.division"):
+        assert parallelism.parameter_sizes == {"tensor": 2, "expert": 1, "expert_tensor": None}
+    with pytest.warns(FutureWarning, match="use network.held_parameters"):
+        assert parallelism.division.held(gpt2) == gpt2.held_parameters(parallelism)

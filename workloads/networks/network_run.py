@@ -11,6 +11,7 @@ from tunebench.dtype import itemsize
 from tunebench.errors import InputError, UnknownName
 from tunebench.optimizer import find_optimizer
 from tunebench.workload import Workload
+from tunebench.workloads.networks.layer_division import LayerDivision, LayerExecution, Recompute
 
 __all__ = [
     "ContextExchange",
@@ -35,7 +36,6 @@ Optimizer: TypeAlias = str
 """Name of an optimizer in `tunebench.optimizer`."""
 
 Stack = Literal["eager", "compiled", "megatron"]
-Recompute = Literal["none", "selective", "experts", "full"]
 Fp8 = Literal["none", "delayed", "current"]
 """Scaling of 8-bit floats in Transformer Engine: none are used, or scales follow from the maxima of earlier
 steps (delayed), or from those of each tensor itself (current)."""
@@ -125,8 +125,12 @@ class ContextExchange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkRun:
+class NetworkRun(LayerDivision, LayerExecution):
     """One way to run a network on one device: a forward pass, or a training step.
+
+    Operations are those of one device. The stack megatron is needed for sequence parallelism, context
+    parallelism (also needs `flash`), expert parallelism, and recomputation of parts of a layer. With context
+    parallelism, attention sees `context` times `seq` tokens.
 
     Attributes:
         batch: Batch size of this device: sequences or images.
@@ -138,19 +142,10 @@ class NetworkRun:
             `torch.compile`, with elementwise operations fused and attention in one kernel where there is one
             (f16, bf16); `"megatron"`, with the fused kernels of Megatron-LM.
         fused: Deprecated alias of ``stack="compiled"``.
-        tensor: Tensor-parallel size: heads and inner widths are divided; operations are those of one device.
         layers: Layers of this device as a half-open range; None for all. The embedding belongs to the first
             layer, the head to the last.
         optimizer: Optimizer of a training step.
         accumulate: Whether gradients are added to those of earlier passes, as with micro-batches.
-        recompute: Activation recomputation in the backward pass of each layer: of nothing (`"none"`), the
-            core of attention (`"selective"`, with the stack megatron), the router and the experts
-            (`"experts"`, with the stack megatron), or the whole layer (`"full"`).
-        sequence_parallel: Whether tensor-parallel ranks also divide the tokens of normalisations, dropout and
-            residual sums. Needs the stack megatron.
-        flash: Whether attention is one kernel that stores no scores, unless its scores have a bias.
-        context: Context-parallel size: attention sees `context` times `seq` tokens, whose keys and
-            values come round a ring. Needs the stack megatron and flash.
         fp8: How the linear layers inside the layers of a transformer scale 8-bit floats, by Transformer
             Engine or a compiler; everything else is in `dtype`. Needs 16 bits, and another stack than eager.
         shards: Devices that divide the update of the parameters.
@@ -159,13 +154,7 @@ class NetworkRun:
         wide_gradients: Whether gradients of 16-bit parameters are summed in f32.
         recompute_layers: Layers of the device, counted from the first one, whose whole forward pass runs
             again with `recompute="full"`; None for all.
-        context_gather: Whether context-parallel ranks gather all keys and values before attention,
-            instead of passing them round a ring.
         cuda_graphs: Whether the kernels are launched as captured CUDA graphs, without host time for each.
-        expert: Expert-parallel size: the experts of a layer are divided among as many devices, which exchange
-            their tokens. Needs the stack megatron.
-        expert_tensor: Tensor-parallel size of each expert: `tensor`, or 1 (parallel folding: tensor-parallel
-            ranks of the rest of a layer have whole experts). None for `tensor`.
         expert_load: Tokens of the busiest device of expert parallelism, relative to the mean. The other
             devices wait for it.
     """
@@ -175,24 +164,16 @@ class NetworkRun:
     mode: Mode = "infer"
     dtype: DType = "f32"
     fused: InitVar[bool] = False
-    tensor: int = 1
     layers: tuple[int, int] | None = None
     optimizer: Optimizer = "none"
     accumulate: bool = False
     stack: Stack = "eager"
-    recompute: Recompute = "none"
-    sequence_parallel: bool = False
-    flash: bool = False
-    context: int = 1
     fp8: Fp8 = "none"
     shards: int = 1
     sharded_parameters: bool = False
     wide_gradients: bool = False
     recompute_layers: int | None = None
     cuda_graphs: bool = False
-    context_gather: bool = False
-    expert: int = 1
-    expert_tensor: int | None = None
     expert_load: float = 1.0
 
     def __post_init__(self, fused: bool) -> None:
@@ -263,11 +244,6 @@ class NetworkRun:
         return self.mode == "train"
 
     @property
-    def devices_per_expert(self) -> int:
-        """Tensor-parallel size of each expert."""
-        return self.tensor if self.expert_tensor is None else self.expert_tensor
-
-    @property
     def expert_shards(self) -> int:
         """Devices that divide the update of experts, if the update is divided."""
         if self.shards == 1:
@@ -332,18 +308,20 @@ class Network(ABC):
         """
         return 0
 
-    def held_parameters(self, run: NetworkRun, layers: tuple[int, int] | None = None) -> tuple[int, int]:
+    def held_parameters(
+        self, division: LayerDivision, layers: tuple[int, int] | None = None
+    ) -> tuple[int, int]:
         """Return the parameters on a device outside experts, and those of its experts.
 
         Args:
-            run: How the network runs; its degrees of tensor and expert parallelism count.
+            division: How devices divide parameters.
             layers: Layers of the device as a half-open range; None for all.
         """
-        routed = self.expert_parameters(run.tensor, layers)
-        unrouted = self.parameters(run.tensor, layers) - routed
-        if run.devices_per_expert != run.tensor:
-            routed = self.expert_parameters(run.devices_per_expert, layers)
-        return unrouted, routed // run.expert
+        routed = self.expert_parameters(division.tensor, layers)
+        unrouted = self.parameters(division.tensor, layers) - routed
+        if division.devices_per_expert != division.tensor:
+            routed = self.expert_parameters(division.devices_per_expert, layers)
+        return unrouted, routed // division.expert
 
     @abstractmethod
     def boundary_elements(self, run: NetworkRun) -> int:

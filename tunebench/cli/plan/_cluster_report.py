@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -276,7 +276,7 @@ def stored_text(plan: ClusterPlan) -> str:
 def _plan_json(priced: PricedPlan) -> dict[str, Any]:
     """Return a plan with its predictions as data."""
     return {
-        **asdict(priced.plan),
+        **priced.plan.values,
         "step": priced.step,
         "memory": {"rank": priced.memory.rank, "total": priced.memory.total, **priced.memory.kinds},
         "host_bytes": priced.memory.host,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tunebench._figure import significant
@@ -59,7 +59,7 @@ class MixedReport:
             "proof": answer.proof,
             "equal_layers": self._plan_json(answer.equal_layers) if answer.equal_layers else None,
             "alone": [
-                priced and {**asdict(priced.plan), "step_us": priced.step.time_us} for priced in answer.alone
+                priced and {**priced.plan.values, "step_us": priced.step.time_us} for priced in answer.alone
             ],
             "missing_bytes": answer.missing_bytes,
         }
@@ -151,7 +151,7 @@ class MixedReport:
         """Return a plan with its predictions as data."""
         groups = self.answer.machine.groups
         return {
-            **asdict(priced.mixed.plan),
+            **priced.mixed.plan.values,
             "stage_layers": priced.mixed.stage_layers,
             "stage_products": [groups[group].device.name for group in priced.mixed.stage_groups],
             "step_us": priced.step_us,

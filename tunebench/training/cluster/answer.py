@@ -140,7 +140,7 @@ class ClusterAnswer(Tabular):
 def _row(priced: PricedPlan) -> dict[str, object]:
     """Return a plan with its predictions as one row of a table."""
     return {
-        **asdict(priced.plan),
+        **priced.plan.values,
         **asdict(priced.step),
         "memory_bytes": priced.memory.total,
         "mfu": priced.mfu,

@@ -234,7 +234,7 @@ class MemoryPricer:
             *_STAGES,
         )
         shards = plans.mapped(lambda plan: plan.shards, *_SHARDS)
-        largest = plans.mapped(lambda plan: self._largest(LayerRun.of(plan).division), *_DIVISION)
+        largest = plans.mapped(lambda plan: self._largest(plan.division), *_DIVISION)
         # Shards are rounded up. Experts have other copies than the rest of a layer, so both are divided by
         # themselves.
         states = -(-parameter_counts[0] // shards[0]) - (-parameter_counts[1] // shards[1])
@@ -336,7 +336,7 @@ class MemoryPricer:
             rank: The rank.
             layers: Layers of its only stage as a half-open range; None for an even division.
         """
-        division = LayerRun.of(plan).division
+        division = plan.division
         if layers:
             return self._stage_parameters(division, layers)
         dense = routed = 0
@@ -353,7 +353,7 @@ class MemoryPricer:
         return [(first, first + per_stage + (stage < more)) for stage, first in firsts]
 
     def _held_parameters(self, division: LayerDivision, layers: tuple[int, int]) -> tuple[int, int]:
-        return division.held(self.job.network, layers)
+        return self.job.network.held_parameters(division, layers)
 
     def _converted_bytes(self, plans: _Plans, last: bool, rank: int, layers: tuple[int, int] | None) -> Any:
         """Return the bytes of the matrices in 8-bit floats, and of their transposes, on a rank."""
@@ -365,7 +365,7 @@ class MemoryPricer:
             count = sum(end - first for first, end in ([layers] if layers else stages))
             if plan.parameters != "device" or plan.sharding == "full":
                 count = min(count, DEPTH)
-            routed = LayerRun.of(plan).division.held(self.job.network, (0, count))[1]
+            routed = self.job.network.held_parameters(plan, (0, count))[1]
             return CONVERTED_BYTES * (self.job.network.matrix_parameters(plan.tensor, (0, count)) + routed)
 
         return plans.mapped(converted, *_DIVISION, *_STAGES, "parameters", "sharding")

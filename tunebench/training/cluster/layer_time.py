@@ -10,8 +10,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from operator import attrgetter
+from dataclasses import dataclass, field, replace
 
 from tunebench.device import Device
 from tunebench.forecast.network import (
@@ -24,8 +23,9 @@ from tunebench.training.cluster.space import ClusterPlan, TrainingJob
 from tunebench.training.pipeline.activation import ActivationMemory, architecture_of
 from tunebench.training.steps.waits import is_weight_gradient
 from tunebench.workloads.networks import Network, NetworkRun, Operation
+from tunebench.workloads.networks.layer_division import LayerDivision, LayerExecution, shared_fields
 from tunebench.workloads.networks.megatron import add_converted_weights
-from tunebench.workloads.networks.network_run import DType, Fp8, Optimizer, Recompute
+from tunebench.workloads.networks.network_run import DType, Fp8, Optimizer
 from tunebench.workloads.networks.tape import Tape
 from tunebench.workloads.operators.attention import Attention
 from tunebench.workloads.operators.gemm import Gemm
@@ -37,63 +37,23 @@ HOST_US = MEGATRON_HOST_US
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerDivision:
-    """How the parameters of a layer are divided.
-
-    Attributes:
-        tensor: Tensor-parallel size.
-        expert: Expert-parallel size.
-        expert_tensor: Tensor-parallel size of each expert.
-    """
-
-    tensor: int
-    expert: int = 1
-    expert_tensor: int = 1
-
-    def held(self, network: Network, layers: tuple[int, int] | None = None) -> tuple[int, int]:
-        """Return the parameters on a device outside experts, and those of its experts.
-
-        Args:
-            network: The network.
-            layers: Layers of the device as a half-open range; None for all.
-        """
-        run = NetworkRun(
-            stack="megatron", tensor=self.tensor, expert=self.expert, expert_tensor=self.expert_tensor
-        )
-        return network.held_parameters(run, layers)
-
-    @property
-    def division(self) -> LayerDivision:
-        """How parameters are divided, without how layers run."""
-        return LayerDivision(tensor=self.tensor, expert=self.expert, expert_tensor=self.expert_tensor)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerRun(LayerDivision):
+class LayerRun(LayerDivision, LayerExecution):
     """How a layer runs on each device; equal ones have equal times. A plan has all of these fields.
 
     Attributes:
         microbatch: Sequences in a micro-batch.
-        recompute: Activation recomputation in the backward pass.
-        sequence_parallel: Whether tokens are divided too.
-        flash: Whether attention is one kernel.
-        context: Context-parallel size.
-        context_gather: Whether all keys and values are gathered before attention.
         recompute_layers: Number of first layers of a stage with full recomputation; 0 for all.
+        expert_tensor: Tensor-parallel size of each expert: `tensor` or 1.
     """
 
     microbatch: int
-    recompute: Recompute
-    sequence_parallel: bool
-    flash: bool
-    context: int = 1
-    context_gather: bool = False
     recompute_layers: int = 0
+    expert_tensor: int = 1
 
     @classmethod
     def of(cls, plan: ClusterPlan) -> LayerRun:
         """Return how the layers of a plan run."""
-        return cls(**dict(zip(_RUN_FIELDS, _run_values(plan), strict=True)))
+        return cls(**shared_fields(plan, cls))
 
     @property
     def whole(self) -> LayerRun:
@@ -114,26 +74,13 @@ class LayerRun(LayerDivision):
 
     def network_run(self, job: TrainingJob, layers: tuple[int, int]) -> NetworkRun:
         """Return the run of a micro-batch through some layers, without accumulation and updates."""
-        return NetworkRun(
+        return job.network_run(
+            self,
+            **shared_fields(self, LayerDivision),
             batch=self.microbatch,
             seq=job.seq // self.context,
-            mode="train",
-            dtype=job.dtype,
-            stack="megatron",
-            tensor=self.tensor,
-            context=self.context,
-            expert=self.expert,
-            expert_tensor=self.expert_tensor,
-            expert_load=job.expert_load,
             layers=layers,
-            recompute=self.recompute,
             recompute_layers=self.recompute_layers or None,
-            context_gather=self.context_gather,
-            sequence_parallel=self.sequence_parallel,
-            flash=self.flash,
-            fp8=job.fp8,
-            wide_gradients=job.wide_gradients,
-            cuda_graphs=job.cuda_graphs,
         )
 
     def activations(self, job: TrainingJob) -> ActivationMemory:
@@ -162,10 +109,6 @@ class LayerRun(LayerDivision):
             for exchange in job.network.exchanges(gathered)
             if exchange.phase == "forward" and exchange.collective == "all-gather"
         )
-
-
-_RUN_FIELDS = tuple(attribute.name for attribute in fields(LayerRun))
-_run_values = attrgetter(*_RUN_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,7 +365,7 @@ class LayerTimes:
     def _update(
         self, division: LayerDivision, layers: tuple[int, int], shards: tuple[int, int]
     ) -> UpdateTime:
-        parameter_counts = division.held(self.network, layers)
+        parameter_counts = self.network.held_parameters(division, layers)
         added, updated = Tape(self._updating), Tape(self._updating)
         added.accumulated(sum(parameter_counts), self._tensors(layers))
         parameters = sum(

@@ -20,7 +20,7 @@ import functools
 import heapq
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from tunebench._dataframe import Tabular, columns_of
 from tunebench._figure import duration
@@ -144,7 +144,7 @@ class MixedAnswer(Tabular):
         names = ("step_us", "mfu", "samples_per_s", "cost")
         return columns_of(
             {
-                **asdict(priced.mixed.plan),
+                **priced.mixed.plan.values,
                 "order": list(priced.mixed.order),
                 "stages": list(priced.mixed.stages),
                 **{name: getattr(priced, name) for name in names},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 from tunebench.errors import InputError
@@ -23,7 +22,7 @@ def write_plan(path: Path, found: PricedPlan, job: TrainingJob) -> None:
     values = {"network": job.network.name, "batch": job.batch, "seq": job.seq, "dtype": job.dtype}
     if job.optimizer != "adamw":
         values["optimizer"] = job.optimizer
-    lines = ["[job]", *_assigned(values), "", "[plan]", *_assigned(asdict(found.plan))]
+    lines = ["[job]", *_assigned(values), "", "[plan]", *_assigned(found.plan.values)]
     predicted = {"step_us": found.step.time_us, "mfu": found.mfu, "memory_bytes": found.memory.total}
     lines += ["", "[predicted]", *_assigned(predicted)]
     if runs_in_megatron(found.plan, job.optimizer):

@@ -24,9 +24,10 @@ from tunebench.training.schedules.registry import (
     NamedSchedule,
     planned_schedule,
 )
-from tunebench.training.steps.parallelism import Parallelism, ScheduleName, Sharding
+from tunebench.training.steps.parallelism import Parallelism, ScheduleName, Sharding, StepDivision
 from tunebench.workloads.networks import Network, NetworkRun
-from tunebench.workloads.networks.network_run import DType, Fp8, Optimizer, Recompute
+from tunebench.workloads.networks.layer_division import LayerExecution, shared_fields
+from tunebench.workloads.networks.network_run import DType, Fp8, Optimizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,9 +54,6 @@ interleaved if a device has several stages."""
 _LOOPED = tuple(name for name in PLANNED_SCHEDULES if SCHEDULES[name].layout == "looped")
 _ANY_CHUNKS = tuple(name for name in PLANNED_SCHEDULES if SCHEDULES[name].interleaved)
 """Schedules with any number of stages on each device, and without a pipeline."""
-
-PARALLEL_SIZES = ("data", "tensor", "context", "pipeline", "chunks", "expert", "expert_tensor")
-"""Fields that a plan and `Parallelism` have in common; None of `Parallelism.expert_tensor` is `tensor`."""
 
 MOST_V_RANKS = 16
 """Most ranks of a V-shaped schedule: the search of its blocks of passes takes minutes for many more."""
@@ -146,6 +144,25 @@ class TrainingJob:
         """Tokens of the busiest device of expert parallelism that are not dropped, relative to the mean."""
         return min(self.load_factor, self.capacity_factor or self.load_factor)
 
+    def network_run(self, execution: LayerExecution, **numbers: Any) -> NetworkRun:
+        """Return a training step of the job on the stack megatron.
+
+        Args:
+            execution: How the passes of layers run.
+            numbers: Other fields of the run, such as batch, seq and parallel sizes.
+        """
+        return NetworkRun(
+            mode="train",
+            stack="megatron",
+            dtype=self.dtype,
+            fp8=self.fp8,
+            wide_gradients=self.wide_gradients,
+            cuda_graphs=self.cuda_graphs,
+            expert_load=self.expert_load,
+            **shared_fields(execution, LayerExecution),
+            **numbers,
+        )
+
     @property
     def model_flops(self) -> float:
         """Floating-point operations of a step without recomputation: all scores count, masked or not.
@@ -175,73 +192,43 @@ class TrainingJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterPlan:
-    """One way to train a network on a cluster.
+class ClusterPlan(StepDivision, LayerExecution):
+    """One way to train a network on a cluster: a value for each parameter of `plan_space`.
+
+    Tensor-parallel devices are in one node; context-parallel devices are next to them.
 
     Attributes:
         nodes: Nodes in use.
-        tensor: Tensor-parallel size; within a node.
-        pipeline: Pipeline-parallel size.
-        data: Data-parallel size.
-        chunks: Stages of each device (interleaved 1F1B if more than one).
         microbatch: Sequences in a micro-batch.
-        recompute: Activation recomputation in the backward pass.
-        sequence_parallel: Whether `tensor` also divides tokens.
-        flash: Whether attention is one kernel.
-        sharding: What data-parallel ranks shard.
         states: Where the states of the optimizer are. Unless on the device, its update runs in host memory.
         parameters: Where parameters are between passes, and gradients.
         activations: Where the inputs of layers are, if full recomputation keeps nothing else.
-        context: Context-parallel size; its devices are next to those of tensor parallelism.
-        expert: Expert-parallel size; a divisor of the devices of a stage.
         expert_tensor: Tensor-parallel size of each expert: `tensor` or 1.
-        schedule: Order of the passes of the pipeline.
+        schedule: Order of the passes of the pipeline; 1F1B is interleaved if a device has several stages.
         recompute_layers: Number of first layers of each stage with full recomputation; 0 for all.
-        context_gather: Whether context-parallel ranks gather all keys and values before attention,
-            instead of passing them round a ring.
     """
 
     nodes: int
-    tensor: int
-    pipeline: int
-    data: int
-    chunks: int
     microbatch: int
-    recompute: Recompute
-    sequence_parallel: bool
-    flash: bool
-    sharding: Sharding
     states: Place = "device"
     parameters: Place = "device"
     activations: Literal["device", "host"] = "device"
-    context: int = 1
-    expert: int = 1
     expert_tensor: int = 1
     schedule: PlanSchedule = "1f1b"
     recompute_layers: int = 0
-    context_gather: bool = False
 
     def __post_init__(self) -> None:
         planned_schedule(self.schedule, self.chunks)
 
     @property
-    def _named(self) -> NamedSchedule:
+    def registered_schedule(self) -> NamedSchedule:
+        """Record of the schedule: of the interleaved one if a device has several stages."""
         return planned_schedule(self.schedule, self.chunks)
-
-    @property
-    def splits_backward(self) -> bool:
-        """Whether gradients of weights are computed apart from those of inputs."""
-        return self._named.splits_backward and self.pipeline > 1
 
     @property
     def schedule_name(self) -> ScheduleName:
         """Name of the schedule in `Parallelism`."""
-        return self._named.name
-
-    @property
-    def stages_per_device(self) -> int:
-        """Stages of each device."""
-        return 2 if self._named.v_shaped else self.chunks
+        return self.registered_schedule.name
 
     @property
     def held_stages(self) -> tuple[tuple[int, ...], ...]:
@@ -249,24 +236,14 @@ class ClusterPlan:
         return _held_stages(self.schedule_name, self.pipeline, self.chunks)
 
     @property
-    def devices(self) -> int:
-        """Number of devices in use."""
-        return self.copies * self.tensor * self.pipeline
-
-    @property
-    def copies(self) -> int:
-        """Devices with the same parameters, which sum gradients: of data and context parallelism."""
-        return self.data * self.context
-
-    @property
-    def expert_copies(self) -> int:
-        """Devices with the same parts of the same experts, which sum the gradients of these."""
-        return self.copies * self.tensor // (self.expert * self.expert_tensor)
-
-    @property
     def shards(self) -> tuple[int, int]:
         """Devices that divide the states of parameters outside experts, and of those of experts."""
         return (1, 1) if self.sharding == "none" else (self.copies, self.expert_copies)
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """Value of each parameter by name, in the order of `plan_space`."""
+        return {name: getattr(self, name) for name in _ABOUT}
 
     def microbatches(self, batch: int) -> int:
         """Return the micro-batches of each copy in a step."""
@@ -275,40 +252,31 @@ class ClusterPlan:
     def parallelism(self, job: TrainingJob) -> Parallelism:
         """Return the division of the step, for `predict_step`."""
         return Parallelism(
-            **{name: getattr(self, name) for name in PARALLEL_SIZES},
+            **{**shared_fields(self, StepDivision), "schedule": self.schedule_name},
             microbatches=self.microbatches(job.batch),
-            schedule=self.schedule_name,
             overlap=job.gradient_overlap,
             tensor_overlap=job.tensor_overlap,
             user_buffers=job.user_buffers,
-            sharding=self.sharding,
         )
 
     def run(self, job: TrainingJob) -> NetworkRun:
         """Return how the network runs, with the batch of all devices, for `predict_step`."""
-        return NetworkRun(
+        return job.network_run(
+            self,
             batch=job.batch,
             seq=job.seq,
-            mode="train",
-            dtype=job.dtype,
-            optimizer=job.optimizer,
-            stack="megatron",
-            recompute=self.recompute,
             recompute_layers=self.recompute_layers or None,
-            sequence_parallel=self.sequence_parallel,
-            flash=self.flash,
-            context_gather=self.context_gather,
-            fp8=job.fp8,
-            wide_gradients=job.wide_gradients,
-            cuda_graphs=job.cuda_graphs,
-            expert_load=job.expert_load,
+            optimizer=job.optimizer,
         )
 
     def __str__(self) -> str:
         """Return the plan as `--fix` reads it, without parameters that have their usual value."""
         usual = {parameter.name: parameter.default for parameter in fields(self)}
-        shown = {name: getattr(self, name) for name in _ABOUT if name != "nodes"}
-        return ",".join(f"{name}={_text(value)}" for name, value in shown.items() if value != usual[name])
+        return ",".join(
+            f"{name}={_text(value)}"
+            for name, value in self.values.items()
+            if name in _ALWAYS_SHOWN or (name != "nodes" and value != usual[name])
+        )
 
     def differences(self, other: ClusterPlan) -> str:
         """Return the values that differ from another plan, as text."""
@@ -345,6 +313,22 @@ _ABOUT = {
     "recompute_layers": "number of first layers of each stage with full recomputation; 0 for all",
     "context_gather": "whether all keys and values are gathered before attention",
 }
+"""Parameters of `plan_space` in their order, with what they mean."""
+
+_ALWAYS_SHOWN = frozenset(
+    (
+        "tensor",
+        "pipeline",
+        "data",
+        "chunks",
+        "microbatch",
+        "recompute",
+        "sequence_parallel",
+        "flash",
+        "sharding",
+    )
+)
+"""Parameters that the text of a plan always has."""
 
 
 def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = False) -> Space:

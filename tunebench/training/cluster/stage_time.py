@@ -311,7 +311,7 @@ class StepPricer:
         accumulates = plan.microbatches(self.job.batch) > 1
         passes = self._passes(LayerRun.of(plan), layers, plan.nodes, layout, accumulates)
         gradients, gather = self._ends(
-            (LayerRun.of(plan).division, plan.nodes, (plan.copies, plan.expert_copies), plan.sharding),
+            (plan.division, plan.nodes, (plan.copies, plan.expert_copies), plan.sharding),
             layers,
             (passes.forward_us, passes.backward_us),
         )
@@ -326,7 +326,7 @@ class StepPricer:
 
     def _optimizer_us(self, plan: ClusterPlan, layers: tuple[int, int]) -> float:
         """Return the time of the update, by kernels or in host memory."""
-        division = LayerRun.of(plan).division
+        division = plan.division
         if plan.states == "device":
             update = self.layers.update(division, layers, plan.shards)
             return update.optimizer_us * self.slowdown.kernels
@@ -577,10 +577,13 @@ class StepPricer:
         A matrix that the first and the last layer share counts once.
         """
         network = self.job.network
-        counts = [division.held(network, self.layers.alike((layer, layer + 1))) for layer in range(*layers)]
+        counts = [
+            network.held_parameters(division, self.layers.alike((layer, layer + 1)))
+            for layer in range(*layers)
+        ]
         # A matrix that both ends share is in both counts; the stage stores it once.
         dense, routed = counts[0]
-        shared = sum(pair[0] for pair in counts) - division.held(network, layers)[0]
+        shared = sum(pair[0] for pair in counts) - network.held_parameters(division, layers)[0]
         return [(dense - shared, routed), *counts[1:]]
 
     def _stage_ends(
@@ -606,18 +609,12 @@ class StepPricer:
             return nothing, nothing
         # Gradients depend on the division of parameters only: the micro-batch and recomputation are
         # arbitrary.
-        of_run = LayerRun(
-            **asdict(division),
-            microbatch=1,
-            recompute="none",
-            sequence_parallel=division.tensor > 1,
-            flash=False,
-        )
+        of_run = LayerRun(**asdict(division), microbatch=1, sequence_parallel=division.tensor > 1)
         run = of_run.network_run(self.job, layers)
         parts = gradient_bytes(self.job.network, run, layers)
         wide = itemsize(run.gradient_dtype) // itemsize(run.dtype)
         parameter_parts = [[nbytes // wide for nbytes in sizes] for sizes in parts]
-        strides = division.tensor, division.expert * division.expert_tensor
+        strides = division.tensor, division.expert * division.devices_per_expert
         groups = tuple(
             self._group(nodes, *size_and_stride) for size_and_stride in zip(copies, strides, strict=True)
         )

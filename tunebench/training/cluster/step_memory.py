@@ -11,10 +11,16 @@ from dataclasses import replace
 
 from tunebench.training.cluster.device_memory import FRAGMENTATION, DeviceMemory, MemoryPricer
 from tunebench.training.cluster.layer_time import LayerRun
-from tunebench.training.cluster.space import PARALLEL_SIZES, ClusterPlan, TrainingJob
+from tunebench.training.cluster.space import ClusterPlan, TrainingJob
 from tunebench.training.schedules.registry import SPLIT_SCHEDULES
-from tunebench.training.steps.parallelism import Parallelism, most_in_flight, pipeline_schedule
+from tunebench.training.steps.parallelism import (
+    Parallelism,
+    StepDivision,
+    most_in_flight,
+    pipeline_schedule,
+)
 from tunebench.workloads.networks import Network, NetworkRun
+from tunebench.workloads.networks.layer_division import LayerExecution, shared_fields
 
 __all__ = ["step_memory"]
 
@@ -89,17 +95,13 @@ def _plan(run: NetworkRun, parallelism: Parallelism) -> ClusterPlan:
     splits = parallelism.schedule in SPLIT_SCHEDULES
     return ClusterPlan(
         **{
-            **{name: getattr(parallelism, name) for name in PARALLEL_SIZES},
+            **shared_fields(parallelism, StepDivision),
             "expert_tensor": parallelism.devices_per_expert,
-            "chunks": parallelism.chunks if splits else parallelism.stage_count // parallelism.pipeline,
+            "chunks": parallelism.chunks if splits else parallelism.stages_per_device,
+            "schedule": parallelism.schedule if splits else "1f1b",
         },
+        **shared_fields(run, LayerExecution),
         nodes=1,
         microbatch=parallelism.microbatch(run.batch),
-        recompute=run.recompute,
-        sequence_parallel=run.sequence_parallel,
-        flash=run.flash,
-        sharding=parallelism.sharding,
-        schedule=parallelism.schedule if splits else "1f1b",
         recompute_layers=run.recompute_layers or 0,
-        context_gather=run.context_gather,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from tunebench._deprecation import warn_renamed
@@ -37,9 +36,8 @@ def min_memory_bytes(network: Network, run: NetworkRun, parallelism: Parallelism
         if parallelism.devices == 1:
             parameters = network.parameters()
         else:
-            on_device = replace(run, **parallelism.parameter_sizes)
             stages = parallelism.stages(network.layers) if parallelism.pipeline > 1 else (None,)
-            parameters = max(sum(network.held_parameters(on_device, layers)) for layers in stages)
+            parameters = max(sum(network.held_parameters(parallelism, layers)) for layers in stages)
     except InputError:
         return None
     return round(parameters * (size * (2 if run.trains else 1) + state_bytes))

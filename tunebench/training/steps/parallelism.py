@@ -13,12 +13,14 @@ from tunebench.training.schedules.costs import PipelineCosts
 from tunebench.training.schedules.generators import gpipe, one_f_one_b
 from tunebench.training.schedules.registry import SCHEDULES, NamedSchedule, find_schedule
 from tunebench.training.schedules.schedule import PipelineSchedule
+from tunebench.workloads.networks.layer_division import LayerDivision
 
 __all__ = [
     "Gathering",
     "Parallelism",
     "ScheduleName",
     "Sharding",
+    "StepDivision",
     "most_in_flight",
     "pipeline_schedule",
 ]
@@ -34,17 +36,74 @@ Gathering = Literal["ahead", "lists"]
 """How full sharding moves parameters and gradients (see `Parallelism.gathering`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parallelism:
-    """Division of a step among devices.
+@dataclass(frozen=True, kw_only=True)
+class StepDivision(LayerDivision):
+    """How devices divide a step, whatever its batch: the fields that `Parallelism` and `ClusterPlan` share.
+
+    The devices of a stage are those of data, context and tensor parallelism; expert parallelism divides the
+    experts among the same devices.
 
     Attributes:
         data: Data-parallel size.
-        tensor: Tensor-parallel size.
         pipeline: Pipeline-parallel size.
-        microbatches: Micro-batches of each data-parallel rank in a step.
-        schedule: Order of the passes of a stage, by its name in `tunebench.training.schedules.registry`.
         chunks: Stages of each device with a looped schedule.
+        schedule: Order of the passes of a stage, by its name in `tunebench.training.schedules.registry`.
+        sharding: What data-parallel ranks shard. A pipeline shards neither gradients nor parameters.
+    """
+
+    data: int = 1
+    pipeline: int = 1
+    chunks: int = 1
+    schedule: ScheduleName = "1f1b"
+    sharding: Sharding = "none"
+
+    @property
+    def copies(self) -> int:
+        """Devices with the same parameters, which sum gradients: of data and context parallelism."""
+        return self.data * self.context
+
+    @property
+    def expert_copies(self) -> int:
+        """Devices with the same parts of the same experts, which sum the gradients of these."""
+        return self.width // (self.expert * self.devices_per_expert)
+
+    @property
+    def width(self) -> int:
+        """Devices of each stage."""
+        return self.copies * self.tensor
+
+    @property
+    def devices(self) -> int:
+        """Number of devices in use."""
+        return self.width * self.pipeline
+
+    @property
+    def registered_schedule(self) -> NamedSchedule:
+        """Record of the schedule."""
+        return find_schedule(self.schedule)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights are computed apart from those of inputs."""
+        return self.registered_schedule.splits_backward and self.pipeline > 1
+
+    @property
+    def stages_per_device(self) -> int:
+        """Stages of each device."""
+        return self.registered_schedule.stages_per_rank(self.chunks) if self.pipeline > 1 else 1
+
+    @property
+    def stage_count(self) -> int:
+        """Number of stages of the pipeline."""
+        return self.pipeline * self.stages_per_device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallelism(StepDivision):
+    """Division of a step among devices, with the micro-batches of a batch.
+
+    Attributes:
+        microbatches: Micro-batches of each data-parallel rank in a step.
         tensor_overlap: Whether sums of tensor parallelism may run during products of the backward pass, where
             the network's stack allows it.
         user_buffers: Whether collectives of sequence parallelism run in parts behind the parts of the product
@@ -53,31 +112,17 @@ class Parallelism:
             stages have one more, because the last stage also has the head.
         overlap: Whether gradients are summed during the backward pass, and updated parameters are gathered
             during the next forward pass.
-        sharding: What data-parallel ranks shard. A pipeline shards neither gradients nor parameters.
         gathering: How full sharding moves parameters and gradients: those of a layer at once, one layer
             ahead (FSDP, ZeRO-3 since 2022); or each matrix on its own, while nothing else runs, with a copy
             kernel for the part of each copy (ZeRO-3 until 2021, by lists of tensors).
-        context: Context-parallel size.
-        expert: Expert-parallel size; a divisor of the devices of a stage, which are also those of `data`,
-            `context` and `tensor`.
-        expert_tensor: Tensor-parallel size of each expert: `tensor`, or 1. None for `tensor`.
     """
 
-    data: int = 1
-    tensor: int = 1
-    pipeline: int = 1
     microbatches: int = 1
-    schedule: ScheduleName = "1f1b"
-    chunks: int = 1
     tensor_overlap: bool = True
     user_buffers: bool = False
     stage_layers: tuple[int, ...] | None = None
     overlap: bool = True
-    sharding: Sharding = "none"
     gathering: Gathering = "ahead"
-    context: int = 1
-    expert: int = 1
-    expert_tensor: int | None = None
 
     def __post_init__(self) -> None:
         degrees = (self.data, self.tensor, self.context, self.pipeline, self.microbatches, self.chunks)
@@ -125,48 +170,16 @@ class Parallelism:
             )
 
     @property
-    def width(self) -> int:
-        """Devices of each stage."""
-        return self.copies * self.tensor
-
-    @property
-    def devices(self) -> int:
-        """Number of devices in use."""
-        return self.width * self.pipeline
-
-    @property
-    def devices_per_expert(self) -> int:
-        """Tensor-parallel size of each expert."""
-        return self.tensor if self.expert_tensor is None else self.expert_tensor
-
-    @property
-    def copies(self) -> int:
-        """Devices with the same parameters, which sum gradients: of data and context parallelism."""
-        return self.data * self.context
-
-    @property
     def parameter_sizes(self) -> dict[str, Any]:
-        """Parallel sizes that divide the parameters of a layer, as fields of `NetworkRun`."""
+        """Fields of `LayerDivision` that divide parameters; a deprecated alias."""
+        warn_renamed("Parallelism.parameter_sizes", "Parallelism.division")
         return {"tensor": self.tensor, "expert": self.expert, "expert_tensor": self.expert_tensor}
-
-    @property
-    def stage_count(self) -> int:
-        """Number of stages of the pipeline."""
-        return self.pipeline * (self._named.stages_per_rank(self.chunks) if self.pipeline > 1 else 1)
 
     @property
     def placement(self) -> tuple[int, ...]:
         """Rank of each stage."""
-        return self._named.placement(self.pipeline, self.chunks) if self.pipeline > 1 else (0,)
-
-    @property
-    def splits_backward(self) -> bool:
-        """Whether gradients of weights are computed apart from those of inputs."""
-        return self._named.splits_backward and self.pipeline > 1
-
-    @property
-    def _named(self) -> NamedSchedule:
-        return find_schedule(self.schedule)
+        schedule = self.registered_schedule
+        return schedule.placement(self.pipeline, self.chunks) if self.pipeline > 1 else (0,)
 
     def stages(self, layers: int) -> tuple[tuple[int, int], ...]:
         """Return the layers of each stage as a half-open range.

@@ -48,6 +48,7 @@ from tunebench.training.steps.parallelism import Parallelism, most_in_flight, pi
 from tunebench.training.steps.time_range import End, TimeRange
 from tunebench.training.steps.waits import PASSES, CopyWaits, StageWaits, chained, weight_share
 from tunebench.workloads.networks import Network, NetworkRun, Phase
+from tunebench.workloads.networks.layer_division import LayerDivision, shared_fields
 
 __all__ = ["BUCKET_BYTES", "Parallelism", "PipelineStage", "StepPrediction", "TimeRange", "predict_step"]
 
@@ -279,8 +280,7 @@ def _stages(
             run,
             batch=parallelism.microbatch(run.batch),
             seq=run.seq // parallelism.context,
-            context=parallelism.context,
-            **parallelism.parameter_sizes,
+            **shared_fields(parallelism, LayerDivision),
             layers=None if whole else layers,
             accumulate=run.accumulate or parallelism.microbatches > 1,
             shards=1 if parallelism.sharding == "none" else parallelism.copies,

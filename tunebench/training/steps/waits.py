@@ -154,7 +154,7 @@ class StageWaits:
         parallelism = self.parallelism
         expert_devices = parallelism.expert * parallelism.devices_per_expert
         group = self.cluster.group(parallelism.copies, stride=parallelism.tensor)
-        groups = group, self.cluster.group(parallelism.width // expert_devices, stride=expert_devices)
+        groups = group, self.cluster.group(parallelism.expert_copies, stride=expert_devices)
         if max(process_group.size for process_group in groups) == 1 or not self.run.trains:
             return CopyWaits()
         parts = gradient_bytes(self.network, self.run, self.layers)
