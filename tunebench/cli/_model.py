@@ -263,24 +263,11 @@ class ModelRequest:
             InputError: if the division is invalid.
         """
         from tunebench.training.steps.step import Parallelism
+        from tunebench.workloads.networks.layer_division import shared_fields
 
-        return Parallelism(
-            data=self.data,
-            tensor=self.tensor,
-            pipeline=self.pipeline,
-            microbatches=self.microbatches,
-            schedule=self.schedule,
-            chunks=self.chunks,
-            stage_layers=_numbers(self.stage_layers) if self.stage_layers else None,
-            context=self.context,
-            sharding=self.sharding,  # type: ignore[arg-type]
-            gathering=self.gathering,  # type: ignore[arg-type]
-            overlap=self.overlap,
-            tensor_overlap=self.tensor_overlap,
-            user_buffers=self.user_buffers,
-            expert=self.expert,
-            expert_tensor=self.expert_tensor,
-        )
+        # The options have the names of the fields, but for the layers of stages, which are a text.
+        stage_layers = _numbers(self.stage_layers) if self.stage_layers else None
+        return Parallelism(**{**shared_fields(self, Parallelism), "stage_layers": stage_layers})
 
     def predict(self, device: Device) -> NetworkPrediction | StepPrediction:
         """Predict the model on a device, or on several of them.
