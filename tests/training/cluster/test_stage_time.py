@@ -176,6 +176,12 @@ def test_step_with_some_layers_computed_again_equals_that_of_predict_step(
     assert step.time_us < pricer().step_us(replace(plan, recompute_layers=0))
 
 
+def test_division_of_a_dense_plan_may_shard_parameters_beside_tensor_parallelism() -> None:
+    plan = replace(PLAN, pipeline=1, data=4, sharding="full", parameters="host", states="host")
+    assert plan.parallelism(JOB).sharding == "full"
+    assert plan.parallelism(JOB).devices_per_expert == plan.tensor
+
+
 def test_zero_bubble_schedules_shorten_the_bubble() -> None:
     plan = replace(PLAN, tensor=1, pipeline=4, data=4, microbatch=1, sequence_parallel=False)
     schedules = ("1f1b", "zb-h1", "zbv")

@@ -251,8 +251,11 @@ class ClusterPlan(StepDivision, LayerExecution):
 
     def parallelism(self, job: TrainingJob) -> Parallelism:
         """Return the division of the step, for `predict_step`."""
+        shared = shared_fields(self, StepDivision)
+        # A plan for a network without experts has expert_tensor=1, which in `Parallelism` divides experts.
+        expert_tensor = self.expert_tensor if architecture_of(job.network).experts else None
         return Parallelism(
-            **{**shared_fields(self, StepDivision), "schedule": self.schedule_name},
+            **{**shared, "schedule": self.schedule_name, "expert_tensor": expert_tensor},
             microbatches=self.microbatches(job.batch),
             overlap=job.gradient_overlap,
             tensor_overlap=job.tensor_overlap,
