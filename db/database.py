@@ -115,7 +115,8 @@ class Database:
         return self._engine
 
     @contextmanager
-    def _read(self) -> Iterator[sa.Connection]:
+    def reading(self) -> Iterator[sa.Connection]:
+        """Yield a connection to read by; an error of the database is raised as `DatabaseError`."""
         with (
             translate_errors(self.location),
             translate_decode_errors(self.location),
@@ -125,7 +126,11 @@ class Database:
             yield connection
 
     @contextmanager
-    def _write(self) -> Iterator[sa.Connection]:
+    def writing(self) -> Iterator[sa.Connection]:
+        """Yield a connection in a write transaction, which is committed unless an error is raised.
+
+        `retry_policy` does not apply to it.
+        """
         try:
             with (
                 translate_errors(self.location),
@@ -144,7 +149,7 @@ class Database:
         """
 
         def attempt(is_retry: bool) -> T:
-            with self._write() as connection:
+            with self.writing() as connection:
                 return work(connection, is_retry)
 
         return self._retry(attempt)

@@ -71,7 +71,7 @@ def find(store: Reader, selection: ForgetSelection) -> list[Forgotten]:
         InputError: if no trial is selected, or the workload is invalid.
         UnknownName: if there are no trials of a variant or a device.
     """
-    with store._read() as connection:
+    with store.reading() as connection:
         return _described(connection, _selected(connection, selection))
 
 
@@ -86,7 +86,7 @@ def forget(store: Store, selection: ForgetSelection) -> list[Forgotten]:
         InputError: as `find`.
         DatabaseError: if the database cannot be written; nothing is deleted then.
     """
-    with store._write() as connection:
+    with store.writing() as connection:
         if connection.dialect.name == "postgresql":  # a tuner may be recording one of the trials
             names = f"{_trial.name}, {_measurement.name}"
             connection.exec_driver_sql(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE")

@@ -130,7 +130,7 @@ def examine(store: Reader, watcher: ProgressCallback | None = None) -> Integrity
         DatabaseError: if it cannot be read at all.
     """
     integrity = Integrity()
-    with store._read() as connection, lenient_text(connection):
+    with store.reading() as connection, lenient_text(connection):
         if not _check_file(connection, integrity):
             return integrity
         check_rules(connection, integrity)
@@ -143,7 +143,7 @@ def fix(store: Store, integrity: Integrity) -> None:
 
     `lookup` returns stale trials only if there is no other. Trials without another measurement are deleted.
     """
-    with store._write() as connection:
+    with store.writing() as connection:
         mark_stale(connection, {True: integrity.outdated})
         for start in range(0, len(integrity.environment), 500):
             ids = integrity.environment[start : start + 500]

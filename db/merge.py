@@ -129,7 +129,7 @@ def _same(location: Location, compared: Location) -> bool:
 
 def _merge_one(store: Store, source: Reader, watcher: MergeWatcher) -> MergeResult:
     merged = MergeResult(database=str(source.location))
-    with store._write() as target_connection, _snapshot(source) as source_connection:
+    with store.writing() as target_connection, _snapshot(source) as source_connection:
         total = source_connection.execute(
             sa.select(sa.func.count()).select_from(measurement_table)
         ).scalar_one()

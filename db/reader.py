@@ -87,7 +87,7 @@ class Reader(Database):
             .where(_measurement.c.id.in_(sa.select(ranked.c.id).where(ranked.c.place == 1)))
             .order_by(_measurement.c.id)
         )
-        with self._read() as connection:
+        with self.reading() as connection:
             return [
                 TrialOutcome(
                     config=Config(row["config_values"]),
@@ -117,7 +117,7 @@ class Reader(Database):
             .where(*of_space(device, workload, variant), _measurement.c.fastest_us.is_not(None))
             .order_by(_measurement.c.id)
         )
-        with self._read() as connection:
+        with self.reading() as connection:
             return [
                 FastestSample(
                     config=Config(row["config_values"]),
@@ -158,7 +158,7 @@ class Reader(Database):
             )
             .group_by(_device.c.key, _device.c.architecture, trial.workload, trial.variant)
         )
-        with self._read() as connection:
+        with self.reading() as connection:
             return [MeasuredSpace(**row) for row in connection.execute(query).mappings()]
 
     @retrying
@@ -190,7 +190,7 @@ class Reader(Database):
             )
             .order_by(_trial.c.stale.desc(), measurement.id)
         )
-        with self._read() as connection:
+        with self.reading() as connection:
             newest = {row["config"]: row for row in connection.execute(query).mappings()}
             return [(Config(row["config_values"]), _took_us(row)) for row in newest.values()]
 
@@ -221,7 +221,7 @@ class Reader(Database):
             .where(_device.c.key == device, _run.c.workload == workload, _run.c.sampler != "import")
             .order_by(_run.c.started_at, _run.c.id)
         )
-        with self._read() as connection:
+        with self.reading() as connection:
             runs = connection.execute(query).mappings().all()
         finished = [run for run in runs if run["finished_at"] is not None]
         names = [field.name for field in dataclasses.fields(InterruptedRun)]
@@ -257,7 +257,7 @@ class Reader(Database):
             .where(_run.c.id.startswith(prefix, autoescape=True))
             .limit(2)
         )
-        with self._read() as connection:
+        with self.reading() as connection:
             runs = connection.execute(query).mappings().all()
         if len(runs) != 1 or not prefix:
             count = "several runs" if runs else "no run"
@@ -275,7 +275,7 @@ class Reader(Database):
             .where(_device.c.key == device, _run.c.finished_at.is_not(None))
             .distinct()
         )
-        with self._read() as connection:
+        with self.reading() as connection:
             return set(connection.execute(query).scalars())
 
     # -- records, answers, demand and statistics ---------------------------------------------------------
@@ -309,7 +309,7 @@ class Reader(Database):
             .group_by(*columns)
             .order_by(*columns)
         )
-        with self._read() as connection:
+        with self.reading() as connection:
             return {
                 SpaceKey(device=device, workload=workload, variant=variant): count
                 for device, workload, variant, count in connection.execute(query)
@@ -323,7 +323,7 @@ class Reader(Database):
             .where(_run.c.workload == workload, _device.c.key == device)
             .order_by(_run.c.started_at.desc())
         )
-        with self._read() as connection:
+        with self.reading() as connection:
             return list(connection.execute(query).scalars())
 
     def run_summaries(self, workload: str, device: str) -> list[RunSummary]:
@@ -335,7 +335,7 @@ class Reader(Database):
             .where(_run.c.workload == workload, _device.c.key == device, _run.c.finished_at.is_not(None))
             .order_by(_run.c.started_at.desc())
         )
-        with self._read() as connection:
+        with self.reading() as connection:
             return [
                 RunSummary(
                     **{name: row[name] for name in ("masked", "cached", "wall_s", "overhead_s")},
@@ -348,13 +348,13 @@ class Reader(Database):
         """Return the parameter names of a space, in order; None if it has no trial."""
         query = sa.select(_trial.c.config_values).join(_device)
         query = query.where(*of_space(space.device, space.workload, space.variant)).limit(1)
-        with self._read() as connection:
+        with self.reading() as connection:
             values = connection.execute(query).scalar()
         return None if values is None else tuple(values)
 
     def descriptors(self) -> dict[str, Mapping[str, Any]]:
         """Return the stored fields of every device, by key."""
-        with self._read() as connection:
+        with self.reading() as connection:
             rows = connection.execute(sa.select(_device.c.key, _device.c.descriptor).order_by(_device.c.key))
             return {row["key"]: row["descriptor"] for row in rows.mappings()}
 
@@ -376,7 +376,7 @@ class Reader(Database):
             .order_by(*schema.answers_in_order())
             .limit(limit)
         )
-        with self._read() as connection:
+        with self.reading() as connection:
             ids = list(connection.execute(query).scalars())
         records = {entry.id: entry for entry in self._records(_measurement.c.id.in_(ids))}
         return [records[i] for i in ids]
@@ -398,7 +398,7 @@ class Reader(Database):
             .group_by(demand.workload)
             .order_by(time_us.desc(), demand.workload)
         )
-        with self._read() as connection:
+        with self.reading() as connection:
             return [Demand(**row) for row in connection.execute(query).mappings()]
 
     def answers(self) -> list[Mapping[str, Any]]:
@@ -409,7 +409,7 @@ class Reader(Database):
             .join(_measurement, measured.id == view.c.measurement_id)
             .join(_run, run.id == measured.run_id, isouter=True)
         )
-        with self._read() as connection:
+        with self.reading() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
 
     def fingerprint(self) -> str:
@@ -422,7 +422,7 @@ class Reader(Database):
             sa.func.count(), sa.func.sum(_trial.c.id), sa.func.sum(_trial.c.id * _trial.c.id % 1000003)
         ).where(_trial.c.stale)
         recorded = sa.select(sa.func.count(), sa.func.max(_measurement.c.id))
-        with self._read() as connection:
+        with self.reading() as connection:
             counts = (*connection.execute(recorded).one(), *connection.execute(stale).one())
         return ":".join(map(str, counts))
 
@@ -434,7 +434,7 @@ class Reader(Database):
             sa.func.coalesce(sa.func.sum(_measurement.c[f.name]), 0.0).label(f.name)
             for f in dataclasses.fields(Effort)
         ]
-        with self._read() as connection:
+        with self.reading() as connection:
             states = dict(_pairs(connection, sa.select(state, count).group_by(state)))
             foreign = _trial.c.workload.startswith(RECORDED)
             effort_sums = sa.select(*efforts).select_from(_measurement).join(_trial).where(~foreign)
@@ -469,7 +469,7 @@ class Reader(Database):
             .where(*where)
             .order_by(_measurement.c.id)
         )
-        with self._read() as connection:
+        with self.reading() as connection:
             return [record_from_row(row) for row in connection.execute(query).mappings()]
 
 

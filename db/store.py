@@ -162,7 +162,7 @@ class Store(Reader):
 
     def release(self, key: TrialKey, owner: str) -> None:
         """Release a claimed trial that was not measured; no effect if `owner` no longer has the claim."""
-        with self._write() as connection:
+        with self.writing() as connection:
             connection.execute(
                 _trial.delete().where(
                     *(_trial.c[name] == value for name, value in self._identity(connection, key).items()),
@@ -260,7 +260,7 @@ class Store(Reader):
         space = SpaceKey(device=device, workload=workload, variant=variant)
 
         def look(is_retry: bool) -> list[StoredTrial]:
-            with self._read() as connection:
+            with self.reading() as connection:
                 return stored_trials(connection, device, space)
 
         changed, count = staleness_changes(self._retry(look), revision)
@@ -290,7 +290,7 @@ class Store(Reader):
             Number of new measurements.
         """
         watcher = watcher or (lambda done, total: None)
-        with self._write() as connection:
+        with self.writing() as connection:
             adding = BulkInsert()
             for batch in batches:
                 # A device that exists keeps its description. The upsert locks its row: concurrent imports
@@ -346,7 +346,7 @@ class Store(Reader):
             device: Device that ran them; stored if it is missing.
             demands: Counts since the last call, one per workload.
         """
-        with self._write() as connection:
+        with self.writing() as connection:
             # The upsert locks the device's row, so that two writers cannot deadlock.
             device_id = self._describe(connection, device, update=False)
             add_demand(connection, self._insert(_demand), device_id, demands, self._now())

@@ -82,11 +82,12 @@ class Browser(Reader):
     _file: tuple[int, int] | None = None
 
     @contextmanager
-    def _read(self) -> Iterator[sa.Connection]:
+    def reading(self) -> Iterator[sa.Connection]:
+        """Yield a connection with the limits of this browser; see `Reader.reading`."""
         if self.location.path is not None and (file := file_identity(self.location.path)) != self._file:
             self._engine.dispose()  # the file was replaced: its connections would read the old one
             self._file = file
-        with super()._read() as connection, _limited(self, connection):
+        with super().reading() as connection, _limited(self, connection):
             yield connection
 
     def now(self) -> datetime:
@@ -99,7 +100,7 @@ class Browser(Reader):
         """Return the devices, by key."""
         names = ("id", "key", "kind", "architecture", "product", "sm_count", "descriptor")
         query = sa.select(*(_device.c[name] for name in names)).order_by(_device.c.key)
-        with self._read() as connection:
+        with self.reading() as connection:
             return [DeviceEntry(**row) for row in connection.execute(query).mappings()]
 
     def workloads(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -119,7 +120,7 @@ class Browser(Reader):
             sa.select(walk.c.device_id, later.scalar_subquery()).where(walk.c.workload.is_not(None))
         )
         device_ids: dict[str, list[int]] = {}
-        with self._read() as connection:
+        with self.reading() as connection:
             query = sa.select(walk).where(walk.c.workload.is_not(None))
             for device_id, workload in connection.execute(query):
                 device_ids.setdefault(workload, []).append(device_id)
@@ -157,7 +158,7 @@ class Browser(Reader):
             .where(trial.workload == workload)
             .group_by(trial.device_id)
         )
-        with self._read() as connection:
+        with self.reading() as connection:
             counts_of = {row["device_id"]: dict(row) for row in connection.execute(trials).mappings()}
             for row in connection.execute(measurements).mappings():
                 if row["device_id"] in counts_of:
@@ -176,7 +177,7 @@ class Browser(Reader):
             _trial.c.stale
         )
         claimed = sa.select(sa.func.count()).where(_trial.c.claim_owner.is_not(None))
-        with self._read() as connection:
+        with self.reading() as connection:
             number, total = connection.execute(stale).one()
             newest = sa.select(sa.func.max(_measurement.c.id))
             return Changes(
@@ -203,7 +204,7 @@ class Browser(Reader):
             .where(measurement.id > since.newest - _OVERLAP)
         )
         claimed = sa.select(trial.workload).where(trial.claim_owner.is_not(None))
-        with self._read() as connection:
+        with self.reading() as connection:
             changed = set(connection.execute(sa.union(new, claimed)).scalars())
             for run_id, workload in connection.execute(sa.select(_run.c.id, _run.c.workload)):
                 if run_id not in runs:
@@ -215,7 +216,7 @@ class Browser(Reader):
         """Return the number of stale trials of each search space with one."""
         columns = (_trial.c.device_id, _trial.c.workload, _trial.c.variant)
         query = sa.select(*columns, sa.func.count().label("trials")).where(_trial.c.stale).group_by(*columns)
-        with self._read() as connection:
+        with self.reading() as connection:
             return [StaleGroup(**row) for row in connection.execute(query).mappings()]
 
     # -- one workload --------------------------------------------------------------------------------
@@ -251,14 +252,14 @@ class Browser(Reader):
             .order_by(measurement.id.desc())
             .limit(MOST_POINTS)
         )
-        with self._read() as connection:
+        with self.reading() as connection:
             return [HistoryPoint(**row) for row in connection.execute(query).mappings()][::-1]
 
     def variants(self, device_id: int, workload: str) -> list[str]:
         """Return the keys of the variants with a trial of a workload on a device."""
         query = sa.select(_trial.c.variant).distinct().order_by(_trial.c.variant)
         query = query.where(_trial.c.device_id == device_id, _trial.c.workload == workload)
-        with self._read() as connection:
+        with self.reading() as connection:
             return list(connection.execute(query).scalars())
 
     def trials(
@@ -292,7 +293,7 @@ class Browser(Reader):
             query = query.where(beyond(key, rows.c.id, cursor, downwards=downwards))
         direction = sa.desc if downwards else sa.asc
         query = query.order_by(direction(key), direction(rows.c.id)).limit(limit + 1)
-        with self._read() as connection:
+        with self.reading() as connection:
             page = [trial_row(row) for row in connection.execute(query).mappings()]
         more, page = len(page) > limit, page[:limit]
         if span == "before":
@@ -302,7 +303,7 @@ class Browser(Reader):
     def trial(self, trial_id: int) -> TrialEntry | None:
         """Return a trial; None if there is none with this id."""
         query = sa.select(*(_trial.c[name] for name in TrialEntry.__dataclass_fields__))
-        with self._read() as connection:
+        with self.reading() as connection:
             row = connection.execute(query.where(_trial.c.id == trial_id)).mappings().first()
         return None if row is None else TrialEntry(**row)
 
@@ -373,7 +374,7 @@ class Browser(Reader):
             .group_by(measurement.run_id)
         )
         query = sa.select(measurement.run_id, measurement.reason).where(measurement.id.in_(first_ids))
-        with self._read() as connection:
+        with self.reading() as connection:
             return {row.run_id: row.reason for row in connection.execute(query)}
 
     def failures(self, run_id: str, limit: int = 20) -> list[FailureEntry]:
@@ -387,12 +388,12 @@ class Browser(Reader):
         query = sa.select(kind, reason, count.label("count")).group_by(kind, reason)
         query = query.where(_measurement.c.run_id == run_id, kind.in_(_FAILED))
         query = query.order_by(count.desc(), kind, reason).limit(limit)
-        with self._read() as connection:
+        with self.reading() as connection:
             return [FailureEntry(**row) for row in connection.execute(query).mappings()]
 
     def _runs(self, query: sa.Select[Any]) -> list[RunEntry]:
         measurement = _measurement.c
-        with self._read() as connection:
+        with self.reading() as connection:
             rows = connection.execute(query).mappings().all()
             progress = {
                 row["run_id"]: row

@@ -344,7 +344,7 @@ def test_unreachable_server_is_named_and_a_wrong_schema_is_an_error(server: Any,
         answer = ask(url.replace("?", "_gone?"))
     assert answer.how == "predicted"
     assert "answered without its records" in (answer.warning or "")
-    with open_store(url) as store, store._write() as connection:
+    with open_store(url) as store, store.writing() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(DatabaseError, match="newer than"):
         ask(url)

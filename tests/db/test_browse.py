@@ -157,6 +157,6 @@ def test_endless_query_fails(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(db)
     endless = sa.text("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT 1 FROM n) SELECT sum(i) FROM n")
     with open_browser(db) as browser:
-        with pytest.raises(DatabaseError, match=r"interrupted|timeout"), browser._read() as connection:
+        with pytest.raises(DatabaseError, match=r"interrupted|timeout"), browser.reading() as connection:
             connection.execute(endless)
         assert browser.workloads()  # later queries have their own time

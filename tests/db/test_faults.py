@@ -295,7 +295,7 @@ def test_ctrl_c_ends_a_wait_for_a_silent_server(server: Any) -> None:
         policy = RetryPolicy(notify=messages.append)
         store = stack.enter_context(open_store(server.new_database(), retry_policy=policy))
         begin(store)
-        with store._read(), store._read():  # two idle connections
+        with store.reading(), store.reading():  # two idle connections
             pass
         with server.paused():
             started = time.monotonic()

@@ -164,5 +164,5 @@ def test_killed_before_its_commit_it_forgets_nothing(filled: Store, db: str) -> 
         assert examine(store).clean
         deleted = forget.forget(store, ForgetSelection(workload=WORKLOAD))
         assert sum(space.trials for space in deleted) == 5
-        with store._read() as connection:
+        with store.reading() as connection:
             assert connection.execute(sa.select(schema.measurement_table)).first() is None

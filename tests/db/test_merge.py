@@ -74,7 +74,7 @@ def contents(db: str) -> list[Any]:
 
 def everything(db: str) -> dict[str, Any]:
     """Return every row of every table."""
-    with open_store(db, read_only=True) as store, store._read() as connection:
+    with open_store(db, read_only=True) as store, store.reading() as connection:
         return {
             table.name: connection.execute(sa.select(table).order_by(table.c.id)).all()
             for table in schema.METADATA.sorted_tables
@@ -112,7 +112,7 @@ def test_merge_copies_every_measurement_once_with_all_fields(db: str, place: Any
     }
     assert (second.added, second.devices, second.runs) == (1, 1, 1)
     assert contents(db) == contents(first_db.db) + contents(second_db.db)
-    with open_store(db) as store, store._read() as connection:
+    with open_store(db) as store, store.reading() as connection:
         runs = {row.id: row for row in connection.execute(sa.select(schema.run_table))}
         assert {row.id: row.versions["database"] for row in runs.values()} == {
             first_db.run: first_db.db,
@@ -142,7 +142,7 @@ def test_merging_again_adds_only_new_measurements(db: str, place: Any) -> None:
     [later] = merge([source.db], into=db)
     assert (later.added, later.runs) == (1, 0)
     assert contents(db)[-1].result.outcome == measured(4.0)
-    with open_store(db) as store, store._read() as connection:
+    with open_store(db) as store, store.reading() as connection:
         assert connection.execute(sa.select(schema.run_table.c.masked)).scalar_one() == 9
 
 
@@ -306,7 +306,7 @@ def test_interrupted_merge_keeps_only_complete_sources(db: str, place: Any) -> N
 @pytest.mark.slow
 def test_many_trials_are_merged_in_chunks(db: str, place: Any) -> None:
     origin = place()
-    with origin.store._write():
+    with origin.store.writing():
         pass
     outcomes = [added(number % 700, measured(1.0 + number)) for number in range(1400)]
     origin.store.add([batch(*outcomes)])
@@ -360,7 +360,7 @@ def test_measurements_that_an_import_refuses_are_not_merged(db: str, place: Any)
     for number in range(5):
         source.record(number, number, measured(3.0), bound_us=2.0)
     source.record(9, 1, measured(4.0), bound_us=2.0)  # the trial has another, true measurement
-    with source.store._write() as connection:
+    with source.store.writing() as connection:
         wrong = ("median_us = 5e-324", "median_us = 9.0", "bound_us = 3.5", "detail = '{}'")
         for trial, change in enumerate(wrong, start=1):
             first = f"(SELECT min(id) FROM measurement WHERE trial_id = {trial})"
@@ -377,7 +377,7 @@ def test_measurements_that_an_import_refuses_are_not_merged(db: str, place: Any)
 def test_unreadable_rows_name_the_verify_command(db: str, place: Any) -> None:
     source = place()
     source.record(0, 1, measured(1.0))
-    with source.store._write() as connection:
+    with source.store.writing() as connection:
         connection.exec_driver_sql("UPDATE measurement SET conditions = '{'")
     with pytest.raises(DatabaseError, match=r"cannot be read .*tunebench db verify"):
         merge([source.db], into=db)

@@ -206,7 +206,7 @@ def test_database_in_a_read_only_folder_can_be_read(open_folder: Path) -> None:
 def test_a_full_disk_loses_nothing_and_says_so(tmp_path: Path) -> None:
     with open_store(tmp_path / "x.db") as store:
         begin(store)
-        with store._read() as connection:
+        with store.reading() as connection:
             pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
             connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 4}")
         recorded = 0
@@ -222,7 +222,7 @@ def test_a_full_disk_loses_nothing_and_says_so(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
         assert recorded > 0
         assert len(store.history(WORKLOAD)) == recorded
-        with store._read() as connection:
+        with store.reading() as connection:
             connection.exec_driver_sql("PRAGMA max_page_count = 100000")
         store.record(key(recorded), result())
         assert len(store.history(WORKLOAD)) == recorded + 1
@@ -436,7 +436,7 @@ def test_a_writer_waits_for_another(tmp_path: Path) -> None:
 
 
 def test_commits_survive_a_power_cut(tmp_path: Path) -> None:
-    with open_store(tmp_path / "x.db") as store, store._read() as connection:
+    with open_store(tmp_path / "x.db") as store, store.reading() as connection:
         settings = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
             for name in ("journal_mode", "synchronous", "foreign_keys")

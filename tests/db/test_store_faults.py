@@ -110,7 +110,7 @@ def test_torn_write_ahead_log_keeps_commits_before_the_tear(tmp_path: Path) -> N
         with open_store(torn) as store:
             complete = sum(size <= tear for size in sizes)
             assert numbers(store) == list(range(complete))
-            with store._read() as connection:
+            with store.reading() as connection:
                 assert connection.exec_driver_sql("PRAGMA integrity_check").fetchall() == [("ok",)]
             begin(store)
             store.record(key(98), result())
@@ -411,7 +411,7 @@ def test_missing_shared_memory_disables_the_write_ahead_log_with_a_warning(
 
 def _works_without_log(store: Store, path: Path) -> None:
     with store:
-        with store._read() as connection:
+        with store.reading() as connection:
             assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "delete"
             assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 3
         begin(store)

@@ -113,7 +113,7 @@ def test_a_success_without_a_time_is_refused_by_the_database(store: Store) -> No
     begin(store)
     trial = store.record(key(), Result(outcome=TimedOut(reason="slow")))
     for change in ("kind = 'measured'", "median_us = 1.0", "reason = NULL", "purpose = 'fun'"):
-        with pytest.raises(DatabaseError), store._write() as connection:
+        with pytest.raises(DatabaseError), store.writing() as connection:
             connection.exec_driver_sql(f"UPDATE measurement SET {change} WHERE id = {trial}")
 
 
@@ -339,7 +339,7 @@ def test_runs_devices_and_effort_are_counted(store: Store) -> None:
     assert (stats.runs, stats.workloads, stats.trials, stats.claimed, stats.stale) == (3, 1, 2, 1, 0)
     assert stats.outcomes == {"measured": 1, "crashed": 1}
     assert stats.effort == Effort(compile_s=2.0, measure_s=1.0)
-    with store._read() as connection:
+    with store.reading() as connection:
         run = (
             connection.execute(sa.select(schema.run_table).where(schema.run_table.c.id == run_id))
             .mappings()
@@ -706,13 +706,13 @@ def test_demand_is_of_calls_and_of_a_finite_time(store: Store, calls: int, time_
         Demand(workload=WORKLOAD, calls=calls, time_us=time_us)
     store.add_demand(DEVICE, [Demand(workload=WORKLOAD, calls=1, time_us=1.0)])
     for change in ("calls = 0", "time_us = -1.0"):
-        with pytest.raises(DatabaseError), store._write() as connection:
+        with pytest.raises(DatabaseError), store.writing() as connection:
             connection.exec_driver_sql(f"UPDATE demand SET {change}")
 
 
 def test_demand_of_other_origins_is_added(store: Store) -> None:
     store.add_demand(DEVICE, [Demand(workload=WORKLOAD, calls=2, time_us=3.0)])
-    with store._write() as connection:
+    with store.writing() as connection:
         connection.exec_driver_sql(
             "INSERT INTO demand (device_id, workload, origin, calls, time_us, first_noted_at, last_noted_at)"
             " SELECT device_id, workload, 'another', 40, 50.0, first_noted_at, last_noted_at FROM demand"
@@ -737,7 +737,7 @@ def test_concurrent_demand_writers_are_summed(db: str) -> None:
 
 def test_databases_have_distinct_origins(db: str, tmp_path: Path) -> None:
     def name(db: str) -> str:
-        with open_store(db) as store, store._read() as connection:
+        with open_store(db) as store, store.reading() as connection:
             return str(connection.execute(sa.select(schema.origin_table.c.id)).scalar_one())
 
     assert name(db) == name(db) != name(str(tmp_path / "other.db"))

@@ -106,7 +106,7 @@ class JournalCheck:
         new = self._news()
         self._journalled |= new
         self._lost(self._journalled if everything else new)
-        with self.store._read() as connection:
+        with self.store.reading() as connection:
             stored = connection.execute(sa.text("SELECT COUNT(*) FROM measurement")).scalar_one()
             self.counts.duplicates = connection.execute(sa.text(_TWICE)).scalar_one()
         self.counts.journalled = len(self._journalled)
@@ -125,7 +125,7 @@ class JournalCheck:
 
     def _lost(self, lines: dict[int, list[Any]]) -> None:
         if lines:
-            with self.store._read() as connection:
+            with self.store.reading() as connection:
                 span = {"first": min(lines), "last": max(lines)}
                 stored = {row[0]: list(row) for row in connection.execute(sa.text(_STORED), span)}
             self.counts.lost += sum(stored.get(number) != line for number, line in lines.items())
@@ -142,7 +142,7 @@ class JournalCheck:
                     self.counts.held += (key, holder) in self._claims()
 
     def _claims(self) -> list[tuple[TrialKey, str]]:
-        with self.store._read() as connection:
+        with self.store.reading() as connection:
             rows = list(connection.execute(sa.text(_CLAIMED)))
         return [
             (TrialKey(device=d, workload=w, variant=v, revision=r, config=Config(_values(values))), owner)

@@ -145,5 +145,5 @@ def _marked(mark: str) -> list[str]:
 
 def _claims(store: Store) -> int:
     query = sa.select(sa.func.count()).where(trial_table.c.state == "claimed")
-    with store._read() as connection:
+    with store.reading() as connection:
         return int(connection.execute(query).scalar_one())

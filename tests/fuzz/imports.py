@@ -59,7 +59,7 @@ def import_outcome(store: Store, path: Path) -> str:
         done = import_file(store, path)
     except TunebenchError:
         done = None
-    with store._read() as connection:
+    with store.reading() as connection:
         counts = [
             connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
             for table in _TABLES
@@ -79,7 +79,7 @@ def import_outcome(store: Store, path: Path) -> str:
 
 
 def _empty(store: Store) -> None:
-    with store._write() as connection:
+    with store.writing() as connection:
         for table in _TABLES:
             connection.execute(table.delete())
 

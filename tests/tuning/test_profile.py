@@ -183,7 +183,7 @@ def test_profiled_workload_is_tuned_once(tmp_path: Path, capsys: pytest.CaptureF
 
     assert states(run(db, Tuner(), retune=True))[SMALL] == "tuned"
     assert states(run(db, Tuner()))[SMALL] == "known"
-    with open_store(db) as store, store._write() as connection:
+    with open_store(db) as store, store.writing() as connection:
         connection.exec_driver_sql("UPDATE trial SET revision = 'earlier'")
     assert states(run(db, Tuner()))[SMALL] == "tuned"
 

@@ -154,7 +154,7 @@ def test_trials_of_another_cache_state_are_not_charged(cut_off: Callable[..., Pa
 
 def test_trials_of_a_changed_source_are_not_charged(cut_off: Callable[..., Path]) -> None:
     db = cut_off()
-    with open_store(db) as store, store._write() as connection:
+    with open_store(db) as store, store.writing() as connection:
         connection.execute(schema.trial_table.update().values(stale=True))
     with open_store(db, read_only=True) as store:
         assert store.interrupted_runs(local_cpu().key, WORKLOAD, is_same_search) == []
@@ -200,7 +200,7 @@ def test_an_interrupted_run_of_an_earlier_version_is_named_and_not_charged(
     cut_off: Callable[..., Path],
 ) -> None:
     db = cut_off()
-    with open_store(db) as store, store._write() as connection:
+    with open_store(db) as store, store.writing() as connection:
         connection.execute(schema.run_table.update().values(options=None))
     report = tune(WORKLOAD, device="cpu", db=db, plan=quick())
     assert sum(report.trials.values()) == 6

@@ -431,7 +431,7 @@ def test_claimed_trial_has_its_configuration(get: Get) -> None:
 
 
 def test_database_is_only_read(database: str) -> None:
-    with open_browser(database) as browser, pytest.raises(DatabaseError), browser._write() as connection:
+    with open_browser(database) as browser, pytest.raises(DatabaseError), browser.writing() as connection:
         connection.exec_driver_sql("DELETE FROM measurement")
 
 
