@@ -21,9 +21,9 @@ from tunebench.workload import Reference, Size, Tensor, Tolerance, Workload
 
 def parameter_sizes(payload: bytes, symbol: str) -> list[int]:
     """Return the size of each parameter of a kernel, as its cubin has them (attribute EIATTR_KPARAM_INFO)."""
-    (section,) = [s for s in cubin._sections(payload) if s.name == f".nv.info.{symbol}"]
+    (section,) = [s for s in cubin.elf_sections(payload) if s.name == f".nv.info.{symbol}"]
     sizes = {}
-    for attribute, data in cubin._attributes(section.data):
+    for attribute, data in cubin.info_attributes(section.data):
         if attribute == 0x17:
             _, ordinal, _, packed = struct.unpack("<IHHI", data)
             sizes[ordinal] = packed >> 18

@@ -78,9 +78,9 @@ def test_spilled_registers_are_reported() -> None:
 
 @needs_nvrtc
 def test_resources_are_the_largest_over_the_entries() -> None:
-    from tunebench.compile.nvrtc import _compile
+    from tunebench.compile.nvrtc import compile_source
 
-    compiled = _compile(SOURCE, ("toy<32>", "toy<128>"), "sm_80")
+    compiled = compile_source(SOURCE, ("toy<32>", "toy<128>"), "sm_80")
     cubin, symbols = compiled.cubin, compiled.symbols
     assert resources(cubin, symbols, spills(compiled.log)).static_smem_bytes == 512
     assert resources(cubin, symbols[:1], None).static_smem_bytes == 128

@@ -82,13 +82,13 @@ def test_carried_binary_is_used_whatever_compiler_is_installed(
     )
     BinaryCache(tmp_path / "carried").put(made)
     monkeypatch.setattr(nvrtc, "nvrtc_version", lambda: "13.0.88")
-    monkeypatch.setattr(nvrtc, "_compile", lambda *_: pytest.fail("it must not compile"))
+    monkeypatch.setattr(nvrtc, "compile_source", lambda *_: pytest.fail("it must not compile"))
     monkeypatch.setenv("TUNEBENCH_CARRIED", str(tmp_path / "carried"))
     cache = BinaryCache(tmp_path / "cache")
     binary = compile_config(RIGHT, Toy(n=64), CONFIG, SM_90, cache)
     assert (binary.payload, binary.compiler) == (made.payload, "NVRTC 12.9.1")
     assert not (tmp_path / "cache").exists()  # its entries are those of the compiler that is installed
-    monkeypatch.setattr(nvrtc, "_compile", compile_anew := Recorded())
+    monkeypatch.setattr(nvrtc, "compile_source", compile_anew := Recorded())
     with pytest.raises(CompileError, match="anew"):
         compile_config(RIGHT, Toy(n=64), CONFIG, SM_80, cache)  # of another architecture
     monkeypatch.delenv("TUNEBENCH_CARRIED")
@@ -277,7 +277,7 @@ def test_failing_compiler_is_unavailable_with_versions_and_remedy(
         def fail(*_: object) -> None:
             raise CompileError("failed to open libnvrtc-builtins.so")
 
-        monkeypatch.setattr(nvrtc, "_compile", fail)
+        monkeypatch.setattr(nvrtc, "compile_source", fail)
         expected = ("NVRTC", nvrtc.nvrtc_version(), "libnvrtc-builtins", "--force-reinstall")
     else:
         from numba import cuda

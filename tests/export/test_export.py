@@ -461,12 +461,12 @@ def test_export_folder_has_all_files_and_facts(tmp_path: Path) -> None:
 @needs_nvrtc
 @pytest.mark.parametrize(("key", "text"), CUDA)
 def test_stand_alone_source_compiles_to_the_same_kernels(key: str, text: str) -> None:
-    from tunebench.compile.nvrtc import _compile
+    from tunebench.compile.nvrtc import compile_source
 
     choice, binary = exported(text, key)
     source = stand_alone_source(choice)
     assert "#include" not in source
-    alone = read_cubin(_compile(source, (), binary.target).cubin)
+    alone = read_cubin(compile_source(source, (), binary.target).cubin)
     assert alone == {symbol: read_cubin(binary.payload)[symbol] for symbol in binary.entries}
 
 

@@ -247,10 +247,10 @@ def assert_default_compiles_without_spills(variant: Any, workload: Workload, dev
 
 def compiled_for_hopper(variant: Any, workload: Workload, config: Config) -> Any:
     """Return the cubin and symbols of a variant for sm_90a, compiled without spills and costly notes."""
-    from tunebench.compile.nvrtc import _compile
+    from tunebench.compile.nvrtc import compile_source
 
     entries = tuple(launch.entry for launch in variant.launches(workload, config))
-    made = _compile(variant.source(workload, config), entries, variant.target(H100))
+    made = compile_source(variant.source(workload, config), entries, variant.target(H100))
     assert cubin.spills(made.log) == dict.fromkeys(made.symbols, 0)
     assert not objections(ptxas_notes(made.log))
     return made
@@ -259,7 +259,7 @@ def compiled_for_hopper(variant: Any, workload: Workload, config: Config) -> Any
 def opcodes(payload: bytes, bits: int) -> collections.Counter[int]:
     """Return the number of instructions of a cubin by their `bits` lower bits; each has 128 bits."""
     counts: collections.Counter[int] = collections.Counter()
-    for section in cubin._sections(payload):
+    for section in cubin.elf_sections(payload):
         if section.name.startswith(".text."):
             counts.update(word % 2**bits for word, _ in struct.iter_unpack("<QQ", section.data))
     return counts

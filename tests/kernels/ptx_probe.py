@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tunebench.compile.nvrtc import _compile
+from tunebench.compile.nvrtc import compile_source
 from tunebench.emulate.host_source import closing_parenthesis
 from tunebench.variant import strip_comments
 
@@ -119,7 +119,7 @@ def compile_probes(helpers: str, probes: Sequence[Probe], target: str) -> tuple[
     """
     entries = tuple(f"probe{i}" for i in range(len(probes)))
     kernels = "".join(probe.source(entry) for probe, entry in zip(probes, entries, strict=True))
-    made = _compile(f'{helpers}\nextern "C" {{\n{kernels}}}\n', entries, target)
+    made = compile_source(f'{helpers}\nextern "C" {{\n{kernels}}}\n', entries, target)
     texts = dict(re.findall(r"\.entry (\w+)\(.*?\n\{\n(.*?)(?=\.visible|\Z)", made.ptx, re.DOTALL))
     return [_read(texts[entry]) for entry in entries], made.cubin
 

@@ -16,7 +16,16 @@ from tunebench.device import Device
 from tunebench.outcome import Resources
 from tunebench.variant import Launch, ceil_div
 
-__all__ = ["KernelResources", "launch_refusal", "read_cubin", "resources", "spills"]
+__all__ = [
+    "ElfSection",
+    "KernelResources",
+    "elf_sections",
+    "info_attributes",
+    "launch_refusal",
+    "read_cubin",
+    "resources",
+    "spills",
+]
 
 _REGISTER_COUNT = 0x2F
 _FRAME_BYTES = 0x11
@@ -51,7 +60,16 @@ class KernelResources:
 
 
 @dataclass(frozen=True, slots=True)
-class _Section:
+class ElfSection:
+    """A section of an ELF file.
+
+    Attributes:
+        name: Its name, such as ``".nv.info.kernel"``.
+        data: Its bytes in the file; empty for memory without initial values.
+        size: Its size in bytes.
+        link: Index of the section that it refers to, such as that of names for a table of symbols.
+    """
+
     name: str
     data: bytes
     size: int
@@ -67,7 +85,7 @@ def read_cubin(cubin: bytes) -> dict[str, KernelResources]:
     if cubin[:6] != b"\x7fELF\x02\x01":
         raise ValueError("the bytes are not a cubin: expected the header of a 64-bit little-endian ELF file")
     try:
-        facts = _facts(_sections(cubin))
+        facts = _facts(elf_sections(cubin))
     except (struct.error, LookupError, ValueError) as error:
         raise ValueError(f"the bytes are not a cubin, or are truncated: {error}") from error
     reserved = _RESERVED_SMEM_BYTES if _compute_capability(cubin) >= 90 else 0
@@ -76,7 +94,7 @@ def read_cubin(cubin: bytes) -> dict[str, KernelResources]:
     return {name: KernelResources(**entry) for name, entry in facts.items() if "code_bytes" in entry}
 
 
-def _facts(sections: list[_Section]) -> dict[str, dict[str, int]]:
+def _facts(sections: list[ElfSection]) -> dict[str, dict[str, int]]:
     """Return the fields of `KernelResources` found in the sections, by symbol."""
     symbols = _symbols(sections)
     facts: dict[str, dict[str, int]] = {}
@@ -87,12 +105,12 @@ def _facts(sections: list[_Section]) -> dict[str, dict[str, int]]:
         elif kind == ".nv.shared":
             facts.setdefault(name, {})["static_smem_bytes"] = section.size
         elif kind == ".nv.info":
-            for attribute, data in _attributes(section.data):
+            for attribute, data in info_attributes(section.data):
                 if attribute == _MAX_THREADS:
                     x, y, z = struct.unpack("<3I", data)
                     facts.setdefault(name, {})["max_threads"] = x * y * z
         elif section.name == ".nv.info":
-            for attribute, data in _attributes(section.data):
+            for attribute, data in info_attributes(section.data):
                 if attribute in (_REGISTER_COUNT, _FRAME_BYTES):
                     symbol, value = struct.unpack("<2I", data)
                     field = "registers" if attribute == _REGISTER_COUNT else "stack_bytes"
@@ -106,7 +124,12 @@ def _compute_capability(cubin: bytes) -> int:
     return flags >> 8 & 0xFF if cubin[8] >= 8 else flags & 0xFF
 
 
-def _sections(cubin: bytes) -> list[_Section]:
+def elf_sections(cubin: bytes) -> list[ElfSection]:
+    """Return the sections of a cubin.
+
+    Raises:
+        ValueError: A section ends behind the end of the file.
+    """
     (table,) = struct.unpack_from("<Q", cubin, 0x28)
     entry_bytes, count, names_index = struct.unpack_from("<3H", cubin, 0x3A)
     headers = [struct.unpack_from("<IIQQQQII", cubin, table + i * entry_bytes) for i in range(count)]
@@ -117,7 +140,7 @@ def _sections(cubin: bytes) -> list[_Section]:
         data = b"" if kind == 8 else cubin[at : at + size]
         if kind != 8 and len(data) < size:
             raise ValueError(f"a section ends at byte {at + size} of {len(cubin)}")
-        sections.append(_Section(_text(cubin, names_at + name), data, size, link))
+        sections.append(ElfSection(_text(cubin, names_at + name), data, size, link))
     return sections
 
 
@@ -125,7 +148,7 @@ def _text(data: bytes, at: int) -> str:
     return data[at : data.index(0, at)].decode()
 
 
-def _symbols(sections: list[_Section]) -> list[str]:
+def _symbols(sections: list[ElfSection]) -> list[str]:
     for section in sections:
         if section.name == ".symtab":
             names = sections[section.link].data
@@ -139,7 +162,8 @@ def _kernel_of(section_name: str) -> tuple[str, str]:
     return (match[1], match[2]) if match else ("", "")
 
 
-def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+def info_attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the attributes of a section `.nv.info` that have data, each with its number."""
     at = 0
     while at + 4 <= len(data):
         layout, attribute, value = struct.unpack_from("<BBH", data, at)

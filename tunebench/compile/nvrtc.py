@@ -17,7 +17,16 @@ from tunebench.space import Config
 from tunebench.variant import OLDEST_CC, CudaVariant, strip_comments
 from tunebench.workload import Workload
 
-__all__ = ["carried_key_cuda", "compile_cuda", "key_cuda", "nvrtc_version", "ptx_of_cuda", "require_nvrtc"]
+__all__ = [
+    "CompiledSource",
+    "carried_key_cuda",
+    "compile_cuda",
+    "compile_source",
+    "key_cuda",
+    "nvrtc_version",
+    "ptx_of_cuda",
+    "require_nvrtc",
+]
 
 _FLAGS = ("--std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v")
 """Options of NVRTC besides the target.
@@ -60,7 +69,7 @@ def require_nvrtc() -> None:
     version = nvrtc_version()
     kernel, target = "__global__ void store(float* value) { *value = 1; }", "sm_{}{}".format(*OLDEST_CC)
     try:
-        _compile(kernel, ("store",), target)
+        compile_source(kernel, ("store",), target)
     except CompileError as error:
         remedy = f"reinstall it: {install_command('cuda')} --force-reinstall"
         raise BrokenDependency(f"NVRTC {version}", "cuda", f"fails: {error}", remedy) from error
@@ -116,7 +125,7 @@ def compile_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, 
     key = key_cuda(variant, workload, config, device)
     entries = tuple(launch.entry for launch in variant.launches(workload, config))
     target = variant.target(device)
-    cubin, symbols, log, _ = _compile(variant.source(workload, config), entries, target)
+    cubin, symbols, log, _ = compile_source(variant.source(workload, config), entries, target)
     return Binary(
         key=key,
         language="cuda",
@@ -144,10 +153,10 @@ def ptx_of_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, d
     """
     nvrtc_version()
     entries = tuple(launch.entry for launch in variant.launches(workload, config))
-    return _compile(variant.source(workload, config), entries, variant.target(device)).ptx
+    return compile_source(variant.source(workload, config), entries, variant.target(device)).ptx
 
 
-class _Compiled(NamedTuple):
+class CompiledSource(NamedTuple):
     """Output of NVRTC; `log` lists spills and notes of ptxas."""
 
     cubin: bytes
@@ -156,8 +165,17 @@ class _Compiled(NamedTuple):
     ptx: str
 
 
-def _compile(source: str, entries: tuple[str, ...], target: str) -> _Compiled:
-    """Compile a source; the symbols of the result are in the order of `entries`."""
+def compile_source(source: str, entries: tuple[str, ...], target: str) -> CompiledSource:
+    """Compile a source.
+
+    Args:
+        source: CUDA C++.
+        entries: Kernels, such as ``"toy<32>"``; the symbols of the result are in this order.
+        target: Architecture, such as ``"sm_90a"``.
+
+    Raises:
+        CompileError: NVRTC or ptxas failed; the message quotes the first errors.
+    """
     from cuda.bindings import nvrtc
 
     program = _call(nvrtc.nvrtcCreateProgram(source.encode(), b"kernel", 0, [], []))
@@ -178,7 +196,7 @@ def _compile(source: str, entries: tuple[str, ...], target: str) -> _Compiled:
         symbols = [_call(nvrtc.nvrtcGetLoweredName(program, entry.encode())).decode() for entry in entries]
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    return _Compiled(bytes(cubin), tuple(symbols), text, ptx.decode(errors="replace").rstrip("\0"))
+    return CompiledSource(bytes(cubin), tuple(symbols), text, ptx.decode(errors="replace").rstrip("\0"))
 
 
 def _call(result: tuple[Any, ...]) -> Any:
