@@ -11,6 +11,7 @@ tests of `tests/kernels` pick it up. Code that several operators share is in `co
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -18,7 +19,7 @@ import importlib.util
 import pkgutil
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata, resources
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,7 @@ from tunebench._user_code import IMPORT_S, limited
 from tunebench.errors import InputError, UnknownName, describe_error
 from tunebench.variant import Variant
 from tunebench.workload import Workload
+from tunebench.workloads import operator_scope
 from tunebench.workloads import register as register_operator
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "module_name",
     "preload",
     "variant",
+    "variant_file_scope",
     "variants",
 ]
 
@@ -247,6 +250,35 @@ def files_of(operator: str) -> tuple[str, ...]:
     """
     files = (file_of(variant) for variant in _loaded.values() if variant.operator.operator == operator)
     return tuple(file for file in files if file is not None)
+
+
+@contextlib.contextmanager
+def variant_file_scope(*, empty: bool = False) -> Iterator[None]:
+    """Unload at its end the users' files that were loaded within it, with their variants and operators.
+
+    Args:
+        empty: Whether the files that were loaded before are not loaded within it either.
+    """
+    variants_before, files_before = dict(_loaded), list(_files)
+    modules_before = {name: module for name, module in sys.modules.items() if name.startswith(_USER)}
+    with operator_scope(empty=empty):
+        if empty:
+            _restore({}, [], {})
+        try:
+            yield
+        finally:
+            _restore(variants_before, files_before, modules_before)
+
+
+def _restore(
+    variants: Mapping[str, Variant[Any]], files: Iterable[str], modules: Mapping[str, ModuleType]
+) -> None:
+    _loaded.clear()
+    _loaded.update(variants)
+    _files[:] = files
+    for name in [name for name in sys.modules if name.startswith(_USER)]:
+        del sys.modules[name]
+    sys.modules.update(modules)
 
 
 def loaded_files() -> tuple[str, ...]:

@@ -7,7 +7,6 @@ import gc
 import itertools
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from hypothesis import settings
 
 from tests.fork_server import WORKER_MODULES, ForkServer, fork_workers
 from tests.support import REQUIREMENTS, missing
-from tunebench import kernels, workloads
+from tunebench import kernels
 from tunebench.testing.postgres import Server, serving
 
 pytest_plugins = ["tests.passed", "tests.processor_time"]
@@ -213,8 +212,8 @@ def pytest_collection_finish() -> None:
 
     Then exempt what collection created from garbage collection.
     """
-    if kernels._loaded:
-        raise pytest.UsageError(f"load in a fixture, not on import: {', '.join(kernels._loaded)}")
+    if kernels.loaded_files():
+        raise pytest.UsageError(f"load in a fixture, not on import: {', '.join(kernels.loaded_files())}")
     gc.collect()
     gc.freeze()  # modules and tests: to visit them again and again takes a fifth of Numba's time
 
@@ -266,17 +265,8 @@ def _own_database(_session_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.fixture(scope="module", autouse=True)
 def _own_variants() -> Iterator[None]:
     """Unload the variants and operators of users' files that the tests of a module loaded."""
-    variants, files, operators = dict(kernels._loaded), list(kernels._files), dict(workloads._registered)
-    modules = set(sys.modules)
-    yield
-    kernels._loaded.clear()
-    kernels._loaded.update(variants)
-    kernels._files[:] = files
-    workloads._registered.clear()
-    workloads._registered.update(operators)
-    for name in set(sys.modules) - modules:
-        if name.startswith(kernels._USER):
-            del sys.modules[name]
+    with kernels.variant_file_scope():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,14 @@ adds an operator from a user's file.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
 import inspect
 import pkgutil
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -28,6 +30,7 @@ __all__ = [
     "all_operators",
     "batches",
     "operator",
+    "operator_scope",
     "parse",
     "register",
     "suite",
@@ -100,6 +103,23 @@ def register(module: ModuleType) -> type[Workload] | None:
         raise InputError(f"{module.__name__}: operator {cls.operator!r} exists already; choose another name")
     _registered[cls.operator] = cls
     return cls
+
+
+@contextlib.contextmanager
+def operator_scope(*, empty: bool = False) -> Iterator[None]:
+    """Forget at its end the operators that were registered within it.
+
+    Args:
+        empty: Whether the operators that were registered before are unknown within it.
+    """
+    before = dict(_registered)
+    if empty:
+        _registered.clear()
+    try:
+        yield
+    finally:
+        _registered.clear()
+        _registered.update(before)
 
 
 def workload(operator_name: str, **dimensions: Any) -> Workload:

@@ -96,12 +96,10 @@ def test_show_of_a_processor(run_json: Run, run_text: Run) -> None:
 
 
 @needs_cuda
-def test_a_users_variant_is_shown_too(run_json: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Copies are restored after the test, so that other tests do not see the variant.
-    monkeypatch.setattr(kernels, "_loaded", dict(kernels._loaded))
-    monkeypatch.setattr(kernels, "_files", list(kernels._files))
+def test_a_users_variant_is_shown_too(run_json: Run) -> None:
     file = Path(__file__).resolve().parents[2] / "docs" / "examples" / "my_cuda_kernel.py"
-    shown = run_json("show", *SOFTMAX, "--variant-file", str(file), "--resources")
+    with kernels.variant_file_scope():
+        shown = run_json("show", *SOFTMAX, "--variant-file", str(file), "--resources")
     assert shown["variant"] == "softmax/my_block"
 
 

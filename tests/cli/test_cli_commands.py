@@ -258,7 +258,7 @@ def _options() -> Iterator[tuple[str, Any]]:
                 yield name, option
 
     for name in cli.COMMANDS:
-        yield from walk(name, cli._load(name))
+        yield from walk(name, cli.load_command(name))
 
 
 TWO_MEANINGS = {
@@ -346,16 +346,14 @@ def test_doctor_names_a_broken_plugin() -> None:
 
 
 def test_operator_of_a_users_file_that_fails_is_one_line_of_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (Path(__file__).parents[2] / "docs" / "examples" / "my_kernel.py").read_text()
     text = text.replace("return 3 * self.n", "raise SystemExit(0)  # ").replace('"distance"', '"ending"')
     file = tmp_path / "ending.py"
     file.write_text(text)
-    monkeypatch.setattr(kernels, "_loaded", dict(kernels._loaded))
-    monkeypatch.setattr(kernels, "_files", list(kernels._files))
-    monkeypatch.setattr(workloads, "_registered", dict(workloads._registered))
-    exit_code = cli.run(["workloads", "ending:n=1,m=1,dim=1", "--variant-file", str(file)])
+    with kernels.variant_file_scope():
+        exit_code = cli.run(["workloads", "ending:n=1,m=1,dim=1", "--variant-file", str(file)])
     assert (exit_code, capsys.readouterr().err) == (1, f"error: SystemExit: 0 ({file}, line 40)\n")
 
 

@@ -40,7 +40,7 @@ def test_every_key_is_an_option_of_its_commands() -> None:
     for name, key in _defaults.KEYS.items():
         for command in key.commands:
             group, _, sub = command.partition(" ")
-            command_object = cli._load(group)
+            command_object = cli.load_command(group)
             command_object = command_object.commands[sub] if sub else command_object
             options = {option for param in command_object.params for option in param.opts}
             assert f"--{name}" in options, command

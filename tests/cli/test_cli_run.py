@@ -353,7 +353,7 @@ print("after")
 
 def test_every_command_has_quiet_and_verbose(run_refused: Run) -> None:
     for command in commands():
-        command_object = cli._load(command[0])
+        command_object = cli.load_command(command[0])
         command_object = command_object.commands[command[1]] if len(command) > 1 else command_object
         options = {option for param in command_object.params for option in param.opts}
         assert {"-q", "--quiet", "-v", "--verbose"} <= options, command

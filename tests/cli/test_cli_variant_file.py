@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support import needs_nvrtc, needs_torch
-from tunebench import _environment, cli, kernels, workloads
+from tunebench import _environment, cli, kernels
 
 OWN = str(Path(__file__).parents[1] / "data" / "own_operator.py")
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -102,18 +101,9 @@ def _parse(lines: str) -> list[str]:
 
 def _commands() -> Iterator[tuple[str, Any]]:
     for name in cli.COMMANDS:
-        command = cli._load(name)
+        command = cli.load_command(name)
         for sub, entry in getattr(command, "commands", {"": command}).items():
             yield f"{name} {sub}".rstrip(), entry
-
-
-def _unload() -> None:
-    """Forget users' files, so that a command works only if it loads them."""
-    kernels._loaded.clear()
-    kernels._files.clear()
-    workloads._registered.clear()
-    for name in [name for name in sys.modules if name.startswith(kernels._USER)]:
-        del sys.modules[name]
 
 
 @pytest.fixture(scope="module")
@@ -176,9 +166,9 @@ def test_lines_cover_every_command_that_takes_variant_files() -> None:
 
 
 def _run(line: str, recorded: Path, file: str = OWN) -> int:
-    _unload()
     words = [word.format(w=WORKLOAD, out=recorded, db=recorded / "own.db") for word in shlex.split(line)]
-    with _environment.default_database(str(recorded / "own.db")):
+    # No file is loaded, so that a command works only if it loads the file itself.
+    with _environment.default_database(str(recorded / "own.db")), kernels.variant_file_scope(empty=True):
         return cli.run([*words, "--variant-file", file])
 
 
@@ -219,12 +209,12 @@ def test_bound_of_an_exported_space_is_that_of_its_variant(
     figures = json.loads(capsys.readouterr().out)
     assert (figures["rows"], figures["described"], figures["violations"]) == (2, 2, 0)
     assert 0 < figures["bound_over_best"] < 1
-    _unload()
-    assert cli.run(["bound", str(recorded / "own.json")]) == 0
+    with kernels.variant_file_scope(empty=True):
+        assert cli.run(["bound", str(recorded / "own.json")]) == 0
     assert "needs its file: --variant-file" in " ".join(capsys.readouterr().out.split())
 
 
 def test_unknown_variant_names_the_option(capsys: pytest.CaptureFixture[str]) -> None:
-    _unload()
-    assert cli.run(["kernels", "twice/own"]) == 2
+    with kernels.variant_file_scope(empty=True):
+        assert cli.run(["kernels", "twice/own"]) == 2
     assert "A variant of your own needs its file: --variant-file" in capsys.readouterr().err

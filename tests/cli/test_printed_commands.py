@@ -116,8 +116,8 @@ def test_miss_prints_the_file_of_a_measured_variant(tmp_path: Path, run_refused:
     text = (ROOT / "tests" / "data" / "forty_variant.py").read_text()
     file.write_text(text.replace("time.sleep(0.2)", "pass").replace('"forty"', '"mine"'))
     workload = "softmax:rows=1,cols=1,dtype=f32"
-    assert cli.run(["tune", workload, "--device", "cpu", *QUICK, "--variant-file", str(file)]) == 0
-    kernels._loaded.pop("softmax/mine")
+    with kernels.variant_file_scope():
+        assert cli.run(["tune", workload, "--device", "cpu", *QUICK, "--variant-file", str(file)]) == 0
     message = run_refused("lookup", workload, "--device", "cpu", "--strict", exit_code=3)
     (option,) = re.findall(r"use (--variant-file .+), or tunebench.kernels", message)
     assert cli.run(["lookup", workload, "--device", "cpu", "--strict", *shlex.split(option)]) == 0

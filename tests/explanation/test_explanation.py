@@ -565,9 +565,7 @@ def test_command_names_a_measured_variant_whose_file_is_not_loaded(
 ) -> None:
     db, small = tmp_path / "some.db", "softmax:rows=64,cols=64,dtype=f32"
     file = Path(__file__).parents[1] / "data" / "forty_variant.py"
-    with monkeypatch.context() as loaded:
-        loaded.setattr(kernels, "_loaded", {})
-        loaded.setattr(kernels, "_files", [])
+    with kernels.variant_file_scope(empty=True):
         kernels.load_file(file)
         outcome = dataclasses.replace(measured(5.0), conditions={VARIANT_FILE: str(file)})
         record_outcome(db, small, device.local_cpu(), "softmax/forty", "copy=1", outcome)

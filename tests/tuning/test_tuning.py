@@ -91,12 +91,12 @@ def test_failures_are_reported_by_reason_with_their_first_configuration(report: 
     assert reasons["leave"] == "1 compile_failed: the compiler: worker exited with code 0"
 
 
-def test_lookup_without_the_file_of_the_best_variant_names_it(
-    report: Report, database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lookup_without_the_file_of_the_best_variant_names_it(report: Report, database: Path) -> None:
     assert report.variant == "softmax/faulty"
-    monkeypatch.delitem(kernels._loaded, "softmax/faulty")
-    with pytest.raises(LookupMiss, match=f"softmax/faulty took .* its file is not loaded.*{FAULTY}"):
+    with (
+        kernels.variant_file_scope(empty=True),
+        pytest.raises(LookupMiss, match=f"softmax/faulty took .* its file is not loaded.*{FAULTY}"),
+    ):
         lookup("softmax", rows=33, cols=65, dtype="f32", device="cpu", db=database)
 
 

@@ -13,7 +13,7 @@ from tests.faults.kernel_faults import kernel_faults
 from tunebench._user_code import limit_user_code
 from tunebench.device import find
 from tunebench.errors import InputError, VariantError
-from tunebench.kernels import _import_file, _loaded, load_file, module_name
+from tunebench.kernels import load_file, variant_file_scope
 from tunebench.task import revision_of
 from tunebench.tuning.tunable import find_variants
 from tunebench.workloads import parse
@@ -58,12 +58,10 @@ STAGES = {
 @pytest.fixture
 def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """Yield a variant file with a loop; it is forgotten afterwards."""
-    path, before = tmp_path / "endless.py", dict(_loaded)
+    path = tmp_path / "endless.py"
     path.write_text(STAGES[request.param][0])
-    yield path
-    _loaded.clear()
-    _loaded.update(before)
-    sys.modules.pop(module_name(path), None)
+    with variant_file_scope():
+        yield path
 
 
 @pytest.mark.parametrize("loaded", [name for name in STAGES if name != "import"], indirect=True)
@@ -105,8 +103,8 @@ FAILS_ONCE = BOUNDED.replace(
 def test_configuration_without_a_source_has_a_revision_that_ends_with_the_failure(tmp_path: Path) -> None:
     path = tmp_path / "failing.py"
     path.write_text(FAILS_ONCE)
-    _import_file(path, lambda variant: None)
-    variant = sys.modules.pop(module_name(path)).VARIANT
+    with variant_file_scope():
+        variant = load_file(path)
     workload, space = parse(WORKLOAD), variant.space
     revisions = [revision_of(variant, workload, space.parse(f"copy={copy}")) for copy in (3, 3, 4)]
     assert revisions[0] == revisions[1] != revisions[2]

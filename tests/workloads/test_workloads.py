@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -254,6 +255,12 @@ class Double(LayerNorm):
 """
 
 
+@pytest.fixture
+def no_users_operators() -> Iterator[None]:
+    with workloads.operator_scope(empty=True):
+        yield
+
+
 def _module(source: str, name: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     module = types.ModuleType(name)
     monkeypatch.setitem(sys.modules, name, module)
@@ -261,8 +268,8 @@ def _module(source: str, name: str, monkeypatch: pytest.MonkeyPatch) -> types.Mo
     return module
 
 
+@pytest.mark.usefixtures("no_users_operators")
 def test_a_users_operator_joins_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workloads, "_registered", {})
     module = _module(DOUBLE, "mine", monkeypatch)
     assert register(module) is module.Double
     assert register(module) is module.Double  # registering the same module again changes nothing
@@ -274,8 +281,8 @@ def test_a_users_operator_joins_by_name(monkeypatch: pytest.MonkeyPatch) -> None
         register(_module(DOUBLE, "another", monkeypatch))
 
 
+@pytest.mark.usefixtures("no_users_operators")
 def test_a_users_operator_takes_no_name_that_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workloads, "_registered", {})
     with pytest.raises(InputError, match="operator 'gemm' exists already; choose another name"):
         register(_module(DOUBLE.replace('"double"', '"gemm"'), "mine", monkeypatch))
 

@@ -23,7 +23,7 @@ from tunebench._user_code import IMPORT_S, end_process, limit_user_code
 from tunebench.cli._help import HelpCommand, HelpGroup, WorkloadCommand, write_section
 from tunebench.errors import InputError, TunebenchError, UnknownName, describe_error, user_place
 
-__all__ = ["COMMANDS", "EXIT_CODES", "app", "main", "run"]
+__all__ = ["COMMANDS", "EXIT_CODES", "app", "load_command", "main", "run"]
 
 COMMANDS = {
     "tune": "Find the fastest kernel and parameters for a workload, and record them.",
@@ -96,7 +96,7 @@ class _Commands(HelpGroup):
         name, *rest = args
         if name not in COMMANDS:
             raise UnknownName("command", name, COMMANDS)
-        command = _load(name)
+        command = load_command(name)
         if name not in _WITHOUT_DEFAULTS and not {"--help", "-h"} & {*rest}:
             _use_defaults(ctx, name, command, rest)
         return name, command, rest
@@ -110,7 +110,12 @@ def _use_defaults(ctx: Any, name: str, command: Any, rest: list[str]) -> None:
         _defaults.apply(defaults_file, ctx, name, command, rest)
 
 
-def _load(name: str) -> Any:
+def load_command(name: str) -> Any:
+    """Import a command, and return it as Click runs it.
+
+    Args:
+        name: One of `COMMANDS`.
+    """
     from tunebench.cli._option_group import with_verbosity
 
     module = importlib.import_module(f"{__name__}.{name}")
