@@ -189,7 +189,7 @@ def locked(db: Path, repeats: int) -> dict[str, dict[str, object]]:
         db: Database file.
         repeats: Number of locks.
     """
-    cache = tunebench.answer._cache._cache
+    cache = tunebench.answer._cache.lookup_cache
     texts = [text for text, _ in zip(workloads(3), range(3), strict=False)]
     times: dict[str, dict[str, list[tuple[float, float]]]] = {}
     answered: dict[str, str] = {}

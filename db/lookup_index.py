@@ -35,7 +35,9 @@ __all__ = [
     "REFRESH_S",
     "SERVER_S",
     "export_index",
+    "forget_servers",
     "index_path",
+    "join_refreshes",
     "outdated",
     "refresh",
     "refresh_due",
@@ -165,6 +167,19 @@ def refresh_in_thread(location: Location, *, wait_s: float = 0.0) -> None:
         attempt.thread.join(wait_s)
         if attempt.thread.is_alive() or (path in _failures and time.monotonic() - attempt.began > wait_s / 2):
             _silent.add(path)
+
+
+def join_refreshes() -> None:
+    """Wait for the threads that read servers."""
+    for attempt in list(_refreshes.values()):
+        attempt.thread.join()
+
+
+def forget_servers() -> None:
+    """Forget what is known of servers, after the threads that read them have ended."""
+    join_refreshes()
+    for state in (_asked_at, _refreshes, _failures, _silent):
+        state.clear()
 
 
 def _try_to_refresh(location: Location) -> None:

@@ -70,10 +70,9 @@ def measured(median_us: float, **changes: Any) -> Measured:
 
 def later() -> None:
     """Let the next lookup check the files, after pending refreshes of servers."""
-    _cache._cache.look()
-    for refresh in lookup_index._refreshes.values():
-        refresh.thread.join()
-    _cache._cache.due = 0.0
+    _cache.lookup_cache.look()
+    lookup_index.join_refreshes()
+    _cache.lookup_cache.due = 0.0
 
 
 @pytest.fixture
@@ -630,7 +629,7 @@ def test_records_of_other_processes_are_returned_soon(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(_cache, "monotonic", lambda: now)
-    monkeypatch.setattr(_cache._cache, "due", 0.0)
+    monkeypatch.setattr(_cache.lookup_cache, "due", 0.0)
     remember(SXM, 1, measured(9.0))
     assert ask(db) == (1, "measured here")
     script = "import sys; sys.path.insert(0, sys.argv[2])\n"
@@ -709,14 +708,14 @@ def test_signal_handler_looks_up_within_a_lookup(
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert answers == [(0, "interrupted"), (1, "measured here")]
-    assert not _cache._cache._is_reading
+    assert not _cache.lookup_cache.is_reading
 
 
 def test_cached_answers_and_open_files_are_bounded(
     db: str, remember: Remember, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remember(SXM, 1, measured(3.0))
-    monkeypatch.setattr(_cache, "_cache", _cache._LookupCache())  # without the files of other tests
+    monkeypatch.setattr(_cache, "lookup_cache", _cache.LookupCache())  # without the files of other tests
     monkeypatch.setattr(_cache, "CACHED", 3)
     monkeypatch.setattr(_cache, "OPEN_FILES", 4)
     with warnings.catch_warnings():
@@ -724,7 +723,7 @@ def test_cached_answers_and_open_files_are_bounded(
         for rows in range(1, 9):
             copy = shutil.copy(db, tmp_path / str(rows))
             lookup("softmax", **{**DIMENSIONS, "rows": rows}, device=SXM, db=copy)
-    cache = _cache._cache
+    cache = _cache.lookup_cache
     assert max(map(len, (cache.asked, cache.answers, cache.warned))) <= 3
     assert len(cache.views) <= 4
     assert ask(db) == (1, "measured here")
@@ -783,13 +782,10 @@ def far_away(db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch, tmp_p
 
     monkeypatch.setenv("TUNEBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(tunebench.db.store, "open_store", reach)
-    for state in ("_asked_at", "_refreshes", "_failures"):
-        monkeypatch.setattr(lookup_index, state, {})
-    monkeypatch.setattr(lookup_index, "_silent", set())
+    lookup_index.forget_servers()
     yield url
-    for refresh in lookup_index._refreshes.values():
-        refresh.thread.join()
-    _cache._cache.views.clear()  # no other test uses this server
+    lookup_index.forget_servers()
+    _cache.lookup_cache.views.clear()  # no other test uses this server
 
 
 def test_a_server_is_read_through_an_index(

@@ -77,7 +77,7 @@ def record(db: str | Path, median_us: float, *, device: Device = SXM, number: in
 @contextlib.contextmanager
 def holding(db: str | Path, statements: str) -> Iterator[subprocess.Popen[str]]:
     """Run statements in another process, which holds its locks within the context."""
-    for view in _cache._cache.views.values():  # the lock needs that nobody reads
+    for view in _cache.lookup_cache.views.values():  # the lock needs that nobody reads
         view.close()
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(db), statements], stdout=subprocess.PIPE, text=True
@@ -106,7 +106,7 @@ def ask(db: str | Path, **options: Any) -> Answer:
 
 def look() -> None:
     """Let the next lookup check the files."""
-    _cache._cache.due = 0.0
+    _cache.lookup_cache.due = 0.0
 
 
 @pytest.fixture
@@ -115,17 +115,17 @@ def db(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "answers.db"
     record(path, 12.5)
     yield path
-    _cache._cache.views.pop(path, None)
+    _cache.lookup_cache.views.pop(path, None)
 
 
 @pytest.fixture(autouse=True)
 def forgetful() -> None:
     """Let every test warn again, and see only its own files."""
-    _cache._cache.warned.clear()
-    for view in _cache._cache.views.values():
+    _cache.lookup_cache.warned.clear()
+    for view in _cache.lookup_cache.views.values():
         view.close()
-    _cache._cache.views.clear()
-    _cache._cache.look()
+    _cache.lookup_cache.views.clear()
+    _cache.lookup_cache.look()
 
 
 # -- a locked file ----------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_cached_answers_do_not_wait_for_a_lock(db: Path) -> None:
 
 def test_lookup_of_a_locked_file_does_not_stop_other_threads(db: Path) -> None:
     assert ask(db).expected_us == 12.5
-    with _cache._cache.lock:  # as a thread that looks up another workload
+    with _cache.lookup_cache.lock:  # as a thread that looks up another workload
         look()
         finished = threading.Event()
         thread = threading.Thread(target=lambda: (generation(), finished.set()))
@@ -265,20 +265,13 @@ def test_special_file_is_refused_at_once(
 def url(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """URL of a new database with a time of 12.5 us, which no lookup has read."""
     monkeypatch.setenv("TUNEBENCH_CACHE", str(tmp_path / "cache"))
-    for state in ("_asked_at", "_refreshes", "_failures"):
-        monkeypatch.setattr(lookup_index, state, {})
-    monkeypatch.setattr(lookup_index, "_silent", set())
+    lookup_index.forget_servers()
     monkeypatch.setattr(lookup_index, "RETRY_S", 0.0)
     name = server.new_database()
     record(name, 12.5)
     yield name
-    _settle()
-    _cache._cache.views.pop(lookup_index.index_path(locate(name)), None)
-
-
-def _settle() -> None:
-    for attempt in lookup_index._refreshes.values():
-        attempt.thread.join()
+    lookup_index.forget_servers()
+    _cache.lookup_cache.views.pop(lookup_index.index_path(locate(name)), None)
 
 
 def _paused(server: Any, url: str) -> Any:
@@ -304,7 +297,7 @@ def _ask_and_settle(url: str) -> None:
     with soon(lookup_index.SERVER_S + SOON_S):
         answer = lookup_workload(WORKLOAD, device=SXM, db=url, strict=True)
     assert answer.expected_us == 12.5
-    _settle()
+    lookup_index.join_refreshes()
 
 
 @needs_postgres
@@ -327,9 +320,9 @@ def test_silent_server_is_waited_for_once(
             for _ in range(10):
                 look()
                 assert ask(url) == answer or ask(url).how == "predicted"
-    _settle()
+    lookup_index.join_refreshes()
     lookup_index.refresh_in_thread(locate(url), wait_s=0.0)
-    _settle()
+    lookup_index.join_refreshes()
     look()
     answer = ask(url)
     assert (answer.how, answer.expected_us, answer.warning) == ("measured here", 12.5, None)

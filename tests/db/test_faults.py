@@ -384,12 +384,12 @@ def test_damaged_or_future_index_is_written_again(
     path = lookup_index.refresh(locate(url))
     path.write_bytes(b"\xff" * path.stat().st_size)
     os.utime(path, (time.time() + 1e9,) * 2)
-    monkeypatch.setattr(lookup_index, "_asked_at", {})
+    lookup_index.forget_servers()
     with closing(sqlite_file.open_read_only(lookup_index.refresh(locate(url)))) as connection:
         assert connection.execute("SELECT config FROM answer_v1").fetchall() == [(str(key(1).config),)]
     path.write_bytes(b"\xff" * path.stat().st_size)
     os.utime(path, (time.time() - 1e9,) * 2)
-    monkeypatch.setattr(lookup_index, "_asked_at", {})
+    lookup_index.forget_servers()
     server.stop("immediate")
     try:
         with pytest.raises(DatabaseError, match="Check the URL and the server"):

@@ -75,17 +75,17 @@ def lookup(
     """
     named = device.key if isinstance(device, Device) else device
     database = db if db is not None else _raw_database()
-    if monotonic() >= _cache.due or write_count.writes != _cache.writes:
-        _cache.look()
+    if monotonic() >= lookup_cache.due or write_count.writes != lookup_cache.writes:
+        lookup_cache.look()
     try:
         # As bytes, 1, 1.0 and True differ; version 1 depends on values alone, not on shared objects.
         asked = (operator, named, database, strict, dumps(dimensions, 1))
-        answer = _cache.asked.get(asked)
+        answer = lookup_cache.asked.get(asked)
     except (TypeError, ValueError):  # a value that is neither a number nor text, such as an expression
         return _lookup(str(_made(operator, dimensions)), device, db, strict=strict)
     if answer is None:
         answer = _lookup(str(_made(operator, dimensions)), device, db, strict=strict)
-        _cache.keep(_cache.asked, asked, answer)
+        lookup_cache.keep(lookup_cache.asked, asked, answer)
     return answer
 
 
@@ -110,7 +110,7 @@ def lookup_workload(
         quiet: Do not warn of answers without a measurement, or of a database that cannot be read now.
         wait_s: Longest wait for a server that has not answered yet, in seconds.
     """
-    _cache.refresh()
+    lookup_cache.refresh()
     return _lookup(_text(workload), device, db, variant, strict=strict, quiet=quiet, wait_s=wait_s)
 
 
@@ -124,9 +124,9 @@ def timed(workload: Workload | str, *, device: Device | str | None = None) -> An
     Raises:
         DatabaseError: if the default database cannot be read.
     """
-    _cache.refresh()
+    lookup_cache.refresh()
     _await_server(None)
-    with _cache.reading() as view_of:
+    with lookup_cache.reading() as view_of:
         return LookupQuery(_text(workload), device, None, None, view_of).timed()
 
 
@@ -149,9 +149,9 @@ def recorded(
         DatabaseError: if the database cannot be read.
         LookupMiss: if only variants were measured whose files are not loaded.
     """
-    _cache.refresh()
+    lookup_cache.refresh()
     _await_server(db)
-    with _cache.reading() as view_of:
+    with lookup_cache.reading() as view_of:
         return LookupQuery(_text(workload), device, db, variant, view_of).recorded()
 
 
@@ -160,8 +160,8 @@ def generation() -> int:
 
     It costs a clock reading between checks of the files.
     """
-    _cache.refresh()
-    return _cache.generation
+    lookup_cache.refresh()
+    return lookup_cache.generation
 
 
 def _made(operator: str, dimensions: dict[str, Any]) -> Workload:
@@ -179,7 +179,7 @@ def _text(workload: Workload | str) -> str:
 # -- the cache of a process ---------------------------------------------------------------------------
 
 
-class _LookupCache:
+class LookupCache:
     """Cached answers and open files of a process; safe for threads and signal handlers."""
 
     def __init__(self) -> None:
@@ -195,7 +195,7 @@ class _LookupCache:
         self.warned: dict[tuple[str, ...], None] = {}
         """Lookups that have warned."""
         self.lock = threading.RLock()
-        self._is_reading = False
+        self.is_reading = False
         self._database: str | None = None
 
     def refresh(self) -> None:
@@ -211,7 +211,7 @@ class _LookupCache:
         if not self.lock.acquire(blocking=write_count.writes != self.writes):
             return
         try:
-            if self._is_reading:  # a signal handler interrupts a lookup of its thread
+            if self.is_reading:  # a signal handler interrupts a lookup of its thread
                 return
             self.due, writes = monotonic() + FRESH_S, write_count.writes
             database = _environment.database()
@@ -232,15 +232,15 @@ class _LookupCache:
         readers of its own.
         """
         with self.lock:
-            if self._is_reading:
+            if self.is_reading:
                 with contextlib.ExitStack() as stack:
                     yield lambda path, location: stack.enter_context(AnswerReader(path, location))
                 return
-            self._is_reading = True
+            self.is_reading = True
             try:
                 yield self.view
             finally:
-                self._is_reading = False
+                self.is_reading = False
 
     def keep(self, cache: dict[K, V], key: K, value: V) -> None:
         """Add an item to a cache; without room for it, the oldest items are removed."""
@@ -274,12 +274,12 @@ class _LookupCache:
     def after_fork(self) -> None:
         """Replace the lock of the parent process; cached answers stay valid."""
         self.lock, self.due = threading.RLock(), 0.0
-        self._is_reading = False
+        self.is_reading = False
 
 
-_cache = _LookupCache()
+lookup_cache = LookupCache()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_cache.after_fork)
+    os.register_at_fork(after_in_child=lookup_cache.after_fork)
 
 
 # -- one lookup ------------------------------------------------------------------------------------
@@ -296,13 +296,13 @@ def _lookup(
     wait_s: float = lookup_index.SERVER_S,
 ) -> Answer:
     _await_server(db, wait_s)
-    with _cache.reading() as view_of:
+    with lookup_cache.reading() as view_of:
         question = LookupQuery(text, device, db, variant, view_of)
         asked = (text, question.target, question.location, variant, strict)
-        answer = _cache.answers.get(asked)
+        answer = lookup_cache.answers.get(asked)
         if answer is None:
             answer = question.answer(strict=strict)
-            _cache.keep(_cache.answers, asked, answer)
+            lookup_cache.keep(lookup_cache.answers, asked, answer)
     if answer.warning is not None and not quiet:
         _warn_once((str(question.location), "cannot be read"), answer.warning, RuntimeWarning)
     if not answer.exact and not quiet:
@@ -312,8 +312,8 @@ def _lookup(
 
 
 def _warn_once(key: tuple[str, ...], text: str, kind: type[Warning]) -> None:
-    if key not in _cache.warned:
-        _cache.keep(_cache.warned, key, None)
+    if key not in lookup_cache.warned:
+        lookup_cache.keep(lookup_cache.warned, key, None)
         warnings.warn(text, kind, stacklevel=4)
 
 
