@@ -16,7 +16,17 @@ if TYPE_CHECKING:  # importing tunebench needs no rich
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["WIDTH", "as_text", "console", "is_quiet", "is_verbose", "printable", "table", "verbosity"]
+__all__ = [
+    "WIDTH",
+    "as_text",
+    "console",
+    "console_class",
+    "is_quiet",
+    "is_verbose",
+    "printable",
+    "table",
+    "verbosity",
+]
 
 WIDTH = 160
 """Width of tables in columns if stdout is not a terminal and `COLUMNS` is not set."""
@@ -46,7 +56,7 @@ def console(*, stderr: bool = False, notebook: bool = True) -> Console:
     """
     stream = sys.stderr if stderr else sys.stdout
     jupyter = None if notebook else False
-    created = _console_class()(
+    created = console_class()(
         stderr=stderr, highlight=False, markup=False, emoji=False, force_jupyter=jupyter
     )
     if not (stream.isatty() or created.is_jupyter):
@@ -90,7 +100,7 @@ def as_text(render: Callable[[Console], None]) -> str:
         render: Prints text.
     """
     file = StringIO()
-    to = _console_class()(
+    to = console_class()(
         file=file,
         width=console().width,
         force_jupyter=False,
@@ -104,7 +114,8 @@ def as_text(render: Callable[[Console], None]) -> str:
 
 
 @functools.cache
-def _console_class() -> type[Console]:
+def console_class() -> type[Console]:
+    """Return the class of consoles that escape control characters."""
     from rich.console import Console
     from rich.text import Text
 

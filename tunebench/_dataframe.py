@@ -24,6 +24,10 @@ class Tabular(ABC):
     def _columns(self) -> Mapping[str, Iterable[Any]]:
         """Return the values of each column, by name; all columns have the same length."""
 
+    def to_columns(self) -> dict[str, list[Any]]:
+        """Return the values of each column, by name, without pandas or Arrow."""
+        return {name: list(values) for name, values in self._columns().items()}
+
     def to_pandas(self) -> pd.DataFrame:
         """Return the rows as a DataFrame of pandas.
 
@@ -34,7 +38,7 @@ class Tabular(ABC):
             import pandas as pd
         except ImportError as error:
             raise _missing("pandas") from error
-        return pd.DataFrame({name: list(values) for name, values in self._columns().items()})
+        return pd.DataFrame(self.to_columns())
 
     def to_arrow(self) -> pa.Table:
         """Return the rows as a table of Arrow; values of different types in a column become text.
@@ -46,7 +50,7 @@ class Tabular(ABC):
             import pyarrow as pa
         except ImportError as error:
             raise _missing("pyarrow") from error
-        return pa.table({name: _alike(list(values)) for name, values in self._columns().items()})
+        return pa.table({name: _alike(values) for name, values in self.to_columns().items()})
 
 
 def columns_of(rows: Iterable[Mapping[str, object]]) -> dict[str, list[object]]:

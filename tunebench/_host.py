@@ -13,7 +13,7 @@ from typing import Any
 from tunebench import _environment
 from tunebench._device import product_name, slug
 
-__all__ = ["cores", "cpu", "gpus"]
+__all__ = ["cores", "cpu", "gpus", "last_level_cache_bytes"]
 
 ASSUMED_CLOCK_MHZ = 5500.0
 """Clock assumed of a CPU that does not report its highest clock (a virtual machine hides its turbo clock)."""
@@ -59,7 +59,7 @@ def cpu() -> dict[str, Any]:
         "sm_count": cores(),
         "max_clock_mhz": clock / 1e3 if clock else ASSUMED_CLOCK_MHZ,
         "dram_gb_s": ASSUMED_DRAM_GB_S,
-        "l2_bytes": _last_level_cache_bytes(),
+        "l2_bytes": last_level_cache_bytes(),
         "fma_per_clock": _FMA_PER_CLOCK.get(level, 16.0),
         "assumed": True,
     }
@@ -89,7 +89,8 @@ def _read_number(path: str) -> int | None:
         return None
 
 
-def _last_level_cache_bytes() -> int:
+def last_level_cache_bytes() -> int:
+    """Return the bytes of the largest cache of the processor, or those of `TUNEBENCH_CPU_CACHE_MB`."""
     megabytes = _environment.cpu_cache_mb()
     if megabytes is not None:
         return max(1, round(megabytes * (1 << 20)))

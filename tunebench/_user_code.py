@@ -31,6 +31,7 @@ __all__ = [
     "IMPORT_S",
     "LEAST_S",
     "LONGEST_WAIT",
+    "UNLIMITED",
     "end_process",
     "limit_user_code",
     "limited",
@@ -69,7 +70,7 @@ _notify: Callable[[str | None], None] | None = None
 _ends_process = False
 _inside = threading.local()
 _STDERR = 2
-_UNLIMITED = contextlib.nullcontext()
+UNLIMITED = contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -115,7 +116,7 @@ def limited(code: str, limit_s: float | None = None) -> AbstractContextManager[N
     """
     limit_s = limit_s or _limit_s
     if limit_s is None or getattr(_inside, "limited", False):
-        return _UNLIMITED
+        return UNLIMITED
     return _limited(code, limit_s)
 
 

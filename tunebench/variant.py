@@ -50,6 +50,7 @@ __all__ = [
     "Tiling",
     "Variant",
     "ceil_div",
+    "dumped_tree",
     "exceeds_memory",
     "unsuitable",
 ]
@@ -611,10 +612,10 @@ def _syntax(module_name: str) -> str:
             body.pop(0)
         if isinstance(node, ast.ImportFrom):
             helpers += [_syntax(module) for module in _kernel_modules(node)]
-    return "\0".join([_dumped(tree), *helpers])
+    return "\0".join([dumped_tree(tree), *helpers])
 
 
-def _dumped(tree: ast.AST) -> str:
+def dumped_tree(tree: ast.AST) -> str:
     """Return a syntax tree as Python 3.11 prints it, in later versions, too: results outlive an upgrade."""
     empty: dict[str, Any] = {"show_empty": True} if sys.version_info >= (3, 13) else {}
     return re.sub(r",? ?type_params=\[\]", "", ast.dump(tree, **empty))

@@ -33,7 +33,7 @@ from tunebench.answer import (
     lookup,
     lookup_workload,
 )
-from tunebench.answer._estimate import LAYOUT_DISTANCE, _distance
+from tunebench.answer._estimate import LAYOUT_DISTANCE, workload_distance
 from tunebench.db import (
     RunStart,
     Store,
@@ -960,4 +960,4 @@ def test_a_lookup_imports_nothing_heavy(db: str) -> None:
 def test_workloads_with_another_eps_or_activation_are_neighbours(
     one: str, other: str, doublings: float | None
 ) -> None:
-    assert _distance(parse(one), parse(other)) == doublings
+    assert workload_distance(parse(one), parse(other)) == doublings

@@ -323,7 +323,7 @@ def test_control_characters_of_errors_and_warnings_are_escaped(
 def test_progress_of_a_file_with_any_name_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     text = io.StringIO()
-    to = _console._console_class()(file=text, force_terminal=True, width=200)
+    to = _console.console_class()(file=text, force_terminal=True, width=200)
     with _output.progress(to, HOSTILE) as show:
         show(1, 2, HOSTILE)
     assert ESCAPED in text.getvalue()

@@ -169,7 +169,7 @@ def test_report_with_many_failures_prints_how_to_list_them(tuned: Path) -> None:
     report = SimpleNamespace(
         workload=WORKLOAD, device=device.local_cpu().key, database=str(tuned), failures=[failure] * 5
     )
-    *_, last = report_text._failures(report)  # type: ignore[arg-type]
+    *_, last = report_text.failure_lines(report)  # type: ignore[arg-type]
     assert "2 more reasons" in last
     kernels.load_file(OWN)
     assert cli.run(shlex.split(last.partition("reasons: ")[2])[1:]) == 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numba.core.bytecode import FunctionIdentity
 
-from tunebench.compile.numba_cpu import _fingerprint, compile_numba_cpu, key_numba_cpu, load_numba_cpu
+from tunebench.compile.numba_cpu import compile_numba_cpu, fingerprint_of, key_numba_cpu, load_numba_cpu
 from tunebench.kernels import load_file, module_name
 from tunebench.space import Config
 from tunebench.variant import NumbaCpuVariant
@@ -53,8 +53,8 @@ def test_fingerprint_changes_when_file_is_moved() -> None:
     def kernel(x: int) -> int:
         return x
 
-    fingerprint = _fingerprint(kernel)
+    fingerprint = fingerprint_of(kernel)
     kernel.__module__ = module_name(
         "/elsewhere/variant.py"
     )  # compiled code looks up its globals in this module
-    assert _fingerprint(kernel) != fingerprint
+    assert fingerprint_of(kernel) != fingerprint

@@ -136,7 +136,7 @@ def test_costs_that_fail_for_one_configuration_are_its_failure() -> None:
 
 
 def test_signals_without_a_name_have_their_number() -> None:
-    assert process._death(-(signal.SIGRTMIN + 1)) == f"worker killed by signal {signal.SIGRTMIN + 1}"
+    assert process.death_reason(-(signal.SIGRTMIN + 1)) == f"worker killed by signal {signal.SIGRTMIN + 1}"
 
 
 def test_lasting_fault_of_the_environment_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from tunebench.dtype import DTYPES, itemsize, numpy_dtype
 from tunebench.errors import InputError, UnknownName
 from tunebench.export import FORMATS, build_lines, stand_alone_source, write_export
 from tunebench.export.manifest import manifest
-from tunebench.export.table import _ENCODING, tables
+from tunebench.export.table import ENCODING, tables
 from tunebench.tuning.choice import ChosenConfig, choose_config
 from tunebench.variant import CudaVariant, GpuVariant, Scalar, TensorMap
 from tunebench.workload import Tensor
@@ -506,7 +506,7 @@ def test_unsupported_exports_raise(tmp_path: Path) -> None:
 
 
 def test_every_dtype_has_an_encoding() -> None:
-    assert set(_ENCODING) >= set(DTYPES)
+    assert set(ENCODING) >= set(DTYPES)
 
 
 READER = """
@@ -540,7 +540,7 @@ def test_example_decodes_every_dtype_as_numpy(tmp_path: Path, driver: Path) -> N
         patterns = np.arange(last // step + 1, dtype=np.uint64) * np.uint64(step)
         with np.errstate(invalid="ignore"):  # some patterns are NaN
             values = patterns.astype(f"u{size}").view(numpy_dtype(dtype)).astype(np.float64)
-        encoding = " ".join(map(str, _ENCODING[dtype]))
+        encoding = " ".join(map(str, ENCODING[dtype]))
         asked += [f"{encoding} {pattern}" for pattern in patterns]
         expected += [(dtype, float(value)) for value in values]
     _, out, _ = program.run(given="\n".join(asked))

@@ -54,7 +54,7 @@ def test_forest_predicts_like_scikit_learn() -> None:
     grown = ensemble.HistGradientBoostingRegressor(
         loss="absolute_error", max_iter=30, max_leaf_nodes=15, min_samples_leaf=5, random_state=0
     ).fit(rows, target)
-    converted = fit._forest(grown)
+    converted = fit.forest_of(grown)
     asked = np.concatenate([rows, rng.standard_normal((200, 5)).astype(np.float32)])
     assert converted(asked) == pytest.approx(grown.predict(asked), abs=1e-5)
     assert 1 < converted.depth < 15

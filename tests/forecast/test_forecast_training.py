@@ -388,13 +388,13 @@ def test_correction_for_random_sizes_is_the_lower_median() -> None:
 def test_rows_are_divided_into_training_and_test(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "ROWS_PER_GROUP", 40)
     group = np.array(["many"] * 100 + ["few"] * 10)
-    seen, unseen = fit._divided(group, np.random.default_rng(0))
+    seen, unseen = fit.divide_rows(group, np.random.default_rng(0))
     assert sorted([*seen, *unseen]) == list(range(110))
     assert np.unique(group[seen], return_counts=True)[1].tolist() == [8, 40]
 
 
 def test_groups_have_equal_weight() -> None:
-    weights = fit._alike(np.array(["many"] * 9 + ["few"] * 3))
+    weights = fit.equal_group_weights(np.array(["many"] * 9 + ["few"] * 3))
     assert weights[:9].sum() == pytest.approx(weights[9:].sum())
     assert weights.mean() == pytest.approx(1.0)
 
@@ -418,7 +418,7 @@ def test_sets_of_errors_have_equal_weight() -> None:
 
 @pytest.mark.usefixtures("learns")
 def test_errors_seen_on_few_devices_are_stretched() -> None:
-    stretched = [fit._of_few(devices) for devices in (2, 3, 4, 7, 1000)]
+    stretched = [fit.stretch_for_few(devices) for devices in (2, 3, 4, 7, 1000)]
     assert stretched == sorted(stretched, reverse=True)
     assert stretched[0] == fit.MOST_OF_FEW
     assert stretched[-1] == pytest.approx(1, abs=0.01)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tunebench.errors import InputError
-from tunebench.measure.comparison import _student, _student_quantile, compare
+from tunebench.measure.comparison import compare, student_probability, student_quantile
 
 
 def rounds(
@@ -82,9 +82,9 @@ def test_one_round_gives_no_verdict() -> None:
     ("freedom", "t"), [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (10, 2.228), (29, 2.045)]
 )
 def test_student_t_distribution_matches_tables(freedom: int, t: float) -> None:
-    assert _student_quantile(0.975, freedom) == pytest.approx(t, abs=6e-4)
-    assert _student(-t, freedom) == pytest.approx(0.025, abs=1e-4)
-    assert _student(0.0, freedom) == 0.5
+    assert student_quantile(0.975, freedom) == pytest.approx(t, abs=6e-4)
+    assert student_probability(-t, freedom) == pytest.approx(0.025, abs=1e-4)
+    assert student_probability(0.0, freedom) == 0.5
 
 
 def test_verdict_is_deterministic() -> None:

@@ -342,8 +342,8 @@ def test_short_warm_runs_are_timed_as_batch() -> None:
 
 
 def test_run_that_does_no_work_after_the_first_of_a_batch_is_found() -> None:
-    assert _sampler._skipped(12.0, 4.0) is None
-    reason = _sampler._skipped(60.0, 4.0)
+    assert _sampler.skipped_reason(12.0, 4.0) is None
+    reason = _sampler.skipped_reason(60.0, 4.0)
     assert reason is not None
     assert "60 us on poisoned outputs, but 4 us in a batch" in reason
 

@@ -114,7 +114,7 @@ def test_infinite_element_is_detected_without_warning(change: float) -> None:
 
 
 def test_sampled_blocks_cover_every_band_of_rows_and_columns() -> None:
-    blocks = list(sampled._spread(0, 1000, 130, np.random.default_rng(0)))
+    blocks = list(sampled.spread_blocks(0, 1000, 130, np.random.default_rng(0)))
     assert {block.rows.start // sampled.BAND for block in blocks} == set(range(16))
     assert {block.cols.start // sampled.BAND for block in blocks} == set(range(3))
     for block in blocks:
@@ -209,8 +209,8 @@ def test_result_of_few_parts_is_checked_in_full() -> None:
     assert not is_sampled(parse("attention:batch=1,heads=4,seq_q=16384,head_dim=128,dtype=f16"))
     large = parse("attention:batch=8,heads=8,seq_q=8192,head_dim=128,dtype=f16")
     assert is_sampled(large)
-    assert sampled._affordable_parts(large) == 4
-    assert sampled._affordable_parts(large.changed(seq_q=2048)) == 46
+    assert sampled.affordable_parts(large) == 4
+    assert sampled.affordable_parts(large.changed(seq_q=2048)) == 46
 
 
 def test_copy_without_operations_is_checked_in_full(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ def test_comparison_marks_regressions(tmp_path: Path) -> None:
         (WORKLOAD, "regression", pytest.approx(2 / 3))
     ]
     assert [t.verdict for t in back.times] == ["improvement"]
-    assert back._columns()["verdict"] == ["improvement"]
+    assert back.to_columns()["verdict"] == ["improvement"]
     assert [t.verdict for t in tolerant.times] == ["same"]
 
 

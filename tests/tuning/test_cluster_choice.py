@@ -12,7 +12,7 @@ from tests.support import needs_ray
 from tunebench._device import driver_names
 from tunebench.device import described, find
 from tunebench.errors import InputError, MissingDependency
-from tunebench.executor._worker_actor import WorkerActor, _placed
+from tunebench.executor._worker_actor import WorkerActor, placed_file
 from tunebench.executor.accelerator import labels, may_have
 from tunebench.executor.ray import check_address
 from tunebench.kernels import module_name
@@ -112,8 +112,8 @@ def test_without_ray_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_users_file_is_loaded_elsewhere_under_the_name_it_has_here(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("a = 1")
-    assert _placed(str(file), "a = 1") == file
-    copy = _placed(str(file), "a = 2")
+    assert placed_file(str(file), "a = 1") == file
+    copy = placed_file(str(file), "a = 2")
     assert copy != file
     assert copy.read_text() == "a = 2"
     assert module_name(copy) == module_name(file)

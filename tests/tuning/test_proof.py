@@ -26,7 +26,7 @@ from tunebench.space import Config
 from tunebench.task import Task
 from tunebench.tuning import Plan, Report, tunable
 from tunebench.tuning.finalist import ROUNDS
-from tunebench.tuning.report_text import _comparison, render_reports
+from tunebench.tuning.report_text import comparison_rows, render_reports
 
 BOUNDED = str(Path(__file__).parents[1] / "data" / "bounded_variant.py")
 DIMENSIONS = {"rows": 33, "cols": 65, "dtype": "f32"}
@@ -365,7 +365,7 @@ def test_a_small_gain_in_every_round_counts_although_the_machine_drifts(go: Go, 
     assert versus.probability > 0.99
     assert versus.ratio == pytest.approx(1 / 0.98, rel=1e-3)
     for drifted in (report, dataclasses.replace(report, default_us=99.0)):  # the machine drifted
-        row = [*_comparison(drifted, drifted.median_us or 0.0)][1]
+        row = [*comparison_rows(drifted, drifted.median_us or 0.0)][1]
         assert row[2:] == ("1.02x", f"[{versus.low:.2f}, {versus.high:.2f}], {CERTAIN}")
     assert served(tmp_path) == 1
     with open_store(tmp_path / "a.db") as store:
@@ -580,6 +580,6 @@ def test_tune_and_lookup_show_the_same_speedup_over_each_baseline(
     answer = lookup("softmax", **DIMENSIONS, device="cpu", db=tmp_path / "a.db")
     assert {name: versus.ratio for name, versus in answer.baselines.items()} == pytest.approx(speedups)
     assert report.median_us is not None
-    rows = {str(row[0]): row[2] for row in _comparison(report, report.median_us)}
+    rows = {str(row[0]): row[2] for row in comparison_rows(report, report.median_us)}
     assert rows["numpy"] == f"{speedups['numpy']:.2f}x"
     assert rows["torch"] == f"{speedups['torch']:.2f}x"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunebench.tuning.report_text import _skipped_lines
+from tunebench.tuning.report_text import skipped_lines
 
 
 def test_variants_that_share_a_reason_share_a_line() -> None:
@@ -13,7 +13,7 @@ def test_variants_that_share_a_reason_share_a_line() -> None:
         "torch": "torch is not installed",
     }
 
-    assert list(_skipped_lines(skipped)) == [
+    assert list(skipped_lines(skipped)) == [
         "does not run on a cpu: softmax/a, softmax/c",
         "softmax/b supports direction=backward only",
         "torch is not installed",

@@ -255,9 +255,9 @@ def test_local_devices_are_found_by_name_and_index(monkeypatch: pytest.MonkeyPat
 
 def test_size_of_the_processors_cache_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNEBENCH_CPU_CACHE", "1.5")
-    assert _host._last_level_cache_bytes() == 3 << 19
+    assert _host.last_level_cache_bytes() == 3 << 19
     monkeypatch.delenv("TUNEBENCH_CPU_CACHE")
-    assert _host._last_level_cache_bytes() > 0
+    assert _host.last_level_cache_bytes() > 0
     monkeypatch.setenv("TUNEBENCH_CPU_CACHE", "0")
     with pytest.raises(InputError, match="TUNEBENCH_CPU_CACHE must be a positive number of MB"):
-        _host._last_level_cache_bytes()
+        _host.last_level_cache_bytes()

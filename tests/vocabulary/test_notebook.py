@@ -83,13 +83,13 @@ def test_network_and_plans_have_tables() -> None:
     job = TrainingJob(network=network("gpt2"), batch=8, seq=128)
     answer = plan_training(job, TrainingCluster.parse("2 x a100-80-sxm"), top=2, reasons=False)
     assert str(answer.result.best[1].plan) in answer._repr_html_()
-    assert answer._columns()["time_us"] == [plan.step.time_us for plan in answer.result.best]
+    assert answer.to_columns()["time_us"] == [plan.step.time_us for plan in answer.result.best]
 
 
 def test_progress_in_a_notebook_without_widgets_is_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    notebook = _console._console_class()(force_jupyter=True)
+    notebook = _console.console_class()(force_jupyter=True)
     plain = _console.console
 
     def console(*, stderr: bool = False, **options: bool) -> object:

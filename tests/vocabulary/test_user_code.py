@@ -74,12 +74,12 @@ def test_an_alarm_of_the_program_is_kept() -> None:
 
 
 def test_code_without_a_limit_and_nested_code_have_no_limit_of_their_own() -> None:
-    assert limited("outside") is _user_code._UNLIMITED
+    assert limited("outside") is _user_code.UNLIMITED
     names: list[str | None] = []
     with limit_user_code(600.0, names.append), limited("outer"):
-        assert limited("inner") is _user_code._UNLIMITED
+        assert limited("inner") is _user_code.UNLIMITED
     assert names == ["outer", None]
-    assert limited("outside") is _user_code._UNLIMITED
+    assert limited("outside") is _user_code.UNLIMITED
 
 
 def test_clock_stops_while_the_thread_waits_for_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:

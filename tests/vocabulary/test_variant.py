@@ -12,7 +12,7 @@ from tests.toy_variants import CONFIG, Toy, ToyVariant
 from tunebench.device import find
 from tunebench.errors import VariantError
 from tunebench.space import Config, Parameter, Space
-from tunebench.variant import Costs, _dumped
+from tunebench.variant import Costs, dumped_tree
 
 
 def test_miniature_is_still_read_as_emulation_workload() -> None:
@@ -99,4 +99,4 @@ def test_syntax_tree_is_the_same_text_in_every_version_of_python() -> None:
         "kwonlyargs=[], kw_defaults=[], defaults=[]), body=[Pass()], decorator_list=[]), "
         "ClassDef(name='A', bases=[], keywords=[], body=[Pass()], decorator_list=[])], type_ignores=[])"
     )
-    assert _dumped(ast.parse("def f(x): pass\nclass A: pass")) == right
+    assert dumped_tree(ast.parse("def f(x): pass\nclass A: pass")) == right

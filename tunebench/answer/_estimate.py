@@ -31,7 +31,7 @@ from tunebench.variant import Variant, exceeds_memory, unsuitable
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
-__all__ = ["DOUBLING_MARGIN", "NEAREST_COUNT", "best_neighbour", "default_answer"]
+__all__ = ["DOUBLING_MARGIN", "NEAREST_COUNT", "best_neighbour", "default_answer", "workload_distance"]
 
 NEAREST_COUNT = 6
 """Number of nearest workloads that contribute candidates."""
@@ -155,7 +155,7 @@ def _comparable_workloads(workload: Workload, view: AnswerReader) -> Iterator[tu
     """Yield distance, device and text of every comparable workload of a database."""
     for device, text in view.workloads(workload.operator):
         compared = _parsed(text)
-        distance = _distance(workload, compared) if compared is not None else None
+        distance = workload_distance(workload, compared) if compared is not None else None
         if distance is not None:
             yield distance, device, text
 
@@ -169,7 +169,7 @@ def _parsed(text: str) -> Workload | None:
         return None
 
 
-def _distance(workload: Workload, compared: Workload) -> float | None:
+def workload_distance(workload: Workload, compared: Workload) -> float | None:
     """Return the distance of two workloads in doublings of sizes; None if they are not comparable.
 
     The distance is Euclidean in the logarithms of the sizes. Fused operations and layouts may differ.

@@ -24,7 +24,7 @@ from tunebench.space import Config
 from tunebench.variant import NumbaCpuVariant, Scalar
 from tunebench.workload import Workload
 
-__all__ = ["assembly_of_numba_cpu", "compile_numba_cpu", "key_numba_cpu", "load_numba_cpu"]
+__all__ = ["assembly_of_numba_cpu", "compile_numba_cpu", "fingerprint_of", "key_numba_cpu", "load_numba_cpu"]
 
 
 def key_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config: Config) -> str:
@@ -40,14 +40,14 @@ def key_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config: Con
 
     return binary_key(
         "numba-cpu 3",
-        _fingerprint(variant.kernel(workload, config)),
+        fingerprint_of(variant.kernel(workload, config)),
         str(_signature(variant, workload, config)),
         ",".join(sorted(variant.fastmath)),
         f"{sys.version_info[:2]} {numba.__version__} {llvmlite.__version__} {_processor()}",
     )
 
 
-def _fingerprint(value: Any) -> str:
+def fingerprint_of(value: Any) -> str:
     """Return a hash of Numba's input for a kernel: its bytecode and, recursively, all values it closes over.
 
     The module name is part of it: compiled code finds its globals by that name, and the name of a user's file
@@ -65,7 +65,7 @@ def _fingerprint(value: Any) -> str:
     ]
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     used = [function.__globals__[name] for name in code.co_names if name in function.__globals__]
-    parts += [_fingerprint(item) for item in (*cells, *used) if not inspect.ismodule(item)]
+    parts += [fingerprint_of(item) for item in (*cells, *used) if not inspect.ismodule(item)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

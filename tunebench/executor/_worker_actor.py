@@ -23,7 +23,7 @@ from tunebench.executor.message import Answer, Kind, WorkerInfo, WorkerSetup
 from tunebench.kernels import import_file, module_name
 from tunebench.task import Task, revision_of
 
-__all__ = ["WorkerActor", "versions"]
+__all__ = ["WorkerActor", "placed_file", "versions"]
 
 
 def versions() -> tuple[str, str]:
@@ -62,7 +62,7 @@ class WorkerActor:
             Number of tasks that this worker takes at once.
         """
         for path, text in setup.files.items():
-            import_file(_placed(path, text))
+            import_file(placed_file(path, text))
         self._executor = pickle.loads(setup.start)(compilers)  # noqa: S301 - from our own driver
         return self._executor.capacity
 
@@ -118,7 +118,7 @@ class WorkerActor:
         exit_actor()
 
 
-def _placed(path: str, text: str) -> Path:
+def placed_file(path: str, text: str) -> Path:
     """Return the path of a user file on this machine: the same path, or a copy in the cache folder."""
     file = Path(path)
     try:

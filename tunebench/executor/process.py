@@ -25,7 +25,7 @@ from tunebench.executor._worker_main import Reply
 from tunebench.fault import DEVICE_FAULT, describe_exit
 from tunebench.outcome import Crashed, TimedOut
 
-__all__ = ["ProcessCaller", "ProcessStage", "WorkerPool", "answer_of", "process_crashed"]
+__all__ = ["ProcessCaller", "ProcessStage", "WorkerPool", "answer_of", "death_reason", "process_crashed"]
 
 START_S = 60.0
 """Time limit for a process to start, in seconds: it imports tunebench, a runner and users' variants."""
@@ -283,7 +283,7 @@ class _WorkerProcess:
         with self._lock:  # from here on, the process id may belong to another process
             self._running = None
             exit_code = running.reap()
-        return _death(exit_code) if ended else "worker closed its connection"
+        return death_reason(exit_code) if ended else "worker closed its connection"
 
 
 def _pickled(arguments: tuple[Any, ...]) -> bytes:
@@ -333,7 +333,8 @@ def process_crashed(answer: Any) -> bool:
     return isinstance(answer, Crashed) and not answer.reason.startswith(DEVICE_FAULT)
 
 
-def _death(exit_code: int) -> str:
+def death_reason(exit_code: int) -> str:
+    """Return why a worker ended, by its exit code or the signal that killed it."""
     if exit_code < 0:
         names = {int(number): number.name for number in signal.Signals}  # real-time signals have no name
         return f"worker killed by {names.get(-exit_code, f'signal {-exit_code}')}"

@@ -11,9 +11,9 @@ from tunebench.dtype import numpy_dtype
 from tunebench.errors import InputError
 from tunebench.variant import TENSOR_MAP_TYPES
 
-__all__ = ["tables"]
+__all__ = ["ENCODING", "tables"]
 
-_ENCODING = {
+ENCODING = {
     "f32": (4, 8, 23),
     "tf32": (4, 8, 23),
     "f16": (2, 5, 10),
@@ -92,9 +92,9 @@ def _example(i: int, tensor: Mapping[str, Any]) -> list[str]:
 
 def _tensor(i: int, tensor: Mapping[str, Any]) -> str:
     dtype = tensor["dtype"]
-    if dtype not in _ENCODING:
-        raise InputError(f"{tensor['name']} is {dtype}; the C++ example supports {', '.join(_ENCODING)}")
-    size, exponent, significand = _ENCODING[dtype]
+    if dtype not in ENCODING:
+        raise InputError(f"{tensor['name']} is {dtype}; the C++ example supports {', '.join(ENCODING)}")
+    size, exponent, significand = ENCODING[dtype]
     role = tensor["role"].capitalize() if tensor["shape"] else "ByValue"
     count = tensor["bytes"] // size
     numbers = f"{count}LL, {size}, {exponent}, {significand}"

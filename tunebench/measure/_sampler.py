@@ -23,7 +23,7 @@ from tunebench._figure import significant
 from tunebench.measure._cache_flush import Flush
 from tunebench.measure._clock import Clock
 
-__all__ = ["Launcher", "Sampler", "Timing"]
+__all__ = ["Launcher", "Sampler", "Timing", "skipped_reason"]
 
 SHORT_US = 20.0
 """Runs shorter than this, in microseconds, are near the resolution of events: batched, or noted if cold."""
@@ -123,7 +123,7 @@ class Sampler:
                 alone_us = first.device_us
                 self._before = self._work = lambda: gpu.replay(graph)
                 cover = first = gpu.time(self._then_poison, self._work, _nothing)
-                self.skipped_work = _skipped(alone_us, first.device_us / self._runs)
+                self.skipped_work = skipped_reason(alone_us, first.device_us / self._runs)
         else:
             self._before = lambda: gpu.read(flush.address, flush.nbytes)
             # The first read of a process also loads its kernel.
@@ -190,7 +190,7 @@ class Sampler:
         return facts
 
 
-def _skipped(alone_us: float, in_batch_us: float) -> str | None:
+def skipped_reason(alone_us: float, in_batch_us: float) -> str | None:
     """Return why a run is implausibly faster in a batch than alone, or None."""
     if alone_us <= SLOWER_ALONE * in_batch_us + ALONE_US:
         return None

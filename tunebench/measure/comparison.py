@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 
 from tunebench.errors import InputError
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "compare", "student_probability", "student_quantile"]
 
 LEVEL = 0.95
 
@@ -75,7 +75,7 @@ def compare(this: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -
     if len(logs) < 2:
         return Comparison(ratio=math.exp(mean), low=0.0, high=math.inf, probability=0.5)
     error = statistics.stdev(logs) / math.sqrt(len(logs))
-    reach = _student_quantile((1 + LEVEL) / 2, len(logs) - 1) * error
+    reach = student_quantile((1 + LEVEL) / 2, len(logs) - 1) * error
     return Comparison(
         ratio=math.exp(mean),
         low=math.exp(mean - reach),
@@ -88,10 +88,10 @@ def _probability(mean: float, error: float, freedom: int) -> float:
     """Return the confidence that a mean is above 0; without variation it is certain, or a tie."""
     if error == 0:
         return 0.5 if mean == 0 else float(mean > 0)
-    return _student(mean / error, freedom)
+    return student_probability(mean / error, freedom)
 
 
-def _student(t: float, freedom: int) -> float:
+def student_probability(t: float, freedom: int) -> float:
     """Return the cumulative probability of Student's distribution."""
     angle = math.atan(t / math.sqrt(freedom))
     cosine, odd = math.cos(angle), freedom % 2
@@ -104,10 +104,10 @@ def _student(t: float, freedom: int) -> float:
 
 
 @functools.cache
-def _student_quantile(probability: float, freedom: int) -> float:
+def student_quantile(probability: float, freedom: int) -> float:
     """Return the quantile of Student's distribution for a probability above one half."""
     low, high = 0.0, 1e6
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if _student(middle, freedom) < probability else (low, middle)
+        low, high = (middle, high) if student_probability(middle, freedom) < probability else (low, middle)
     return low

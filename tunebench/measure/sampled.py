@@ -32,7 +32,15 @@ if TYPE_CHECKING:
 
     from tunebench.workload import Array
 
-__all__ = ["AFFORDABLE_FLOPS", "Sampled", "SampledParts", "check_of", "is_sampled"]
+__all__ = [
+    "AFFORDABLE_FLOPS",
+    "Sampled",
+    "SampledParts",
+    "affordable_parts",
+    "check_of",
+    "is_sampled",
+    "spread_blocks",
+]
 
 AFFORDABLE_FLOPS = 2e10
 """FLOPs up to which the whole reference is computed: about a second of float64 products on two cores."""
@@ -82,10 +90,11 @@ def is_sampled(workload: Workload) -> bool:
     """Return whether a workload's result is checked in pieces: it is large, and its operator supports it."""
     if _has_blocks(workload):
         return workload.flops() > AFFORDABLE_FLOPS
-    return _affordable_parts(workload) < workload.part_count()
+    return affordable_parts(workload) < workload.part_count()
 
 
-def _affordable_parts(workload: Workload) -> int:
+def affordable_parts(workload: Workload) -> int:
+    """Return how many parts of a workload the reference computes at an acceptable cost."""
     return max(FEWEST_PARTS, int(PARTS_FLOPS / max(1, workload.flops()) * workload.part_count()))
 
 
@@ -112,7 +121,7 @@ class SampledParts(OutputCheck):
         workload = inputs.workload
         count = workload.part_count()
         order = np.random.default_rng((inputs.seed, 2)).permutation(np.arange(1, count - 1))
-        between = order[: _affordable_parts(workload) - 2].tolist()
+        between = order[: affordable_parts(workload) - 2].tolist()
         self._parts = [workload.part(index) for index in sorted({0, count - 1, *between})]
         self._checks = [
             EveryElement(dataclasses.replace(inputs, workload=part.workload, inputs=part.of(inputs.inputs)))
@@ -278,10 +287,10 @@ def _places(shape: tuple[int, ...], rng: numpy.random.Generator, repeats: int) -
         yield _Place(z, slice(max(0, rows - EDGE), rows), slice(0, cols))
         yield _Place(z, slice(0, rows), slice(max(0, cols - EDGE), cols))
         for _ in range(repeats):
-            yield from _spread(z, rows, cols, rng)
+            yield from spread_blocks(z, rows, cols, rng)
 
 
-def _spread(z: int, rows: int, cols: int, rng: numpy.random.Generator) -> Iterator[_Place]:
+def spread_blocks(z: int, rows: int, cols: int, rng: numpy.random.Generator) -> Iterator[_Place]:
     """Yield blocks so that each band of rows and each band of columns contains at least one."""
     row_bands, col_bands = -(-rows // BAND), -(-cols // BAND)
     count = max(row_bands, col_bands)

@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from tunebench.tuning.workload_report import Report
 
 __all__ = [
+    "comparison_rows",
+    "failure_lines",
     "html_report",
     "html_summary",
     "pool_parts",
     "render_reports",
     "render_size_range",
     "render_summary",
+    "skipped_lines",
     "time_of",
 ]
 
@@ -81,7 +84,7 @@ def html_report(report: Report) -> str:
     ]
     tables = html_table(f"{report.workload} on {report.device}", rows)
     if report.median_us is not None:
-        tables += html_grid(*_VERSUS, rows=_comparison(report, report.median_us))
+        tables += html_grid(*_VERSUS, rows=comparison_rows(report, report.median_us))
     return tables
 
 
@@ -109,7 +112,7 @@ def _render_best(report: Report, to: Console) -> None:
         return
     to.print(f"  variant  {report.variant}")
     to.print(f"  config   {report.config}", soft_wrap=True)
-    to.print(table(*_VERSUS, rows=_comparison(report, report.median_us)))
+    to.print(table(*_VERSUS, rows=comparison_rows(report, report.median_us)))
     for line in (*_ties(report), *_proof(report)):
         to.print(line, soft_wrap=True)
 
@@ -123,7 +126,7 @@ def _search_lines(report: Report) -> Iterator[str]:
         yield f"  lookup   returns {report.served}"
     if report.default_failure is not None:
         yield f"  default  failed, so that the best is compared with none: {report.default_failure}"
-    yield from _failures(report)
+    yield from failure_lines(report)
     for source in report.warm:
         text = f"{source.records} records of {source.workload} on {source.device}, {source.use}"
         yield f"  warm     {source.variant}: {text}"
@@ -136,7 +139,7 @@ def _search_lines(report: Report) -> Iterator[str]:
             yield f"           {line}"
     seconds = ", ".join(f"{name.removesuffix('_s')} {value:.1f}" for name, value in report.seconds.items())
     yield f"  seconds  {seconds}"
-    for line in _skipped_lines(report.skipped):
+    for line in skipped_lines(report.skipped):
         yield f"  skipped  {line}"
     yield f"  database {report.database}"
     for run in report.unresumed[-SHOWN_RUNS:]:
@@ -144,7 +147,7 @@ def _search_lines(report: Report) -> Iterator[str]:
         yield f"  resume   {run}" + (f"; continue it by `{command}`" if command is not None else "")
 
 
-def _skipped_lines(skipped: Mapping[str, str]) -> Iterator[str]:
+def skipped_lines(skipped: Mapping[str, str]) -> Iterator[str]:
     """Yield each reason once; a reason that several variants share is followed by their names."""
     sharing: dict[str, list[str]] = {}
     for key, reason in skipped.items():
@@ -153,7 +156,13 @@ def _skipped_lines(skipped: Mapping[str, str]) -> Iterator[str]:
         yield skipped[keys[0]] if len(keys) == 1 else f"{reason}: {', '.join(keys)}"
 
 
-def _comparison(report: Report, best_us: float) -> Iterator[tuple[object, ...]]:
+def comparison_rows(report: Report, best_us: float) -> Iterator[tuple[object, ...]]:
+    """Yield rows of the best configuration, its rivals and the lower bound: name, time, speedup, interval.
+
+    Args:
+        report: A report with a best configuration.
+        best_us: Time of that configuration.
+    """
     origin = "predicted, not measured" if report.how == "predicted" else "measured"
     bounds = report.ci_us or report.interval_us
     interval = f" [{time_of(bounds[0])}, {time_of(bounds[1])}]" if bounds else ""
@@ -190,7 +199,7 @@ def _versus(
     return name, time_of(us), f"{ratio(versus.ratio)}x", interval + sure
 
 
-def _failures(report: Report) -> Iterator[str]:
+def failure_lines(report: Report) -> Iterator[str]:
     """Yield the reason of the largest groups of failures, with the first lines of the message."""
     for failure in report.failures[:SHOWN_FAILURES]:
         yield f"  failed   {failure}"

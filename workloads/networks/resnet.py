@@ -106,7 +106,8 @@ class ResNet(Network):
                 )
                 size, c = out, k
 
-    def _first(self) -> Convolution:
+    def stem_convolution(self) -> Convolution:
+        """Return the convolution before the first block."""
         return Convolution(c=3, k=self.stem, size=self.size, taps=7, stride=2)
 
     def parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
@@ -116,7 +117,7 @@ class ResNet(Network):
             convolution.parameters for block in self.blocks()[first:last] for convolution in block.all
         )
         if first == 0:
-            total += self._first().parameters
+            total += self.stem_convolution().parameters
         if last == self.layers:
             total += (self.widths[-1] + 1) * self.classes
         return total
@@ -135,7 +136,7 @@ class ResNet(Network):
         Returns:
             Elements of activations, and positions of the largest elements of the pooling.
         """
-        first = self._first()
+        first = self.stem_convolution()
         elements = 3 * self.size**2 + 2 * first.k * first.out**2
         pooled = self.stem * (self.size // 4) ** 2
         elements += pooled  # input of the first block
@@ -157,7 +158,7 @@ class ResNet(Network):
         convolutions = [convolution for block in self.blocks()[first:last] for convolution in block.all]
         if first == 0:
             self._add_stem(tape)
-            convolutions.append(self._first())
+            convolutions.append(self.stem_convolution())
         for block in self.blocks()[first:last]:
             self._add_block(tape, block)
         if last == self.layers:
@@ -170,7 +171,7 @@ class ResNet(Network):
 
     def _add_stem(self, tape: Tape) -> None:
         """Add the first convolution, whose input needs no gradient, and the pooling."""
-        first = self._first()
+        first = self.stem_convolution()
         _add_convolution(tape, "stem", first, input_gradient=False)
         pooled = (tape.run.batch * self.stem, (first.out // 2) ** 2)
         for phase in ("forward", "backward"):  # a quarter is written; backward needs positions

@@ -345,11 +345,11 @@ def test_catalogue_follows_the_database(tmp_path: Path) -> None:
     fill(db)
     with open_browser(db) as browser, open_store(db) as store:
         catalogue = Catalogue(browser)
-        catalogue._look()
-        assert not catalogue._snapshot.unread
-        before = catalogue._snapshot.lines
-        catalogue._look()
-        assert catalogue._snapshot.lines == before
+        catalogue.read_changes()
+        assert not catalogue.snapshot(wait_s=0).unread
+        before = catalogue.snapshot(wait_s=0).lines
+        catalogue.read_changes()
+        assert catalogue.snapshot(wait_s=0).lines == before
         run = store.begin_run(
             RunStart(device=OTHER, workload="softmax:rows=9,cols=9", sampler="bound", seed=0)
         )
@@ -362,13 +362,13 @@ def test_catalogue_follows_the_database(tmp_path: Path) -> None:
             config=config,
         )
         store.record(key, Result(outcome=measured(3.0)), run_id=run)
-        catalogue._look()
-        (new,) = (line for line in catalogue._snapshot.lines if line not in before)
+        catalogue.read_changes()
+        (new,) = (line for line in catalogue.snapshot(wait_s=0).lines if line not in before)
         assert new.best is not None
         assert new.best.time_us == 3.0
         store.recheck(OTHER.key, key.workload, key.variant, lambda config: "r2")
-        catalogue._look()
-        line = catalogue._snapshot.line((new.device.id, key.workload))
+        catalogue.read_changes()
+        line = catalogue.snapshot(wait_s=0).line((new.device.id, key.workload))
         assert line is not None
         assert line.best is not None
         assert line.best.stale
@@ -381,16 +381,16 @@ def test_replaced_file_is_read_anew(tmp_path: Path) -> None:
         store.begin_run(RunStart(device=OTHER, workload=GEMM, sampler="bound", seed=0))
     with open_browser(str(db)) as browser:
         catalogue = Catalogue(browser)
-        catalogue._look()
-        assert catalogue._snapshot.workloads == WORKLOADS + 2
+        catalogue.read_changes()
+        assert catalogue.snapshot(wait_s=0).workloads == WORKLOADS + 2
         for suffix in ("-wal", "-shm"):
             db.with_name(f"a.db{suffix}").unlink(missing_ok=True)
         replacement.rename(db)
-        catalogue._look()
-        assert catalogue._snapshot.workloads == 0
+        catalogue.read_changes()
+        assert catalogue.snapshot(wait_s=0).workloads == 0
         db.unlink()
         with pytest.raises(DatabaseError, match="cannot be opened"):
-            catalogue._look()
+            catalogue.read_changes()
 
 
 @pytest.mark.slow

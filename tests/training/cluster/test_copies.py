@@ -57,7 +57,7 @@ def test_saved_elements_are_those_of_autograd() -> None:
         made = [nn.Conv2d(layer.c, layer.k, layer.taps, layer.stride, layer.taps // 2, bias=False)]
         return nn.Sequential(*made, nn.BatchNorm2d(layer.k), *[nn.ReLU(inplace=True)] * layer.relu)
 
-    stem = nn.Sequential(convolution(resnet._first()), nn.MaxPool2d(3, 2, 1))
+    stem = nn.Sequential(convolution(resnet.stem_convolution()), nn.MaxPool2d(3, 2, 1))
     blocks = [
         (
             nn.Sequential(*map(convolution, block.convolutions)),

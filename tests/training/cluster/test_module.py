@@ -13,7 +13,7 @@ from tunebench.errors import InputError
 from tunebench.forecast.network import HOST_US
 from tunebench.graph import InputSpec, load_factory
 from tunebench.training.cluster import ModuleJob, TrainingCluster, plan_module
-from tunebench.training.cluster.module import _block_name
+from tunebench.training.cluster.module import block_name
 from tunebench.training.fitting.model_plan import ModelProfiler
 from tunebench.training.memory import device_use, unplanned
 
@@ -95,5 +95,5 @@ def test_what_cannot_be_planned_is_explained(profiler: ModelProfiler, tmp_path: 
     none = plan_module(ModuleJob(profiler=profiler, batch=4096), TrainingCluster.parse("1 x l4, 500MB"))
     assert none.plans == ()
     assert 0 < none.missing_bytes < 10**9
-    assert _block_name("encoder.layers.3.norm") == "encoder.layers.3"
-    assert _block_name("head.norm") == "head"
+    assert block_name("encoder.layers.3.norm") == "encoder.layers.3"
+    assert block_name("head.norm") == "head"

@@ -17,7 +17,7 @@ from tunebench.training.memory import (
     simulate,
     unplanned,
 )
-from tunebench.training.memory.eviction import StepIndex, _Restoration
+from tunebench.training.memory.eviction import Restoration, StepIndex
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -25,7 +25,7 @@ def test_times_to_restore_and_next_uses_stay_right_while_tensors_come_and_go(see
     step = random_step(seed, most=40)
     index, draw = StepIndex(step), random.Random(seed)
     swapped = frozenset(tensor for tensor in step.producers() if draw.random() < 0.2)
-    tensors = _Restoration(index, swapped)
+    tensors = Restoration(index, swapped)
     for stage in range(len(step.operations)):
         for tensor in index.outputs[stage]:
             tensors.arrive(tensor)
@@ -42,7 +42,7 @@ def test_times_to_restore_and_next_uses_stay_right_while_tensors_come_and_go(see
                 assert tensors.need_us[tensor] == _need_us(tensors, index, tensor, stage)
 
 
-def _cost_us(tensors: _Restoration, index: StepIndex, tensor: int) -> float:
+def _cost_us(tensors: Restoration, index: StepIndex, tensor: int) -> float:
     """Return the time to restore a tensor, worked out from the start."""
     step, producer = index.step, index.producer[tensor]
     assert step.link is not None
@@ -60,7 +60,7 @@ def _cost_us(tensors: _Restoration, index: StepIndex, tensor: int) -> float:
     return total_us + longest_us
 
 
-def _need_us(tensors: _Restoration, index: StepIndex, tensor: int, stage: int) -> float:
+def _need_us(tensors: Restoration, index: StepIndex, tensor: int, stage: int) -> float:
     """Return when a tensor is needed next, worked out from the start."""
     uses = [index.clock_us[use] for use in index.uses[tensor] if use > stage]
     for reader in index.readers[tensor]:

@@ -114,7 +114,7 @@ def test_the_linear_program_bounds_chains_with_long_recomputation_tightly() -> N
 def test_plan_has_a_table_and_a_row_for_each_tensor() -> None:
     plan = plan_memory(chain_step(8), 4)
     assert "proved optimal" in plan._repr_html_()
-    columns = plan._columns()
+    columns = plan.to_columns()
     assert columns["tensor"] == [tensor.tensor for tensor in plan.tensors]
     assert sum(columns["kept"]) == sum(tensor.kept for tensor in plan.tensors) < len(plan.tensors)
 

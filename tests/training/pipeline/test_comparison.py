@@ -43,7 +43,7 @@ def test_all_schedules_are_compared_and_the_fastest_that_fits_is_best() -> None:
     assert tight.best.name == "1f1b balanced"
     assert compare_schedules(SOURCE, 16, memory_bytes=600, balanced=False).best is None
     assert f"{comparison.best.name} (best)" in comparison._repr_html_()
-    assert comparison._columns()["step_us"] == [schedule.step_us for schedule in comparison.schedules]
+    assert comparison.to_columns()["step_us"] == [schedule.step_us for schedule in comparison.schedules]
 
 
 def test_impossible_schedules_are_left_out_with_a_reason() -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tunebench.workloads.operators.gemm import Gemm
     from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
-__all__ = ["COLUMNS", "Arithmetic", "Family", "LibraryKernel", "library_kernels"]
+__all__ = ["COLUMNS", "OPERATORS", "Arithmetic", "Family", "LibraryKernel", "library_kernels"]
 
 Family = Literal[
     "product",
@@ -79,7 +79,7 @@ class LibraryKernel:
 
 def library_kernels(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
     """Yield the kernels that a framework launches for a workload on a device, in order."""
-    kernels_of = _OPERATORS.get(workload.operator)
+    kernels_of = OPERATORS.get(workload.operator)
     if kernels_of is not None:
         yield from kernels_of(workload, device)
         return
@@ -341,7 +341,7 @@ def _attention(workload: Attention, device: Device) -> Iterator[LibraryKernel]:
     yield LibraryKernel("softmax", "f32", rows, why)
 
 
-_OPERATORS: dict[str, Callable[[Any, Device], Iterator[LibraryKernel]]] = {
+OPERATORS: dict[str, Callable[[Any, Device], Iterator[LibraryKernel]]] = {
     "attention": _attention,
     "batchnorm_stats": _batchnorm_stats,
     "conv2d": _conv2d,

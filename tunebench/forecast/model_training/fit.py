@@ -28,8 +28,12 @@ __all__ = [
     "TrainedExpert",
     "assemble_model",
     "chip",
+    "divide_rows",
+    "equal_group_weights",
     "errors",
+    "forest_of",
     "spread",
+    "stretch_for_few",
     "table_roofline",
     "train_expert",
 ]
@@ -96,9 +100,9 @@ def train_expert(table: MeasuredKernels) -> TrainedExpert:
     roofline = table_roofline(table)
     target = np.log(table.kernel_us / roofline.us)
     finite = np.flatnonzero(np.isfinite(target))
-    seen, unseen = (finite[rows] for rows in _divided(table.group[finite], rng))
+    seen, unseen = (finite[rows] for rows in divide_rows(table.group[finite], rng))
     tested = unseen[table.visible[unseen]]
-    weights = _alike(table.group[seen])
+    weights = equal_group_weights(table.group[seen])
     trees, leaves = TREES.get(table.skill, USUAL)
     forest = _fitted(roofline.features[seen], target[seen], weights, trees, leaves)
     near = spread([target[tested] - forest(roofline.features[tested])])
@@ -121,16 +125,18 @@ def _of_even_sizes(table: MeasuredKernels, roofline: RooflineModel) -> float | N
     if not 0 < len(of_models) < len(names):
         return None
     seen = np.flatnonzero(np.isfinite(table.kernel_us) & ~np.isin(table.group, of_models))
-    seen = seen[_divided(table.group[seen], np.random.default_rng(0))[0]]
+    seen = seen[divide_rows(table.group[seen], np.random.default_rng(0))[0]]
     target = np.log(table.kernel_us / roofline.us)
     trees, leaves = TREES.get(table.skill, USUAL)
-    forest = _fitted(roofline.features[seen], target[seen], _alike(table.group[seen]), trees, leaves)
+    forest = _fitted(
+        roofline.features[seen], target[seen], equal_group_weights(table.group[seen]), trees, leaves
+    )
     missed = target - forest(roofline.features)
     medians = (np.median(missed[table.visible & (table.group == name)]) for name in of_models)
     return min(map(float, medians), key=abs)
 
 
-def _divided(group: NDArray[np.str_], rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any]]:
+def divide_rows(group: NDArray[np.str_], rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the rows to train on and the rows to test on."""
     seen, unseen = [], []
     for name in np.unique(group):
@@ -141,7 +147,7 @@ def _divided(group: NDArray[np.str_], rng: np.random.Generator) -> tuple[NDArray
     return np.concatenate(seen), np.concatenate(unseen)
 
 
-def _alike(group: NDArray[np.str_]) -> Array:
+def equal_group_weights(group: NDArray[np.str_]) -> Array:
     """Return row weights that give each group the same total."""
     _, index, counts = np.unique(group, return_inverse=True, return_counts=True)
     weights: Array = len(group) / len(counts) / counts[index]
@@ -162,10 +168,10 @@ def _fitted(features: Array, target: Array, weights: Array, trees: int, leaves: 
         early_stopping=False,
         random_state=0,
     ).fit(features.astype(np.float32), target, sample_weight=weights)
-    return _forest(fitted)
+    return forest_of(fitted)
 
 
-def _forest(fitted: Any) -> Forest:
+def forest_of(fitted: Any) -> Forest:
     """Return the trees of a fitted scikit-learn regressor."""
     nodes = [stage[0].nodes for stage in fitted._predictors]
     roots = np.cumsum([0, *(len(tree) for tree in nodes[:-1])]).astype(np.int32)
@@ -203,7 +209,7 @@ def chip(device: Device) -> tuple[str, int]:
     return device.architecture, device.sm_count
 
 
-def _of_few(devices: int) -> float:
+def stretch_for_few(devices: int) -> float:
     """Return the factor by which errors on a few devices are stretched to hold for another device.
 
     The interval of one more draw is wider than that of n draws by Student's t and ``sqrt(1 + 1 / n)``. The
@@ -266,7 +272,7 @@ def assemble_model(trained: dict[Skill, list[TrainedExpert]]) -> ForecastModel:
             ]
             asked = [ForecastModel({skill: rest}, unknown) for rest in rests]
             seen = spread(errors(expert, rest) for expert, rest in zip(of_skill, asked, strict=True))
-            wider = _of_few(len(set(chips)))
+            wider = stretch_for_few(len(set(chips)))
             far[skill] = Spread(wider * seen.low, wider * seen.high)
         else:
             near = of_skill[0].expert.near

@@ -252,7 +252,7 @@ class Catalogue:
             self._wanted.clear()
             began, first = time.monotonic(), self._state is None
             try:
-                self._look()
+                self.read_changes()
             except TunebenchError as error:
                 self._snapshot = replace(self._snapshot, error=str(error))
             except DAMAGE as error:
@@ -263,7 +263,7 @@ class Catalogue:
             self._closing.wait(max(REFRESH_S, 0.0 if first else _REST * took))
             self._wanted.wait()
 
-    def _look(self) -> None:
+    def read_changes(self) -> None:
         """Read the workloads that changed since the last look; the first time, all."""
         state = self._browser.changes()
         if self._state is not None and state == self._state:

@@ -36,7 +36,7 @@ from tunebench.workloads.networks.tape import Tape
 if TYPE_CHECKING:
     from tunebench.training.fitting.model_plan import ModelProfiler
 
-__all__ = ["ModuleJob", "plan_module"]
+__all__ = ["ModuleJob", "block_name", "plan_module"]
 
 SLICES = 64
 """Equal parts of the backward pass by which gradients become available."""
@@ -272,7 +272,7 @@ class _ModuleSearch:
     def _blocks(self, step: TrainingStep) -> list[_Block]:
         """Return the blocks in the order of the forward pass; times are at least those of their launches."""
         profile = self.job.profiler.profile(self.start)
-        names = [_block_name(layer) for layer in profile.layers]
+        names = [block_name(layer) for layer in profile.layers]
         # If launches take longer than kernels, the device waits between all of them: scale every operation
         # alike.
         stretch = max(1.0, HOST_US * len(step.operations) / (step.compute_us or 1.0))
@@ -281,7 +281,7 @@ class _ModuleSearch:
             times[name][index >= self._boundary] += stretch * operation.time_us
         parameter_bytes: dict[str, int] = defaultdict(int)
         for parameter, nbytes in self.job.profiler.parameters:
-            parameter_bytes[_block_name(parameter.rpartition(".")[0])] += nbytes
+            parameter_bytes[block_name(parameter.rpartition(".")[0])] += nbytes
         return [
             _Block(parameter_bytes[name], *times[name]) for name in dict.fromkeys((*names, *parameter_bytes))
         ]
@@ -313,7 +313,7 @@ class _ModuleSearch:
         return sum(max(timed.time_us, HOST_US * timed.operation.count) for timed in times)
 
 
-def _block_name(module: str) -> str:
+def block_name(module: str) -> str:
     """Return the block of a module's path: up to the first number in it, or its first part."""
     parts = module.split(".")
     return ".".join(_until_number(parts)) if any(map(str.isdigit, parts)) else parts[0]

@@ -25,7 +25,7 @@ from tunebench.training.memory.schedule import Action, Compute, CopyIn, CopyOut,
 from tunebench.training.memory.simulation import simulate
 from tunebench.training.memory.step import TrainingStep
 
-__all__ = ["EvictionPolicy", "StepIndex", "evict"]
+__all__ = ["EvictionPolicy", "Restoration", "StepIndex", "evict"]
 
 _BATCH = 1 / 256
 """Fraction of the budget to free at once, so that large steps take fewer rounds."""
@@ -160,7 +160,7 @@ class _NoRoom(Exception):
         self.wanted = recomputed
 
 
-class _Restoration:
+class Restoration:
     """Which tensors are on the device, what it costs to restore each, and when each is needed next.
 
     Both are kept up to date when a tensor comes or goes, so that an eviction compares them at once. The
@@ -314,7 +314,7 @@ class _Execution:
     def __init__(self, index: StepIndex, budget_bytes: int, policy: EvictionPolicy) -> None:
         self._index, self._step = index, index.step
         self._budget_bytes, self._policy = budget_bytes, policy
-        self._tensors = _Restoration(index, policy.swapped)
+        self._tensors = Restoration(index, policy.swapped)
         self._used_bytes = index.step.resident_bytes
         # Added to the time until the next use, so that a tensor needed right now does not divide by zero.
         self._soon_us = index.clock_us[-1] / len(index.clock_us) * 1e-3 + _NO_TIME_US
