@@ -312,7 +312,7 @@ def _tiles_seen(workload: Attention, bm: int, bn: int, pack_heads: int) -> tuple
 
 
 def tiles_fit(workload: Attention, bm: Any, bn: Any, pack_heads: Any, least: tuple[int, int]) -> Any:
-    """No tile may be twice as large as the workload if a smaller one exists; one grid must hold all parts."""
+    """No tile is twice as large as the workload if a smaller one exists; all parts fit in one grid."""
     worthwhile = ((bm < 2 * rows(workload, pack_heads)) | (bm <= least[0])) & (
         (bn < 2 * workload.seq_k) | (bn <= least[1])
     )

@@ -59,7 +59,7 @@ def shared_memory_fits(bn: Any, stages: Any, consumers: Any, workload: Attention
 
 
 def fits(bn: Any, consumers: Any, workload: Attention) -> Any:
-    """No tile may be twice as large as the workload if a smaller one exists; tiles need 32-bit numbers."""
+    """No tile is twice as large as the workload if a smaller one exists; the tiles fit in one grid."""
     return _forward.tiles_fit(workload, 64 * consumers, bn, 0, (64, 64))
 
 

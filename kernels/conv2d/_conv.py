@@ -199,7 +199,7 @@ def _spans(workload: Conv2d) -> list[int]:
 
 
 def pairs_inside(workload: Conv2d) -> int:
-    """Return the number of pairs of an output and a tap that meet inside the image, for one channel."""
+    """Return how many pairs of an output and a tap read an input inside the image, for one channel."""
     return math.prod(sum(len(axis.outputs_of(tap)) for tap in range(axis.taps)) for axis in workload.axes)
 
 

@@ -115,7 +115,7 @@ class CudaWgmmaGatedGemm(WgmmaGemm[GatedGemm]):
         return np.where(joined(table["bn"], table["consumers"], table["min_blocks"]), 1, MATRICES)
 
     def choices(self, workload: GatedGemm, config: Config) -> Constants:
-        """Return the compile-time constants: also the columns of an instruction, and where tiles of b lie."""
+        """Return the compile-time constants, with columns per instruction and the layout of tiles of b."""
         at_once = MATRICES if joined(config["bn"], config["consumers"], config["min_blocks"]) else 1
         return {
             **super().choices(workload, config),

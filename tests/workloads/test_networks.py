@@ -444,7 +444,7 @@ def test_invalid_configuration_is_reported(changed: dict[str, Any], message: str
     [
         (NetworkRun(batch=2), "needs seq"),
         (NetworkRun(seq=33), "has 32 positions; seq=33"),
-        (NetworkRun(seq=8, tensor=3), "tensor=3 must divide 4 heads"),
+        (NetworkRun(seq=8, tensor=3), "tensor=3 must divide 4 heads of queries"),
         (NetworkRun(seq=8, layers=(2, 4)), "has 3 layers; got a stage of 2 up to 4"),
     ],
 )

@@ -73,8 +73,8 @@ def test_a_workload_is_built_by_name_and_values_too() -> None:
             "gemm:m=1,n=1,k=1,dtype=f16,trns=nt",
             "Did you mean 'trans'? Known: accumulate, act, batch, dtype, epilogue, k, m, n",
         ),
-        ("gemm:m=1,n=1,k=1,dtype=i8,out=f32", "i8 gives out=i32 and nothing else does, not i8 to f32"),
-        ("gemm:m=1,n=1,k=1,dtype=f32,out=i32", "i8 gives out=i32 and nothing else does, not f32 to i32"),
+        ("gemm:m=1,n=1,k=1,dtype=i8,out=f32", "need each other, got dtype=i8 and out=f32"),
+        ("gemm:m=1,n=1,k=1,dtype=f32,out=i32", "need each other, got dtype=f32 and out=i32"),
         ("gemm:m=1,n=1,k=1,dtype=i8,epilogue=bias", "i8 has epilogue=none only, got bias"),
         ("gemm:m=1,n=1,k=131072,dtype=i8", "i8 has k up to 131071, or sums overflow i32; got 131072"),
         (

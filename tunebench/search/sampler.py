@@ -74,7 +74,9 @@ class TableSampler(BaseSampler):
         seed: int | None = None,
     ) -> None:
         if prospects is not None and (space is not None or constraint is not None):
-            raise InputError("a sampler takes either a table of valid configurations or a search space")
+            raise InputError(
+                "a sampler takes either a table of valid configurations or a search space, got both"
+            )
         self._rng = np.random.default_rng(seed)
         self._independent = RandomSampler(seed)
         self._common = IntersectionSearchSpace()

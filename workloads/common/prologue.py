@@ -112,8 +112,8 @@ def check(operator: str, expression: str, dtype: DType, out: DType, terms: int, 
     largest_sum = factor * reach(expression, terms)
     if largest_sum > LARGEST_OUT.get(out, 3.4e38):
         raise InputError(
-            f"{operator}: sums of pre={expression} may be up to {significant(largest_sum, 3)}, which {out} "
-            "does not hold; limit the values (min, max), or give a wider result"
+            f"{operator}: sums of pre={expression} may be up to {significant(largest_sum, 3)}, more than "
+            f"the largest {out}; limit the values (min, max), or choose a wider out="
         )
 
 

@@ -372,7 +372,9 @@ class Transformer(Network):
         if run.fp8 != "none" and run.dtype == "f32":
             raise InputError(f"fp8={run.fp8} needs dtype=bf16 or f16, for everything else, got {run.dtype}")
         if run.seq < 1:
-            raise InputError(f"{self.name} needs seq, the tokens of a sequence")
+            raise InputError(
+                f"{self.name} needs seq, the tokens of a sequence: expected 1 or more, got {run.seq}"
+            )
         if architecture.positions and run.seq * run.context > architecture.positions:
             seq = run.seq * run.context
             raise InputError(
@@ -389,8 +391,8 @@ class Transformer(Network):
             or architecture.ffn % run.tensor
         ):
             raise InputError(
-                f"{self.name}: tensor={run.tensor} must divide {architecture.heads} heads, "
-                f"{architecture.heads_k} of keys, and an inner width of {architecture.ffn}"
+                f"{self.name}: tensor={run.tensor} must divide {architecture.heads} heads of queries, "
+                f"{architecture.heads_k} heads of keys, and the feed-forward width {architecture.ffn}"
             )
 
 

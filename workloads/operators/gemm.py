@@ -102,7 +102,9 @@ class Gemm(FusedProduct):
     def check(self) -> None:
         """Refuse integers with unsupported options, and an expression that the epilogue has no place for."""
         if (self.dtype == "i8") != (self.out == "i32"):
-            raise InputError(f"gemm: i8 gives out=i32 and nothing else does, not {self.dtype} to {self.out}")
+            raise InputError(
+                f"gemm: dtype=i8 and out=i32 need each other, got dtype={self.dtype} and out={self.out}"
+            )
         if self.dtype == "i8" and self.epilogue != "none":
             raise InputError(f"gemm: i8 has epilogue=none only, got {self.epilogue}")
         if self.dtype == "i8" and self.k > MAX_INTEGER_K:
