@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tunebench.errors import DatabaseError
 
-__all__ = ["file_identity", "network_file_system", "refuse_hard_links"]
+__all__ = ["MOUNTS", "file_identity", "network_file_system", "refuse_hard_links"]
 
-_MOUNTS = Path("/proc/self/mountinfo")
+MOUNTS = Path("/proc/self/mountinfo")
 
 _NETWORK = re.compile(
     r"nfs\d?|cifs|smb\d?|smbfs|afs|ceph|lustre|gpfs|beegfs|orangefs|glusterfs"
@@ -65,7 +65,7 @@ def network_file_system(path: Path) -> str | None:
 def _mounts() -> Iterator[tuple[Path, str]]:
     """Yield mount point and type of each file system, oldest first; nothing if they are not listed."""
     try:
-        lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return
     for line in lines:

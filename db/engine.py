@@ -19,12 +19,20 @@ from tunebench.db.location import Location, default_path
 from tunebench.db.sqlite_file import distrust_file, explain_sqlite, open_read_only, refuse_special_file
 from tunebench.errors import DatabaseError, InputError, MissingDependency
 
-__all__ = ["BUSY_S", "create_engine", "translate_decode_errors", "translate_errors", "write"]
+__all__ = [
+    "BUSY_S",
+    "KEEPALIVE",
+    "configure_durability",
+    "create_engine",
+    "translate_decode_errors",
+    "translate_errors",
+    "write",
+]
 
 BUSY_S = 30.0
 """Seconds that a writer waits for another one."""
 
-_KEEPALIVE = {
+KEEPALIVE = {
     "connect_timeout": 10,
     "keepalives_idle": 30,
     "keepalives_interval": 10,
@@ -65,7 +73,7 @@ def create_engine(
             raise InputError(f"database {location}: only SQLite and PostgreSQL are supported")
         if url.drivername == "postgresql":  # the extra `postgres` installs psycopg 3
             url = url.set(drivername="postgresql+psycopg")
-        limits = {**_KEEPALIVE, **(_HASTY if hasty else {})}
+        limits = {**KEEPALIVE, **(_HASTY if hasty else {})}
         limits = {name: value for name, value in limits.items() if name not in url.query}
         engine = sa.create_engine(url, pool_pre_ping=True, connect_args=limits, **common)
         return engine.execution_options(postgresql_readonly=True) if read_only else engine
@@ -120,7 +128,7 @@ def _sqlite_connector(path: Path, read_only: bool, foreign_keys: bool) -> Callab
         try:
             connection.path, connection.file = path, disk.file_identity(path)
             distrust_file(connection)
-            warning = _configure_durability(connection)
+            warning = configure_durability(connection)
             if warning and not warned:
                 warned = True
                 warnings.warn(warning, RuntimeWarning, stacklevel=2)
@@ -133,7 +141,7 @@ def _sqlite_connector(path: Path, read_only: bool, foreign_keys: bool) -> Callab
     return connect
 
 
-def _configure_durability(connection: FileConnection) -> str | None:
+def configure_durability(connection: FileConnection) -> str | None:
     """Make commits survive a power cut; return a warning if the file cannot have a write-ahead log."""
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'measurement'").fetchone():
         # A new file: readers must not see it before it has its tables. Or another program's file, whose

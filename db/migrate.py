@@ -21,10 +21,10 @@ from tunebench.db.location import NO_RECORD, Location, locate
 from tunebench.db.migrations import newer_schema
 from tunebench.errors import DatabaseError, InputError, SchemaError, UnknownName
 
-__all__ = ["downgrade", "prepare", "upgrade"]
+__all__ = ["MIGRATIONS", "check_references", "downgrade", "prepare", "run_alembic", "upgrade"]
 
 _LOCK = 0x74756E65  # PostgreSQL advisory lock: only one of two processes creates the tables
-_MIGRATIONS = Path(str(resources.files("tunebench.db"))) / "migrations"
+MIGRATIONS = Path(str(resources.files("tunebench.db"))) / "migrations"
 
 
 def prepare(engine: sa.Engine, location: Location, *, read_only: bool) -> None:
@@ -119,8 +119,8 @@ def upgrade(db: str | Path | None = None) -> tuple[str | None, str]:
         _lock(connection)
         before = _known_revision(connection, location)
         if before != schema.HEAD:
-            _alembic(connection, "upgrade", schema.HEAD)
-            _check_references(connection, location)
+            run_alembic(connection, "upgrade", schema.HEAD)
+            check_references(connection, location)
     return before, schema.HEAD
 
 
@@ -161,8 +161,8 @@ def downgrade(db: str | Path | None = None, *, to: str, force: bool = False) -> 
             )
         counts = _value_counts(connection)
         if before != to:
-            _alembic(connection, "downgrade", to)
-            _check_references(connection, location)
+            run_alembic(connection, "downgrade", to)
+            check_references(connection, location)
         lost = _lost(counts, _value_counts(connection))
         if lost and not force:
             raise InputError(
@@ -237,20 +237,25 @@ def _migrating(location: Location) -> Iterator[sa.Connection]:
         engine.dispose()
 
 
-def _alembic(connection: sa.Connection, command: str, revision: str) -> None:
+def run_alembic(connection: sa.Connection, command: str, revision: str) -> None:
     """Run Alembic's `upgrade` or `downgrade` in an open transaction."""
     import alembic.command
     import alembic.config
 
     config = alembic.config.Config()
-    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     run: Any = getattr(alembic.command, command)
     run(config, revision)
 
 
-def _check_references(connection: sa.Connection, location: Location) -> None:
+def check_references(connection: sa.Connection, location: Location) -> None:
+    """Refuse a SQLite database with rows that refer to missing rows.
+
+    Raises:
+        DatabaseError: if there are such rows.
+    """
     if connection.dialect.name == "sqlite":
         broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
         if broken:

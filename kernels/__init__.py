@@ -38,6 +38,7 @@ __all__ = [
     "failed_files",
     "file_of",
     "files_of",
+    "forget_plugins",
     "headers",
     "import_file",
     "include",
@@ -96,6 +97,12 @@ def _plugins() -> dict[str, Variant[Any]]:
             _broken_plugins.append(reason)
             warnings.warn(f"{reason}; it is skipped", stacklevel=2)
     return plugins
+
+
+def forget_plugins() -> None:
+    """Forget the packages of the entry-point group, so that the next question about variants imports them."""
+    _plugins.cache_clear()
+    _broken_plugins.clear()
 
 
 def broken_plugins() -> tuple[str, ...]:

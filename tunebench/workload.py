@@ -207,7 +207,7 @@ class Workload(ABC):
             """The element type of the inputs."""
 
     def __post_init__(self) -> None:
-        kinds = self._kinds()
+        kinds = self.dimension_kinds()
         for dimension in self._fields():
             value = getattr(self, dimension.name)
             if value is None and "follows" in dimension.metadata:
@@ -338,13 +338,15 @@ class Workload(ABC):
 
     @classmethod
     @functools.cache
-    def _types(cls) -> dict[str, Any]:
+    def dimension_types(cls) -> dict[str, Any]:
+        """Return the type of each dimension, by field name, as its annotation states it."""
         return get_type_hints(cls, include_extras=True)
 
     @classmethod
     @functools.cache
-    def _kinds(cls) -> dict[str, Kind]:
-        return {name: Kind.of(hint) for name, hint in cls._types().items()}
+    def dimension_kinds(cls) -> dict[str, Kind]:
+        """Return the kind of each dimension, by field name: its base type and its range or values."""
+        return {name: Kind.of(hint) for name, hint in cls.dimension_types().items()}
 
     @classmethod
     @functools.cache
@@ -369,7 +371,7 @@ class Workload(ABC):
         """
         if dimension not in cls.dimensions():
             raise UnknownName(f"dimension of {cls.operator}", dimension, cls.dimensions())
-        return cls._kinds()[dimension].values
+        return cls.dimension_kinds()[dimension].values
 
     def changed(self, **dimensions: Any) -> Workload:
         """Return this workload with some dimensions replaced; dimensions that follow one of them are updated.
@@ -449,13 +451,13 @@ class Workload(ABC):
         ]
         if missing:
             raise InputError(f"{cls.operator}: missing {', '.join(missing)}; usage: {cls.usage()}")
-        operator, kinds = cls.operator, cls._kinds()
+        operator, kinds = cls.operator, cls.dimension_kinds()
         return cls(**{name: value_of(operator, name, value, kinds[name]) for name, value in given.items()})
 
     @classmethod
     def usage(cls) -> str:
         """Return the text form with a placeholder for each dimension, optional ones in brackets."""
-        kinds = cls._kinds()
+        kinds = cls.dimension_kinds()
         parts = []
         for dimension in cls._fields():
             text = f"{dimension.name}={placeholder(kinds[dimension.name])}"

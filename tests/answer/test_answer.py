@@ -322,15 +322,15 @@ def test_valid_record_is_not_checked_again_until_a_file_changes(
     from tunebench.answer import _validity
 
     asked: list[str] = []
-    real = _validity._check_variant
+    real = _validity.check_variant
 
     def ask_variant(row: Any, device: Any) -> str | None:
         asked.append(row.variant)
         return real(row, device)
 
-    monkeypatch.setattr(_validity, "_check_variant", ask_variant)
+    monkeypatch.setattr(_validity, "check_variant", ask_variant)
     for files in ("some files", "other files"):
-        monkeypatch.setattr(_validity, "_signature", lambda files=files: files)
+        monkeypatch.setattr(_validity, "signature", lambda files=files: files)
         for _ in range(2):
             remember(SXM, 1, measured(1.0))
             assert ask(db) == (1, "measured here")

@@ -323,10 +323,9 @@ class _BrokenPlugin:
 @pytest.fixture
 def broken_plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(kernels.metadata, "entry_points", lambda group: [_BrokenPlugin()])
-    monkeypatch.setattr(kernels, "_broken_plugins", [])
-    kernels._plugins.cache_clear()
+    kernels.forget_plugins()
     yield
-    kernels._plugins.cache_clear()
+    kernels.forget_plugins()
 
 
 @pytest.mark.usefixtures("broken_plugin")
@@ -340,7 +339,7 @@ def test_broken_plugin_is_skipped_with_one_warning() -> None:
 
 @pytest.mark.usefixtures("broken_plugin")
 def test_doctor_names_a_broken_plugin() -> None:
-    check = doctor._plugins()
+    (check,) = (check for check in doctor.checks() if check.subject == "plug-ins")
     assert check.status == "broken"
     assert check.found.startswith("plug-in theirs = their_package.kernel: SystemExit: 0")
 

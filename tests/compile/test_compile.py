@@ -303,7 +303,7 @@ def test_failing_compiler_is_unavailable_with_versions_and_remedy(
 def test_numba_cuda_does_not_need_removed_names_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     """NumPy 2.5 removed `row_stack`, which numba-cuda 0.30 asks for when it is imported."""
     monkeypatch.delattr(np, "row_stack", raising=False)
-    with numba_cuda._numpy_names_of_numba_cuda():
+    with numba_cuda.numpy_names_of_numba_cuda():
         assert callable(np.row_stack)
     assert not hasattr(np, "row_stack")
 

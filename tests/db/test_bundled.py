@@ -70,7 +70,7 @@ def test_measured_answers_are_bundled_and_looked_up_from_an_index(folder: Path, 
     assert view.details(row).figures.baselines["torch"].ratio == 1.5
     assert Device(**dict(view.descriptor(DEVICE.key) or {})) == DEVICE
     assert view.workloads("softmax") == [(DEVICE.key, WORKLOAD)]
-    view._forget()
+    view.close()
     assert (folder / "sm_90.jsonl").read_bytes() == before
     assert [p.name for p in folder.iterdir()] == ["sm_90.jsonl"]
 

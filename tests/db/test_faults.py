@@ -264,7 +264,7 @@ def test_silent_server_is_reported_waited_for_and_given_up(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_watch, "NOTICE_S", 0.2)
-    monkeypatch.setitem(engine._KEEPALIVE, "connect_timeout", 2)
+    monkeypatch.setitem(engine.KEEPALIVE, "connect_timeout", 2)
     messages: list[str] = []
     with open_store(server.new_database(), retry_policy=RetryPolicy(notify=messages.append)) as store:
         begin(store)

@@ -195,5 +195,5 @@ def test_a_file_is_read_in_pieces_of_any_size(
     expected = scan(path)
     assert expected[0].problem == (123456789,)
     for size in (1, 2, 3, 7, 64):
-        monkeypatch.setattr(_stream, "_CHUNK", size)
+        monkeypatch.setattr(_stream, "CHUNK", size)
         assert scan(path) == expected

@@ -32,7 +32,7 @@ def load(revision: str, db: str, folder: Path) -> None:
     if location.path is None:
         engine = create_engine(location)
         with write(engine) as connection:
-            migrate._alembic(connection, "upgrade", revision)
+            migrate.run_alembic(connection, "upgrade", revision)
             _copy(path, connection)
         engine.dispose()
 
@@ -164,7 +164,7 @@ def _killed_at(statement: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if statement < 0:
-        migrate._check_references = die  # type: ignore[assignment]
+        migrate.check_references = die  # type: ignore[assignment]
         return
     count = 0
 

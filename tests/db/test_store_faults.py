@@ -361,7 +361,7 @@ def _mounted(monkeypatch: pytest.MonkeyPatch, folder: Path, mount_point: Path, k
     table.write_text(
         f"27 1 254:0 / / rw - ext4 /dev/vda rw\n40 27 0:50 / {space} rw shared:1 - {kind} there rw\n"
     )
-    monkeypatch.setattr(disk, "_MOUNTS", table)
+    monkeypatch.setattr(disk, "MOUNTS", table)
 
 
 def test_single_file_mount_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

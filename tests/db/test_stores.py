@@ -795,7 +795,7 @@ def test_migrations_go_both_ways(db: str) -> None:
     open_store(db).close()
     engine = create_engine(locate(db), foreign_keys=False)
     with write(engine) as connection:
-        migrate._alembic(connection, "downgrade", "base")
+        migrate.run_alembic(connection, "downgrade", "base")
     with engine.connect() as connection:
         assert sa.inspect(connection).get_table_names() == ["alembic_version"]
     engine.dispose()
@@ -809,7 +809,7 @@ def test_samples_survive_a_downgrade_and_upgrade(db: str) -> None:
             store.record(key(number), Result(outcome=outcome), verdict=DEFAULT)
     engine = create_engine(locate(db), foreign_keys=False)
     with write(engine) as connection:
-        migrate._alembic(connection, "downgrade", "0002")
+        migrate.run_alembic(connection, "downgrade", "0002")
     engine.dispose()
     assert upgrade(db) == ("0002", schema.HEAD)
     with open_store(db) as store:
@@ -848,8 +848,8 @@ def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(schema, "REVISIONS", (*schema.REVISIONS, NEXT_REVISION))
     monkeypatch.setattr(schema, "HEAD", NEXT_REVISION)
     folder = tmp_path / "migrations"
-    shutil.copytree(migrate._MIGRATIONS, folder)
-    monkeypatch.setattr(migrate, "_MIGRATIONS", folder)
+    shutil.copytree(migrate.MIGRATIONS, folder)
+    monkeypatch.setattr(migrate, "MIGRATIONS", folder)
     step = folder / "versions" / f"{NEXT_REVISION}_note.py"
     step.write_text(_next())
     return step

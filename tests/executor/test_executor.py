@@ -576,7 +576,7 @@ def test_worker_with_much_memory_ends_when_the_machine_has_little_left(
     for name, result in (("_total_bytes", 100), ("_resident_bytes", 30), ("_held_bytes", 30)):
         monkeypatch.setattr(_memory, name, lambda *_, result=result: result)
     for available, processes, ended in ((4, [1], True), (6, [1], False), (6, [1, 2, 3], True)):
-        monkeypatch.setattr(_memory, "_available_bytes", lambda available=available: available)
+        monkeypatch.setattr(_memory, "available_bytes", lambda available=available: available)
         assert _memory.exceeds(lambda processes=processes: processes, limit=75) is ended
 
 

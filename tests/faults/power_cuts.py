@@ -60,14 +60,14 @@ def tune(folder: str, trials: int, synchronous: str | None, network: bool) -> No
     if network:
         disk.network_file_system = lambda path: "nfs4"
     if synchronous is not None:
-        real = engine._configure_durability
+        real = engine.configure_durability
 
         def weaker(connection: Any) -> str | None:
             result = real(connection)
             connection.execute(f"PRAGMA synchronous = {synchronous}")
             return result
 
-        engine._configure_durability = weaker
+        engine.configure_durability = weaker
     with journaled_tuning.journaled_store(f"{folder}/power.db", Path(folder, "journal")) as store:
         journaled_tuning.tune(store, journaled_tuning.workload(0), 1, trials=trials)
 

@@ -139,7 +139,7 @@ def test_ctrl_c_keeps_the_rows_predicted_so_far(tmp_path: Path, monkeypatch: pyt
 
 def test_incomplete_chunk_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "CHUNK", 3)
-    write, count = table._Target.write, 0
+    write, count = table.TargetFile.write, 0
 
     def torn(self: Any, data: bytes) -> None:
         nonlocal count
@@ -148,7 +148,7 @@ def test_incomplete_chunk_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyP
         if count == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(table._Target, "write", torn)
+    monkeypatch.setattr(table.TargetFile, "write", torn)
     result, rows = run(tmp_path, "workload\n" + f"{GEMM}\n" * 10)
     assert result.interrupted
     assert len(rows) == result.rows == 3

@@ -109,7 +109,7 @@ def _workload(chance: random.Random) -> str:
     for field in cls._fields():
         if field.name == "momentum" or ("[" + field.name in cls.usage() and chance.random() < 0.6):
             continue
-        items.append(f"{field.name}={_value(chance, cls._kinds()[field.name], tree)}")
+        items.append(f"{field.name}={_value(chance, cls.dimension_kinds()[field.name], tree)}")
     return f"{name}:{','.join(items)}"
 
 
@@ -269,7 +269,7 @@ def _check_stated(workload: Workload, text: str) -> None:
             name == "vector_dtype" and not stated.get("vectors")
         ):
             continue
-        kind, got = workload._kinds()[name], getattr(workload, name)
+        kind, got = workload.dimension_kinds()[name], getattr(workload, name)
         match got:
             case bool():
                 same = value.lower() in (("true", "1") if got else ("false", "0"))

@@ -16,7 +16,7 @@ from tunebench.binary import cubin
 from tunebench.binary.ptxas_note import objections, ptxas_notes
 from tunebench.device import Device, described, representative
 from tunebench.emulate.emulator import ORDERS, EmulationFailed, emulate
-from tunebench.measure.cpu import _argument
+from tunebench.measure.cpu import kernel_argument
 from tunebench.measure.verify import GuardedArray, InputSet, draw, poisoned, worst_error
 from tunebench.space import Config
 from tunebench.variant import CudaVariant, NumbaCpuVariant
@@ -130,7 +130,7 @@ def run_on_cpu(
     outputs = poisoned(workload)
     scratch = {tensor.name: GuardedArray(tensor).array for tensor in variant.scratch(workload, config)}
     arrays = {**inputs, **outputs, **scratch}
-    arguments = [_argument(argument, arrays) for argument in variant.arguments(workload, config)]
+    arguments = [kernel_argument(argument, arrays) for argument in variant.arguments(workload, config)]
     _serial(variant, workload, config)(*arguments)
     return outputs
 

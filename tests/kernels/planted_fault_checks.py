@@ -136,14 +136,14 @@ def _watched(fault: PlantedFault) -> str | None:
 @contextlib.contextmanager
 def _planted_header(fault: PlantedFault) -> Iterator[None]:
     """Replace the text in a header of the emulator."""
-    headers = dict(host_compiler._headers())
+    headers = dict(host_compiler.shim_headers())
     headers[fault.subject] = _replaced(headers[fault.subject], fault)
-    host_compiler._key_parts.cache_clear()
+    host_compiler.key_parts.cache_clear()
     try:
-        with mock.patch.object(host_compiler, "_headers", return_value=headers):
+        with mock.patch.object(host_compiler, "shim_headers", return_value=headers):
             yield
     finally:
-        host_compiler._key_parts.cache_clear()
+        host_compiler.key_parts.cache_clear()
 
 
 @contextlib.contextmanager

@@ -301,9 +301,9 @@ def test_aten_calls_are_read_as_the_name(record: Activation) -> None:
 def test_patch_fuses_its_module(name: str) -> None:
     from torch import nn
 
-    from tunebench.torch.patching.modules import _activation, may_fuse
+    from tunebench.torch.patching.modules import activation_of, may_fuse
 
     record = ACTIVATIONS[name]
     module = getattr(nn, record.module)(**record.arguments)
-    assert _activation(module) == name
+    assert activation_of(module) == name
     assert may_fuse([nn.Linear(4, 4), module])

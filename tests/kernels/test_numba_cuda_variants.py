@@ -16,7 +16,7 @@ from tests.support import needs_numba_cuda, package_variants
 from tunebench import workloads
 from tunebench.binary.cubin import launch_refusal
 from tunebench.device import Device, find, representative
-from tunebench.emulate.numba_simulator import _run, simulate
+from tunebench.emulate.numba_simulator import run_simulated, simulate
 from tunebench.variant import NumbaCudaVariant
 from tunebench.workload import Workload
 
@@ -105,7 +105,7 @@ def test_the_default_simulates_right(
     variant: NumbaCudaVariant[Any], workload: Workload, simulator: ProcessPoolExecutor
 ) -> None:
     _assert_simulates_right(
-        variant, workload, lambda *job: simulator.submit(_run, *job).result(timeout=TIMEOUT_S)
+        variant, workload, lambda *job: simulator.submit(run_simulated, *job).result(timeout=TIMEOUT_S)
     )
 
 

@@ -22,7 +22,7 @@ def stat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stat:
     """Return a function that sets the busy and idle seconds of the machine; 10 s pass between readings."""
     file = tmp_path / "stat"
     seconds = iter(range(0, 1000, 10))
-    monkeypatch.setattr(machine, "_STAT", file)
+    monkeypatch.setattr(machine, "STAT", file)
     monkeypatch.setattr(machine.os, "sysconf", lambda name: 100)
     monkeypatch.setattr(machine.os, "cpu_count", lambda: 4)
     monkeypatch.setattr(machine.time, "monotonic", lambda: float(next(seconds)))
@@ -55,7 +55,7 @@ def test_reference_kernel_is_timed_by_its_fastest_run(stat: Stat) -> None:
 
 
 def test_system_without_these_counts_reports_no_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_STAT", Path("/no/such/file"))
+    monkeypatch.setattr(machine, "STAT", Path("/no/such/file"))
     assert MachineState(lambda call: 7.0).conditions(reference=False) == {}
 
 
@@ -172,7 +172,7 @@ def test_processor_time_of_a_thread_counts_where_it_is_spent() -> None:
 
 
 def test_system_that_does_not_count_waiting_gives_wall_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_TASKS", "/no/such/folder")
+    monkeypatch.setattr(machine, "TASKS", "/no/such/folder")
     clock = itertools.count(0, 1_000_000)
     times = ThreadClocks(2).times(lambda: None, lambda: next(clock))
     assert (times.run_us, times.waited_us) == (1000.0, 0.0)

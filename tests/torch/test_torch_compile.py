@@ -225,8 +225,8 @@ def test_torch_runs_sums_that_overflow_a_short_type() -> None:
     )
     assert "overflow" in graph.nodes[0].reason
     images = torch.empty(8, 2, 1024, 1024, dtype=torch.half, device="meta", memory_format=CL)
-    assert _translation._sums_of_channels(images) == ()
-    assert _translation._sums_of_channels(images[:1]) != ()
+    assert _translation.sums_of_channels(images) == ()
+    assert _translation.sums_of_channels(images[:1]) != ()
 
 
 def test_transposed_convolution_is_a_gradient_plus_a_bias_kernel() -> None:

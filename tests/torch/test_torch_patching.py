@@ -244,8 +244,8 @@ def test_batch_norm_is_folded_only_for_a_tuned_kernel(monkeypatch: pytest.Monkey
         model(x)
         assert folded == {False: 2}
         monkeypatch.setattr(served.Dispatcher, "bound_choice", lambda chosen: SimpleNamespace(kernel=chosen))
-        assert served._is_tuned(model[0], x, "scale+bias+relu")
-        assert not served._is_tuned(model[0], x.double(), "scale+bias+relu")
+        assert served.is_tuned(model[0], x, "scale+bias+relu")
+        assert not served.is_tuned(model[0], x.double(), "scale+bias+relu")
 
 
 def test_running_statistics_are_updated_as_in_torch() -> None:

@@ -81,7 +81,7 @@ def _values(kind: Any, largest: int) -> st.SearchStrategy[Any]:
 @st.composite
 def workloads_of(draw: st.DrawFn, cls: type[Workload], largest: int) -> Workload:
     """Draw a workload from the types of its dimensions, omitting some of those with a default."""
-    types, chosen = cls._types(), {}
+    types, chosen = cls.dimension_types(), {}
     for dimension in dataclasses.fields(cls):
         if dimension.default is dataclasses.MISSING or draw(st.booleans()):
             chosen[dimension.name] = draw(_values(types[dimension.name], largest))
@@ -193,7 +193,7 @@ FILLERS = {"zeros": 0.0, "minus infinity": -math.inf}
 def test_allowed_changes_name_dimensions(name: str) -> None:
     cls = all_operators()[name]
     assert cls.category is not None
-    allowed_changes, types = cls.allowed_changes, cls._types()
+    allowed_changes, types = cls.allowed_changes, cls.dimension_types()
     assert allowed_changes.items or "shape" in cls.dimensions()  # extents within one text
     for dimension in (*allowed_changes.padding, *allowed_changes.items):
         assert any(isinstance(note, AtLeast) for note in get_args(types[dimension])), dimension

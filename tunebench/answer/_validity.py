@@ -21,7 +21,7 @@ from tunebench.answer._target import LookupTarget
 from tunebench.device import Device
 from tunebench.errors import TunebenchError
 
-__all__ = ["reason_invalid"]
+__all__ = ["check_variant", "reason_invalid", "signature"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -35,15 +35,15 @@ def reason_invalid(row: AnswerRow, target: LookupTarget, device: Callable[[], De
         device: Returns the description of that device; called only if the variant must be checked.
     """
     note = _marker(row, target) if _is_packaged(row.variant) else None
-    if note is not None and _read(note) == _signature():
+    if note is not None and _read(note) == signature():
         return None
-    reason = _check_variant(row, device)
+    reason = check_variant(row, device)
     if reason is None and note is not None:
-        _write(note, _signature())
+        _write(note, signature())
     return reason
 
 
-def _check_variant(row: AnswerRow, device: Callable[[], Device]) -> str | None:
+def check_variant(row: AnswerRow, device: Callable[[], Device]) -> str | None:
     from tunebench.kernels import variant as find_variant
     from tunebench.workloads import parse
 
@@ -91,7 +91,7 @@ def _is_packaged(variant: str) -> bool:
 
 
 @functools.cache
-def _signature() -> str:
+def signature() -> str:
     """Return a hash of names, sizes and times of all files on which validity depends."""
     lines = [__version__]
     for folder in (_PACKAGE, _PACKAGE / "kernels", _PACKAGE / "workloads"):

@@ -16,14 +16,14 @@ from typing import Any, Protocol
 
 from tunebench.errors import InputError
 
-__all__ = ["MAX_VALUE", "DuplicateName", "JsonMember", "as_object", "members"]
+__all__ = ["CHUNK", "MAX_VALUE", "DuplicateName", "JsonMember", "as_object", "members"]
 
 MAX_VALUE = 1 << 22
 """Largest length of one value: a row, or another member."""
 MAX_DIGITS = 300
 """Longer integers become infinity, because converting them is slow."""
 
-_CHUNK = 1 << 16
+CHUNK = 1 << 16
 
 
 class TextSource(Protocol):
@@ -199,7 +199,7 @@ class _JsonReader:
         waiting = len(self._text) - self._place
         if waiting > MAX_VALUE:
             raise ValueError(f"a value is longer than {MAX_VALUE >> 20} Mi characters")
-        piece = self._file.read(max(_CHUNK, waiting))
+        piece = self._file.read(max(CHUNK, waiting))
         if piece:
             self._text, self._place = self._text[self._place :] + piece, 0
         self._whole = not piece

@@ -29,6 +29,7 @@ __all__ = [
     "compile_numba_cuda",
     "key_numba_cuda",
     "numba_cuda_versions",
+    "numpy_names_of_numba_cuda",
     "ptx_of_numba_cuda",
     "require_numba_cuda",
 ]
@@ -56,7 +57,7 @@ def numba_cuda_versions() -> str:
     try:
         # Without the package numba-cuda, numba provides an older module that lacks LTO-IR output.
         compiler = metadata.version("numba-cuda")
-        with _numpy_names_of_numba_cuda():
+        with numpy_names_of_numba_cuda():
             import numba.cuda
         from cuda.bindings import nvjitlink
 
@@ -100,7 +101,7 @@ def require_numba_cuda() -> None:
 
     signature = types.void(types.Array(types.float32, 1, "C"))
     try:
-        with _numpy_names_of_numba_cuda():
+        with numpy_names_of_numba_cuda():
             code, _ = cuda.compile(store, signature, device=False, abi="numba", cc=OLDEST_CC, output="ltoir")
         _link(code, "sm_{}{}".format(*OLDEST_CC))
     except (CompileError, NumbaError, *_INCOMPATIBLE) as error:
@@ -108,7 +109,7 @@ def require_numba_cuda() -> None:
 
 
 @contextlib.contextmanager
-def _numpy_names_of_numba_cuda() -> Iterator[None]:
+def numpy_names_of_numba_cuda() -> Iterator[None]:
     """Let numba-cuda find `numpy.row_stack` while it is imported.
 
     numba-cuda 0.30 registers an implementation of it, but NumPy 2.5 has no such function. The name is removed

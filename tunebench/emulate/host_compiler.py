@@ -24,7 +24,7 @@ from tunebench.errors import EnvironmentFault, SuspectedFault
 from tunebench.fault import names_environment, names_missing
 from tunebench.variant import strip_comments
 
-__all__ = ["Mode", "build_executable", "find_compiler"]
+__all__ = ["Mode", "build_executable", "find_compiler", "key_parts", "shim_headers"]
 
 Mode = Literal["plain", "sanitize", "watch"]
 """Checks of a run in addition to its results: none; out-of-bounds accesses; or races, with counts of work."""
@@ -89,7 +89,7 @@ def build_executable(source: str, entries: tuple[str, ...], *, mode: Mode = "pla
         raise NotEmulated("no g++; install a C++ compiler, or name one in $CXX")
     unit = _translation_unit(source, entries)
     flags = _flags(compiler, mode)
-    key = binary_key("emulated", strip_comments(unit), *flags, *_key_parts(compiler))
+    key = binary_key("emulated", strip_comments(unit), *flags, *key_parts(compiler))
     target = _environment.cache_folder() / "emulated" / key[:2] / key
     if not is_private(target):
         runtime = _runtime(compiler, mode)
@@ -154,7 +154,7 @@ def _gcc_version(compiler: str) -> int:
 
 
 @functools.cache
-def _headers() -> dict[str, str]:
+def shim_headers() -> dict[str, str]:
     """Return the text of each header of the emulator, by file name."""
     folder = resources.files("tunebench.emulate").joinpath("shim")
     return {
@@ -163,15 +163,15 @@ def _headers() -> dict[str, str]:
 
 
 @functools.cache
-def _key_parts(compiler: str) -> tuple[str, ...]:
+def key_parts(compiler: str) -> tuple[str, ...]:
     """Return the compiler's version and the headers without comments, which every compilation depends on."""
-    return (_version(compiler), *map(strip_comments, _headers().values()))
+    return (_version(compiler), *map(strip_comments, shim_headers().values()))
 
 
 def _runtime(compiler: str, mode: Mode) -> Path:
     """Return the emulator's runtime as an object file; compile it if it is not cached."""
     flags = _runtime_flags(compiler, mode)
-    key = binary_key("runtime", *flags, *_key_parts(compiler))
+    key = binary_key("runtime", *flags, *key_parts(compiler))
     target = _environment.cache_folder() / "emulated" / f"runtime-{key}.o"
     if not is_private(target):
         _compile([compiler, *flags, *_FROM_STDIN], '#include "shim/runtime.h"\n', target)
@@ -197,7 +197,7 @@ def _compile(command: list[str], source: str, target: Path, link: list[str] | No
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             headers = Path(folder, "shim")
             headers.mkdir()
-            for name, text in _headers().items():
+            for name, text in shim_headers().items():
                 (headers / name).write_text(text, encoding="utf-8")
             unit, linked = Path(folder, "unit.o"), Path(folder, "linked")
             _run([*command, f"-I{folder}", "-c", "-o", str(unit)], source)

@@ -23,7 +23,7 @@ from tunebench.workload import Workload
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
-__all__ = ["simulate"]
+__all__ = ["run_simulated", "simulate"]
 
 
 def simulate(
@@ -75,7 +75,7 @@ def simulate(
     return outputs
 
 
-def _run(
+def run_simulated(
     variant: NumbaCudaVariant[Any], workload: Workload, config: Config, inputs: Mapping[str, Array]
 ) -> dict[str, Array]:
     """Run the launches one after the other; Numba must have been imported as the simulator."""
@@ -131,7 +131,7 @@ def _main() -> None:
     file, job = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - written by our own parent process
     if file is not None:
         load_file(file)
-    outputs = _run(*pickle.loads(job))  # noqa: S301 - likewise
+    outputs = run_simulated(*pickle.loads(job))  # noqa: S301 - likewise
     with results:
         pickle.dump(outputs, results)
 

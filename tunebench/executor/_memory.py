@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tunebench import _environment
 
-__all__ = ["SHARE", "exceeds", "limit_bytes"]
+__all__ = ["SHARE", "available_bytes", "exceeds", "limit_bytes"]
 
 SHARE = 0.75
 """Limit as a share of the memory of the machine, or of the control group of this process."""
@@ -54,7 +54,7 @@ def exceeds(find_processes: Callable[[], Collection[int]], limit: int) -> bool:
         limit: Limit, in bytes.
     """
     with contextlib.suppress(OSError):
-        total, available = _total_bytes(), _available_bytes()
+        total, available = _total_bytes(), available_bytes()
         max_bytes = min(limit, int(MUCH_SHARE * total)) if available < LOW_SHARE * total else limit
         # Cheap upper bounds first: this runs during measurements, and the exact figure walks all pages.
         if total - available > max_bytes:
@@ -68,7 +68,7 @@ def _total_bytes() -> int:
     return _PAGE_BYTES * os.sysconf("SC_PHYS_PAGES")
 
 
-def _available_bytes() -> int:
+def available_bytes() -> int:
     match = re.search(rb"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_bytes(), re.MULTILINE)
     return _total_bytes() if match is None else 1024 * int(match[1])
 

@@ -20,7 +20,7 @@ from tunebench.forecast.prediction import Predictions
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
-__all__ = ["ADDED", "RejectedRow", "TableResult", "predict_table"]
+__all__ = ["ADDED", "RejectedRow", "TableResult", "TargetFile", "predict_table"]
 
 COLUMN = "workload"
 """Name of the column that holds the workload text."""
@@ -246,7 +246,7 @@ def _text(rows: Sequence[Sequence[str]], out: Path) -> bytes:
     return buffer.getvalue().encode("utf-8", "surrogateescape")
 
 
-class _Target:
+class TargetFile:
     """An output file that can be cut back to its last complete chunk."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -267,14 +267,14 @@ class _Target:
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[_Target]:
+def _replacing(path: Path) -> Iterator[TargetFile]:
     """Yield a temporary file that replaces `path` at the end; after an error `path` is unchanged."""
     temporary = None
     try:
         # In the same folder, because a file replaces another atomically only within a file system.
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             temporary = Path(file.name)
-            target = _Target(file)
+            target = TargetFile(file)
             yield target
             target.cut()
         # A temporary file is private to its user. The umask can only be read by setting it.

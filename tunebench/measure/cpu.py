@@ -24,7 +24,7 @@ from tunebench.variant import NumbaCpuVariant, Scalar
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
-__all__ = ["CpuRunner", "CpuTimer"]
+__all__ = ["CpuRunner", "CpuTimer", "kernel_argument"]
 
 
 _now_ns = time.perf_counter_ns
@@ -142,7 +142,7 @@ class CpuRunner(Runner):
         kernel = load_numba_cpu(binary, variant, workload, task.config)
         inputs = self.input_set(workload, task.seed)
         check, memory = self.check(inputs), _HostMemory(task, inputs)
-        arguments = [_argument(a, memory.arrays) for a in variant.arguments(workload, task.config)]
+        arguments = [kernel_argument(a, memory.arrays) for a in variant.arguments(workload, task.config)]
         kernel(*arguments)
         worst, wrong = _verify(memory, inputs, check)
         verified = time.perf_counter()
@@ -215,7 +215,7 @@ def _conditions() -> Mapping[str, Any]:
     }
 
 
-def _argument(argument: str | Scalar, arrays: Mapping[str, Array]) -> Any:
+def kernel_argument(argument: str | Scalar, arrays: Mapping[str, Array]) -> Any:
     """Return a kernel's argument: f16 and bf16 arrays as uint16, tensors of shape `()` as numbers."""
     if isinstance(argument, Scalar):
         return argument.number()

@@ -18,6 +18,8 @@ from tunebench._lazy import np
 
 __all__ = [
     "BUSY",
+    "STAT",
+    "TASKS",
     "MachineState",
     "RunTimes",
     "ThreadClocks",
@@ -32,7 +34,7 @@ BUSY = 0.1
 _SHORTEST_S = 0.1
 """Shortest time over which the use is measured: the system counts in hundredths of a second."""
 
-_STAT = Path("/proc/stat")
+STAT = Path("/proc/stat")
 _IDLE = (3, 4)
 """Positions of idle time in the first line of /proc/stat: idle, and idle while waiting for a disk."""
 _WITHOUT_GUESTS = 8
@@ -46,7 +48,7 @@ _TOLERATED_WAIT = 0.05
 _TOLERATED_WAIT_US = 20.0
 """Time that they may wait beyond that share, in microseconds: the start of threads on an idle machine."""
 
-_TASKS = "/proc/self/task"
+TASKS = "/proc/self/task"
 # Bound before any kernel could replace them.
 _clock_ns, _process_ns = time.clock_gettime_ns, time.process_time_ns
 _list_folder, _open, _read, _close = os.listdir, os.open, os.read, os.close
@@ -131,7 +133,7 @@ class ThreadClocks:
 def _threads() -> list[int]:
     """Return the system's numbers of the threads of this process; empty if the system does not list them."""
     try:
-        return [int(name) for name in _list_folder(_TASKS)]
+        return [int(name) for name in _list_folder(TASKS)]
     except OSError:
         return []
 
@@ -155,7 +157,7 @@ def _waited_ns(threads: list[int]) -> int:
     total_ns = 0
     for thread in threads:
         try:
-            file = _open(f"{_TASKS}/{thread}/schedstat", os.O_RDONLY)
+            file = _open(f"{TASKS}/{thread}/schedstat", os.O_RDONLY)
         except OSError:  # the thread has ended, or the kernel does not count
             continue
         try:
@@ -240,7 +242,7 @@ def _used_elsewhere_s() -> float | None:
 def busy_s() -> float | None:
     """Return the processor time of all programs since the system started, in seconds; None if unknown."""
     try:
-        times = [int(word) for word in _STAT.read_text().split("\n", 1)[0].split()[1:]][:_WITHOUT_GUESTS]
+        times = [int(word) for word in STAT.read_text().split("\n", 1)[0].split()[1:]][:_WITHOUT_GUESTS]
         busy = sum(times) - sum(times[index] for index in _IDLE)
         return busy / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):

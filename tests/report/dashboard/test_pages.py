@@ -28,7 +28,7 @@ from tunebench.report.dashboard.catalogue import Catalogue, Line
 from tunebench.report.dashboard.compared import Side, option_rows
 from tunebench.report.dashboard.page import Pages
 from tunebench.report.dashboard.prediction import prepare
-from tunebench.report.dashboard.render import _environment
+from tunebench.report.dashboard.render import template_environment
 from tunebench.space import Config
 
 VOID = {"meta", "link", "br", "wbr", "path", "rect", "circle", "input"}
@@ -274,7 +274,7 @@ def test_commands_to_copy_are_quoted_for_a_shell() -> None:
     )
     workload = f"$(x);{HOSTILE}\n'"
     line = Line(device=device, entry=WorkloadEntry(device_id=1, workload=workload), read=True)
-    shown = _environment().from_string("{{ text }}").render(text=line.tune_command("a b.db"))
+    shown = template_environment().from_string("{{ text }}").render(text=line.tune_command("a b.db"))
     assert "<" not in shown
     words = shlex.split(html.unescape(shown))
     assert words[:2] == ["tunebench", "tune"]

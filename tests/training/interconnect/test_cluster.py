@@ -33,7 +33,7 @@ def test_products_that_are_described_have_links() -> None:
 def test_every_product_of_a_link_is_described() -> None:
     from tunebench.training.interconnect import cluster
 
-    named = {product for entry in cluster._described().values() for product in entry["products"]}
+    named = {product for entry in cluster.link_tables()["link"].values() for product in entry["products"]}
     assert named <= set(device.described())
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # importing a module needs no extra
     import jinja2
     from markupsafe import Markup
 
-__all__ = ["prepare_templates", "render"]
+__all__ = ["prepare_templates", "render", "template_environment"]
 
 _AGES = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
 
@@ -31,18 +31,19 @@ def render(template: str, **values: Any) -> str:
         template: Name of the template.
         values: What the template shows.
     """
-    return _environment().get_template(template).render(active=template, **values)
+    return template_environment().get_template(template).render(active=template, **values)
 
 
 def prepare_templates() -> None:
     """Compile all templates, so that the first page is as fast as later ones."""
-    environment = _environment()
+    environment = template_environment()
     for name in environment.list_templates(extensions=("html",)):
         environment.get_template(name)
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def template_environment() -> jinja2.Environment:
+    """Return the environment of the pages' templates, which escapes all values."""
     import jinja2
 
     environment = jinja2.Environment(

@@ -48,7 +48,7 @@ from tunebench.workloads import parse
 from tunebench.workloads import workload as make_workload
 from tunebench.workloads.common.strided_workload import StridedOperand
 
-__all__ = ["Translation", "translate"]
+__all__ = ["Translation", "sums_of_channels", "translate"]
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ class _Translator:
             return {"reason": translated or ""}
         texts = tuple(_with_statistics(text, node) for text in translated)
         if node.target._schema.name == "aten::convolution_backward" and arguments["output_mask"][2]:
-            texts += _sums_of_channels(traced(arguments["grad_output"]))
+            texts += sums_of_channels(traced(arguments["grad_output"]))
         workloads = [parse(text) for text in texts]
         roles = {
             name: value for parsed in workloads for name, value in self._held.roles(parsed, arguments).items()
@@ -465,7 +465,7 @@ def _with_statistics(text: str, node: fx.Node) -> str:
     return str(norm.changed(stats=reads_statistics))
 
 
-def _sums_of_channels(images: Tensor) -> tuple[str, ...]:
+def sums_of_channels(images: Tensor) -> tuple[str, ...]:
     """Return the workload of a convolution's bias gradient, if channels are innermost; else nothing."""
     if channel_broadcast(images) != "vector" or images.dtype not in DTYPES:
         return ()

@@ -36,6 +36,8 @@ __all__ = [
     "TunedRMSNorm",
     "TunedSequential",
     "TunedSoftmax",
+    "activation_of",
+    "is_tuned",
     "may_fuse",
 ]
 
@@ -275,7 +277,7 @@ def may_fuse(chain: Sequence[Any]) -> bool:
     """Return whether unpatched modules have neighbours that one kernel computes together."""
     pairs = itertools.pairwise(chain)
     return any(
-        (type(module) is nn.Linear and module.bias is not None and _activation(two) is not None)
+        (type(module) is nn.Linear and module.bias is not None and activation_of(two) is not None)
         or (type(module) is nn.Conv2d and type(two) in (nn.BatchNorm2d, nn.ReLU))
         for module, two in pairs
     )
@@ -294,13 +296,13 @@ def _fused(chain: Sequence[Any], index: int) -> tuple[FusedModules | None, int]:
 
 
 def _with_activation(linear: Any, after: Sequence[Any]) -> tuple[FusedModules | None, int]:
-    name = _activation(after[0]) if after else None
+    name = activation_of(after[0]) if after else None
     if name is None or linear.bias is None:
         return None, 1
     return lambda x: served.linear(x, linear.weight, linear.bias, activation=name), 2
 
 
-def _activation(module: Any) -> str | None:
+def activation_of(module: Any) -> str | None:
     """Return the name of the activation that a module computes, if it is fused; else None."""
     for kind, record in _FUSED:
         if type(module) is kind and all(getattr(module, k) == value for k, value in record.arguments.items()):
@@ -321,7 +323,7 @@ def _with_norm(conv: Any, after: Sequence[Any]) -> tuple[FusedModules | None, in
     def run(x: Tensor) -> Tensor:
         if norm is None:
             return conv._conv_forward(x, conv.weight, conv.bias, relu=True)
-        if not _is_tuned(conv, x, "scale+bias+relu" if relu else "scale+bias"):
+        if not is_tuned(conv, x, "scale+bias+relu" if relu else "scale+bias"):
             y = norm(conv(x))
             return y if relu is None else relu(y)
         scale, bias = _folded(conv, norm)
@@ -334,7 +336,7 @@ _dispatchers: dict[Any, Dispatcher | None] = {}
 _CACHE_SIZE = 4096
 
 
-def _is_tuned(conv: Any, x: Tensor, epilogue: str) -> bool:
+def is_tuned(conv: Any, x: Tensor, epilogue: str) -> bool:
     """Return whether a tuned kernel runs a convolution together with the normalisation after it.
 
     Without one, torch's batch normalisation is faster than a separate scale and bias. While calls are watched
