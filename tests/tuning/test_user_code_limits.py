@@ -12,8 +12,8 @@ import pytest
 from tests.faults.kernel_faults import kernel_faults
 from tunebench._user_code import limit_user_code
 from tunebench.device import find
-from tunebench.errors import InputError, VariantError
-from tunebench.kernels import load_file, variant_file_scope
+from tunebench.errors import InputError, UnknownName, VariantError
+from tunebench.kernels import load_file, loaded_files, variant, variant_file_scope
 from tunebench.task import revision_of
 from tunebench.tuning.tunable import find_variants
 from tunebench.workloads import parse
@@ -118,3 +118,18 @@ def test_kernels_that_fail_in_a_few_ways_are_outcomes_and_end_no_run(tmp_path: P
     faults = kernel_faults(tmp_path, every=False, timeout_s=3.0)
     assert not faults.wrong, faults.table()
     assert faults.exit_codes == [0, 0]
+
+
+def test_scope_forgets_the_files_that_were_loaded_within_it(tmp_path: Path) -> None:
+    path = tmp_path / "scoped.py"
+    path.write_text(BOUNDED)
+    with variant_file_scope(empty=True):
+        assert not loaded_files()
+        loaded = load_file(path)
+        assert variant(loaded.key) is loaded
+        with variant_file_scope(empty=True), pytest.raises(UnknownName, match=loaded.key):
+            variant(loaded.key)
+        assert variant(loaded.key) is loaded
+        assert loaded_files() == (str(path),)
+    with pytest.raises(UnknownName, match=loaded.key):
+        variant(loaded.key)
