@@ -513,14 +513,15 @@ class StepPricer:
         def product_us(part: str, gradient: str) -> float:
             return self.layers.product_us(run, part, gradient) * self.slowdown.kernels
 
-        for collective in self.job.network.collectives(run.network_run(self.job, layers)):
+        network_run = run.network_run(self.job, layers)
+        for collective in self.job.network.collectives(network_run):
             takes_us = self._collective(
                 collective.collective, collective.nbytes, nodes, *groups[collective.group]
             )
             exposed[collective.phase] += collective.count * overlap.exposed_us(
                 collective, takes_us, product_us
             )
-        for sent in self.job.network.exchanges(run.network_run(self.job, layers)):
+        for sent in self.job.network.exchanges(network_run):
             hidden_us = 0.0
             if sent.collective:
                 us = self._collective(sent.collective, sent.nbytes, nodes, run.context, run.tensor)
