@@ -18,7 +18,7 @@ from torch.nn import functional  # noqa: E402
 
 import tunebench.torch as served  # noqa: E402
 from tests.support import measured, record_outcome  # noqa: E402
-from tests.torch.compiled_check import check, results  # noqa: E402
+from tests.torch.compiled_check import Function, check, results  # noqa: E402
 from tests.torch.generated_modules import CHANGES, Program, generated, programs  # noqa: E402
 from tests.torch.reference_kernels import (  # noqa: E402
     ReferenceKernel,
@@ -228,6 +228,25 @@ def test_part_of_a_rolled_tensor_that_is_outside_of_a_gradient_is_not_read(
     with nullcontext() if is_compiled else reference_kernels(), served.prefer("tunebench"):
         gradient = torch.autograd.grad(served.compile(function)(x), x)[0]
     torch.testing.assert_close(gradient, torch.autograd.grad(function(y), y)[0])
+
+
+def test_memory_between_elements_of_a_gradient_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty_strided, filled = torch.empty_strided, 0
+
+    def with_signaling_nan(size: Any, stride: Any, **options: Any) -> Tensor:
+        nonlocal filled
+        tensor = empty_strided(size, stride, **options)
+        if type(tensor) is Tensor and tensor.dtype == torch.bfloat16:  # of the step in bfloat16, not traced
+            extent = tensor.untyped_storage().nbytes() // 2
+            tensor.as_strided((extent,), (1,)).view(torch.int16).fill_(0x7F81)
+            filled += extent > tensor.numel()
+        return tensor
+
+    monkeypatch.setattr(torch, "empty_strided", with_signaling_nan)
+    half = Function(lambda x: x.chunk(2, 1)[1])
+    x = R(3, 6, 3).bfloat16().permute(2, 1, 0).contiguous().permute(2, 1, 0).requires_grad_()
+    check(half, [x], training=True)
+    assert filled
 
 
 def test_generated_modules_agree_with_float64(request: pytest.FixtureRequest) -> None:
