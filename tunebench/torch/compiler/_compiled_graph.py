@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.convert_frame import compile_lock
 
 from tunebench.dispatch import preference
 from tunebench.dispatch.cpu import forked
@@ -46,7 +47,6 @@ class CompiledGraph:
         self._known: dict[tuple[Any, ...], Compiled] = {}
         self._by_torch: Compiled | None = None
         self._is_full = False
-        self._lock = threading.RLock()
         self._is_on_cpu = any(
             isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in inputs
         )
@@ -61,7 +61,7 @@ class CompiledGraph:
         key = (preference(), *(signature(arguments[index]) for index in self._places))
         compiled = self._known.get(key)
         if compiled is None:
-            with self._lock:
+            with _compiling():
                 compiled = self._known.get(key) or self._new(key, arguments)
         return compiled(*arguments)
 
@@ -86,6 +86,18 @@ class CompiledGraph:
         if self._by_torch is None:
             self._by_torch = self._by_inductor(self._module, inputs)
         return self._by_torch
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Compile at a call as Dynamo does: in one thread at a time, while other threads may run compiled models.
+
+    Tracing replaces `torch.nn.Module.__call__`, which Dynamo reads in other threads, and sets a flag for which
+    Dynamo refuses their calls unless torch says that it compiles.
+    """
+    session = getattr(torch.compiler, "_compile_session_context", nullcontext)  # older versions refuse them
+    with compile_lock, session():
+        yield
 
 
 def _dynamic_places(module: fx.GraphModule) -> tuple[int, ...]:
