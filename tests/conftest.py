@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -214,8 +216,19 @@ def pytest_collection_finish() -> None:
     """
     if kernels.loaded_files():
         raise pytest.UsageError(f"load in a fixture, not on import: {', '.join(kernels.loaded_files())}")
+    _spare_diagnoses_of_torch()
     gc.collect()
     gc.freeze()  # modules and tests: to visit them again and again takes a fifth of Numba's time
+
+
+def _spare_diagnoses_of_torch() -> None:
+    """Keep torch from printing every graph that it traces, and from timing its guards with empty caches."""
+    if "torch" in sys.modules:
+        # pytest captures loggers that do not propagate, and torch prints graphs if this one has a handler.
+        logging.getLogger("torch.__trace").propagate = True
+    guards = sys.modules.get("torch._dynamo.guards")
+    if hasattr(guards, "profile_guard_manager"):
+        guards.profile_guard_manager = lambda *arguments: 0.0  # type: ignore[union-attr]
 
 
 KEPT_DAYS = 7
