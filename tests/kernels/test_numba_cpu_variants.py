@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numba.core import config as numba_config
+from numba.core.codegen import JITCPUCodegen
 from numba.core.registry import cpu_target
 
 from tests.kernels import kernel_checks as checks
@@ -154,9 +155,20 @@ def test_every_variant_has_a_path_and_every_path_a_variant() -> None:
     assert all(map(_serving, PATHS))
 
 
+@pytest.fixture(scope="module")
+def without_optimisation() -> JITCPUCodegen:
+    """A generator of machine code that does not optimise, which halves the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numba_config, "OPT", type(numba_config.OPT)(0))
+        return JITCPUCodegen("tests")
+
+
 @pytest.mark.parametrize(("variant", "workload"), ON_PATHS)
 def test_results_are_right(
-    variant: NumbaCpuVariant[Any], workload: Workload, monkeypatch: pytest.MonkeyPatch
+    variant: NumbaCpuVariant[Any],
+    workload: Workload,
+    without_optimisation: JITCPUCodegen,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first path with the default, each other one with its own configuration, the same in every run."""
     table = variant.configs(workload, local_cpu())
@@ -164,8 +176,8 @@ def test_results_are_right(
     if workload == FIRST[variant].values[1]:
         config = variant.default(workload, local_cpu())
     else:
-        assert cpu_target.target_context  # is created with the level of optimisation of the first path
         monkeypatch.setattr(numba_config, "OPT", 0)
+        monkeypatch.setattr(cpu_target.target_context, "_internal_codegen", without_optimisation)
     inputs = workload.draw(np.random.default_rng(1))
     outputs = checks.run_on_cpu(variant, workload, config, inputs)
     checks.assert_right(workload, inputs, outputs, f"{workload} with {config}")
