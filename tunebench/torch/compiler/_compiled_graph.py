@@ -92,8 +92,8 @@ class CompiledGraph:
 def _compiling() -> Iterator[None]:
     """Compile at a call as Dynamo does: in one thread at a time, while other threads may run compiled models.
 
-    Tracing replaces `torch.nn.Module.__call__`, which Dynamo reads in other threads, and sets a flag for which
-    Dynamo refuses their calls unless torch says that it compiles.
+    Tracing replaces `torch.nn.Module.__call__`, which Dynamo reads in other threads, and sets a flag for
+    which Dynamo refuses their calls unless torch says that it compiles.
     """
     session = getattr(torch.compiler, "_compile_session_context", nullcontext)  # older versions refuse them
     with compile_lock, session():
