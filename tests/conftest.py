@@ -19,6 +19,8 @@ from hypothesis import settings
 from tests.fork_server import WORKER_MODULES, ForkServer, fork_workers
 from tests.support import REQUIREMENTS, missing
 from tunebench import kernels
+from tunebench.device import local_cpu
+from tunebench.measure import processor
 from tunebench.testing.postgres import Server, serving
 
 pytest_plugins = ["tests.passed", "tests.processor_time"]
@@ -255,6 +257,12 @@ def _compiled_folder(config: pytest.Config, base: Path) -> Path:
     return folder
 
 
+def _store_rates() -> None:
+    """Store rates of this machine in the cache: a busy one would be measured for seconds at each tuning run."""
+    rates = processor.ProcessorRates(gb_s=60.0, gflop_s=250.0, busy=False)
+    processor._store(local_cpu(), rates)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _session_folder(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Path]:
     """Keep tests, and the processes they start, away from the user's database and cache."""
@@ -265,6 +273,7 @@ def _session_folder(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pyte
         patch.setenv("TUNEBENCH_DB", str(folder / "fixtures.db"))
         patch.setenv("TUNEBENCH_CACHE", str(_compiled_folder(pytestconfig, shared)))
         patch.setenv("TUNEBENCH_CONFIG", "none")
+        _store_rates()
         patch.delenv("TUNEBENCH_DEBUG", raising=False)
         patch.delenv("COLUMNS", raising=False)  # xdist workers have this variable
         yield folder

@@ -8,7 +8,13 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from tests.fork_server import ForkServer, fork_workers
+from tests.fork_server import WORKER_MODULES, ForkServer, fork_workers
+
+PACKAGES = ("numpy", "ml_dtypes", "numba", "optuna", "rich.console", "sqlalchemy.dialects.sqlite", "typer")
+"""Packages that most programs import."""
+
+COMMAND_MODULES = (*PACKAGES, *WORKER_MODULES, "alembic.command", "alembic.autogenerate", "highspy")
+"""Modules that commands import when they run, besides those of the commands."""
 
 SCRIPT = Path(sys.executable).with_name("tunebench")
 

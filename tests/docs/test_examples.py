@@ -32,7 +32,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fork_server import WORKER_MODULES, ForkServer
+from tests.docs.example_process import COMMAND_MODULES, PACKAGES
+from tests.fork_server import ForkServer
 from tests.support import missing
 from tunebench import cli
 
@@ -70,12 +71,6 @@ def commands(body: str) -> list[tuple[str, str]]:
     assert not parts[0].strip(), "a console block begins with a command"
     return list(zip(parts[1::2], parts[2::2], strict=True))
 
-
-PACKAGES = ("numpy", "ml_dtypes", "numba", "optuna", "rich.console", "sqlalchemy.dialects.sqlite", "typer")
-"""Packages that most programs import."""
-
-COMMAND_MODULES = (*PACKAGES, *WORKER_MODULES, "alembic.command", "alembic.autogenerate", "highspy")
-"""Modules that commands import when they run, besides those of the commands."""
 
 TORCH_MODULES = ("torch", "torch._dynamo", "torch._functorch.aot_autograd")
 """Modules that most programs with torch import."""

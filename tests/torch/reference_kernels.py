@@ -33,8 +33,8 @@ class ReferenceKernel(BoundKernel):
         """
         arrays = [_typed(spec, tensor) for spec, tensor in zip(self.tensors, tensors, strict=True)]
         count = len(self.tensors) - len(self.outputs)
-        # Kernels round NaN of a generated module silently, and skip what lies between the elements of a strided
-        # tensor, where nothing was written.
+        # Kernels round NaN of a generated module silently, and skip what lies between the elements of a
+        # strided tensor, where nothing was written.
         with np.errstate(invalid="ignore"):
             inputs = {
                 spec.name: np.asarray(array, np.float64)

@@ -9,12 +9,18 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from tests.docs.example_process import COMMAND_MODULES
+from tests.fork_server import Fork, ForkServer
+from tests.support import missing
 from tunebench import kernels, lookup, tune
 from tunebench._signal import ending_like_ctrl_c
 from tunebench.db.store import open_store
@@ -46,7 +52,7 @@ def seen() -> list[Progress]:
 def report(database: Path, seen: list[Progress], tmp_path_factory: pytest.TempPathFactory) -> Report:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUNEBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
-        faulty = plan(variant_files=(FAULTY,), timeout_s=15.0)
+        faulty = plan(variant_files=(FAULTY,), timeout_s=5.0)
         return tune(WORKLOAD, device="cpu", db=database, plan=faulty, watcher=seen.append)
 
 
@@ -69,7 +75,7 @@ def test_every_failure_is_stored_with_its_reason(report: Report, database: Path)
         entries = store.history(WORKLOAD)
     reasons = {e.result.outcome.kind: getattr(e.result.outcome, "reason", "") for e in entries}
     assert "SIGSEGV" in reasons["crashed"]
-    assert "within 15 s" in reasons["timed_out"]
+    assert "within 5 s" in reasons["timed_out"]
     wrong = [e.result.outcome.reason for e in entries if e.result.outcome.kind == "wrong_result"]
     assert any("y[0,0]" in reason for reason in wrong)
     assert any("replaced time.perf_counter_ns" in reason for reason in wrong)
@@ -119,7 +125,7 @@ def test_known_configurations_cost_no_trials_and_are_looked_up(
     report: Report, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(known_outcome, "BUSY_ELSEWHERE", 1.0)  # under load, the hang would be tried again
-    second = tune(WORKLOAD, device="cpu", db=database, plan=plan(variant_files=(FAULTY,), timeout_s=15.0))
+    second = tune(WORKLOAD, device="cpu", db=database, plan=plan(variant_files=(FAULTY,), timeout_s=5.0))
     assert second.trials == {}
     assert second.cached == 15
     answer = lookup("softmax", rows=33, cols=65, dtype="f32", device="cpu", db=database)
@@ -153,10 +159,21 @@ def test_a_plan_that_cannot_be_used_is_refused(
 
 
 COMMAND = (
-    *(sys.executable, "-m", "tunebench", "tune", "--workload", WORKLOAD, "--device", "cpu"),
+    *("tune", "--workload", WORKLOAD, "--device", "cpu"),
     *("--variant-file", FAULTY.replace("faulty", "forty"), "--trials", "16", "--finalists", "1"),
     *("--no-baselines", "--json", "--workers", "2", "--db"),
 )
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[ForkServer | None]:
+    """Return a server whose forks are commands; None where there is none."""
+    server = None
+    if missing("fork-server") is None:
+        server = ForkServer.start(COMMAND_MODULES, "tests.docs.example_process:import_commands")
+    yield server
+    if server is not None:
+        server.close()
 
 
 def trials(database: Path) -> Counter[str]:
@@ -169,36 +186,68 @@ def trials(database: Path) -> Counter[str]:
         return Counter(str(e.key.config) for e in store.history(WORKLOAD) if e.purpose == "search")
 
 
-def interrupt(
-    database: Path, after: int, number: int, **environment: str
+def start(
+    commands: ForkServer | None, database: Path, output: IO[bytes], errors: IO[bytes], **environment: str
+) -> Fork | subprocess.Popen[bytes]:
+    """Start a run in a process of its own."""
+    variables = {**os.environ, **environment}
+    arguments = [*COMMAND, str(database)]
+    if commands is None:
+        command = [sys.executable, "-m", "tunebench", *arguments]
+        return subprocess.Popen(command, stdout=output, stderr=errors, env=variables)
+    with open(os.devnull, "rb") as nothing:
+        return commands.launch(
+            "tests.docs.example_process:run_command",
+            *arguments,
+            environment=variables,
+            streams=[stream.fileno() for stream in (nothing, output, errors)],
+        )
+
+
+def run(
+    commands: ForkServer | None,
+    database: Path,
+    interruption: tuple[int, int] | None = None,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Start a run, and send it a signal once `after` trials are stored."""
-    process = subprocess.Popen(
-        [*COMMAND, str(database)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    )
-    end = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < end and sum(trials(database).values()) < after:
-        time.sleep(0.05)
-    os.kill(process.pid, number)
-    out, err = process.communicate(timeout=60)
-    return subprocess.CompletedProcess(COMMAND, process.returncode, out, err)
+    """Run a command to its end, or send it a signal once a number of trials is stored.
+
+    Args:
+        commands: Server of commands, if any.
+        database: Database of the run.
+        interruption: Number of trials, and the signal.
+        environment: Further variables of the environment.
+    """
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = start(commands, database, output, errors, **environment)
+        if interruption is not None:
+            after, number = interruption
+            end = time.monotonic() + 120
+            while (
+                process.poll() is None and time.monotonic() < end and sum(trials(database).values()) < after
+            ):
+                time.sleep(0.05)
+            os.kill(process.pid, number)
+        returncode = process.wait(120)
+        for stream in (output, errors):
+            stream.seek(0)
+        out, err = output.read().decode(), errors.read().decode()
+    return subprocess.CompletedProcess(COMMAND, returncode, out, err)
 
 
-def test_killed_twice_interrupted_once_and_nothing_is_lost_or_measured_twice(tmp_path: Path) -> None:
+def test_killed_twice_interrupted_once_and_nothing_is_lost_or_measured_twice(
+    tmp_path: Path, commands: ForkServer | None
+) -> None:
     database = tmp_path / "killed.db"
     before: Counter[str] = Counter()
     for after, number in ((2, signal.SIGKILL), (5, signal.SIGKILL), (8, signal.SIGINT)):
-        ended = interrupt(database, after, number)
+        ended = run(commands, database, (after, number))
         assert ended.returncode == (130 if number == signal.SIGINT else -number), ended.stderr
         recorded = trials(database)
         assert recorded >= before
         assert sum(recorded.values()) >= after
         before = recorded
-    last = subprocess.run([*COMMAND, str(database)], capture_output=True, text=True, timeout=120)
+    last = run(commands, database)
     assert last.returncode == 0, last.stderr
     assert trials(database) >= before
     assert set(trials(database).values()) == {1}
@@ -206,12 +255,14 @@ def test_killed_twice_interrupted_once_and_nothing_is_lost_or_measured_twice(tmp
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_sigterm_and_sighup_end_a_run_like_ctrl_c(tmp_path: Path, number: signal.Signals) -> None:
+def test_sigterm_and_sighup_end_a_run_like_ctrl_c(
+    tmp_path: Path, number: signal.Signals, commands: ForkServer | None
+) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     before = signal.signal(number, signal.SIG_DFL)  # under nohup, tests and tuners ignore SIGHUP
     try:
-        ended = interrupt(tmp_path / "a.db", 3, number, TMPDIR=str(scratch))
+        ended = run(commands, tmp_path / "a.db", (3, number), TMPDIR=str(scratch))
     finally:
         signal.signal(number, before)
     assert ended.returncode == 130, ended.stderr
