@@ -258,7 +258,7 @@ def _compiled_folder(config: pytest.Config, base: Path) -> Path:
 
 
 def _store_rates() -> None:
-    """Store rates of this machine in the cache: a busy one would be measured for seconds at each tuning run."""
+    """Store rates of this machine, whose measurement takes seconds at each run on a busy machine."""
     rates = processor.ProcessorRates(gb_s=60.0, gflop_s=250.0, busy=False)
     processor._store(local_cpu(), rates)
 
