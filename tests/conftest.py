@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.fork_server import WORKER_MODULES, ForkServer, fork_workers
+from tests.fork_server import WORKER_MODULES, ForkServer, Programs, fork_workers
 from tests.support import REQUIREMENTS, missing
 from tunebench import kernels
 from tunebench.device import local_cpu
@@ -317,6 +317,12 @@ def _workers(request: pytest.FixtureRequest, _worker_server: Callable[[], ForkSe
     restore = fork_workers(_worker_server)
     yield
     restore()
+
+
+@pytest.fixture(scope="session")
+def programs(_worker_server: Callable[[], ForkServer]) -> Programs:
+    """Return what runs Python programs in processes that have imported torch and Numba."""
+    return Programs(None if missing("fork-server") else _worker_server)
 
 
 @pytest.fixture

@@ -17,19 +17,21 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
-__all__ = ["WORKER_MODULES", "Fork", "ForkServer", "fork_workers", "main", "warm_numba"]
+__all__ = ["WORKER_MODULES", "Fork", "ForkServer", "Programs", "fork_workers", "main", "warm_numba"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -284,6 +286,87 @@ def warm_numba() -> None:
         return result
 
     total(np.ones(4, dtype=np.float32))
+
+
+# -- Python programs -----------------------------------------------------------------------------------------
+
+
+class Programs:
+    """Runs Python programs in forks of a server, or in new interpreters.
+
+    Args:
+        server: Returns the server, called for each program; None for new interpreters.
+    """
+
+    def __init__(self, server: Callable[[], ForkServer] | None) -> None:
+        self._server = server
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        *,
+        output: IO[Any],
+        errors: IO[Any],
+        folder: str | Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Fork | subprocess.Popen[bytes]:
+        """Start a program.
+
+        Args:
+            arguments: What follows `python` on a command line: ``-m MODULE``, ``-c CODE`` or a file, and
+                arguments.
+            output: File for its standard output.
+            errors: File for its standard error.
+            folder: Folder that it runs in; that of this process by default.
+            environment: Its environment; that of this process by default.
+        """
+        if self._server is None:
+            command = [sys.executable, *arguments]
+            return subprocess.Popen(command, stdout=output, stderr=errors, cwd=folder, env=environment)
+        with open(os.devnull, "rb") as nothing:
+            return self._server().launch(
+                "tests.fork_server:run_as_main",
+                *arguments,
+                folder=folder,
+                environment=environment,
+                streams=[stream.fileno() for stream in (nothing, output, errors)],
+            )
+
+    def run(
+        self, arguments: Sequence[str], *, timeout_s: float = 200, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program to its end; the options are those of `start`."""
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            process = self.start(arguments, output=output, errors=errors, **options)
+            try:
+                returncode = process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+            for stream in (output, errors):
+                stream.seek(0)
+            printed, complaints = output.read().decode(), errors.read().decode()
+        return subprocess.CompletedProcess([*arguments], returncode, printed, complaints)
+
+
+def run_as_main(*arguments: str) -> None:
+    """Do what `python ARGUMENTS` does, for ``-m MODULE``, ``-c CODE`` or a file, and arguments."""
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if threads and "torch" in sys.modules:  # OpenMP has read the variables of the server
+        sys.modules["torch"].set_num_threads(int(threads))
+    option, *further = arguments
+    if option == "-c":
+        code, *following = further
+        sys.argv[:] = ["-c", *following]
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+    elif option == "-m":
+        module, *following = further
+        sys.argv[:] = [module, *following]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:] = [option, *further]
+        sys.path[0] = str(Path(option).parent)
+        runpy.run_path(option, run_name="__main__")
 
 
 # -- worker processes ----------------------------------------------------------------------------------------

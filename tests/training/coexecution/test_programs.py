@@ -7,7 +7,6 @@ import io
 import itertools
 import multiprocessing
 import random
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.coexecution import TOLERANCE, differences, run_program
 from benchmarks.programs import Make, State, Step
+from tests.fork_server import Programs
 from tunebench.training import coexecute
 from tunebench.training.coexecution import _learning, _runner
 from tunebench.training.coexecution._iteration import Iteration
@@ -699,12 +699,12 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(("before", "count"), [(1, 2), (2, 1), (3, 2)])
 def test_threads_of_torch_get_the_number_of_threads_of_the_step(
-    before: int, count: int, tmp_path: Path
+    before: int, count: int, tmp_path: Path, programs: Programs
 ) -> None:
     script = tmp_path / "sums.py"
     script.write_text(_SUMS, encoding="utf-8")
-    command = [sys.executable, str(script), str(before), str(count)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    ran = programs.run([str(script), str(before), str(count)])
+    assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines()[-1] == "True True"
 
 
@@ -732,12 +732,11 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
-def test_a_forked_process_uses_no_threads(tmp_path: Path) -> None:
+def test_a_forked_process_uses_no_threads(tmp_path: Path, programs: Programs) -> None:
     script = tmp_path / "forked.py"
     script.write_text(_FORKED, encoding="utf-8")
-    ran = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=True
-    )
+    ran = programs.run([str(script)])
+    assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == ["True"]
 
 

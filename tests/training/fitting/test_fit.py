@@ -6,7 +6,6 @@ import copy
 import errno
 import functools
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.distributed._tools.mem_tracker import MemTracker  # noqa: E402
 
+from tests.fork_server import Programs  # noqa: E402
 from tests.torch.reference_kernels import reference_kernels  # noqa: E402
 from tunebench.device import described, local_cpu  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
@@ -447,13 +447,10 @@ if child:
 
 
 def test_ranks_of_distributed_data_parallel_have_equal_weights_with_and_without_a_plan(
-    tmp_path: Path,
+    tmp_path: Path, programs: Programs
 ) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", DISTRIBUTED]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path
-    )
+    done = programs.run(["-c", DISTRIBUTED], environment=environment, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("equal") == 2
 

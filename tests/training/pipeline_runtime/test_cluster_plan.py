@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from tests.fork_server import Fork, Programs
+
 pytest.importorskip("torch")
 
-COMMAND = [sys.executable, "-W", "ignore", "-m", "tests.training.pipeline_runtime.cluster_plan_ranks"]
+COMMAND = ["-m", "tests.training.pipeline_runtime.cluster_plan_ranks"]
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -25,16 +27,9 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def results(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("plans")
-    done = subprocess.run(
-        [*COMMAND, "results"],
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = programs.run([*COMMAND, "results"], environment=environment(folder))
     assert done.returncode == 0, done.stderr
     assert not list(folder.glob("tunebench-*"))
     written: dict[str, Any] = json.loads(done.stdout)
@@ -77,12 +72,13 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(tmp_path: Path, programs: Programs) -> Iterator[Fork | subprocess.Popen[bytes]]:
     if not Path("/proc/self/task").exists():
         pytest.skip("needs /proc")
-    process = subprocess.Popen(
-        [*COMMAND, "endless"], env=environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    with open(os.devnull, "wb") as nothing:
+        process = programs.start(
+            [*COMMAND, "endless"], output=nothing, errors=nothing, environment=environment(tmp_path)
+        )
     try:
         yield process
     finally:
@@ -92,18 +88,18 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_processes_end_with_the_one_that_started_them(
-    running: subprocess.Popen[bytes], tmp_path: Path, number: signal.Signals
+    running: Fork | subprocess.Popen[bytes], tmp_path: Path, number: signal.Signals
 ) -> None:
     wait_until(lambda: len(children(running.pid)) == 4)
     started = children(running.pid)
-    running.send_signal(number)
+    os.kill(running.pid, number)
     running.wait(60)
     wait_until(lambda: not any(map(alive, started)))
     if number != signal.SIGKILL:
         assert not list(tmp_path.glob("tunebench-*"))
 
 
-def test_a_process_that_ends_ends_the_run(running: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_a_process_that_ends_ends_the_run(running: Fork | subprocess.Popen[bytes], tmp_path: Path) -> None:
     wait_until(lambda: len(children(running.pid)) == 4)
     started = children(running.pid)
     os.kill(max(started), signal.SIGKILL)

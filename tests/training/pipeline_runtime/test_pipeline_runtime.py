@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
+from tests.fork_server import Programs  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
 from tunebench.training import pipelined  # noqa: E402
 from tunebench.training.pipeline_runtime.saved_activations import SavedActivations, storages_of  # noqa: E402
@@ -39,11 +39,10 @@ FAILURES = ("killed", "raises", "stopped")
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def results(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Results:
     """Return what each rank wrote for each case; nothing if it was killed."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [
-        sys.executable,
+    arguments = [
         "-m",
         "tests.training.pipeline_runtime.pipeline_ranks",
         str(folder),
@@ -52,7 +51,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     ]
     paths = os.pathsep.join([str(Path.cwd()), *sys.path])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    done = programs.run(arguments, environment=environment)
     by_case: Results = {}
     for case in (*EQUAL, "memory", *FAILURES):
         rank_files = [folder / f"{case}.{rank}" for rank in range(RANKS)]
