@@ -301,6 +301,16 @@ class Programs:
     def __init__(self, server: Callable[[], ForkServer] | None) -> None:
         self._server = server
 
+    @contextlib.contextmanager
+    def importing(self, modules: Sequence[str]) -> Iterator[Programs]:
+        """Run programs in processes that have imported further modules, within the context."""
+        if self._server is None:
+            yield self
+            return
+        extended = self._server().extended(modules)
+        yield Programs(lambda: extended)
+        extended.close()
+
     def start(
         self,
         arguments: Sequence[str],

@@ -123,7 +123,7 @@ def collected(hidden: set[str], *arguments: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # the session `quick` collects them in such an environment
 def test_collection_needs_no_package_that_quick_does_not_install(tmp_path: Path) -> None:
     """Every module of tests is imported where only the packages of the session `quick` are found."""
     session = GpuSession()

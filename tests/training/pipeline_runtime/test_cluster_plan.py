@@ -27,6 +27,13 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
+def programs(programs: Programs) -> Iterator[Programs]:
+    """Return what runs programs in processes that have imported what plans run with."""
+    with programs.importing(["benchmarks.plan_cluster_gpt"]) as extended:
+        yield extended
+
+
+@pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("plans")
     done = programs.run([*COMMAND, "results"], environment=environment(folder))
