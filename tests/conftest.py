@@ -261,7 +261,7 @@ def _compiled_folder(config: pytest.Config, base: Path) -> Path:
 def _store_rates() -> None:
     """Store rates of this machine, whose measurement takes seconds at each run on a busy machine."""
     rates = processor.ProcessorRates(gb_s=60.0, gflop_s=250.0, busy=False)
-    processor._store(local_cpu(), rates)
+    processor.store_rates(local_cpu(), rates)
 
 
 @pytest.fixture(scope="session", autouse=True)

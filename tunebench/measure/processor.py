@@ -25,7 +25,7 @@ from tunebench._private_file import create_folder, read_private
 from tunebench.device import Device
 from tunebench.measure.machine import BUSY, busy_elsewhere
 
-__all__ = ["ProcessorRates", "measure_rates", "with_measured_rates"]
+__all__ = ["ProcessorRates", "measure_rates", "store_rates", "with_measured_rates"]
 
 FORMAT = 1
 """Version of the file; rates of another version are measured again."""
@@ -70,7 +70,7 @@ def with_measured_rates(device: Device) -> Device:
     rates = _stored(device)
     if rates is None or (rates.busy and busy_elsewhere() <= BUSY):
         rates = _higher(measure_rates(device), rates)
-        _store(device, rates)
+        store_rates(device, rates)
     return dataclasses.replace(device, measured_gb_s=rates.gb_s, measured_gflop_s=rates.gflop_s)
 
 
@@ -163,8 +163,13 @@ def _higher(measured: ProcessorRates, stored: ProcessorRates | None) -> Processo
     )
 
 
-def _store(device: Device, rates: ProcessorRates) -> None:
-    """Write the rates; in a folder that cannot be written, the next process measures again."""
+def store_rates(device: Device, rates: ProcessorRates) -> None:
+    """Write the rates; in a folder that cannot be written, the next process measures again.
+
+    Args:
+        device: This machine's processor.
+        rates: Its rates.
+    """
     path = _path()
     content = {"format": FORMAT, "rates": {**_read(), _identity(device): dataclasses.asdict(rates)}}
     try:
