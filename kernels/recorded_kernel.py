@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
-from tunebench.variant import Costs, ceil_div
+from tunebench.kernels.common.warp_access import l1_passes, sectors, shared_passes
+from tunebench.variant import Costs, Execution, ceil_div
 from tunebench.workload import Traffic
 
 if TYPE_CHECKING:
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
     Columns = Mapping[str, NDArray[Any]]
 
 __all__ = ["RECORDED_KERNELS", "RecordedKernel", "find_recorded_kernel"]
+
+INSTRUCTION_BYTES = 16
+"""Machine code of one instruction. Source: disassembly of any binary from Volta on."""
+
+OTHER_REGISTERS = 20
+"""Registers of a thread besides sums and operands: addresses, counters. Fitted to the recorded spaces."""
 
 BANKS = 32
 """Banks of shared memory; each transfers one word of 4 bytes per clock.
@@ -155,6 +162,102 @@ def _matrix_reads(columns: Columns, letter: str) -> _MatrixReads:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MatrixAccess:
+    """Expected accesses of a block to one matrix, for each index k of the product.
+
+    Attributes:
+        requests: Accesses of lanes.
+        passes: Passes through shared memory and L1.
+        l2_bytes: Bytes that the block reads from L2.
+    """
+
+    requests: Any
+    passes: Any
+    l2_bytes: Any
+
+
+def _matrix_access(columns: Columns, letter: str) -> _MatrixAccess:
+    """Count the accesses to A, whose values differ along the first dimension of a block's threads, or to B.
+
+    Unlike `_matrix_reads`, which counts what no compiler can avoid, an access is as wide as the source says.
+    """
+    of_a = letter == "A"
+    tile, across = columns["MWG" if of_a else "NWG"], columns["MDIMC" if of_a else "NDIMC"]
+    vector, copying = columns["VWM" if of_a else "VWN"], columns["MDIMA" if of_a else "NDIMB"]
+    strided = columns.get("STRM" if of_a else "STRN", np.zeros_like(tile))
+    staged, width = columns[f"S{letter}"] == 1, np.minimum(4, vector)
+    threads = columns["MDIMC"] * columns["NDIMC"]
+    apart = np.where(strided == 1, vector, tile // across)
+    side = columns["MDIMC"] if of_a else -columns["MDIMC"]
+    loads = tile // across // width
+    by_shared, by_l1 = (_each(count, apart, width, side) for count in (_shared_passes, _l1_passes))
+    copied_apart = np.where(strided == 1, vector, tile // copying)
+    copy = (copied_apart, width, copying, tile)
+    stored, lines, touched = (_each(count, *copy) for count in (_stored_passes, _copied_lines, _copied_sectors))
+    copies = staged * tile / (32 * width)  # by warps, each a load and a store
+    return _MatrixAccess(
+        requests=threads * loads + 2 * 32 * copies,
+        passes=threads / 32 * loads * np.where(staged, by_shared, by_l1) + copies * (stored + lines),
+        l2_bytes=np.where(staged, 32 * copies * touched, 4 * tile),
+    )
+
+
+def _read_words(apart: int, side: int) -> NDArray[np.int64]:
+    """Return the words that the lanes of a warp read: `side` lanes differ for A, groups of -`side` for B."""
+    lane = np.arange(32)
+    return (lane % side if side > 0 else lane // -side) * apart
+
+
+def _shared_passes(apart: int, width: int, side: int) -> int:
+    return shared_passes(_read_words(apart, side), width)
+
+
+def _l1_passes(apart: int, width: int, side: int) -> int:
+    return l1_passes(_read_words(apart, side), width)
+
+
+def _stored_passes(apart: int, width: int, copying: int, tile: int) -> int:
+    return shared_passes(_copied_words(apart, copying, tile), width)
+
+
+def _copied_lines(apart: int, width: int, copying: int, tile: int) -> int:
+    return len(np.unique(_copied_words(apart, copying, SIZE) // 32))
+
+
+def _copied_sectors(apart: int, width: int, copying: int, tile: int) -> int:
+    return sectors(_copied_words(apart, copying, SIZE), width)
+
+
+def _copied_words(apart: int, copying: int, pitch: int) -> NDArray[np.int64]:
+    """Return the words that the lanes of a warp copy: `copying` lanes per line of the tile."""
+    lane = np.arange(32)
+    return lane % copying * apart + lane // copying * pitch
+
+
+def _xgemm_execution(columns: Columns) -> Execution:
+    """Describe the loop over k: KWI = 2 indices are unrolled, KWG = 32 are staged between barriers."""
+    mwg, nwg = columns["MWG"], columns["NWG"]
+    threads = columns["MDIMC"] * columns["NDIMC"]
+    of_a, of_b = _matrix_access(columns, "A"), _matrix_access(columns, "B")
+    staged, unrolled = columns["SA"] + columns["SB"], columns["KWI"]
+    sums, steps = mwg * nwg / threads, SIZE // columns["KWG"]
+    loop_instructions = 6 * SIZE / unrolled * threads / 32  # counter, branch and addresses
+    return Execution(
+        registers=sums + mwg / columns["MDIMC"] + nwg / columns["NDIMC"] + OTHER_REGISTERS,
+        instructions=SIZE * sums * threads / 32 + loop_instructions,
+        accesses=SIZE * (of_a.requests + of_b.requests),
+        passes=SIZE * (of_a.passes + of_b.passes),
+        l2_bytes=SIZE * (of_a.l2_bytes + of_b.l2_bytes),
+        memory_waits=np.where(staged > 0, steps, 0),
+        l2_waits=np.where(staged < 2, SIZE / unrolled, 0),
+        shared_waits=SIZE / unrolled,
+        barriers=np.where(staged > 0, 2 * steps, 0),
+        code_bytes=unrolled * sums * INSTRUCTION_BYTES,
+        iterations=SIZE,
+    )
+
+
 def _xgemm(columns: Columns, device: Device) -> Costs:
     """Count a product of f32 matrices, C = A^T B, through shared memory (SA, SB) or through L1.
 
@@ -182,6 +285,7 @@ def _xgemm(columns: Columns, device: Device) -> Costs:
         accesses=SIZE * (threads * loads + moves),
         instructions=SIZE * (mwg * nwg / 32 + warps * loads + moves / 32),
         chain_clocks=first + SIZE * device.fma_latency,
+        execution=_xgemm_execution(columns),
     )
 
 
@@ -227,6 +331,42 @@ def _each(function: Callable[..., int], *columns: Any) -> NDArray[np.float64]:
     return values[which.reshape(-1)]
 
 
+def _convolution_execution(columns: Columns, reads: Any, fma: Any) -> Execution:
+    """Describe the copy of a tile, four loads of a thread at a time, and the unrolled loop over taps.
+
+    Without shared memory, outputs of a thread load their elements again, and lanes load from any multiple of
+    4 bytes, so that a warp touches two lines.
+
+    Args:
+        columns: Configurations.
+        reads: Loads of a thread from the tile.
+        fma: Multiply-adds of a block.
+    """
+    bx, by, tx, ty = (
+        columns[name] for name in ("block_size_x", "block_size_y", "tile_size_x", "tile_size_y")
+    )
+    taps_x, taps_y = columns["filter_width"], columns["filter_height"]
+    shared, warps = columns.get("use_shmem", np.ones_like(bx)), ceil_div(bx * by, 32)
+    wide, high = bx * tx + taps_x // 2 * 2, by * ty + taps_y // 2 * 2
+    copies = ceil_div(high, by) * ceil_div(wide, bx)  # of a thread: lanes beyond the edge are idle
+    direct, taps = 1 - shared, taps_x * taps_y
+    direct_loads = direct * taps * tx * ty
+    address_instructions = 8 * shared * copies * warps + direct * taps * warps
+    return Execution(
+        registers=tx * ty + 4 + OTHER_REGISTERS,
+        instructions=warps * fma / (bx * by) + address_instructions,
+        accesses=direct_loads * bx * by,
+        passes=2 * direct_loads * warps,
+        l2_bytes=4 * wide * high,
+        memory_waits=shared * copies / 4,
+        l2_waits=direct * taps_y,
+        shared_waits=taps_y,
+        barriers=shared,
+        code_bytes=(taps * tx * ty + np.maximum(reads, direct_loads)) * INSTRUCTION_BYTES,
+        iterations=taps,
+    )
+
+
 def _convolution(columns: Columns, device: Device) -> Costs:
     """Count a convolution of one f32 image with one filter in constant memory.
 
@@ -267,6 +407,7 @@ def _convolution(columns: Columns, device: Device) -> Costs:
         accesses=threads * (reads + results) + moves,
         instructions=warps * (fma / threads + reads + results) + moves / 32,
         chain_clocks=device.l1_latency + device.smem_latency * shared + taps_x * taps_y * device.fma_latency,
+        execution=_convolution_execution(columns, reads, fma),
     )
 
 

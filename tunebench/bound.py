@@ -378,7 +378,7 @@ def _columns(costs: Costs) -> dict[str, Array]:
     """Return the columns of `costs` as float arrays, after a check that they are finite and not negative."""
     columns = {}
     for field in dataclasses.fields(costs):
-        if field.name in ("mma_dtype", "serial_launches"):
+        if field.name in ("mma_dtype", "serial_launches", "execution"):
             continue
         column = np.asarray(getattr(costs, field.name), dtype=np.float64)
         if column.size and not (column.min() >= 0 and column.max() < math.inf):

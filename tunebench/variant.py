@@ -39,6 +39,7 @@ __all__ = [
     "Argument",
     "Costs",
     "CudaVariant",
+    "Execution",
     "Language",
     "Launch",
     "NumbaCpuVariant",
@@ -125,6 +126,45 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """How a block is expected to execute: counts for predicted times, which no lower bound uses.
+
+    Every value is a column, or one number if all rows agree. Unlike `Costs`, the values are not floors: they
+    are what the code is expected to do. Waits are those of one warp, one after the other; requests that are
+    in flight together are one wait.
+
+    Attributes:
+        registers: Registers per thread that the code needs; more than a thread can have spill.
+        instructions: Warp instructions of a block, except those of `accesses`; at least those of its `Costs`.
+        accesses: Loads and stores as `Costs.accesses` counts them; at least those.
+        passes: Passes of 128 bytes through shared memory and L1, bank conflicts included.
+        l2_bytes: Bytes that a block moves between L2 and its SM, in whole sectors of 32 bytes.
+        memory_waits: Waits for loads that memory or L2 answers.
+        prefetched_waits: The same for loads that run ahead of their use: a warp computes meanwhile.
+        l2_waits: Waits for loads through L1 whose lines other warps of the block request, too.
+        shared_waits: Waits for loads from shared memory.
+        barriers: Barriers of the block.
+        code_bytes: Machine code of the longest loop, or of straight-line code.
+        iterations: Times that the code uses each register, which a spilled one is stored and loaded.
+
+    Source: the Attributes follow the metrics of Nsight Compute ("Warp State Statistics", "Memory Tables").
+    """
+
+    registers: Column = 32.0
+    instructions: Column = 0.0
+    accesses: Column = 0.0
+    passes: Column = 0.0
+    l2_bytes: Column = 0.0
+    memory_waits: Column = 0.0
+    prefetched_waits: Column = 0.0
+    l2_waits: Column = 0.0
+    shared_waits: Column = 0.0
+    barriers: Column = 0.0
+    code_bytes: Column = 0.0
+    iterations: Column = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """Work that a configuration must execute: columns, or one number if all rows agree.
 
@@ -152,6 +192,8 @@ class Costs:
         chain_clocks: Minimum clocks from the first to the last instruction of one full block: its longest
             chain of dependent instructions, each at the device's minimum latency; 0 if unknown.
         serial_launches: Kernels that run one after the other.
+        execution: How a block is expected to execute; None lets predictions estimate it from the other
+            columns. Lower bounds do not use it.
     """
 
     blocks: Column
@@ -169,6 +211,7 @@ class Costs:
     instructions: Column = 0.0
     chain_clocks: Column = 0.0
     serial_launches: Column = 1
+    execution: Execution | None = None
 
     def figures(self, rows: int) -> dict[str, NDArray[np.float64]]:
         """Return features that distinguish configurations in addition to their parameters.
@@ -185,7 +228,10 @@ class Costs:
         }
 
 
-_COST_COLUMNS = tuple(field.name for field in dataclasses.fields(Costs) if field.name != "mma_dtype")
+_COST_COLUMNS = tuple(
+    field.name for field in dataclasses.fields(Costs) if field.name not in ("mma_dtype", "execution")
+)
+_EXECUTION_COLUMNS = tuple(field.name for field in dataclasses.fields(Execution))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,8 +311,10 @@ def _check_costs(variant: Variant[Any], costs: Costs, table: Any) -> None:
         VariantError: if one is not; the message names it.
     """
     rows = len(table)
-    for name in _COST_COLUMNS:
-        value = getattr(costs, name)
+    values = {name: getattr(costs, name) for name in _COST_COLUMNS}
+    if costs.execution is not None:
+        values |= {f"execution.{name}": getattr(costs.execution, name) for name in _EXECUTION_COLUMNS}
+    for name, value in values.items():
         if type(value) in (int, float) and value >= 0:
             continue
         try:

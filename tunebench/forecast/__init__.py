@@ -3,7 +3,7 @@
 - `tunebench.forecast.library`: time of a workload on library kernels (cuBLAS, cuDNN, PyTorch): `predict`,
   `predict_all`. Built on it: `network` (whole networks), `table` (CSV files of workloads) and `comparison`
   (devices by speed and cost).
-- `tunebench.forecast.utilisation`: time of configurations of this project's own kernels: `predict_us`,
+- `tunebench.forecast.execution`: time of configurations of this project's own kernels: `predict_us`,
   `interval_us`.
 - `tunebench.forecast.model_training`: fits the model of library kernels to
   measurements.
@@ -13,7 +13,7 @@ The device does not have to be present.
 
 from tunebench.forecast.library import predict, predict_all
 from tunebench.forecast.prediction import Basis, Binding, Prediction, Predictions
-from tunebench.forecast.utilisation import interval_us, least_us, predict_us
+from tunebench.forecast.execution import interval_us, least_us, predict_us
 
 __all__ = [
     "Basis",

@@ -25,6 +25,7 @@ from tunebench.search.sampler import Prospects
 from tunebench.search.variant_search import Proposal, VariantSearch
 from tunebench.space import Config, Table
 from tunebench.variant import Costs
+from tunebench.workload import Traffic
 from tunebench.workloads import parse
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Space:
         costs: Work of its configurations, if the kernel is described.
         bounds: Lower bounds, if kernel and device are described.
         missing: Why there are no bounds; empty with bounds.
+        traffic: Compulsory memory traffic, if the kernel is described.
     """
 
     recording: RecordedSpace
@@ -55,6 +57,7 @@ class Space:
     costs: Costs | None
     bounds: Bounds | None
     missing: str = ""
+    traffic: Traffic | None = None
 
     @classmethod
     def of(cls, recording: RecordedSpace, device: Device | None = None) -> Space:
@@ -80,7 +83,7 @@ class Space:
                 missing = f"the cost model of {kernel.kernel} does not cover {device.architecture}"
             return cls(recording=recording, device=device, costs=costs, bounds=None, missing=missing)
         bounds = bound(costs, kernel.traffic, device, cache="warm", rows=len(table))
-        return cls(recording=recording, device=device, costs=costs, bounds=bounds)
+        return cls(recording=recording, device=device, costs=costs, bounds=bounds, traffic=kernel.traffic)
 
     @classmethod
     def _of_variant(cls, recording: RecordedSpace, device: Device | None) -> Space:
@@ -96,8 +99,9 @@ class Space:
             costs = kernel.costs(workload, table, device)
         except InputError as error:
             return dataclasses.replace(unknown, missing=str(error))
-        bounds = bound(costs, workload.traffic(), device, cache="warm", rows=len(table))
-        return cls(recording=recording, device=device, costs=costs, bounds=bounds)
+        traffic = workload.traffic()
+        bounds = bound(costs, traffic, device, cache="warm", rows=len(table))
+        return cls(recording=recording, device=device, costs=costs, bounds=bounds, traffic=traffic)
 
     @property
     def multiply_adds_us(self) -> NDArray[np.float64] | None:

@@ -1,0 +1,277 @@
+"""Predicted time of this project's own kernels: a model of how blocks execute on the SMs of a device.
+
+A block needs time on each pipe of its SM, and its warps wait: for memory, for shared memory, at barriers. An
+SM holds several blocks, whose waits and pipes overlap. Its time for a round of resident blocks is therefore
+
+- the time of the pipes for all of them, or
+- the time of one block alone: its pipes, at the rate that its own warps reach, plus its waits,
+
+whichever is longer, and a little more where both are alike. The busiest SM runs as many rounds as it has
+blocks; memory traffic of all blocks together is a floor of its own. `Costs` has the work of a block, and
+`Execution` what its instructions do besides: registers, bank conflicts, waits.
+
+Source: the two regimes are those of Hong and Kim, "An analytical model for a GPU architecture with
+memory-level and thread-level parallelism awareness", ISCA 2009, and of Volkov, "Understanding latency hiding
+on GPUs", 2016. The constants are latencies and shares of peak rates, the same for all kernels and devices.
+They were fitted to five recorded spaces (SGEMM and two convolutions on RTX 2080 Ti, RTX 3090, RTX 3060 laptop
+and A100; AutoTuningAssociation/benchmark_hub), except where a comment names other data. `python -m
+benchmarks.forecast_ranking` fits them without the kernel or device that it predicts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tunebench._lazy import np
+from tunebench.bound import Bounds, dram_us, resident_blocks
+from tunebench.device import Device
+from tunebench.outcome import CacheState
+from tunebench.variant import Costs, Execution, ceil_div
+from tunebench.workload import Traffic
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+__all__ = [
+    "CONSTANTS",
+    "INTERVAL",
+    "LAUNCH_US",
+    "ExecutionConstants",
+    "expected_execution",
+    "interval_us",
+    "least_us",
+    "predict_us",
+]
+
+WARP = 32
+MAX_REGISTERS = 255
+"""Most registers of a thread. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionConstants:
+    """Constants of the model of execution: shares of peak rates, latencies in clocks, exponents.
+
+    Attributes:
+        fma: Share of the peak rate that multiply-adds reach.
+        tensor: The same for tensor cores.
+        load_store: The same for the load/store units.
+        shared: The same for passes through shared memory and L1.
+        l2: The same for the port from L2 into an SM.
+        dram: The same for memory.
+        l2_over_dram: Rate of the whole L2, over the peak bandwidth of memory.
+        address_instructions: Instructions that an access needs besides itself.
+        memory_clocks: Latency of loads that memory answers, under load.
+        l2_clocks: Latency of loads that L2 answers, where warps of the block request the same lines.
+        shared_clocks: Latency of loads from shared memory.
+        barrier_clocks: Clocks that the warps of a block wait for one another at a barrier.
+        code_bytes: Code of a loop that instruction caches supply at full rate.
+        code_penalty: Growth of the issue time with the logarithm of larger code.
+        pipes: Exponent with which the times of pipes are joined: infinite if the longest hides all others.
+        waits: Exponent with which pipes and waits are joined; the same for an SM and memory.
+    """
+
+    fma: float = 0.95
+    tensor: float = 0.85
+    load_store: float = 0.8
+    shared: float = 0.85
+    l2: float = 1.0
+    dram: float = 0.83
+    l2_over_dram: float = 3.7
+    address_instructions: float = 1.2
+    memory_clocks: float = 650.0
+    l2_clocks: float = 140.0
+    shared_clocks: float = 30.0
+    barrier_clocks: float = 30.0
+    code_bytes: float = 42e3
+    code_penalty: float = 0.6
+    pipes: float = 2.5
+    waits: float = 3.0
+
+
+CONSTANTS = ExecutionConstants()
+"""`dram` is the median share of large elementwise operators on A100 (0.83), V100 (0.89) and T4 (0.73). Source:
+operator latencies of sitar-lab/NeuSight. `tensor` is that of bf16 library products on A100 SXM and H100 SXM.
+Source: library_gemm_*.csv of ai-dynamo/aiconfigurator."""
+
+LAUNCH_US = 3.5
+"""Overhead of one launch in microseconds: ramp-up, prologue and drain, without the host's share.
+
+Fitted to bf16 library products; the fastest rows of the same data take 2.5 us on H100 and A100.
+"""
+
+INTERVAL = (0.55, 1.9)
+"""90 % prediction interval, as multiples of the expected time."""
+
+
+def expected_execution(costs: Costs, traffic: Traffic) -> Execution:
+    """Return how a block is expected to execute: what `costs` declares, or an estimate from its work.
+
+    Args:
+        costs: Work of the configurations.
+        traffic: Bytes that any implementation must move, divided among the blocks where nothing is declared.
+    """
+    if costs.execution is not None:
+        return costs.execution
+    blocks = np.maximum(1.0, np.asarray(costs.blocks, dtype=np.float64))
+    threads = np.maximum(1.0, np.asarray(costs.threads, dtype=np.float64))
+    block_bytes = np.maximum(costs.fill_bytes, traffic.read_bytes / blocks) + traffic.write_bytes / blocks
+    # Compilers start about four independent loads of a loop before they wait for the first.
+    loads = np.maximum(np.asarray(costs.accesses) / threads, traffic.read_bytes / (16 * blocks * threads))
+    return Execution(
+        registers=np.asarray(costs.registers) + 8.0,
+        l2_bytes=block_bytes,
+        memory_waits=np.ceil(loads / 4),
+    )
+
+
+def predict_us(
+    bounds: Bounds,
+    costs: Costs,
+    device: Device,
+    traffic: Traffic | None = None,
+    *,
+    cache: CacheState = "cold",
+    constants: ExecutionConstants = CONSTANTS,
+) -> Array:
+    """Return the expected time of each row of `bounds`, in microseconds; never below its lower bound.
+
+    `docs/bound.md` says how well configurations are ranked, and how far times are off.
+
+    Args:
+        bounds: Lower bounds of the configurations.
+        costs: Costs that the lower bounds were computed from.
+        device: The device. On a CPU the longest floor at assumed rates is returned.
+        traffic: Bytes that any implementation must move; None takes the memory floor of `bounds`.
+        cache: Whether the last-level cache is cold or warm at the start.
+        constants: Constants of the model.
+    """
+    if device.kind != "gpu":
+        return np.maximum(bounds.us, bounds.floors.get("dram", bounds.us) / constants.dram)
+    if traffic is None:
+        memory_us = bounds.floors.get("dram", np.zeros(len(bounds))) / constants.dram
+        traffic = Traffic(read_bytes=0, write_bytes=0)
+    else:
+        memory_us = np.full(len(bounds), _memory_us(traffic, device, cache, constants))
+    sm_us = _sm_us(bounds, costs, expected_execution(costs, traffic), device, constants)
+    busy_us = _joined(constants.waits, sm_us, memory_us)
+    launches = np.asarray(costs.serial_launches, dtype=np.float64)
+    expected: Array = np.maximum(busy_us, bounds.us) + launches * LAUNCH_US
+    return expected
+
+
+def _joined(exponent: float, *times: Array) -> Array:
+    """Return the time of activities that overlap: the longest, and a little more where several are long."""
+    longest = np.maximum(1e-9, np.maximum.reduce(np.broadcast_arrays(*times)))
+    shares = sum((np.asarray(time) / longest) ** exponent for time in times)
+    joined: Array = longest * shares ** (1 / exponent)
+    return joined
+
+
+def _memory_us(traffic: Traffic, device: Device, cache: CacheState, constants: ExecutionConstants) -> float:
+    """Return the time of the memory traffic. Results are counted even if L2 could hold them for a while."""
+    reads = dataclasses.replace(traffic, write_bytes=0)
+    write_us = traffic.write_bytes / (device.dram_gb_s * 1e3)
+    return (dram_us(reads, device, cache) + write_us) / constants.dram
+
+
+def _sm_us(
+    bounds: Bounds, costs: Costs, execution: Execution, device: Device, constants: ExecutionConstants
+) -> Array:
+    """Return the time of the busiest SM, in microseconds."""
+    threads = np.maximum(1.0, np.asarray(costs.threads, dtype=np.float64))
+    warps = ceil_div(threads, WARP)
+    block_registers = device.registers_per_sm / (WARP * warps) // 8 * 8
+    allowed = np.minimum(MAX_REGISTERS, block_registers)
+    registers = np.minimum(allowed, execution.registers)
+    spilled = np.maximum(0.0, execution.registers - allowed) * execution.iterations * threads
+    resident = resident_blocks(dataclasses.replace(costs, registers=registers), device)
+    blocks = np.maximum(1.0, np.ceil(np.asarray(costs.blocks) / device.sm_count))
+    resident = np.minimum(resident, blocks)
+    pipe_clocks = _pipe_clocks(bounds, costs, execution, spilled, device, constants)
+    wait_clocks = (
+        (1 + np.asarray(execution.memory_waits)) * constants.memory_clocks
+        + np.asarray(execution.l2_waits) * constants.l2_clocks
+        + np.asarray(execution.shared_waits) * constants.shared_clocks
+        + np.asarray(execution.barriers) * constants.barrier_clocks
+    )
+    # Fewer warps than partitions leave units idle.
+    own_clocks = pipe_clocks / np.minimum(1.0, warps / device.partitions)
+    prefetched = np.asarray(execution.prefetched_waits) * constants.memory_clocks
+    alone_clocks = _joined(constants.waits, own_clocks, prefetched) + wait_clocks
+
+    def round_clocks(count: Array) -> Array:
+        return _joined(constants.waits, count * pipe_clocks, alone_clocks)
+
+    rounds = blocks // resident
+    rest = blocks - rounds * resident
+    clocks = rounds * round_clocks(resident) + np.where(rest > 0, round_clocks(np.maximum(1.0, rest)), 0.0)
+    busy_us: Array = np.broadcast_to(clocks / _clock_mhz(device), len(bounds))
+    return busy_us
+
+
+def _clock_mhz(device: Device) -> float:
+    """Return the clock of the datasheet's peaks: the highest that the driver allows is not sustained."""
+    return device.boost_clock_mhz or device.max_clock_mhz
+
+
+def _pipe_clocks(
+    bounds: Bounds,
+    costs: Costs,
+    execution: Execution,
+    spilled: Any,
+    device: Device,
+    constants: ExecutionConstants,
+) -> Array:
+    """Return the clocks that a block keeps the pipes of its SM busy."""
+    accesses = np.maximum(costs.accesses, execution.accesses) + spilled
+    implied = np.asarray(costs.fma) / WARP + np.asarray(costs.sfu) / WARP
+    declared = np.maximum(np.maximum(costs.instructions, execution.instructions), implied)
+    instructions = declared + (1 + constants.address_instructions) * accesses / WARP
+    large_code = np.log(np.maximum(1.0, np.asarray(execution.code_bytes) / constants.code_bytes))
+    fetching = 1 + constants.code_penalty * large_code
+    passes = np.maximum(np.asarray(costs.smem_traffic_bytes) / device.smem_bytes_per_clock, execution.passes)
+    l2_bytes_per_clock = np.minimum(
+        device.fill_bytes_per_clock,
+        constants.l2_over_dram * device.dram_gb_s * 1e3 / (device.sm_count * _clock_mhz(device)),
+    )
+    busy = [
+        instructions / device.issue_per_clock * fetching,
+        np.asarray(costs.fma) / (device.fma_per_clock * constants.fma) * fetching,
+        np.asarray(costs.sfu) / (device.sfu_per_clock * constants.fma),
+        accesses / (device.accesses_per_clock * constants.load_store),
+        passes / constants.shared,
+        np.maximum(costs.fill_bytes, execution.l2_bytes) / (l2_bytes_per_clock * constants.l2),
+    ]
+    if np.any(costs.mma_flop):
+        rate = device.mma_flop_per_clock[str(costs.mma_dtype)]
+        busy.append(np.asarray(costs.mma_flop) / (rate * constants.tensor))
+    return _joined(constants.pipes, *busy)
+
+
+def least_us(traffic: Traffic, device: Device, cache: CacheState) -> float:
+    """Return the time in microseconds of a workload's memory traffic in one launch; no prediction is below.
+
+    Args:
+        traffic: Bytes that any implementation must read and write.
+        device: Device whose memory bandwidth and last-level cache apply.
+        cache: Cache state of the predictions.
+    """
+    if device.kind != "gpu":
+        return dram_us(traffic, device, cache) / CONSTANTS.dram
+    return _memory_us(traffic, device, cache, CONSTANTS) + LAUNCH_US
+
+
+def interval_us(expected: Array, bounds: Bounds) -> tuple[Array, Array]:
+    """Return both ends of the 90 % prediction interval (`INTERVAL`) in microseconds, at least the bound.
+
+    Args:
+        expected: Times returned by `predict_us`.
+        bounds: Lower bounds of the same configurations.
+    """
+    low, high = INTERVAL
+    return np.maximum(expected * low, bounds.us), expected * high
