@@ -184,8 +184,13 @@ def tune(store: Store, workload: Softmax, seed: int, trials: int = SIDE * SIDE) 
     device = devices.local_cpu()
     table = VARIANT.configs(workload, device)
     costs = VARIANT.costs(workload, table, device)
-    bounds = bound(costs, workload.traffic(), device, cache="cold", rows=len(table))
-    tunables = [TunableVariant(variant=VARIANT, table=table, costs=costs, bounds=bounds, device=device)]
+    traffic = workload.traffic()
+    bounds = bound(costs, traffic, device, cache="cold", rows=len(table))
+    tunables = [
+        TunableVariant(
+            variant=VARIANT, table=table, costs=costs, bounds=bounds, device=device, traffic=traffic
+        )
+    ]
     plan = Plan(trials=trials, sampler="random", seed=seed, baselines=False, warm=False)
     target = TuningTarget(device=device, runner="cpu")
     setup = TuningSetup(target=target, plan=plan, store=store)

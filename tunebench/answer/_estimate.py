@@ -265,8 +265,9 @@ def _forecast(
     """Return the predicted time of a configuration."""
     table = Table(variant.space, np.array([variant.space.ordinals(config)], dtype=np.int16))
     costs = variant.costs(workload, table, device)
-    bounds = bound(costs, workload.traffic(), device, cache=cache, rows=1)
-    expected = predict_us(bounds, costs, device)
+    traffic = workload.traffic()
+    bounds = bound(costs, traffic, device, cache=cache, rows=1)
+    expected = predict_us(bounds, costs, device, traffic, cache=cache)
     low, high = interval_us(expected, bounds)
     return _Forecast(float(expected[0]), (float(low[0]), float(high[0])), float(bounds.us[0]))
 

@@ -164,7 +164,7 @@ class Forecaster:
         costs = Costs(blocks=blocks, full_blocks=0, threads=NEIGHBOUR_THREADS)
         traffic = Traffic(read_bytes=read, write_bytes=tensor.nbytes)
         bounds = bound(costs, traffic, self.device, cache="warm", rows=1)
-        return float(predict_us(bounds, costs, self.device)[0])
+        return float(predict_us(bounds, costs, self.device, traffic, cache="warm")[0])
 
 
 def advise(

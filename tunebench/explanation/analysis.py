@@ -208,8 +208,9 @@ def explain_choice(choice: ChosenConfig, measured: MeasuredTime | None = None) -
     cache: CacheState = measured.cache if measured is not None else "cold"
     table = Table(variant.space, np.array([variant.space.ordinals(choice.config)], dtype=np.int16))
     costs = variant.costs(workload, table, device)
-    bounds = bound(costs, workload.traffic(), device, cache=cache, rows=1)
-    predicted_us = float(predict_us(bounds, costs, device)[0])
+    traffic = workload.traffic()
+    bounds = bound(costs, traffic, device, cache=cache, rows=1)
+    predicted_us = float(predict_us(bounds, costs, device, traffic, cache=cache)[0])
     block, waves = blocks_and_waves(variant, workload, choice.config, costs, device)
     forecaster = Forecaster(device=device, cache=cache)
     return Explanation(

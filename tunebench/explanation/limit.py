@@ -8,7 +8,7 @@ from typing import Literal
 
 from tunebench.bound import Bound, Resource
 from tunebench.explanation.grid import Waves
-from tunebench.forecast.utilisation import LAUNCH_US
+from tunebench.forecast.execution import LAUNCH_US
 
 __all__ = ["KINDS", "Cause", "Kind", "Limit", "limit"]
 

@@ -22,7 +22,7 @@ from tunebench.outcome import CacheState
 from tunebench.search.sampler import Prospects
 from tunebench.space import Config, Table
 from tunebench.variant import Costs, Variant, exceeds_memory, unsuitable
-from tunebench.workload import Workload
+from tunebench.workload import Traffic, Workload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,6 +57,8 @@ class TunableVariant:
         table: Its valid configurations, at least one.
         costs: Work of each configuration.
         bounds: Lower bound of each configuration.
+        traffic: Compulsory memory traffic of the workload.
+        cache: Cache state of bounds and predictions.
         gap_bounds: Lower bounds that gaps are computed with (`Device.with_meaningful_rates`): `bounds`, or
             those at the measured rates of a processor; None if the rates of the device are assumed only.
         device: The device.
@@ -67,6 +69,8 @@ class TunableVariant:
     costs: Costs
     bounds: Bounds
     device: Device
+    traffic: Traffic
+    cache: CacheState = "cold"
     gap_bounds: Bounds | None = None
 
     def prospects(self) -> Prospects:
@@ -76,7 +80,7 @@ class TunableVariant:
 
     @functools.cached_property
     def _predicted(self) -> NDArray[np.float64]:
-        return predict_us(self.bounds, self.costs, self.device)
+        return predict_us(self.bounds, self.costs, self.device, self.traffic, cache=self.cache)
 
     @functools.cached_property
     def _interval(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -247,5 +251,12 @@ def _tunable(
     if on is not None and on is not device:
         gap_bounds = bound(costs, traffic, on, cache=cache, rows=len(table))
     return TunableVariant(
-        variant=variant, table=table, costs=costs, bounds=bounds, device=device, gap_bounds=gap_bounds
+        variant=variant,
+        table=table,
+        costs=costs,
+        bounds=bounds,
+        device=device,
+        traffic=traffic,
+        cache=cache,
+        gap_bounds=gap_bounds,
     )
