@@ -76,7 +76,6 @@ STEPS = 1500
 """Steps of a fit."""
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """A recorded space with the description of its kernel and device.
@@ -112,7 +111,9 @@ class Case:
             rows: Configurations; all by default.
         """
         space = self.space
-        assert space.bounds is not None and space.costs is not None and space.device is not None
+        assert space.bounds is not None
+        assert space.costs is not None
+        assert space.device is not None
         bounds = dataclasses.replace(
             space.bounds,
             us=space.bounds.us[rows],
@@ -198,8 +199,8 @@ def _ranks(values: Array) -> Array:
 def fitted(cases: Sequence[Case]) -> ExecutionConstants:
     """Return constants fitted to some spaces.
 
-    The objective is the mean absolute logarithmic error of each space around its own mean, fast configurations
-    weighted by the square of their efficiency, plus 0.3 of that mean, plus `PRIOR`.
+    The objective is the mean absolute logarithmic error of each space around its own mean, with fast
+    configurations weighted by the square of their efficiency, plus 0.3 of that mean, plus `PRIOR`.
 
     Args:
         cases: The spaces.

@@ -194,7 +194,9 @@ def _matrix_access(columns: Columns, letter: str) -> _MatrixAccess:
     by_shared, by_l1 = (_each(count, apart, width, side) for count in (_shared_passes, _l1_passes))
     copied_apart = np.where(strided == 1, vector, tile // copying)
     copy = (copied_apart, width, copying, tile)
-    stored, lines, touched = (_each(count, *copy) for count in (_stored_passes, _copied_lines, _copied_sectors))
+    stored, lines, touched = (
+        _each(count, *copy) for count in (_stored_passes, _copied_lines, _copied_sectors)
+    )
     copies = staged * tile / (32 * width)  # by warps, each a load and a store
     return _MatrixAccess(
         requests=threads * loads + 2 * 32 * copies,

@@ -22,6 +22,7 @@ MOVED = {
     "tunebench.forecast.parallel.cluster": "tunebench.training.interconnect.cluster",
     "tunebench.forecast.parallel.collective": "tunebench.training.interconnect.collective",
     "tunebench.forecast.parallel.pipeline": "tunebench.training.schedules",
+    "tunebench.forecast.utilisation": "tunebench.forecast.execution",
     "tunebench.graph.plan": "tunebench.graph.partition_plan",
     "tunebench.plan": "tunebench.training",
     "tunebench.plan.pipeline.named": "tunebench.training.schedules.registry",

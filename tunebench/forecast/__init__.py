@@ -11,9 +11,9 @@
 The device does not have to be present.
 """
 
+from tunebench.forecast.execution import interval_us, least_us, predict_us
 from tunebench.forecast.library import predict, predict_all
 from tunebench.forecast.prediction import Basis, Binding, Prediction, Predictions
-from tunebench.forecast.execution import interval_us, least_us, predict_us
 
 __all__ = [
     "Basis",

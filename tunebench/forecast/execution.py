@@ -40,6 +40,8 @@ __all__ = [
     "CONSTANTS",
     "INTERVAL",
     "LAUNCH_US",
+    "MEMORY_INTERVAL",
+    "MEMORY_SHARE",
     "ExecutionConstants",
     "expected_execution",
     "interval_us",
@@ -94,18 +96,42 @@ class ExecutionConstants:
 
 
 CONSTANTS = ExecutionConstants()
-"""`dram` is the median share of large elementwise operators on A100 (0.83), V100 (0.89) and T4 (0.73). Source:
-operator latencies of sitar-lab/NeuSight. `tensor` is that of bf16 library products on A100 SXM and H100 SXM.
-Source: library_gemm_*.csv of ai-dynamo/aiconfigurator."""
+"""The constants that predictions use.
 
-LAUNCH_US = 3.5
-"""Overhead of one launch in microseconds: ramp-up, prologue and drain, without the host's share.
-
-Fitted to bf16 library products; the fastest rows of the same data take 2.5 us on H100 and A100.
+`dram` is the median share of large elementwise operators on A100 (0.83), V100 (0.89) and T4 (0.73). Source:
+operator latencies of sitar-lab/NeuSight. `tensor` is that of the largest bf16 library products on A100 SXM
+and H100 SXM. Source: library_gemm_*.csv of ai-dynamo/aiconfigurator.
 """
 
-INTERVAL = (0.55, 1.9)
-"""90 % prediction interval, as multiples of the expected time."""
+LAUNCH_US = 2.5
+"""Overhead of one launch in microseconds, without the host's share.
+
+The fastest bf16 library products take as long on H100 and A100. Source: library_gemm_*.csv of
+ai-dynamo/aiconfigurator.
+"""
+
+LEAST_L2_BYTES = 20.0
+"""Bytes per clock that L2 supplies to each SM at least, where a large L2 stands before a slow memory.
+
+Source: rates of L2 that microbenchmarks report for RTX 4090 and RTX 5090 (about 5 and 8.5 TB/s), per SM.
+"""
+
+INTERVAL = (0.65, 1.65)
+"""90 % prediction interval, as multiples of the expected time.
+
+From the errors on what no constant was fitted to: recorded spaces with kernel and device left out, and bf16
+library products (docs/bound.md has the shares that it holds).
+"""
+
+MEMORY_INTERVAL = (0.85, 1.3)
+"""The same where the memory traffic takes `MEMORY_SHARE` of the time or more.
+
+From elementwise operators of more than 200 MB on P4, P100, V100, T4 and A100, whose bandwidth reaches 0.72 to
+0.91 of its peak. Source: operator latencies of sitar-lab/NeuSight.
+"""
+
+MEMORY_SHARE = 0.7
+"""Share of the memory floor in the expected time from which `MEMORY_INTERVAL` applies."""
 
 
 def expected_execution(costs: Costs, traffic: Traffic) -> Execution:
@@ -151,7 +177,9 @@ def predict_us(
         constants: Constants of the model.
     """
     if device.kind != "gpu":
-        return np.maximum(bounds.us, bounds.floors.get("dram", bounds.us) / constants.dram)
+        shares = {"dram": constants.dram, "fma pipe": constants.fma}
+        slowest: Array = np.maximum.reduce([floor / shares[name] for name, floor in bounds.floors.items()])
+        return slowest
     if traffic is None:
         memory_us = bounds.floors.get("dram", np.zeros(len(bounds))) / constants.dram
         traffic = Traffic(read_bytes=0, write_bytes=0)
@@ -235,22 +263,21 @@ def _pipe_clocks(
     large_code = np.log(np.maximum(1.0, np.asarray(execution.code_bytes) / constants.code_bytes))
     fetching = 1 + constants.code_penalty * large_code
     passes = np.maximum(np.asarray(costs.smem_traffic_bytes) / device.smem_bytes_per_clock, execution.passes)
-    l2_bytes_per_clock = np.minimum(
-        device.fill_bytes_per_clock,
-        constants.l2_over_dram * device.dram_gb_s * 1e3 / (device.sm_count * _clock_mhz(device)),
-    )
     busy = [
         instructions / device.issue_per_clock * fetching,
         np.asarray(costs.fma) / (device.fma_per_clock * constants.fma) * fetching,
         np.asarray(costs.sfu) / (device.sfu_per_clock * constants.fma),
         accesses / (device.accesses_per_clock * constants.load_store),
         passes / constants.shared,
-        np.maximum(costs.fill_bytes, execution.l2_bytes) / (l2_bytes_per_clock * constants.l2),
     ]
     if np.any(costs.mma_flop):
         rate = device.mma_flop_per_clock[str(costs.mma_dtype)]
         busy.append(np.asarray(costs.mma_flop) / (rate * constants.tensor))
-    return _joined(constants.pipes, *busy)
+    # Copies from L2 need no warp while they are under way, so that they overlap with all pipes.
+    l2_share = constants.l2_over_dram * device.dram_gb_s * 1e3 / (device.sm_count * _clock_mhz(device))
+    l2_rate = min(device.fill_bytes_per_clock, max(l2_share, LEAST_L2_BYTES))
+    l2_clocks = np.maximum(costs.fill_bytes, execution.l2_bytes) / (l2_rate * constants.l2)
+    return _joined(constants.waits, _joined(constants.pipes, *busy), l2_clocks)
 
 
 def least_us(traffic: Traffic, device: Device, cache: CacheState) -> float:
@@ -267,11 +294,16 @@ def least_us(traffic: Traffic, device: Device, cache: CacheState) -> float:
 
 
 def interval_us(expected: Array, bounds: Bounds) -> tuple[Array, Array]:
-    """Return both ends of the 90 % prediction interval (`INTERVAL`) in microseconds, at least the bound.
+    """Return both ends of the 90 % prediction interval in microseconds, at least the bound.
+
+    Its width follows from the regime: `MEMORY_INTERVAL` where memory traffic takes most of the time, else
+    `INTERVAL`.
 
     Args:
         expected: Times returned by `predict_us`.
         bounds: Lower bounds of the same configurations.
     """
-    low, high = INTERVAL
+    memory_us = bounds.floors.get("dram", np.zeros(len(bounds)))
+    by_memory = memory_us >= MEMORY_SHARE * expected
+    low, high = (np.where(by_memory, *ends) for ends in zip(MEMORY_INTERVAL, INTERVAL, strict=True))
     return np.maximum(expected * low, bounds.us), expected * high

@@ -43,12 +43,14 @@ class Prospects:
         figures: Derived quantities by name, such as the number of threads: one non-negative number per row.
         elsewhere_us: Times on other devices, in microseconds: one column per device, infinite for a failure,
             NaN if unknown.
+        predicted_us: Predicted times, in microseconds; None if there are none. They only order proposals.
     """
 
     table: Table
     bounds_us: Array
     figures: Mapping[str, Array] = field(default_factory=dict)
     elsewhere_us: tuple[Array, ...] = ()
+    predicted_us: Array | None = None
 
 
 class TableSampler(BaseSampler):

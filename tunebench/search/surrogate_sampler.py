@@ -1,8 +1,9 @@
 """The default sampler: expected improvement of a Gaussian process.
 
-The first configurations are far apart. After them, each proposal is the configuration with the greatest
-expected improvement, by a process fitted to the logarithms of the times so far. If times on other devices are
-known, the fastest configurations there come first, and the process learns how this device differs.
+The first configurations are those predicted to be fastest, if times are predicted, and others far apart from
+them. After them, each proposal is the configuration with the greatest expected improvement, by a process
+fitted to the logarithms of the times so far. If times on other devices are known, the fastest configurations
+there come first, and the process learns how this device differs.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ OBSERVED_US = "observed_us"
 
 DESIGN = 12
 """Number of first configurations, which are far apart."""
+
+PREDICTED = 6
+"""How many of the first configurations are those predicted to be fastest.
+
+The process does not learn from predictions: as its mean or as a coordinate they kept the search near what was
+predicted, which cost .02 of the optimum after 100 trials on recorded spaces.
+"""
 
 RETRIED = 5
 """Number of first configurations with a warm start: the fastest elsewhere."""
@@ -114,6 +122,7 @@ class SurrogateSampler(TableSampler):
         figures = {**prospects.figures, "bound": prospects.bounds_us}
         figures |= {f"elsewhere {i}": np.exp(column) for i, column in enumerate(elsewhere)}
         self._coordinates = Coordinates.of(self.table, figures)
+        self._predicted = prospects.predicted_us
         expected = [np.zeros(len(self.table))]
         self._warm = bool(elsewhere)
         if self._warm:
@@ -140,9 +149,11 @@ class SurrogateSampler(TableSampler):
         return _StudyHistory(np.array(rows, int), costs, np.array(running, int))
 
     def _first(self, taken: Array) -> int:
-        """Return an open row to start with: the fastest elsewhere, or one far from all proposed rows."""
+        """Return an open row to start with: the fastest elsewhere, predicted, or far from proposed rows."""
         if self._warm and len(taken) < RETRIED:
             return int(np.argmin(np.where(self.open, self._models[0].expected, np.inf)))
+        if self._predicted is not None and len(taken) < PREDICTED:
+            return int(np.argmin(np.where(self.open, self._predicted, np.inf)))
         drawn = self._rng.choice(np.flatnonzero(self.open), DRAWS)
         if not len(taken):
             return int(drawn[0])

@@ -75,8 +75,14 @@ class TunableVariant:
 
     def prospects(self) -> Prospects:
         """Return the configurations with bounds and costs, as the samplers take them."""
-        figures = self.costs.figures(len(self.table))
-        return Prospects(table=self.table, bounds_us=self.bounds.us, figures=figures)
+        # Times on a processor are predicted by floors, which rank badly.
+        predicted_us = self._predicted if self.device.kind == "gpu" else None
+        return Prospects(
+            table=self.table,
+            bounds_us=self.bounds.us,
+            figures=self.costs.figures(len(self.table)),
+            predicted_us=predicted_us,
+        )
 
     @functools.cached_property
     def _predicted(self) -> NDArray[np.float64]:
