@@ -188,7 +188,13 @@ def tune(store: Store, workload: Softmax, seed: int, trials: int = SIDE * SIDE) 
     bounds = bound(costs, traffic, device, cache="cold", rows=len(table))
     tunables = [
         TunableVariant(
-            variant=VARIANT, table=table, costs=costs, bounds=bounds, device=device, traffic=traffic
+            variant=VARIANT,
+            workload=workload,
+            table=table,
+            costs=costs,
+            bounds=bounds,
+            device=device,
+            traffic=traffic,
         )
     ]
     plan = Plan(trials=trials, sampler="random", seed=seed, baselines=False, warm=False)

@@ -116,11 +116,11 @@ LEAST_L2_BYTES = 20.0
 Source: rates of L2 that microbenchmarks report for RTX 4090 and RTX 5090 (about 5 and 8.5 TB/s), per SM.
 """
 
-INTERVAL = (0.65, 1.65)
+INTERVAL = (0.55, 1.7)
 """90 % prediction interval, as multiples of the expected time.
 
-From the errors on what no constant was fitted to: recorded spaces with kernel and device left out, and bf16
-library products (docs/bound.md has the shares that it holds).
+From the errors on what no constant was fitted to: configurations of recorded spaces that reach half of the
+optimum's speed, with kernel and device left out, and bf16 library products (shares in docs/bound.md).
 """
 
 MEMORY_INTERVAL = (0.85, 1.3)

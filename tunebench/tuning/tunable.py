@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from tunebench import device as devices
+from tunebench._lazy import np
 from tunebench._user_code import limited
 from tunebench.bound import Bounds, bound
 from tunebench.compile import unavailable
@@ -25,7 +26,6 @@ from tunebench.variant import Costs, Variant, exceeds_memory, unsuitable
 from tunebench.workload import Traffic, Workload
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 __all__ = [
@@ -38,6 +38,13 @@ __all__ = [
 ]
 
 RunnerName = Literal["cpu", "cuda", "offline"]
+
+
+TIE = 1.001
+"""Factor within which predicted times are equal."""
+
+WORTH_A_CHANGE = 1.02
+"""Predicted gain from which another configuration than the default is preferred."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +61,7 @@ class TunableVariant:
 
     Attributes:
         variant: The variant.
+        workload: The workload.
         table: Its valid configurations, at least one.
         costs: Work of each configuration.
         bounds: Lower bound of each configuration.
@@ -65,6 +73,7 @@ class TunableVariant:
     """
 
     variant: Variant[Any]
+    workload: Workload
     table: Table
     costs: Costs
     bounds: Bounds
@@ -92,9 +101,27 @@ class TunableVariant:
     def _interval(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return interval_us(self._predicted, self.bounds)
 
+    @functools.cached_property
+    def _default_row(self) -> int | None:
+        """Row of the default; None if it has none."""
+        try:
+            return self.table.row(self.variant.default(self.workload, self.device))
+        except VariantError:
+            return None
+
     def fastest(self) -> int:
-        """Return the row with the lowest predicted time."""
-        return int(self._predicted.argmin())
+        """Return the row with the lowest predicted time, unless the default is nearly as good.
+
+        Of equal ones (`TIE`), it is the row that differs from the default in the fewest parameters.
+        """
+        least_us = self._predicted.min()
+        if self._default_row is None:
+            return int(self._predicted.argmin())
+        if self._predicted[self._default_row] <= WORTH_A_CHANGE * least_us:
+            return self._default_row
+        tied = np.flatnonzero(self._predicted <= TIE * least_us)
+        differing = self.table.ordinals[tied] != self.table.ordinals[self._default_row]
+        return int(tied[np.lexsort((self._predicted[tied], differing.sum(axis=1)))[0]])
 
     def predicted_us(self, row: int) -> float:
         """Return the predicted time of a row, in microseconds."""
@@ -258,6 +285,7 @@ def _tunable(
         gap_bounds = bound(costs, traffic, on, cache=cache, rows=len(table))
     return TunableVariant(
         variant=variant,
+        workload=workload,
         table=table,
         costs=costs,
         bounds=bounds,
