@@ -17,7 +17,6 @@ from tunebench.cache_file import RecordedSpace
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.forecast import predict_us
-from tunebench.forecast.execution import CONSTANTS, ExecutionConstants
 from tunebench.kernels import variant
 from tunebench.kernels.recorded_kernel import find_recorded_kernel
 from tunebench.outcome import Measured, Outcome, Result, Verification
@@ -117,19 +116,14 @@ class Space:
         work = np.asarray(self.costs.blocks, dtype=np.float64) * self.costs.fma
         return np.broadcast_to(work / rate, len(self.bounds))
 
-    def predicted_us(self, constants: ExecutionConstants = CONSTANTS) -> NDArray[np.float64] | None:
+    def predicted_us(self) -> NDArray[np.float64] | None:
         """Return the predicted times of the configurations, in microseconds.
 
         None if kernel or device is not described, or the device is a processor.
-
-        Args:
-            constants: Constants of the model of execution.
         """
         if self.bounds is None or self.costs is None or self.device is None or self.device.kind != "gpu":
             return None
-        return predict_us(
-            self.bounds, self.costs, self.device, self.traffic, cache="warm", constants=constants
-        )
+        return predict_us(self.bounds, self.costs, self.device, self.traffic, cache="warm")
 
     def prospects(self, elsewhere: Sequence[RecordedSpace] = ()) -> Prospects:
         """Return the configurations as the samplers take them, without their times.
