@@ -111,7 +111,7 @@ def described_spaces(folder: Path) -> dict[str, Space]:
         for path in sorted(folder.glob("*/*.json.gz"))
         if not path.stem.endswith("_T4.json")
     }
-    return {name: space for name, space in spaces.items() if space.predicted_us() is not None}
+    return {name: space for name, space in spaces.items() if space.bounds is not None}
 
 
 def table(rankings: Sequence[Ranking]) -> str:

@@ -46,7 +46,16 @@ WARM_CHECKPOINTS = tuple(count for count in CHECKPOINTS if count <= 50)
 RESAMPLES = 10_000
 """Number of bootstrap samples."""
 
-SOURCES = ("search/**/*.py", "tuning/replay.py", "bound.py", "kernels/recorded_kernel.py", "cache_file/*.py")
+SOURCES = (
+    *(
+        "search/**/*.py",
+        "tuning/replay.py",
+        "bound.py",
+        "forecast/execution.py",
+        "kernels/recorded_kernel.py",
+    ),
+    "cache_file/*.py",
+)
 """Source files of tunebench that determine the result of a search."""
 
 

@@ -37,6 +37,9 @@ __all__ = ["CHECKPOINTS", "PostponedCheck", "ReplayResult", "ReplayTrace", "Repl
 CHECKPOINTS = (25, 50, 100, 200)
 """Trials after which the efficiency is reported."""
 
+GENERIC = "sm_70"
+"""Architecture whose representative stands for devices that are not described."""
+
 _RECORDED = Verification(how="not verified", detail="recorded by another tuner")
 
 
@@ -77,12 +80,19 @@ class Space:
         if isinstance(kernel, str):
             return cls(recording=recording, device=device, costs=None, bounds=None, missing=kernel)
         # Threads and shared memory, which the surrogate uses, are the same on any device.
-        costs = kernel.costs(table.columns, device or devices.representative("sm_70"))
+        costs = kernel.costs(table.columns, device or devices.representative(GENERIC))
         if device is None or device.compute_capability < kernel.minimum_cc:
             missing = f"{recording.device or 'its device'} is not described"
             if device is not None:
                 missing = f"the cost model of {kernel.kernel} does not cover {device.architecture}"
-            return cls(recording=recording, device=device, costs=costs, bounds=None, missing=missing)
+            return cls(
+                recording=recording,
+                device=device,
+                costs=costs,
+                bounds=None,
+                missing=missing,
+                traffic=kernel.traffic,
+            )
         bounds = bound(costs, kernel.traffic, device, cache="warm", rows=len(table))
         return cls(recording=recording, device=device, costs=costs, bounds=bounds, traffic=kernel.traffic)
 
@@ -119,11 +129,18 @@ class Space:
     def predicted_us(self) -> NDArray[np.float64] | None:
         """Return the predicted times of the configurations, in microseconds.
 
-        None if kernel or device is not described, or the device is a processor.
+        On a device that is not described they are those of `GENERIC`, since kernels rank alike on most GPUs.
+        None if the kernel is not described, or the device is a processor.
         """
-        if self.bounds is None or self.costs is None or self.device is None or self.device.kind != "gpu":
+        if self.costs is None or self.traffic is None:
             return None
-        return predict_us(self.bounds, self.costs, self.device, self.traffic, cache="warm")
+        device, bounds = self.device, self.bounds
+        if device is None or bounds is None:
+            device = devices.representative(GENERIC)
+            bounds = bound(self.costs, self.traffic, device, cache="warm", rows=len(self.recording.table))
+        if device.kind != "gpu":
+            return None
+        return predict_us(bounds, self.costs, device, self.traffic, cache="warm")
 
     def prospects(self, elsewhere: Sequence[RecordedSpace] = ()) -> Prospects:
         """Return the configurations as the samplers take them, without their times.
