@@ -172,15 +172,14 @@ def predict_us(
     Args:
         bounds: Lower bounds of the configurations.
         costs: Costs that the lower bounds were computed from.
-        device: The device. On a CPU the longest floor at assumed rates is returned.
+        device: The device. On a processor the time is that of the longest floor at its measured rates, or at
+            a share of its assumed rates.
         traffic: Bytes that any implementation must move; None takes the memory floor of `bounds`.
         cache: Whether the last-level cache is cold or warm at the start.
         constants: Constants of the model.
     """
     if device.kind != "gpu":
-        shares = {"dram": constants.dram, "fma pipe": constants.fma}
-        slowest: Array = np.maximum.reduce([floor / shares[name] for name, floor in bounds.floors.items()])
-        return slowest
+        return _processor_us(bounds, device, traffic, constants)
     if traffic is None:
         memory_us = bounds.floors.get("dram", np.zeros(len(bounds))) / constants.dram
         traffic = Traffic(read_bytes=0, write_bytes=0)
@@ -190,6 +189,29 @@ def predict_us(
     busy_us = _joined(constants.waits, sm_us, memory_us)
     launches = np.asarray(costs.serial_launches, dtype=np.float64)
     expected: Array = np.maximum(busy_us, bounds.us) + launches * LAUNCH_US
+    return expected
+
+
+def _processor_us(
+    bounds: Bounds, device: Device, traffic: Traffic | None, constants: ExecutionConstants
+) -> Array:
+    """Return the longest floor at the rates that the processor achieves, or at a share of assumed ones.
+
+    A store reads its line from memory first, unless the kernel writes past caches.
+    """
+    shares = {"dram": constants.dram, "fma pipe": constants.fma}
+    achieved = device.with_meaningful_rates()
+    if achieved is not None and achieved is not device:
+        shares = {
+            "dram": achieved.dram_gb_s / device.dram_gb_s,
+            "fma pipe": achieved.max_clock_mhz / device.max_clock_mhz,
+        }
+    floors = dict(bounds.floors)
+    if traffic is not None:
+        moved_us = (traffic.read_bytes + 2 * traffic.write_bytes) / (device.dram_gb_s * 1e3)
+        floors["dram"] = np.full(len(bounds), moved_us)
+    longest = np.maximum.reduce([floor / shares[name] for name, floor in floors.items()])
+    expected: Array = np.maximum(longest, bounds.us)
     return expected
 
 
