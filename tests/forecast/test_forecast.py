@@ -50,6 +50,7 @@ def test_cpu_prediction_has_no_launch_overhead() -> None:
 
 # ----------------------------------------------------------------------------------- the model of execution
 
+MEMORY_CLOCKS = CONSTANTS.memory_clocks
 NO_OVERHEAD = ExecutionConstants(
     fma=1, load_store=1, shared=1, l2=1, dram=1, address_instructions=0, pipes=64, waits=64
 )
@@ -69,7 +70,7 @@ def _sm_clocks(*, blocks: Any = 108, constants: ExecutionConstants = NO_OVERHEAD
 
 def test_a_block_alone_takes_its_pipes_and_its_waits() -> None:
     got = _sm_clocks(fma=64 * 10_000, memory_waits=10, barriers=5)
-    assert got == pytest.approx(10_000 + 11 * 650 + 5 * 30, rel=0.01)
+    assert got == pytest.approx(10_000 + 11 * MEMORY_CLOCKS + 5 * CONSTANTS.barrier_clocks, rel=0.01)
 
 
 def test_blocks_hide_the_waits_of_one_another() -> None:
@@ -95,8 +96,8 @@ def test_registers_and_shared_memory_limit_the_blocks_that_hide_waits() -> None:
 def test_loads_ahead_of_their_use_are_hidden_by_the_computation_of_their_block() -> None:
     late = _sm_clocks(fma=64 * 100_000, memory_waits=100)
     early = _sm_clocks(fma=64 * 100_000, prefetched_waits=100)
-    assert late == pytest.approx(100_000 + 101 * 650, rel=0.01)
-    assert early == pytest.approx(100_000 + 650, rel=0.01)
+    assert late == pytest.approx(100_000 + 101 * MEMORY_CLOCKS, rel=0.01)
+    assert early == pytest.approx(100_000 + MEMORY_CLOCKS, rel=0.01)
 
 
 def test_the_last_round_takes_as_long_as_its_blocks_need() -> None:

@@ -461,7 +461,7 @@ def test_the_answer_is_timed_again_with_new_finalists(tunes: Tune, database: str
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_predictions_that_tie_name_the_default_everywhere(
+def test_predictions_are_one_number_everywhere(
     again: bool,
     tunes: Tune,
     database: str,
@@ -475,9 +475,6 @@ def test_predictions_that_tie_name_the_default_everywhere(
         before = len(_records(database))
         report = tunes(on=ABSENT, trials=60)
         assert report.is_earlier or len(_records(database)) > before
-    assert report.is_default
-    assert report.tie_count > 0
-    contains(str(report), "same prediction: ")
     check_all(report, database, commands, on=absent)
 
 
@@ -496,6 +493,7 @@ def test_a_default_that_finishes_late_still_wins_a_tie(
         record_outcome(database, OFFLINE, absent, block.key, config, outcome)
     report = tunes(on=ABSENT, trials=2, variants=("cuda_block",))
     assert (report.config, report.tie_count) == (default, 1)
+    contains(str(report), "same prediction: ")
     check_all(report, database, commands, on=absent)
 
 
