@@ -94,6 +94,9 @@ def _write(plans: Sequence[PartitionPlan], folder: Path) -> list[Path]:
         if any(plan.workloads for plan in plans):
             written.append(folder / f"{name}.toml")
             written[-1].write_text(suite_of(plans), encoding="utf-8")
+        if any(plan.alternative_workloads for plan in plans):
+            written.append(folder / f"{name}.alternatives.toml")
+            written[-1].write_text(suite_of(plans, alternatives=True), encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write into {folder}: {error.strerror or error}") from None
     return written
@@ -137,8 +140,12 @@ def _render_plan(plan: PartitionPlan, number: str, to: Console) -> None:
 def _times(plan: PartitionPlan) -> Iterator[tuple[str, str]]:
     yield "torch, one kernel per operation", duration(plan.torch_us)
     yield "faster of torch and tuned kernels, one per operation", duration(plan.alone_us)
-    proof = "proven optimal" if plan.partition.exact else f"optimality gap {plan.partition.gap:.1%}"
-    yield "fused groups", f"{duration(plan.us)} ({proof})"
+    low_us, high_us = plan.interval_us
+    yield "fused groups", f"{duration(plan.us)} ({plan.proof})"
+    if low_us < high_us:
+        yield "90 % interval of that time", f"{duration(low_us)} to {duration(high_us)}"
+    if plan.alternatives:
+        yield "groups that may be faster once measured", str(len(plan.alternatives))
     measured_us = sum(priced.price.us for priced in plan.chosen if priced.price.how == "measured")
     yield "fraction of that time measured, not predicted", f"{measured_us / plan.us:.0%}" if plan.us else "-"
     yield "fraction of torch's time in operators of tunebench", f"{plan.coverage:.1%}"

@@ -56,11 +56,13 @@ class PredictedBest:
 
     Attributes:
         us: Predicted time in microseconds.
+        interval_us: Ends of its 90 % prediction interval.
         variant: Key of the variant.
         config: Configuration of the variant.
     """
 
     us: float
+    interval_us: tuple[float, float]
     variant: str
     config: Config
 
@@ -149,7 +151,10 @@ class Forecaster:
             return None
         row = fastest.fastest()
         return PredictedBest(
-            us=fastest.predicted_us(row), variant=fastest.variant.key, config=fastest.table.config(row)
+            us=fastest.predicted_us(row),
+            interval_us=fastest.interval_us(row),
+            variant=fastest.variant.key,
+            config=fastest.table.config(row),
         )
 
     def elementwise_us(self, tensor: Tensor, others: Iterable[Tensor]) -> float:

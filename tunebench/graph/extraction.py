@@ -230,13 +230,21 @@ _SCALES = {
 """Dimension that grows with a network's batch, by operator; rows for all others."""
 
 
-def suite_of(plans: Iterable[PartitionPlan]) -> str:
-    """Return the workloads of plans as a suite in TOML, each workload once with its count per step."""
+def suite_of(plans: Iterable[PartitionPlan], *, alternatives: bool = False) -> str:
+    """Return the workloads of plans as a suite in TOML, each workload once with its count per step.
+
+    Args:
+        plans: Plans of the graphs of one model.
+        alternatives: Whether to return the workloads of groups that were not chosen, but may be faster.
+    """
     chosen = list(plans)
-    workloads = sum((plan.workloads for plan in chosen), Counter[str]())
+    workloads = sum(
+        (plan.alternative_workloads if alternatives else plan.workloads for plan in chosen), Counter[str]()
+    )
     names = ", ".join(dict.fromkeys(f"{plan.graph.name} ({plan.graph.phase})" for plan in chosen))
     lines = [
-        f"# {names}: workloads of its groups on {chosen[0].device.name}.",
+        f"# {names}: workloads of {'groups that may be faster' if alternatives else 'its groups'} on "
+        f"{chosen[0].device.name}.",
         "# Written by `tunebench extract`; `count` is the number of launches per step.",
         "",
         "batches = [1]",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,9 @@ from tunebench.graph.partition import Partition, PartitionCandidate, cheapest_pa
 from tunebench.graph.price import Price, Prices
 
 __all__ = ["PartitionPlan", "PricedGroup", "plan_partition"]
+
+FORECAST_ERROR = 1.25
+"""Factor by which half of all predicted times are wrong (docs/bound.md)."""
 
 __getattr__ = renamed(__name__, {"plan": "plan_partition"})
 
@@ -60,6 +63,8 @@ class PartitionPlan:
         rejected: Groups of several nodes that are slower than their single nodes, slowest first.
         torch_prices: Price of each node by torch.
         partition: Proof or optimality gap of the choice.
+        alternatives: Groups of tuned kernels that were not chosen, with a predicted time within
+            `FORECAST_ERROR` of what the chosen groups take for the same nodes: measured, they may be faster.
     """
 
     graph: Graph
@@ -68,12 +73,12 @@ class PartitionPlan:
     rejected: tuple[PricedGroup, ...]
     torch_prices: tuple[Price, ...]
     partition: Partition
+    alternatives: tuple[PricedGroup, ...] = ()
 
     def __repr__(self) -> str:
         """Return the step, its time and its groups, one line each."""
-        gap = "proven optimal" if self.partition.exact else f"gap {self.partition.gap:.1%}"
         head = f"{self.graph.name} {self.graph.phase} on {self.device.name}: {_digits(self.us)} us, "
-        head += f"{_digits(self.torch_us)} us by torch, {gap}"
+        head += f"{_digits(self.torch_us)} us by torch, {self.proof}"
         return "\n".join([head, *(f"  {self._line(offer)}" for offer in self.chosen)])
 
     def _line(self, offer: PricedGroup) -> str:
@@ -86,6 +91,21 @@ class PartitionPlan:
     def us(self) -> float:
         """Time of the step in microseconds: the sum of its groups."""
         return sum(offer.price.us for offer in self.chosen)
+
+    @property
+    def interval_us(self) -> tuple[float, float]:
+        """Ends of the interval of `us`, as if all predictions were wrong in the same direction."""
+        return (
+            sum(offer.price.low_us for offer in self.chosen),
+            sum(offer.price.high_us for offer in self.chosen),
+        )
+
+    @property
+    def proof(self) -> str:
+        """How good the choice is known to be; a proof rests on predicted times where there are some."""
+        proof = "proven optimal" if self.partition.exact else f"optimality gap {self.partition.gap:.1%}"
+        predicted = any(offer.price.how == "predicted" for offer in self.chosen)
+        return f"{proof} under the forecast" if predicted else proof
 
     @property
     def alone_us(self) -> float:
@@ -115,6 +135,12 @@ class PartitionPlan:
         return sum(self.torch_prices[index].us for index in covered) / total if total else 0.0
 
     @functools.cached_property
+    def alternative_workloads(self) -> Counter[str]:
+        """Workloads of the alternatives that no chosen group has, with their counts per step."""
+        texts = Counter(text for offer in self.alternatives for text in offer.group.workloads)
+        return Counter({text: count for text, count in texts.items() if text not in self.workloads})
+
+    @functools.cached_property
     def workloads(self) -> Counter[str]:
         """Workloads to tune, with their counts per step."""
         return Counter(text for offer in self.chosen for text in offer.group.workloads)
@@ -126,6 +152,7 @@ class PartitionPlan:
             "phase": self.graph.phase,
             "device": self.device.name,
             "us": self.us,
+            "interval_us": list(self.interval_us),
             "alone_us": self.alone_us,
             "library_us": self.torch_us,
             "saved_bytes": self.saved_bytes,
@@ -133,6 +160,7 @@ class PartitionPlan:
             "gap": self.partition.gap,
             "groups": [_to_json(self.graph, offer) for offer in self.chosen],
             "rejected": [_to_json(self.graph, offer) for offer in self.rejected],
+            "alternatives": [_to_json(self.graph, offer) for offer in self.alternatives],
         }
 
 
@@ -148,6 +176,7 @@ def _to_json(graph: Graph, offer: PricedGroup) -> dict[str, Any]:
         "kind": offer.group.kind,
         "workloads": list(offer.group.workloads),
         "us": offer.price.us,
+        "interval_us": offer.price.interval_us and list(offer.price.interval_us),
         "by": offer.price.by,
         "how": offer.price.how,
         "variant": offer.price.variant,
@@ -176,15 +205,32 @@ def plan_partition(
         graph.predecessors,
         [PartitionCandidate(nodes=frozenset(o.group.nodes), cost_us=o.price.us) for o in priced],
     )
+    chosen = tuple(priced[index] for index in partition.chosen)
     rejected = [offer for offer in priced if len(offer.group.nodes) > 1 and offer.saved_us < 0]
     return PartitionPlan(
         graph=graph,
         device=device,
-        chosen=tuple(priced[index] for index in partition.chosen),
+        chosen=chosen,
         rejected=tuple(sorted(rejected, key=lambda offer: offer.saved_us)),
         torch_prices=tuple(map(prices.torch, range(len(graph.nodes)))),
         partition=partition,
+        alternatives=tuple(_alternatives(priced, chosen)),
     )
+
+
+def _alternatives(priced: Iterable[PricedGroup], chosen: Iterable[PricedGroup]) -> Iterator[PricedGroup]:
+    """Yield the groups that might beat what was chosen for their nodes, if predictions err as usual."""
+    share_us: dict[int, float] = {}
+    for offer in chosen:
+        whole_us = sum(price.us for price in offer.alone)
+        for index, price in zip(offer.group.nodes, offer.alone, strict=True):
+            share_us[index] = offer.price.us * (price.us / whole_us if whole_us else 1 / len(offer.alone))
+    taken = {offer.group.nodes for offer in chosen}
+    for offer in priced:
+        is_open = offer.price.by == "tunebench" and offer.price.how == "predicted"
+        chosen_us = sum(share_us[index] for index in offer.group.nodes)
+        if is_open and offer.group.nodes not in taken and offer.price.us <= FORECAST_ERROR * chosen_us:
+            yield offer
 
 
 def _priced_groups(legal: Iterable[FusedGroup], prices: Prices) -> Iterable[PricedGroup]:

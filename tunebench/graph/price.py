@@ -47,6 +47,7 @@ class Price:
         kernels: Number of launches.
         nbytes: Bytes read and written, each tensor once per kernel.
         variant: Key of the variant, if it is one tuned kernel.
+        interval_us: Ends of the 90 % interval of `us`, if it is predicted for tuned kernels.
     """
 
     us: float
@@ -55,6 +56,17 @@ class Price:
     kernels: int
     nbytes: int
     variant: str = ""
+    interval_us: tuple[float, float] | None = None
+
+    @property
+    def low_us(self) -> float:
+        """Lower end of the interval; `us` without one."""
+        return self.us if self.interval_us is None else self.interval_us[0]
+
+    @property
+    def high_us(self) -> float:
+        """Upper end of the interval; `us` without one."""
+        return self.us if self.interval_us is None else self.interval_us[1]
 
 
 class Prices:
@@ -144,6 +156,10 @@ class Prices:
             # A copy to another layout reads and writes its bytes.
             nbytes=sum(parse(text).traffic().total_bytes for text in group.workloads) + 2 * group.copied,
             variant=tuned[0].variant if len(tuned) == 1 else "",
+            interval_us=(
+                sum(price.low_us for price in tuned) + copies_us,
+                sum(price.high_us for price in tuned) + copies_us,
+            ),
         )
 
     def torch(self, index: int) -> Price:
@@ -168,6 +184,7 @@ class Prices:
         workload = parse(text)
         answer = self._timed(text)
         moved = workload.traffic().total_bytes
+        interval_us = None
         if answer is not None:
             variant, us, origin = answer.variant, answer.expected_us, "measured"
         elif self._measured_only:
@@ -177,8 +194,16 @@ class Prices:
             if best is None:
                 return None
             us = best.us * (PROLOGUE_OVERHEAD if getattr(workload, "has_pre", False) else 1.0)
-            variant, origin = best.variant, "predicted"
-        return Price(us=us, by="tunebench", how=origin, kernels=1, nbytes=moved, variant=variant)  # type: ignore[arg-type]
+            variant, origin, interval_us = best.variant, "predicted", best.interval_us
+        return Price(
+            us=us,
+            by="tunebench",
+            how=origin,  # type: ignore[arg-type]
+            kernels=1,
+            nbytes=moved,
+            variant=variant,
+            interval_us=interval_us,
+        )
 
     def _torch_us_of(self, text: str) -> tuple[float, bool]:
         """Return the time of a workload by torch in microseconds, and whether it was measured."""
