@@ -25,6 +25,7 @@ from tunebench.graph import (
     plan_partition,
     suite_of,
 )
+from tunebench.graph.partition_plan import FORECAST_ERROR
 from tunebench.graph.price import Prices
 from tunebench.index_map import Guard, IndexMap
 from tunebench.workloads import parse
@@ -433,6 +434,24 @@ def test_preferring_torch_groups_nothing() -> None:
     assert len(partition_plan.chosen) == 4
 
 
+def test_plan_says_that_it_rests_on_predictions_and_how_far_they_are_off() -> None:
+    planned = plan_partition(chain(), described()["h100-sxm"])
+    low_us, high_us = planned.interval_us
+    assert low_us < planned.us < high_us
+    assert planned.proof == "proven optimal under the forecast"
+    assert "under the forecast" in repr(planned)
+
+
+def test_groups_within_the_error_of_the_forecast_are_alternatives() -> None:
+    planned = plan_partition(chain(), described()["h100-sxm"])
+    chosen = {offer.group.nodes for offer in planned.chosen}
+    assert planned.alternatives
+    for offer in planned.alternatives:
+        assert offer.group.nodes not in chosen
+        assert offer.price.us <= FORECAST_ERROR * planned.us
+    assert not planned.alternative_workloads.keys() & planned.workloads.keys()
+
+
 def test_suite_has_each_workload_once_with_its_count() -> None:
     import tomllib
 
@@ -441,6 +460,8 @@ def test_suite_has_each_workload_once_with_its_count() -> None:
         plan_partition(chain(), described()["h100-sxm"]),
     )
     layers = tomllib.loads(suite_of([once, twice]))["layer"]
+    others = tomllib.loads(suite_of([once, twice], alternatives=True))["layer"]
+    assert {layer["workload"] for layer in others.values()} == set(once.alternative_workloads)
     assert layers == {"gemm_1": {"workload": f"{GEMM},epilogue=bias+gelu", "count": 2, "scales": "m"}}
 
 
