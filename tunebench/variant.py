@@ -146,6 +146,19 @@ class Execution:
         barriers: Barriers of the block.
         code_bytes: Machine code of the longest loop, or of straight-line code.
         iterations: Times that the code uses each register, which a spilled one is stored and loaded.
+        blocks: Blocks of a typical run; at least those of its `Costs`.
+        at_once: Blocks of its `Costs` that one block of the launch executes at the same time: persistent
+            blocks whose warps take turns with tiles execute several.
+        first_waits: Waits of a block for its first loads, which nothing of the block can hide. Where
+            persistent blocks take several tiles, only the first one waits.
+        serial_clocks: Clocks in which a block does not multiply: it starts, or finishes and stores results.
+        further_clocks: Clocks of an SM in kernels that run before the blocks or after them.
+        tensor_clocks: Clocks at full rate that the tensor cores of an SM are busy with a block; at least
+            those of its `Costs`.
+        asynchronous: 1 where units copy and multiply by themselves (TMA, wgmma), so that no warp waits for
+            one while it could occupy another; else 0.
+        memory_bytes: Bytes that all blocks together move between memory and L2; at least those that any
+            implementation must move.
 
     Source: the Attributes follow the metrics of Nsight Compute ("Warp State Statistics", "Memory Tables").
     """
@@ -162,6 +175,14 @@ class Execution:
     barriers: Column = 0.0
     code_bytes: Column = 0.0
     iterations: Column = 1.0
+    blocks: Column = 0.0
+    at_once: Column = 1.0
+    first_waits: Column = 1.0
+    serial_clocks: Column = 0.0
+    further_clocks: Column = 0.0
+    tensor_clocks: Column = 0.0
+    asynchronous: Column = 0.0
+    memory_bytes: Column = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

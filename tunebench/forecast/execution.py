@@ -73,11 +73,12 @@ class ExecutionConstants:
         code_bytes: Code of a loop that instruction caches supply at full rate.
         code_penalty: Growth of the issue time with the logarithm of larger code.
         pipes: Exponent with which the times of pipes are joined: infinite if the longest hides all others.
+        asynchronous_pipes: The same where units copy and multiply by themselves.
         waits: Exponent with which pipes and waits are joined; the same for an SM and memory.
     """
 
     fma: float = 0.9
-    tensor: float = 0.85
+    tensor: float = 0.95
     load_store: float = 0.8
     shared: float = 0.8
     l2: float = 1.0
@@ -91,6 +92,7 @@ class ExecutionConstants:
     code_bytes: float = 64e3
     code_penalty: float = 0.5
     pipes: float = 3.0
+    asynchronous_pipes: float = 8.0
     waits: float = 3.0
 
 
@@ -100,8 +102,15 @@ CONSTANTS = ExecutionConstants()
 Latencies and the rate of L2 are round values between those that microbenchmarks report for Volta to Hopper
 (the sources of `devices.toml`; 5,120 bytes per clock of L2 on A100 are 3.5 times its memory bandwidth).
 `dram` is the median share of large elementwise operators on A100 (0.83), V100 (0.89) and T4 (0.73). Source:
-operator latencies of sitar-lab/NeuSight. `tensor` is that of the largest bf16 library products on A100 SXM
-and H100 SXM. Source: library_gemm_*.csv of ai-dynamo/aiconfigurator.
+operator latencies of sitar-lab/NeuSight.
+
+`tensor` is what loops of tensor-core instructions reach alone; what else products spend is counted. Source:
+Luo et al., "Benchmarking and dissecting the Nvidia Hopper GPU architecture via microbenchmarking", 2024 (at
+least 95 % by mma.sync on A100, and by wgmma of 64 or more columns on H100).
+
+`asynchronous_pipes` follows from the fastest bf16 library products on H100 SXM, whose tensor cores and shared
+memory are both busy for about three quarters of the time. Source: library_gemm_h100_sxm.csv of
+ai-dynamo/aiconfigurator.
 """
 
 LAUNCH_US = 2.5
@@ -185,7 +194,10 @@ def predict_us(
         traffic = Traffic(read_bytes=0, write_bytes=0)
     else:
         memory_us = np.full(len(bounds), _memory_us(traffic, device, cache, constants))
-    sm_us = _sm_us(bounds, costs, expected_execution(costs, traffic), device, constants)
+    execution = expected_execution(costs, traffic)
+    sm_us = _sm_us(bounds, costs, execution, device, constants)
+    again_bytes = np.maximum(0.0, np.asarray(execution.memory_bytes) - traffic.total_bytes)
+    memory_us = memory_us + again_bytes / (device.dram_gb_s * 1e3 * constants.dram)
     busy_us = _joined(constants.waits, sm_us, memory_us)
     launches = np.asarray(costs.serial_launches, dtype=np.float64)
     expected: Array = np.maximum(busy_us, bounds.us) + launches * LAUNCH_US
@@ -215,7 +227,7 @@ def _processor_us(
     return expected
 
 
-def _joined(exponent: float, *times: Array) -> Array:
+def _joined(exponent: float | Array, *times: Array) -> Array:
     """Return the time of activities that overlap: the longest, and a little more where several are long."""
     longest = np.maximum(1e-9, np.maximum.reduce(np.broadcast_arrays(*times)))
     shares = sum((np.asarray(time) / longest) ** exponent for time in times)
@@ -241,14 +253,16 @@ def _sm_us(
     registers = np.minimum(allowed, execution.registers)
     spilled = np.maximum(0.0, execution.registers - allowed) * execution.iterations * threads
     resident = resident_blocks(dataclasses.replace(costs, registers=registers), device)
-    blocks = np.maximum(1.0, np.ceil(np.asarray(costs.blocks) / device.sm_count))
-    resident = np.minimum(resident, blocks)
+    all_blocks = np.maximum(costs.blocks, execution.blocks)
+    blocks = np.maximum(1.0, np.ceil(all_blocks / device.sm_count))
+    resident = np.minimum(resident * execution.at_once, blocks)
     pipe_clocks = _pipe_clocks(bounds, costs, execution, spilled, device, constants)
     wait_clocks = (
-        (1 + np.asarray(execution.memory_waits)) * constants.memory_clocks
+        (np.asarray(execution.first_waits) + np.asarray(execution.memory_waits)) * constants.memory_clocks
         + np.asarray(execution.l2_waits) * constants.l2_clocks
         + np.asarray(execution.shared_waits) * constants.shared_clocks
         + np.asarray(execution.barriers) * constants.barrier_clocks
+        + np.asarray(execution.serial_clocks)
     )
     # Fewer warps than partitions leave units idle.
     own_clocks = pipe_clocks / np.minimum(1.0, warps / device.partitions)
@@ -256,11 +270,14 @@ def _sm_us(
     alone_clocks = _joined(constants.waits, own_clocks, prefetched) + wait_clocks
 
     def round_clocks(count: Array) -> Array:
-        return _joined(constants.waits, count * pipe_clocks, alone_clocks)
+        # The time alone has the pipes of one block already.
+        others = (count**constants.waits - 1) * (pipe_clocks / alone_clocks) ** constants.waits
+        return alone_clocks * (1 + others) ** (1 / constants.waits)
 
     rounds = blocks // resident
     rest = blocks - rounds * resident
     clocks = rounds * round_clocks(resident) + np.where(rest > 0, round_clocks(np.maximum(1.0, rest)), 0.0)
+    clocks = clocks + execution.further_clocks
     busy_us: Array = np.broadcast_to(clocks / _clock_mhz(device), len(bounds))
     return busy_us
 
@@ -295,12 +312,18 @@ def _pipe_clocks(
     ]
     if np.any(costs.mma_flop):
         rate = device.mma_flop_per_clock[str(costs.mma_dtype)]
-        busy.append(np.asarray(costs.mma_flop) / (rate * constants.tensor))
-    # Copies from L2 need no warp while they are under way, so that they overlap with all pipes.
-    l2_share = constants.l2_over_dram * device.dram_gb_s * 1e3 / (device.sm_count * _clock_mhz(device))
-    l2_rate = min(device.fill_bytes_per_clock, max(l2_share, LEAST_L2_BYTES))
+        tensor_clocks = np.maximum(np.asarray(costs.mma_flop) / rate, execution.tensor_clocks)
+        busy.append(tensor_clocks / constants.tensor)
+    # SMs that have blocks share what L2 delivers.
+    busy_sms = np.clip(np.maximum(costs.blocks, execution.blocks), 1, device.sm_count)
+    l2_share = constants.l2_over_dram * device.dram_gb_s * 1e3 / (busy_sms * _clock_mhz(device))
+    l2_rate = np.minimum(device.fill_bytes_per_clock, np.maximum(l2_share, LEAST_L2_BYTES))
     l2_clocks = np.maximum(costs.fill_bytes, execution.l2_bytes) / (l2_rate * constants.l2)
-    return _joined(constants.waits, _joined(constants.pipes, *busy), l2_clocks)
+    asynchronous = np.asarray(execution.asynchronous) > 0
+    exponent = np.where(asynchronous, constants.asynchronous_pipes, constants.pipes)
+    # Copies from L2 need no warp while they are under way, so that they overlap with all pipes.
+    overlapping = np.where(asynchronous, constants.asynchronous_pipes, constants.waits)
+    return _joined(overlapping, _joined(exponent, *busy), l2_clocks)
 
 
 def least_us(traffic: Traffic, device: Device, cache: CacheState) -> float:
