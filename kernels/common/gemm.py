@@ -22,12 +22,14 @@ __all__ = [
     "MAX_BLOCKS",
     "SPLITS",
     "STREAMS",
+    "Division",
     "Share",
     "added",
     "alignment",
     "arguments",
     "blocks",
     "constants",
+    "divided",
     "divided_launches",
     "division",
     "fits",
@@ -297,6 +299,64 @@ def shares(workload: Gemm, table: Table, device: Device) -> Share:
         blocks=times * steps / most,
         launches=1 + ((stream > 0) | (split > 1)),
         special_per_element=prologue.special_of_element(workload),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """What dividing k adds to a product, as columns.
+
+    Attributes:
+        segments: Tiles, or parts of them, that a block computes one after the other.
+        parts: Those of them that are partial sums.
+        parts_bytes: Bytes of all partial sums.
+        finish_clocks: Clocks of an SM in the second kernel, which sums the parts.
+        blocks_a_tile: Blocks that share a tile.
+    """
+
+    segments: Any
+    parts: Any
+    parts_bytes: Any
+    finish_clocks: Any
+    blocks_a_tile: Any
+
+    def memory_bytes(self, device: Device) -> Any:
+        """Return the bytes of partial sums that memory takes and delivers: those that L2 does not hold.
+
+        Args:
+            device: Device whose L2 holds them.
+        """
+        return 2 * self.parts_bytes * -np.expm1(-self.parts_bytes / max(1.0, float(device.l2_bytes)))
+
+
+def divided(table: Table, tiles: Any, out_size: int, device: Device) -> Division:
+    """Return what dividing k adds, for each configuration of a table with or without split_k and stream_k.
+
+    Args:
+        table: Configurations with bm and bn.
+        tiles: Tiles of each configuration.
+        out_size: Bytes of a result.
+        device: Device that executes it.
+    """
+    bm, bn = (table[name].astype(np.float64) for name in ("bm", "bn"))
+    names = table.space.names
+    split = table["split_k"].astype(np.float64) if "split_k" in names else 1.0 + 0.0 * bm
+    stream = table["stream_k"].astype(np.float64) if "stream_k" in names else 0.0 * bm
+    # A stream is cut where blocks and where tiles end; a block has two parts of tiles at most.
+    segments = np.where(stream > 0, stream + tiles, split * tiles)
+    parts = np.where(stream > 0, np.minimum(segments, 2 * stream), np.where(split > 1, segments, 0.0))
+    parts_bytes = 4 * parts * bm * bn
+    read_bytes = parts_bytes + (parts > 0) * tiles * bm * bn * out_size
+    # Four parts of a result are loaded at the same time; they are still in L2.
+    waits = 1 + np.ceil(parts / tiles / 4)
+    reading = read_bytes / (device.sm_count * device.fill_bytes_per_clock) + waits * device.l2_latency
+    blocks = np.where(stream > 0, stream, split * tiles)
+    return Division(
+        segments=segments / blocks,
+        parts=parts / blocks,
+        parts_bytes=parts_bytes,
+        finish_clocks=np.where(parts > 0, reading, 0.0),
+        blocks_a_tile=np.maximum(1.0, blocks / tiles),
     )
 
 

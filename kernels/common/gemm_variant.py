@@ -8,19 +8,23 @@ grouped_gemm derives from one of these three, names its `operation`, and adds it
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from tunebench._lazy import np
 from tunebench.device import Device
+from tunebench.dtype import itemsize
 from tunebench.kernels.common import gemm
 from tunebench.kernels.common.cuda import helpers
+from tunebench.kernels.common.product_execution import line_bytes, operand_bytes, tile_extent
 from tunebench.space import Config, Table
 from tunebench.variant import Argument, CudaVariant, Launch, Tiling
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 from tunebench.workloads.operators.gemm import Gemm
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
-__all__ = ["GemmOperation", "TiledGemm", "W"]
+__all__ = ["GemmOperation", "TiledGemm", "Traffic", "W", "traffic_of"]
 
 W = TypeVar("W", bound=Gemm | GatedGemm | GroupedGemm)
 
@@ -70,6 +74,77 @@ class GemmOperation(Protocol):
 
     def shrink(self, workload: Any, config: Mapping[str, Any], stages: int, affordable_fma: int = ...) -> Any:
         """Return a small workload with the same edges, alignment and pipeline."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Expected traffic of a product's blocks, as columns.
+
+    Attributes:
+        rows: Mean rows of a tile within the matrices.
+        columns: Mean columns of a tile within the matrices.
+        tiles: Tiles of a typical run.
+        operand_bytes: Bytes of all operands that memory delivers.
+        blocks: Blocks of a typical run, over those of the run with the fewest.
+        line_a, line_b: Bytes per element of k that a tile of a, or of b, takes in whole sectors.
+    """
+
+    rows: Any
+    columns: Any
+    tiles: Any
+    operand_bytes: Any
+    blocks: Any
+    line_a: Any
+    line_b: Any
+
+
+def traffic_of(
+    operation: GemmOperation,
+    workload: Any,
+    table: Table,
+    device: Device,
+    *,
+    wave: Any,
+    cluster_m: Any = 1,
+) -> Traffic:
+    """Return the expected traffic of tiles of bm x bn.
+
+    Args:
+        operation: The operator's products.
+        workload: Workload of that operator.
+        table: Configurations with bm, bn, bk, and group_m if the space has it.
+        device: Device that executes it.
+        wave: Tiles that are computed at the same time.
+        cluster_m: Tiles along m that a row of tiles of `group_m` has.
+    """
+    bm, bn, bk = (table[name].astype(np.float64) for name in ("bm", "bn", "bk"))
+    size, (m, n, k) = itemsize(workload.dtype), (workload.m, workload.n, workload.k)
+    products = getattr(workload, "batch", 1) * getattr(workload, "most_filled", 1)
+    rows_of_product = m / getattr(workload, "most_filled", 1)
+    tiles, tiles_n = operation.usual_blocks(workload, bm, bn), np.ceil(n / bn)
+    tiles_m = tiles / (products * tiles_n)
+    group_m = table["group_m"].astype(np.float64) if "group_m" in table.space.names else 1.0
+    read_bytes = operand_bytes(
+        rows_of_product * k * size,
+        operation.MATRICES * n * k * size,
+        tiles_m,
+        tiles_n,
+        height=group_m * cluster_m,
+        wave=wave,
+        device=device,
+    )
+    rows, columns = rows_of_product / tiles_m, tile_extent(n, bn)
+    along_a, along_b = workload.trans[0] == "n", workload.trans[1] == "t"
+    pitch_a, pitch_b = (k if along_a else m) * size, (k if along_b else n) * size
+    return Traffic(
+        rows=rows,
+        columns=columns,
+        tiles=tiles,
+        operand_bytes=products * read_bytes,
+        blocks=tiles / (getattr(workload, "batch", 1) * np.ceil(m / bm) * tiles_n),
+        line_a=line_bytes(rows, bm, bk, size, pitch_a, along_a),
+        line_b=line_bytes(columns, bn, bk, size, pitch_b, along_b),
+    )
 
 
 class TiledGemm(CudaVariant[W]):

@@ -12,11 +12,20 @@ from typing import Any, ClassVar
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels.common import mma_tile
+from tunebench.kernels.common import gemm, mma_tile
 from tunebench.kernels.common.cuda import first_product
-from tunebench.kernels.common.gemm_variant import Constants, GemmOperation, TiledGemm, W
+from tunebench.kernels.common.gemm_variant import Constants, GemmOperation, TiledGemm, W, traffic_of
+from tunebench.kernels.common.product_execution import (
+    START_CLOCKS,
+    Results,
+    chosen,
+    direct_results,
+    resident,
+    staged_results,
+    with_results,
+)
 from tunebench.space import Config, Constraint, Parameter, Table, takes_config
-from tunebench.variant import Costs, ceil_div
+from tunebench.variant import Costs, Execution, ceil_div
 
 __all__ = ["BK", "STAGED", "STAGES", "WARPS", "MmaGemm", "constraints", "copies_are_few", "stages_have_tiles"]
 
@@ -198,7 +207,70 @@ class MmaGemm(TiledGemm[W]):
             # Tiles of one block follow one another: a barrier separates the stores of one from the next.
             chain_clocks=first_product(device) + line_bytes / 32 * device.mma_latency,
             serial_launches=share.launches,
+            execution=self._execution(workload, table, share, device),
         )
+
+    def _execution(self, workload: W, table: Table, share: gemm.Share, device: Device) -> Execution:
+        """Count the main loop, the epilogue, and the traffic of whole tiles in the usual order."""
+        matrices, size, out_size = self.operation.MATRICES, itemsize(workload.dtype), itemsize(workload.out)
+        names = ("bm", "bn", "warps_m", "warps_n")
+        bm, bn, warps_m, warps_n = (table[name].astype(np.float64) for name in names)
+        vec_a, vec_b, vec_c = self.operation.widths(workload)
+        narrow_a, narrow_b = vec_a * size < 16, vec_b * size < 16
+        loop = mma_tile.main_loop(
+            table,
+            workload.dtype,
+            share.length,
+            copies=bm / vec_a + matrices * bn / vec_b,
+            passing_l1=size * (narrow_a * bm + narrow_b * matrices * bn),
+            along_k=(workload.trans[0] == "n", workload.trans[1] == "t"),
+            device=device,
+            matrices=matrices,
+        )
+        threads = mma_tile.threads(warps_m, warps_n)
+        at_once = device.sm_count * resident(
+            threads, loop.registers, self.smem_bytes(workload, table), device
+        )
+        tiles = self.operation.usual_blocks(workload, bm, bn)
+        division = gemm.divided(table, tiles, out_size, device)
+        wave = np.minimum(tiles, at_once / division.blocks_a_tile)
+        traffic = traffic_of(self.operation, workload, table, device, wave=wave)
+        whole, part = (
+            self._results(table, size_of_sum, vec, has_residual)
+            for size_of_sum, vec, has_residual in (
+                (out_size, vec_c, getattr(workload, "has_residual", False)),
+                (4, 4, False),
+            )
+        )
+        tiles_in_turn = share.length / (np.ceil(workload.k / table["bk"]) * table["bk"])
+        segments = np.maximum(division.segments, tiles_in_turn)
+        results = whole.times(segments - division.parts).plus(part.times(division.parts))
+        residual_bytes = workload.m * workload.n * out_size * getattr(workload, "has_residual", False)
+        return with_results(
+            loop,
+            results,
+            device,
+            l2_bytes=share.used_length * (traffic.line_a + matrices * traffic.line_b),
+            memory_waits=segments - 1,
+            barriers=segments * (1 + table["staged"]),
+            serial_clocks=segments * START_CLOCKS,
+            further_clocks=division.finish_clocks,
+            memory_bytes=traffic.operand_bytes
+            + workload.m * workload.n * out_size * getattr(workload, "batch", 1)
+            + residual_bytes
+            + division.memory_bytes(device),
+            blocks=share.blocks * traffic.blocks,
+        )
+
+    def _results(self, table: Table, size: int, vec: int, has_residual: bool) -> Results:
+        """Count the epilogue of a tile."""
+        names = ("bm", "bn", "warps_m", "warps_n")
+        bm, bn, warps_m, warps_n = (table[name].astype(np.float64) for name in names)
+        counts = (
+            count(bm, bn, bm / warps_m, bn / warps_n, size, vec, has_residual)
+            for count in (direct_results, staged_results)
+        )
+        return chosen(table["staged"] > 0, *counts)
 
     def claims(self, workload: W, config: Config) -> tuple[str, ...]:
         """Return tensor-core instructions, cp.async, and ldmatrix, which transposes no 32-bit elements."""

@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from tunebench._lazy import np
+from tunebench.device import Device
 from tunebench.dtype import DType, itemsize
+from tunebench.kernels.common.product_execution import INSTRUCTION_BYTES, LOOP_INSTRUCTIONS
+from tunebench.variant import Execution
 
 __all__ = [
     "COPY_BYTES",
@@ -17,6 +20,7 @@ __all__ = [
     "TILE",
     "instructions",
     "least_bk",
+    "main_loop",
     "smem_bytes",
     "threads",
     "tile_is_compact",
@@ -33,6 +37,19 @@ MAX_SUMS = 128
 
 COPY_BYTES = 4
 """Fewest bytes that cp.async copies."""
+
+OTHER_REGISTERS = 40
+"""Registers of a thread besides sums and fragments: addresses of copies and fragments, counters."""
+
+HOPPER_SHARE = 0.63
+"""Share of the tensor cores' rate that mma.sync reaches on sm_90, where wgmma reaches all of it.
+
+Source: Luo et al., "Benchmarking and dissecting the Nvidia Hopper GPU architecture via microbenchmarking",
+2024 (62.9 % on average).
+"""
+
+CONVERTED_INSTRUCTIONS = 6.0
+"""Instructions per product of e4m3 that is converted to f16: two products, and 4 conversions of operands."""
 
 
 def threads(warps_m: Any, warps_n: Any) -> Any:
@@ -79,6 +96,68 @@ def instructions(table: Any, line_bytes: Any, matrices: int = 1) -> tuple[Any, A
     rounds = warps_m * warps_n * line_bytes / 32
     rows, columns = bm / warps_m, matrices * bn / warps_n
     return rounds * (rows / 16 * columns / 8), rounds * (rows / 16 + columns / 16)
+
+
+def converts(dtype: DType, device: Device) -> bool:
+    """Return whether e4m3 is converted to f16 before it is multiplied: on sm_90 and sm_100."""
+    return dtype == "e4m3" and device.compute_capability[0] in (9, 10)
+
+
+def main_loop(
+    table: Any,
+    dtype: DType,
+    length: Any,
+    *,
+    copies: Any,
+    passing_l1: Any,
+    along_k: tuple[bool, bool],
+    device: Device,
+    matrices: int = 1,
+) -> Execution:
+    """Return how a block executes the main loop of gemm_mma.cuh (`multiply_ahead`), without its epilogue.
+
+    Args:
+        table: Configurations with `TILE` and min_blocks.
+        dtype: Type of a and b.
+        length: Elements of k that a block multiplies, in whole steps.
+        copies: Copies to shared memory by lanes, per element of k.
+        passing_l1: Bytes of these copies that pass L1, per element of k.
+        along_k: Whether neighbours along k are neighbours in memory, for a and b.
+        device: Device that executes it.
+        matrices: Number of matrices b.
+    """
+    names = ("bm", "bn", "bk", "warps_m", "warps_n", "stages")
+    bm, bn, bk, warps_m, warps_n, stages = (table[name].astype(np.float64) for name in names)
+    size, warps = itemsize(dtype), warps_m * warps_n
+    line_bytes, steps, columns = length * size, length / bk, matrices * bn
+    products, fragments = instructions(table, line_bytes, matrices)
+    of_a, of_b = bm / warps_m / 16, columns / warps_n / 16  # fragments of a warp
+    # A fragment is read by ldmatrix, or by four loads where 32-bit elements would be transposed.
+    share_a = of_a / (of_a + of_b)
+    loaded = share_a * (size == 4 and not along_k[0]) + (1 - share_a) * (size == 4 and not along_k[1])
+    reordered = share_a * (size == 1 and not along_k[0]) + (1 - share_a) * (size == 1 and not along_k[1])
+    changed = 4 * (size == 4) + 4 * reordered  # rounded to tf32; bytes of pairs permuted
+    multiplied = products * (CONVERTED_INSTRUCTIONS if converts(dtype, device) else 1)
+    most_registers = device.registers_per_sm / (32 * warps * table["min_blocks"]) // 8 * 8
+    sums, both_halves = bm * columns / (32 * warps), 2 + 2 * converts(dtype, device)
+    registers = sums + 4 * both_halves * (of_a + of_b) + OTHER_REGISTERS
+    rate = device.mma_flop_per_clock.get("f16" if converts(dtype, device) else dtype, np.inf)
+    reached = HOPPER_SHARE if device.compute_capability[0] == 9 else 1.0
+    return Execution(
+        # The compiler keeps to `min_blocks` by fewer fragments at a time.
+        registers=np.where(table["min_blocks"] > 1, np.minimum(registers, most_registers), registers),
+        instructions=multiplied + fragments * (1 + changed) + LOOP_INSTRUCTIONS * warps * steps,
+        accesses=length * copies + 128 * loaded * fragments,
+        # Swizzled tiles have no bank conflicts.
+        passes=(512 * fragments + line_bytes * (bm + columns) + length * passing_l1) / 128,
+        prefetched_waits=steps / (stages - 1),
+        # Fragments of a step are loaded while those before are multiplied, except the first ones.
+        shared_waits=steps,
+        barriers=steps,
+        code_bytes=INSTRUCTION_BYTES * (products + fragments) / (warps * np.maximum(1, steps)),
+        iterations=steps,
+        tensor_clocks=2 * bm * columns * length / (rate * reached),
+    )
 
 
 # -- constraints --------------------------------------------------------------------------------------------

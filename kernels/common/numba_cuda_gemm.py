@@ -14,14 +14,28 @@ from tunebench.device import Device
 from tunebench.dtype import storage
 from tunebench.kernels.common import gemm
 from tunebench.kernels.common.cuda import first_product
-from tunebench.kernels.common.gemm_variant import GemmOperation, W
+from tunebench.kernels.common.gemm_variant import GemmOperation, W, traffic_of
+from tunebench.kernels.common.product_execution import (
+    INSTRUCTION_BYTES,
+    LOOP_INSTRUCTIONS,
+    START_CLOCKS,
+    resident,
+    thread_results,
+    with_results,
+)
 from tunebench.space import Config, Constraint, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
+from tunebench.variant import Costs, Execution, Launch, NumbaCudaVariant, Tiling
 
 __all__ = ["NumbaCudaTiledGemm", "space_of"]
 
 MAX_STATIC_SMEM_BYTES = 48 * 1024
 """Most static shared memory per block. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
+
+OTHER_REGISTERS = 40
+"""Registers of a thread besides sums and operands: sizes and strides of arrays in 64 bits, counters."""
+
+COPY_INSTRUCTIONS = 15.0
+"""Instructions of a lane to copy an element: place in the tile, bounds, and address in 64 bits."""
 
 PARAMETERS = (
     Parameter("bm", (16, 32, 64, 128), "rows of c per block"),
@@ -132,6 +146,49 @@ class NumbaCudaTiledGemm(NumbaCudaVariant[W]):
             smem_traffic_bytes=threads / 32 * share.length * 128 * reads + 4 * share.length * lines,
             accesses=share.length * (threads * reads + lines),
             chain_clocks=first_product(device) + share.length * device.fma_latency,
+            execution=self._execution(workload, table, share, device),
+        )
+
+    def _execution(self, workload: W, table: Table, share: gemm.Share, device: Device) -> Execution:
+        """Count the copy of each step, element by element, its products, and the traffic of whole tiles."""
+        matrices = self.operation.MATRICES
+        bm, bn, bk, tm, tn = (table[name].astype(np.float64) for name in ("bm", "bn", "bk", "tm", "tn"))
+        threads, length, steps = _threads(bm, bn, tm, tn), share.length, share.length / bk
+        warps, columns, lines = threads / 32, matrices * tn, bm + matrices * bn
+        registers = tm * columns + tm + columns + OTHER_REGISTERS
+        # Lines of memory that a load of 32 neighbours touches.
+        lines_a = np.maximum(1, 32 / bk) if workload.trans[0] == "n" else 1.0
+        lines_b = np.maximum(1, 32 / bk) if workload.trans[1] == "t" else np.maximum(1, 32 / bn)
+        copied = bm * (1 + lines_a) + matrices * bn * (1 + lines_b)
+        at_once = device.sm_count * resident(threads, registers, _smem_bytes(bm, bn, bk, matrices), device)
+        tiles = self.operation.usual_blocks(workload, bm, bn)
+        wave = np.minimum(tiles, at_once)
+        traffic = traffic_of(self.operation, workload, table, device, wave=wave)
+        has_residual = getattr(workload, "has_residual", False)
+        # Neighbours of a row are in neighbouring lanes.
+        results = thread_results(bm, bn, tm, tn, np.minimum(32, bn / tn), 4, 1, has_residual)
+        elements = getattr(workload, "batch", 1) * workload.m * workload.n
+        loop = Execution(
+            registers=registers,
+            instructions=length * (warps * tm * columns + COPY_INSTRUCTIONS * lines / 32)
+            + LOOP_INSTRUCTIONS * warps * steps,
+            accesses=length * (threads * (tm + columns) + 2 * lines),
+            passes=length * (warps * (tm + columns) + copied / 32),
+            # Every step waits for its copies: about four are under way at the same time.
+            memory_waits=steps * (np.ceil(bm * bk / threads / 4) + np.ceil(matrices * bn * bk / threads / 4)),
+            shared_waits=length / 4,
+            barriers=2 * steps,
+            code_bytes=INSTRUCTION_BYTES * bk * (tm * columns + tm + columns),
+            iterations=length,
+        )
+        return with_results(
+            loop,
+            results,
+            device,
+            l2_bytes=share.used_length * (traffic.line_a + matrices * traffic.line_b),
+            serial_clocks=START_CLOCKS,
+            memory_bytes=traffic.operand_bytes + 4 * elements * (1 + has_residual),
+            blocks=share.blocks * traffic.blocks,
         )
 
     def launches(self, workload: W, config: Config) -> tuple[Launch, ...]:

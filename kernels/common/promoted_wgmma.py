@@ -19,7 +19,7 @@ from tunebench.kernels.common import wgmma_tile
 from tunebench.kernels.common.gemm_variant import Constants, GemmOperation, W
 from tunebench.kernels.common.wgmma_gemm import Tiles, WgmmaGemm
 from tunebench.space import Config, Constraint, Parameter, Table
-from tunebench.variant import Costs, ceil_div
+from tunebench.variant import Costs, Execution, ceil_div
 from tunebench.workloads.common.accumulation import PROMOTED_TERMS
 
 __all__ = ["PROMOTE", "USUAL", "PromotedWgmmaGemm", "constraints"]
@@ -75,11 +75,20 @@ class PromotedWgmmaGemm(WgmmaGemm[W]):
         costs = super().costs(workload, table, device)
         adds = self._groups(workload, table) * (table["bm"] * table["bn"]).astype(np.float64)
         turns = np.where(table["pingpong"] == 1, table["consumers"], 1)
+        added = self._added_per_thread(workload, table)
+        execution = costs.execution or Execution()
+        # Consumers of one tile multiply while another one adds.
+        adding = added / np.where(table["pingpong"] == 1, 1, table["consumers"])
         return dataclasses.replace(
             costs,
             fma=costs.fma + adds,
             instructions=costs.instructions + adds / 32,
-            chain_clocks=costs.chain_clocks + self._added_per_thread(workload, table) / turns,
+            chain_clocks=costs.chain_clocks + added / turns,
+            execution=dataclasses.replace(
+                execution,
+                instructions=execution.instructions + adds / 32,
+                serial_clocks=execution.serial_clocks + adding,
+            ),
         )
 
     def _groups(self, workload: W, config: Any) -> Any:

@@ -13,10 +13,22 @@ from typing import Any, ClassVar
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
+from tunebench.kernels.common import gemm
 from tunebench.kernels.common.cuda import first_product
-from tunebench.kernels.common.gemm_variant import Constants, GemmOperation, TiledGemm, W
+from tunebench.kernels.common.gemm_variant import Constants, GemmOperation, TiledGemm, W, traffic_of
+from tunebench.kernels.common.product_execution import (
+    INSTRUCTION_BYTES,
+    LOOP_INSTRUCTIONS,
+    START_CLOCKS,
+    by_each,
+    fragment_passes,
+    resident,
+    thread_results,
+    tile_copy,
+    with_results,
+)
 from tunebench.space import Config, Constraint, Parameter, Table, takes_config
-from tunebench.variant import Costs
+from tunebench.variant import Costs, Execution
 
 __all__ = [
     "BK",
@@ -36,6 +48,9 @@ MAX_SUMS = 128
 
 MAX_LOADS = 16
 """Most loads per thread for one step."""
+
+OTHER_REGISTERS = 30
+"""Registers of a thread besides sums, operands and loaded values: addresses, counters."""
 
 LANES_N = Parameter("lanes_n", (4, 8, 16), "lanes of a warp along n")
 BK = Parameter("bk", (4, 8, 16, 32), "elements of k per step in shared memory")
@@ -204,6 +219,76 @@ class SimtGemm(TiledGemm[W]):
             instructions=length * (warps * (matrices * tm * tn / packed + of_a + of_b)),
             chain_clocks=first_product(device) + chain,
             serial_launches=share.launches,
+            execution=self._execution(workload, table, share, device),
+        )
+
+    def _execution(self, workload: W, table: Table, share: gemm.Share, device: Device) -> Execution:
+        """Count the main loop, the epilogue, and the traffic of whole tiles in the usual order."""
+        matrices, size, out_size = self.operation.MATRICES, itemsize(workload.dtype), itemsize(workload.out)
+        names = (*_TILE, "lanes_n", "bk", "stages")
+        bm, bn, tm, tn, lanes_n, bk, stages = (table[name].astype(np.float64) for name in names)
+        block_threads, length, steps = bm * bn / (tm * tn), share.length, share.length / bk
+        warps, columns = block_threads / 32, matrices * tn
+        along_a, along_b = workload.trans[0] == "n", workload.trans[1] == "t"
+        vec_a, vec_b = widths(self.operation, workload, {name: table[name] for name in self.space.names})
+        copies = (
+            tile_copy(table["bm"], table["bk"], vec_a, size, along_a),
+            tile_copy(table["bn"], table["bk"], vec_b, size, along_b).times(matrices),
+        )
+        chunk_m, chunk_n = np.minimum(tm, 4), np.minimum(tn, 4)
+        reads = warps * (tm / chunk_m + columns / chunk_n)
+        read_passes = warps * (
+            tm / chunk_m * by_each(fragment_passes, lanes_n, chunk_m, 1)
+            + columns / chunk_n * by_each(fragment_passes, lanes_n, chunk_n, 0)
+        )
+        min_blocks = table["min_blocks"] if "min_blocks" in self.space.names else 1 + 0 * bm
+        pending = (bm + matrices * bn) * bk / block_threads * size / 4
+        needed = tm * columns + 2 * (tm + columns) + pending + OTHER_REGISTERS
+        registers = np.where(
+            min_blocks > 1,
+            np.minimum(needed, device.registers_per_sm / (block_threads * min_blocks) // 8 * 8),
+            needed,
+        )
+        multiplied = length * warps * tm * columns
+        loop = Execution(
+            registers=registers,
+            # Values are widened one by one.
+            instructions=multiplied
+            + length * (bm + matrices * bn) / 32 * (size < 4)
+            + LOOP_INSTRUCTIONS * warps * steps,
+            accesses=length * 32 * reads + steps * sum(copy.accesses for copy in copies),
+            passes=length * read_passes + steps * sum(copy.passes for copy in copies),
+            # A step is loaded into registers while the one before is multiplied.
+            prefetched_waits=steps,
+            shared_waits=steps,
+            barriers=np.where(stages == 1, 2, 1) * steps,
+            code_bytes=INSTRUCTION_BYTES * bk * (tm * columns + tm / chunk_m + columns / chunk_n),
+            iterations=length,
+        )
+        tiles = self.operation.usual_blocks(workload, bm, bn)
+        division = gemm.divided(table, tiles, out_size, device)
+        at_once = device.sm_count * resident(
+            block_threads, registers, self.smem_bytes(workload, table), device
+        )
+        wave = np.minimum(tiles, at_once / division.blocks_a_tile)
+        traffic = traffic_of(self.operation, workload, table, device, wave=wave)
+        vec_c, has_residual = self.operation.widths(workload)[2], getattr(workload, "has_residual", False)
+        whole = thread_results(bm, bn, tm, tn, lanes_n, out_size, np.minimum(vec_c, chunk_n), has_residual)
+        part = thread_results(bm, bn, tm, tn, lanes_n, 4, chunk_n, False)
+        results = whole.times(division.segments - division.parts).plus(part.times(division.parts))
+        elements = getattr(workload, "batch", 1) * workload.m * workload.n
+        return with_results(
+            loop,
+            results,
+            device,
+            l2_bytes=share.used_length * (traffic.line_a + matrices * traffic.line_b),
+            memory_waits=division.segments - 1,
+            serial_clocks=division.segments * START_CLOCKS,
+            further_clocks=division.finish_clocks,
+            memory_bytes=traffic.operand_bytes
+            + elements * out_size * (1 + has_residual)
+            + division.memory_bytes(device),
+            blocks=share.blocks * traffic.blocks,
         )
 
     def block_threads(self, config: Config) -> int:

@@ -14,10 +14,11 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.common import gemm, prologue, wgmma_tile
-from tunebench.kernels.common.gemm_variant import Constants, GemmOperation, TiledGemm, W
+from tunebench.kernels.common.gemm_variant import Constants, GemmOperation, TiledGemm, W, traffic_of
+from tunebench.kernels.common.product_execution import with_results
 from tunebench.kernels.common.wgmma_tile import LINE_BYTES
 from tunebench.space import Config, Constraint, Parameter, Table
-from tunebench.variant import Argument, Costs, Launch, TensorMap, ceil_div
+from tunebench.variant import Argument, Costs, Execution, Launch, TensorMap, ceil_div
 from tunebench.workloads.operators.gemm import Gemm
 
 __all__ = ["RING", "Tiles", "WgmmaGemm", "constraints"]
@@ -263,6 +264,38 @@ class WgmmaGemm(TiledGemm[W]):
             # unless the tile before hides that wait.
             chain_clocks=np.where(tiles <= device.sm_count, device.l2_latency, 0.0)
             + padded_k * size / 32 * bn / 2 / np.where(table["pingpong"] == 1, consumers, 1),
+            execution=self._execution(workload, table, device),
+        )
+
+    def _execution(self, workload: W, table: Table, device: Device) -> Execution:
+        """Count the steps of a tile, its epilogue, and the traffic in the order of persistent blocks."""
+        whole, matrices = self.product(workload), self.operation.MATRICES
+        size, out_size = itemsize(whole.dtype), itemsize(whole.out)
+        cluster_m, cluster_n = (table[name].astype(np.float64) for name in ("cluster_m", "cluster_n"))
+        bm, bn = (table[name].astype(np.float64) for name in ("bm", "bn"))
+        tiles = self.operation.usual_blocks(workload, bm, bn)
+        wave = np.minimum(tiles, device.sm_count * table["min_blocks"])
+        traffic = traffic_of(self.operation, workload, table, device, wave=wave, cluster_m=cluster_m)
+        loop = wgmma_tile.main_loop(
+            table,
+            size,
+            whole.k,
+            products=self.products(table),
+            columns=matrices * bn,
+            passes_of_b=self.passes_of_b(workload),
+            tiles=tiles,
+            device=device,
+        )
+        vec, has_residual = gemm.widths(whole)[2], getattr(workload, "has_residual", False)
+        elements = whole.batch * whole.m * whole.n
+        return with_results(
+            loop,
+            wgmma_tile.results(table, out_size, vec, has_residual),
+            device,
+            # Blocks of a cluster read a part each of what they share.
+            l2_bytes=whole.k * (traffic.line_a / cluster_n + matrices * traffic.line_b / cluster_m),
+            memory_bytes=traffic.operand_bytes + elements * out_size * (1 + has_residual),
+            blocks=tiles,
         )
 
     def claims(self, workload: W, config: Config) -> tuple[str, ...]:

@@ -7,14 +7,25 @@ that copies.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import DType, itemsize
-from tunebench.space import Config, Constraint, takes_config
-from tunebench.variant import TensorMap
+from tunebench.kernels.common.product_execution import (
+    FINISHING,
+    INSTRUCTION_BYTES,
+    LOOP_INSTRUCTIONS,
+    START_CLOCKS,
+    Results,
+    chosen,
+    direct_results,
+    staged_results,
+)
+from tunebench.space import Config, Constraint, Table, takes_config
+from tunebench.variant import Execution, TensorMap
 from tunebench.workload import Tensor
 
 __all__ = [
@@ -28,9 +39,11 @@ __all__ = [
     "consumers_share_the_tile",
     "launched_registers",
     "least_copied",
+    "main_loop",
     "moved_registers",
     "panel_map",
     "registers_move",
+    "results",
     "rows",
     "shared_memory_fits",
     "smem_bytes",
@@ -151,6 +164,88 @@ def least_copied(last: Any, tile: Any, k: int, bk: Any, parts: Any, along_k: boo
     if along_k:  # parts are groups of lines, each of k elements
         return np.maximum(0, last - (parts - 1) * tile / parts) * k
     return last * np.where(parts == 1, k, k // bk * bk / parts)
+
+
+def main_loop(
+    table: Table,
+    size: int,
+    length: Any,
+    *,
+    products: Any,
+    columns: Any,
+    passes_of_b: int,
+    tiles: Any,
+    device: Device,
+) -> Execution:
+    """Return how a tile of gemm_wgmma.cuh is multiplied (`multiply`), without its epilogue.
+
+    Args:
+        table: Configurations with `TILE`, bn, pingpong, cluster_m, cluster_n, min_blocks.
+        size: Bytes of an element.
+        length: Elements of k of a tile.
+        products: Instructions per 64 rows and 32 bytes of k.
+        columns: Columns of all matrices b in a tile.
+        passes_of_b: How often each element of b is written to shared memory.
+        tiles: All tiles, which persistent blocks share.
+        device: Device that executes it.
+    """
+    names = ("bm", "bk", "stages", "consumers", "min_blocks")
+    bm, bk, stages, consumers, min_blocks = (table[name].astype(np.float64) for name in names)
+    steps = np.ceil(length / bk)
+    line_bytes, at_once = steps * bk * size, np.where(table["pingpong"] == 1, consumers, 1.0)
+    clustered = table["cluster_m"] * table["cluster_n"] > 1
+    # An instruction reads 64 rows of a and its columns of b from shared memory. Two that share an operand
+    # read it twice.
+    issued = bm / 64 * products * line_bytes / 32
+    read_bytes = 32 * issued * (64 + columns / products)
+    turns = np.maximum(1.0, np.ceil(tiles / (device.sm_count * min_blocks * at_once)))
+    warps = 4.0 * np.where(table["pingpong"] == 1, 1.0, consumers)
+    return Execution(
+        registers=np.minimum(255, launched_registers(consumers, min_blocks)),
+        # Four warps issue each product, a thread copies.
+        instructions=4 * issued + LOOP_INSTRUCTIONS * steps * (warps + 1),
+        passes=(read_bytes + line_bytes * (bm + columns * (2 * passes_of_b - 1))) / 128,
+        prefetched_waits=steps / (stages - 1),
+        # The first product of a tile waits for its buffer, and the epilogue for the last product.
+        shared_waits=2.0,
+        barriers=table["pingpong"] + 2 * clustered / turns,
+        code_bytes=INSTRUCTION_BYTES * bk * size / 32 * products * 8,
+        at_once=at_once,
+        # Buffers of the next tile are filled while this one is stored.
+        first_waits=1 / turns,
+        serial_clocks=START_CLOCKS / turns,
+        asynchronous=1.0,
+    )
+
+
+def results(table: Table, size: int, vec: int, has_residual: bool) -> Results:
+    """Count the epilogue of a tile: `store_rows` in gemm_wgmma.cuh, `store_boxes` in stores_wgmma.cuh.
+
+    Args:
+        table: Configurations with bm and bn, and `staged` if the space has it.
+        size: Bytes of a result.
+        vec: Results per access at most.
+        has_residual: Whether as many values are read.
+    """
+    bm, bn = table["bm"].astype(np.float64), table["bn"].astype(np.float64)
+    elements, strip = bm * bn, 32 + 0 * bn
+    staged = table["staged"] if "staged" in table.space.names else np.ones(len(table))
+    by_strips = staged_results(bm, bn, 16 * np.ceil(bm / 64), strip, size, vec, has_residual)
+    by_strips = dataclasses.replace(
+        by_strips,
+        memory_waits=by_strips.memory_waits * bn / strip,
+        shared_waits=by_strips.shared_waits * bn / strip,
+    )
+    directly = direct_results(bm, bn, 16 + 0 * bm, bn, size, vec, has_residual)
+    boxes = Results(
+        instructions=FINISHING * elements / 32,
+        accesses=elements / 2 * (1 + has_residual),
+        passes=2 * elements * size / 128 + has_residual * 8 * elements / 64,
+        l2_bytes=elements * size * (1 + has_residual * max(1.0, 32 / (8 * size))),
+        memory_waits=has_residual * bn / 8,
+        shared_waits=bn * size / LINE_BYTES,
+    )
+    return chosen(staged > 0, directly, chosen(staged == 2, by_strips, boxes))
 
 
 def panel_map(tensor: Tensor, along_k: bool, extent: int, bk: int, parts: int) -> TensorMap:
