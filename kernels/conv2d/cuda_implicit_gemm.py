@@ -23,11 +23,22 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize, storage
 from tunebench.kernels.common.cuda import first_product
-from tunebench.kernels.conv2d import _conv
+from tunebench.kernels.common.product_execution import (
+    INSTRUCTION_BYTES,
+    LOOP_INSTRUCTIONS,
+    START_CLOCKS,
+    by_each,
+    fragment_passes,
+    resident,
+    thread_results,
+    tile_copy,
+    with_results,
+)
+from tunebench.kernels.conv2d import _conv, _execution
 from tunebench.kernels.conv2d._conv import alignment, product
 from tunebench.kernels.conv2d._implicit_gemm import ImplicitGemm, Tile, steps_per_part
 from tunebench.space import Config, Parameter, Space, Table, takes_config
-from tunebench.variant import Costs, ceil_div
+from tunebench.variant import Costs, Execution, ceil_div
 from tunebench.workloads.operators.conv2d import Conv2d
 
 RUN = 4
@@ -315,6 +326,73 @@ class CudaImplicitGemm(ImplicitGemm):
             accesses=length * (threads * (tm / run_m + tn / run_n) + (bm + bn) / 4),
             instructions=length * threads / 32 * (tm * tn / packed + tm / run_m + tn / run_n),
             chain_clocks=np.where(length > 0, first_product(device) + length * device.fma_latency, 0.0),
+            serial_launches=np.where(table["split"] > 1, 2, 1),
+            execution=self._execution(workload, table, length, device),
+        )
+
+    def _execution(self, workload: Conv2d, table: Table, length: Any, device: Device) -> Execution:
+        """Count the main loop, the epilogue, and the traffic of whole tiles."""
+        names = ("bm", "bn", "tm", "tn", "bk", "stages", "vec", "min_blocks")
+        bm, bn, tm, tn, bk, stages, vec, min_blocks = (table[name].astype(np.float64) for name in names)
+        size, whole = itemsize(storage(workload.dtype)), product(workload)
+        threads, steps = bm * bn / (tm * tn), length / bk
+        warps, (along_a, along_b) = threads / 32, _conv.along_k(workload)
+        vec_a, vec_b = (np.minimum(vec, _execution.by_walk(workload, table, operand)) for operand in (0, 1))
+        copies = (
+            tile_copy(table["bm"], table["bk"], vec_a, size, along_a),
+            tile_copy(table["bn"], table["bk"], vec_b, size, along_b),
+        )
+        lanes_n = 32 / np.minimum(bm / tm, 32 / np.minimum(bn / tn, 8))
+        run_m, run_n = np.minimum(tm, RUN), np.minimum(tn, RUN)
+        reads_m, reads_n = warps * tm / run_m, warps * tn / run_n
+        addresses = bm / vec_a * _execution.ADDRESSING["A"] + bn / vec_b * _execution.ADDRESSING["B"]
+        registers = np.minimum(
+            _registers(workload, {name: table[name] for name in self.space.names}),
+            device.registers_per_sm / (threads * min_blocks) // 8 * 8,
+        )
+        loop = Execution(
+            registers=registers,
+            instructions=length * warps * tm * tn
+            + length * (addresses + (size < 4) * (bm + bn)) / 32
+            + LOOP_INSTRUCTIONS * warps * steps,
+            accesses=length * 32 * (reads_m + reads_n) + steps * sum(copy.accesses for copy in copies),
+            passes=length * reads_m * by_each(fragment_passes, lanes_n, run_m, 1)
+            + length * reads_n * by_each(fragment_passes, lanes_n, run_n, 0)
+            + steps * sum(copy.passes for copy in copies),
+            # A step is loaded into registers while the one before is multiplied.
+            prefetched_waits=steps,
+            shared_waits=steps,
+            barriers=np.where(stages == 1, 2, 1) * steps,
+            code_bytes=INSTRUCTION_BYTES * bk * (tm * tn + tm / run_m + tn / run_n),
+            iterations=length,
+        )
+        at_once = device.sm_count * resident(threads, registers, _smem_bytes(workload, table), device)
+        traffic = _execution.traffic_of(
+            workload,
+            table,
+            device,
+            whole,
+            height=np.where(table["raster"] == "rows", np.ceil(whole.m / bm), 1.0),
+            wave=np.minimum(whole.tiles(bm, bn) * table["split"], at_once),
+        )
+        along_n = workload.layout == "nhwc" and workload.direction != "wgrad"
+        # Neighbours of a result run along n, or along m.
+        across = (bm, bn, tm, tn, lanes_n) if along_n else (bn, bm, tn, tm, 32 / lanes_n)
+        run = run_n if along_n else run_m
+        results = _execution.results_of(
+            workload,
+            table,
+            alignment(workload, "by_tap")[2],
+            lambda size, vec, residual: thread_results(*across, size, np.minimum(vec, run), residual),
+        )
+        return with_results(
+            loop,
+            results,
+            device,
+            l2_bytes=length * (traffic.line_a + traffic.line_b),
+            serial_clocks=START_CLOCKS,
+            further_clocks=traffic.sum_clocks,
+            memory_bytes=traffic.memory_bytes,
         )
 
 

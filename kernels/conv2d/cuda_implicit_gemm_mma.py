@@ -24,11 +24,17 @@ from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.common import mma_tile
 from tunebench.kernels.common.cuda import first_product
-from tunebench.kernels.conv2d import _conv
+from tunebench.kernels.common.product_execution import (
+    START_CLOCKS,
+    resident,
+    staged_results,
+    with_results,
+)
+from tunebench.kernels.conv2d import _conv, _execution
 from tunebench.kernels.conv2d._conv import alignment, product
 from tunebench.kernels.conv2d._implicit_gemm import ImplicitGemm, Tile, steps_per_part
 from tunebench.space import Config, Parameter, Space, Table, takes_config
-from tunebench.variant import Costs
+from tunebench.variant import Costs, Execution
 from tunebench.workloads.operators.conv2d import Conv2d
 
 MAX_COPIES = 32
@@ -314,6 +320,59 @@ class CudaImplicitGemmMma(ImplicitGemm):
             chain_clocks=np.where(
                 length > 0, first_product(device) + line_bytes / 32 * device.mma_latency, 0.0
             ),
+            serial_launches=np.where(table["split"] > 1, 2, 1),
+            execution=self._execution(workload, table, length, device),
+        )
+
+    def _execution(self, workload: Conv2d, table: Table, length: Any, device: Device) -> Execution:
+        """Count the main loop, the epilogue, and the traffic of whole tiles."""
+        names = ("bm", "bn", "bk", "warps_m", "warps_n")
+        bm, bn, bk, warps_m, warps_n = (table[name].astype(np.float64) for name in names)
+        size, whole = itemsize(workload.dtype), product(workload)
+        vec_a, vec_b = (_execution.by_walk(workload, table, operand) for operand in (0, 1))
+        copies_a, copies_b = bm / vec_a, bn / vec_b
+        # Elements too narrow for cp.async go through registers, and every step waits for them.
+        held_a, held_b = vec_a * size < 4, vec_b * size < 4
+        loop = mma_tile.main_loop(
+            table,
+            workload.dtype,
+            length,
+            copies=copies_a * (1 + held_a) + copies_b * (1 + held_b),
+            passing_l1=size * ((vec_a * size < 16) * bm + (vec_b * size < 16) * bn),
+            along_k=_conv.along_k(workload),
+            device=device,
+        )
+        addresses = copies_a * _execution.ADDRESSING["A"] + copies_b * _execution.ADDRESSING["B"]
+        threads = mma_tile.threads(warps_m, warps_n)
+        at_once = device.sm_count * resident(threads, loop.registers, _smem_bytes(workload, table), device)
+        tiles = whole.tiles(bm, bn)
+        traffic = _execution.traffic_of(
+            workload,
+            table,
+            device,
+            whole,
+            height=np.where(table["raster"] == "rows", np.ceil(whole.m / bm), 1.0),
+            wave=np.minimum(tiles * table["split"], at_once),
+        )
+        results = _execution.results_of(
+            workload,
+            table,
+            alignment(workload, "by_tap")[2],
+            lambda size, vec, residual: staged_results(
+                bm, bn, bm / warps_m, bn / warps_n, size, vec, residual
+            ),
+        )
+        return with_results(
+            loop,
+            results,
+            device,
+            instructions=length * addresses / 32,
+            l2_bytes=length * (traffic.line_a + traffic.line_b),
+            memory_waits=(held_a | held_b) * length / bk,
+            barriers=1.0,
+            serial_clocks=START_CLOCKS,
+            further_clocks=traffic.sum_clocks,
+            memory_bytes=traffic.memory_bytes,
         )
 
     def claims(self, workload: Conv2d, config: Config) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ CUTLASS 3, implicit GEMM on sm_90.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -34,11 +35,12 @@ from tunebench.dtype import itemsize
 from tunebench.errors import InputError
 from tunebench.kernels.common import gemm, prologue, wgmma_tile
 from tunebench.kernels.common.cuda import ctype, helpers
+from tunebench.kernels.common.product_execution import with_results
 from tunebench.kernels.common.wgmma_tile import LINE_BYTES, MOST_EXTENT
-from tunebench.kernels.conv2d import _conv, _conv_emulation, _conv_pixels
+from tunebench.kernels.conv2d import _conv, _conv_emulation, _conv_pixels, _execution
 from tunebench.kernels.conv2d._conv_pixels import PANEL_CHANNELS, axes, product
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.variant import Costs, CudaVariant, Execution, Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.conv2d import Conv2d
 
@@ -312,6 +314,40 @@ class CudaWgmmaConv(CudaVariant[Conv2d]):
             chain_clocks=np.where((tiles <= device.sm_count) & (length > 0), device.l2_latency, 0.0)
             + length * size / 32 * bn / 2 / np.where(table["pingpong"] == 1, consumers, 1),
             serial_launches=np.where(split > 1, 2, 1),
+            execution=self._execution(workload, table, length, device),
+        )
+
+    def _execution(self, workload: Conv2d, table: Table, length: Any, device: Device) -> Execution:
+        """Count the steps of a tile, its epilogue, and the traffic in the order of persistent blocks."""
+        names = ("bm", "bn", "cluster_m", "cluster_n", "split")
+        bm, bn, cluster_m, cluster_n, split = (table[name].astype(np.float64) for name in names)
+        size, whole = itemsize(workload.dtype), product(workload)
+        tiles = whole.tiles(bm, bn) * split
+        loop = wgmma_tile.main_loop(
+            table, size, length, products=1, columns=bn, passes_of_b=1, tiles=tiles, device=device
+        )
+        traffic = _execution.traffic_of(
+            workload,
+            table,
+            device,
+            whole,
+            height=table["group_m"] * cluster_m,
+            wave=np.minimum(tiles, device.sm_count * table["min_blocks"]),
+        )
+        results = _execution.results_of(
+            workload,
+            table,
+            _conv.alignment(workload, "by_tap")[2],
+            functools.partial(wgmma_tile.results, table),
+        )
+        return with_results(
+            loop,
+            results,
+            device,
+            # Blocks of a cluster read a part each of what they share.
+            l2_bytes=length * (traffic.line_a / cluster_n + traffic.line_b / cluster_m),
+            further_clocks=traffic.sum_clocks,
+            memory_bytes=traffic.memory_bytes,
         )
 
     def _fill_bytes(self, workload: Conv2d, table: Table) -> Any:

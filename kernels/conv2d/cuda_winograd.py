@@ -28,7 +28,7 @@ from tunebench.kernels.common.cuda import helpers
 from tunebench.kernels.conv2d import _conv, _conv_emulation, _winograd
 from tunebench.kernels.gemm.cuda_simt import VARIANT as PRODUCT
 from tunebench.space import Config, Constraint, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.variant import Costs, CudaVariant, Execution, Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.conv2d import Conv2d
 from tunebench.workloads.operators.gemm import Gemm
@@ -308,12 +308,31 @@ class CudaWinograd(CudaVariant[Conv2d]):
     def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
         """Count the products only; transforms and their traffic are not counted."""
         of_2, of_4 = (PRODUCT.costs(product_of(workload, m), table, device) for m in (2, 4))
-        columns = {
-            field.name: np.where(table["m"] == 2, getattr(of_2, field.name), getattr(of_4, field.name))
-            for field in dataclasses.fields(Costs)
-            if field.name != "mma_dtype"
-        }
-        return Costs(**{**columns, "serial_launches": columns["serial_launches"] + 3})
+
+        def columns(kind: type, of_2: Any, of_4: Any) -> dict[str, Any]:
+            return {
+                field.name: np.where(table["m"] == 2, getattr(of_2, field.name), getattr(of_4, field.name))
+                for field in dataclasses.fields(kind)
+                if field.name not in ("mma_dtype", "execution")
+            }
+
+        costs, execution = columns(Costs, of_2, of_4), columns(Execution, of_2.execution, of_4.execution)
+        # The transforms read images and filters, write the operands of the product, and read its results.
+        passed_bytes = np.where(
+            table["m"] == 2, *(1.0 * product_of(workload, m).traffic().total_bytes for m in (2, 4))
+        )
+        moved_bytes = workload.traffic().total_bytes + passed_bytes
+        lost = -np.expm1(-passed_bytes / max(1.0, float(device.l2_bytes)))
+        execution["memory_bytes"] = workload.traffic().total_bytes + lost * (
+            execution["memory_bytes"] + passed_bytes
+        )
+        execution["further_clocks"] = (
+            execution["further_clocks"]
+            + moved_bytes / (device.sm_count * device.fill_bytes_per_clock)
+            + 3 * device.l2_latency
+        )
+        costs["serial_launches"] = costs["serial_launches"] + 3
+        return Costs(**costs, execution=Execution(**execution))
 
     def claims(self, workload: Conv2d, config: Config) -> tuple[str, ...]:
         """Return the instructions that gemm claims."""

@@ -11,18 +11,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from tunebench._lazy import np
 from tunebench.device import Device
+from tunebench.dtype import itemsize, storage
 from tunebench.kernels.common.numba_expression import in_cuda
 from tunebench.kernels.common.numba_prologue import ahead_in_cuda
 from tunebench.kernels.common.prologue import operands
 from tunebench.kernels.conv2d._conv import epilogue_tensors, pairs_inside
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, Scalar, Tiling, ceil_div
+from tunebench.variant import Costs, Execution, Launch, NumbaCudaVariant, Scalar, Tiling, ceil_div
 from tunebench.workloads.common.activation import IDENTITY
 from tunebench.workloads.common.prologue import vectors
 from tunebench.workloads.operators.conv2d import Conv2d
 
 MAX_BLOCKS = 2**31 - 1
+
+OTHER_REGISTERS = 40
+"""Registers of a thread besides sums: sizes and strides of arrays in 64 bits, counters."""
+
+ADDRESSING = 8.0
+"""Instructions of a lane for the address of an element in 64 bits."""
 
 SPACE = Space(
     (
@@ -103,6 +111,34 @@ class NumbaCudaConv2d(NumbaCudaVariant[Conv2d]):
             smem_bytes=4.0 * table["chunk"] * width,
             fma=fma,
             smem_traffic_bytes=fma / (32 * per_thread) * ceil_div(per_thread, 4) * 128,
+            execution=self._execution(workload, table, fma),
+        )
+
+    def _execution(self, workload: Conv2d, table: Table, fma: Any) -> Execution:
+        """Count the copy of filters, chunk by chunk, and the loop over channels, which loads each pixel."""
+        w = workload
+        names = ("pixels", "filters", "per_thread", "chunk")
+        pixels, filters, per_thread, chunk = (table[name].astype(np.float64) for name in names)
+        channels, taps, size = w.c // w.groups, w.r * w.s, itemsize(storage(w.dtype))
+        threads, width = pixels * filters, filters * per_thread
+        chunks, loads = taps * np.ceil(channels / chunk), fma / width / pixels  # of a thread
+        copies = chunks * chunk * width
+        # Neighbouring lanes load neighbouring pixels, which are whole lines of channels apart in nhwc.
+        lines = np.minimum(32, pixels) if w.layout == "nhwc" else np.maximum(1, 32 * size / 128)
+        warps = threads / 32
+        return Execution(
+            registers=per_thread + OTHER_REGISTERS,
+            instructions=fma / 32 + ADDRESSING * (warps * loads + copies / 32),
+            accesses=threads * loads * (1 + per_thread) + 2 * copies + threads * per_thread,
+            passes=warps * loads * (lines + per_thread * np.maximum(1, 32 / pixels)) + 2 * copies / 32,
+            # L1 holds the lines of a pixel for the taps of a row.
+            l2_bytes=size * (w.r * pixels * channels + copies + pixels * width),
+            # About four loads are under way at the same time.
+            memory_waits=chunks * np.ceil(chunk * width / threads / 4),
+            l2_waits=loads / 4,
+            shared_waits=loads / 4,
+            barriers=2 * chunks,
+            iterations=loads,
         )
 
     def kernel(self, workload: Conv2d, config: Config) -> Callable[..., None]:  # noqa: C901 - may call nothing
