@@ -198,6 +198,8 @@ def predict_us(
     sm_us = _sm_us(bounds, costs, execution, device, constants)
     again_bytes = np.maximum(0.0, np.asarray(execution.memory_bytes) - traffic.total_bytes)
     memory_us = memory_us + again_bytes / (device.dram_gb_s * 1e3 * constants.dram)
+    # Memory is idle while the first blocks start and the last ones finish.
+    memory_us = memory_us + execution.serial_clocks / _clock_mhz(device)
     busy_us = _joined(constants.waits, sm_us, memory_us)
     launches = np.asarray(costs.serial_launches, dtype=np.float64)
     expected: Array = np.maximum(busy_us, bounds.us) + launches * LAUNCH_US
