@@ -23,7 +23,7 @@ from tunebench.workloads.operators.conv2d import Conv2d
 __all__ = ["ADDRESSING", "Traffic", "by_walk", "results_of", "traffic_of"]
 
 ADDRESSING = {"A": 12.0, "B": 4.0}
-"""Instructions for the address of an access to A or B: digits of K, sum of two places, bounds of the image."""
+"""Instructions for the address of an access to A or B: digits of K, sum of places, bounds of the image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -274,7 +274,8 @@ def _sm_us(
     def round_clocks(count: Array) -> Array:
         # The time alone has the pipes of one block already.
         others = (count**constants.waits - 1) * (pipe_clocks / alone_clocks) ** constants.waits
-        return alone_clocks * (1 + others) ** (1 / constants.waits)
+        together: Array = alone_clocks * (1 + others) ** (1 / constants.waits)
+        return together
 
     rounds = blocks // resident
     rest = blocks - rounds * resident
