@@ -245,7 +245,7 @@ class MmaGemm(TiledGemm[W]):
         tiles_in_turn = share.length / (np.ceil(workload.k / table["bk"]) * table["bk"])
         segments = np.maximum(division.segments, tiles_in_turn)
         results = whole.times(segments - division.parts).plus(part.times(division.parts))
-        residual_bytes = workload.m * workload.n * out_size * getattr(workload, "has_residual", False)
+        elements = getattr(workload, "batch", 1) * workload.m * workload.n
         return with_results(
             loop,
             results,
@@ -256,8 +256,7 @@ class MmaGemm(TiledGemm[W]):
             serial_clocks=segments * START_CLOCKS,
             further_clocks=division.finish_clocks,
             memory_bytes=traffic.operand_bytes
-            + workload.m * workload.n * out_size * getattr(workload, "batch", 1)
-            + residual_bytes
+            + elements * out_size * (1 + getattr(workload, "has_residual", False))
             + division.memory_bytes(device),
             blocks=share.blocks * traffic.blocks,
         )

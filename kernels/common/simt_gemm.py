@@ -275,15 +275,17 @@ class SimtGemm(TiledGemm[W]):
         vec_c, has_residual = self.operation.widths(workload)[2], getattr(workload, "has_residual", False)
         whole = thread_results(bm, bn, tm, tn, lanes_n, out_size, np.minimum(vec_c, chunk_n), has_residual)
         part = thread_results(bm, bn, tm, tn, lanes_n, 4, chunk_n, False)
-        results = whole.times(division.segments - division.parts).plus(part.times(division.parts))
+        tiles_in_turn = length / (np.ceil(workload.k / bk) * bk)
+        segments = np.maximum(division.segments, tiles_in_turn)
+        results = whole.times(segments - division.parts).plus(part.times(division.parts))
         elements = getattr(workload, "batch", 1) * workload.m * workload.n
         return with_results(
             loop,
             results,
             device,
             l2_bytes=share.used_length * (traffic.line_a + matrices * traffic.line_b),
-            memory_waits=division.segments - 1,
-            serial_clocks=division.segments * START_CLOCKS,
+            memory_waits=segments - 1,
+            serial_clocks=segments * START_CLOCKS,
             further_clocks=division.finish_clocks,
             memory_bytes=traffic.operand_bytes
             + elements * out_size * (1 + has_residual)
