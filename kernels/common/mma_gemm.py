@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels.common import gemm, mma_tile
+from tunebench.kernels.common import gemm, mma_tile, prologue
 from tunebench.kernels.common.cuda import first_product
 from tunebench.kernels.common.gemm_variant import Constants, GemmOperation, TiledGemm, W, traffic_of
 from tunebench.kernels.common.product_execution import (
@@ -217,11 +217,13 @@ class MmaGemm(TiledGemm[W]):
         bm, bn, warps_m, warps_n = (table[name].astype(np.float64) for name in names)
         vec_a, vec_b, vec_c = self.operation.widths(workload)
         narrow_a, narrow_b = vec_a * size < 16, vec_b * size < 16
+        prepared = prologue.operations_of_element(workload)
         loop = mma_tile.main_loop(
             table,
             workload.dtype,
             share.length,
-            copies=bm / vec_a + matrices * bn / vec_b,
+            # With a prologue, a thread also loads what it has copied of a, and stores it again.
+            copies=bm / vec_a * (3 if prepared else 1) + matrices * bn / vec_b,
             passing_l1=size * (narrow_a * bm + narrow_b * matrices * bn),
             along_k=(workload.trans[0] == "n", workload.trans[1] == "t"),
             device=device,
@@ -250,6 +252,7 @@ class MmaGemm(TiledGemm[W]):
             loop,
             results,
             device,
+            instructions=prepared * bm * share.length / 32,
             l2_bytes=share.used_length * (traffic.line_a + matrices * traffic.line_b),
             memory_waits=segments - 1,
             barriers=segments * (1 + table["staged"]),
@@ -265,11 +268,8 @@ class MmaGemm(TiledGemm[W]):
         """Count the epilogue of a tile."""
         names = ("bm", "bn", "warps_m", "warps_n")
         bm, bn, warps_m, warps_n = (table[name].astype(np.float64) for name in names)
-        counts = (
-            count(bm, bn, bm / warps_m, bn / warps_n, size, vec, has_residual)
-            for count in (direct_results, staged_results)
-        )
-        return chosen(table["staged"] > 0, *counts)
+        tile = (bm, bn, bm / warps_m, bn / warps_n, size, vec, has_residual)
+        return chosen(table["staged"] > 0, staged_results(*tile), direct_results(*tile))
 
     def claims(self, workload: W, config: Config) -> tuple[str, ...]:
         """Return tensor-core instructions, cp.async, and ldmatrix, which transposes no 32-bit elements."""

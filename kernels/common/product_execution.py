@@ -276,7 +276,7 @@ def direct_results(bm: Any, bn: Any, rows: Any, columns: Any, size: int, vec: in
     )
 
 
-def chosen(condition: Any, otherwise: Results, results: Results) -> Results:
+def chosen(condition: Any, results: Results, otherwise: Results) -> Results:
     """Return the columns of `results` where a condition holds, and those of `otherwise` elsewhere."""
     names = [field.name for field in dataclasses.fields(Results)]
     return Results(**{n: np.where(condition, getattr(results, n), getattr(otherwise, n)) for n in names})
@@ -313,13 +313,13 @@ def thread_results(
         vec: Results per access.
         residual: Whether as many values are read.
     """
-    stores, line_bytes = bm * bn / (LANES * vec) * (1 + residual), lanes_n * vec * size
+    stores, row_bytes = bm * bn / (LANES * vec) * (1 + residual), lanes_n * vec * size
     rows = LANES / lanes_n
     return Results(
         instructions=FINISHING * bm * bn / LANES,
         accesses=LANES * stores,
-        passes=stores * rows * np.maximum(1.0, line_bytes / 128),
-        l2_bytes=stores * rows * np.maximum(SECTOR_BYTES, line_bytes),
+        passes=stores * rows * np.maximum(1.0, row_bytes / 128),
+        l2_bytes=stores * rows * np.maximum(SECTOR_BYTES, row_bytes),
         # Four loads of a column's rows are in flight.
         memory_waits=residual * tn / vec * np.ceil(tm / 4),
     )

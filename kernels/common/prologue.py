@@ -15,7 +15,16 @@ from tunebench.kernels.common.cuda_expression import PRINTER, filled, special
 from tunebench.workloads.common.activation import IDENTITY
 from tunebench.workloads.common.prologue import PREFIX, vectors
 
-__all__ = ["PARAMETERS", "applied", "is_cheap", "operands", "preamble", "refusal", "special_of_element"]
+__all__ = [
+    "PARAMETERS",
+    "applied",
+    "is_cheap",
+    "operands",
+    "operations_of_element",
+    "preamble",
+    "refusal",
+    "special_of_element",
+]
 
 _CHEAP = {"add", "sub", "mul", "abs", "max", "min", "relu", "square"}
 
@@ -94,6 +103,11 @@ def refusal(key: str, workload: Any) -> str | None:
 def is_cheap(workload: Any) -> bool:
     """Return whether each step of the prologue is one instruction or two, which need no registers."""
     return {step.operation for step in steps(parse(workload.pre))} <= _CHEAP
+
+
+def operations_of_element(workload: Any) -> int:
+    """Return the instructions of the prologue per element, about one for each step; 0 without a prologue."""
+    return len(steps(parse(workload.pre))) if getattr(workload, "has_pre", False) else 0
 
 
 def special_of_element(workload: Any) -> int:

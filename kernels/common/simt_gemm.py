@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels.common import gemm
+from tunebench.kernels.common import gemm, prologue
 from tunebench.kernels.common.cuda import first_product
 from tunebench.kernels.common.gemm_variant import Constants, GemmOperation, TiledGemm, W, traffic_of
 from tunebench.kernels.common.product_execution import (
@@ -283,6 +283,7 @@ class SimtGemm(TiledGemm[W]):
             loop,
             results,
             device,
+            instructions=prologue.operations_of_element(workload) * bm * length / 32,
             l2_bytes=share.used_length * (traffic.line_a + matrices * traffic.line_b),
             memory_waits=segments - 1,
             serial_clocks=segments * START_CLOCKS,

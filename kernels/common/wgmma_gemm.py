@@ -292,6 +292,7 @@ class WgmmaGemm(TiledGemm[W]):
             loop,
             wgmma_tile.results(table, out_size, vec, has_residual),
             device,
+            instructions=prologue.operations_of_element(whole) * bm * whole.k / 32,
             # Blocks of a cluster read a part each of what they share.
             l2_bytes=whole.k * (traffic.line_a / cluster_n + matrices * traffic.line_b / cluster_m),
             memory_bytes=traffic.operand_bytes + elements * out_size * (1 + has_residual),

@@ -245,7 +245,7 @@ def results(table: Table, size: int, vec: int, has_residual: bool) -> Results:
         memory_waits=has_residual * bn / 8,
         shared_waits=bn * size / LINE_BYTES,
     )
-    return chosen(staged > 0, directly, chosen(staged == 2, by_strips, boxes))
+    return chosen(staged == 0, directly, chosen(staged == 1, by_strips, boxes))
 
 
 def panel_map(tensor: Tensor, along_k: bool, extent: int, bk: int, parts: int) -> TensorMap:

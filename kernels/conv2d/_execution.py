@@ -105,4 +105,4 @@ def results_of(
     """
     whole = count(itemsize(storage(workload.dtype)), widest, workload.has_residual)
     part = count(4, min(4, widest), False)
-    return chosen(table["split"] == 1, part, whole)
+    return chosen(table["split"] == 1, whole, part)

@@ -22,6 +22,7 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize, storage
+from tunebench.kernels.common import prologue
 from tunebench.kernels.common.cuda import first_product
 from tunebench.kernels.common.product_execution import (
     INSTRUCTION_BYTES,
@@ -354,6 +355,7 @@ class CudaImplicitGemm(ImplicitGemm):
             registers=registers,
             instructions=length * warps * tm * tn
             + length * (addresses + (size < 4) * (bm + bn)) / 32
+            + length * prologue.operations_of_element(workload) * bm / 32
             + LOOP_INSTRUCTIONS * warps * steps,
             accesses=length * 32 * (reads_m + reads_n) + steps * sum(copy.accesses for copy in copies),
             passes=length * reads_m * by_each(fragment_passes, lanes_n, run_m, 1)

@@ -22,7 +22,7 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels.common import mma_tile
+from tunebench.kernels.common import mma_tile, prologue
 from tunebench.kernels.common.cuda import first_product
 from tunebench.kernels.common.product_execution import (
     START_CLOCKS,
@@ -337,7 +337,8 @@ class CudaImplicitGemmMma(ImplicitGemm):
             table,
             workload.dtype,
             length,
-            copies=copies_a * (1 + held_a) + copies_b * (1 + held_b),
+            # With a prologue, a thread also loads what it has copied of A, and stores it again.
+            copies=copies_a * (1 + held_a + 2 * workload.has_pre) + copies_b * (1 + held_b),
             passing_l1=size * ((vec_a * size < 16) * bm + (vec_b * size < 16) * bn),
             along_k=_conv.along_k(workload),
             device=device,
@@ -366,7 +367,7 @@ class CudaImplicitGemmMma(ImplicitGemm):
             loop,
             results,
             device,
-            instructions=length * addresses / 32,
+            instructions=length * (addresses + prologue.operations_of_element(workload) * bm) / 32,
             l2_bytes=length * (traffic.line_a + traffic.line_b),
             memory_waits=(held_a | held_b) * length / bk,
             barriers=1.0,
