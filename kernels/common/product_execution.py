@@ -6,6 +6,8 @@ The counts are for `Execution`, which only predictions use: what the code does i
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -62,12 +64,19 @@ def by_each(function: Callable[..., float], *columns: Any) -> NDArray[np.float64
 
     Args:
         function: Function of integers.
-        columns: Columns of one length, or numbers.
+        columns: Columns of one length, or numbers, of small integers that are not negative.
     """
-    spread = np.broadcast_arrays(*(np.atleast_1d(column) for column in columns))
-    rows, which = np.unique(np.stack(spread, axis=1).astype(np.int64), axis=0, return_inverse=True)
-    values: NDArray[np.float64] = np.array([function(*map(int, row)) for row in rows], dtype=np.float64)
-    return values[which.reshape(-1)]
+    integers = [np.asarray(column).astype(np.int64) for column in columns]
+    sizes = tuple(int(column.max(initial=0)) + 1 for column in integers)
+    spread = np.broadcast_arrays(*map(np.atleast_1d, integers))
+    which = np.ravel_multi_index(tuple(spread), sizes)
+    occurring = np.zeros(math.prod(sizes), dtype=bool)
+    occurring[which] = True
+    values = np.zeros(len(occurring))
+    for place in np.flatnonzero(occurring):
+        values[place] = function(*map(int, np.unravel_index(place, sizes)))
+    found: NDArray[np.float64] = values[which]
+    return found
 
 
 # -- L2 and memory ------------------------------------------------------------------------------------------
@@ -192,12 +201,14 @@ def tile_copy(extent: Any, bk: Any, vec: Any, size: int, along_k: bool) -> TileC
     return TileCopy(accesses=LANES * (loads + stores), passes=loads * lines + stores * stored)
 
 
+@functools.cache
 def _transposed_passes(extent: int, bk: int, vec: int) -> int:
     """Return the passes of one store of a transposed tile, whose lines have 4 words of padding."""
     lane, per_line = np.arange(LANES), bk // vec
     return shared_passes(lane % per_line * vec * (extent + 4) + lane // per_line, 1)
 
 
+@functools.cache
 def fragment_passes(lanes_n: int, chunk: int, of_a: int) -> int:
     """Return the passes of one load of a chunk from shared memory (`read_chunks` in gemm_simt.cuh).
 
@@ -325,6 +336,7 @@ def thread_results(
     )
 
 
+@functools.cache
 def _gathered_passes(columns: int, vec: int) -> int:
     """Return the passes of a load of gathered sums, whose rows have 8 words of padding."""
     lane, per_row = np.arange(LANES), columns // vec
