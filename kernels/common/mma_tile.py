@@ -44,8 +44,8 @@ OTHER_REGISTERS = 40
 HOPPER_SHARE = 0.63
 """Share of the tensor cores' rate that mma.sync reaches on sm_90, where wgmma reaches all of it.
 
-Source: Luo et al., "Benchmarking and dissecting the Nvidia Hopper GPU architecture via microbenchmarking",
-2024 (62.9 % on average).
+Source: Luo et al., "Dissecting the NVIDIA Hopper architecture through microbenchmarking and multiple level
+analysis", 2025 (62.9 % on average).
 """
 
 CONVERTED_INSTRUCTIONS = 6.0

@@ -105,8 +105,8 @@ Latencies and the rate of L2 are round values between those that microbenchmarks
 operator latencies of sitar-lab/NeuSight.
 
 `tensor` is what loops of tensor-core instructions reach alone; what else products spend is counted. Source:
-Luo et al., "Benchmarking and dissecting the Nvidia Hopper GPU architecture via microbenchmarking", 2024 (at
-least 95 % by mma.sync on A100, and by wgmma of 64 or more columns on H100).
+Luo et al., "Dissecting the NVIDIA Hopper architecture through microbenchmarking and multiple level analysis",
+2025 (96 % by wgmma of 256 columns).
 
 `asynchronous_pipes` follows from the fastest bf16 library products on H100 SXM, whose tensor cores and shared
 memory are both busy for about three quarters of the time. Source: library_gemm_h100_sxm.csv of
