@@ -159,6 +159,9 @@ class Execution:
             one while it could occupy another; else 0.
         memory_bytes: Bytes that all blocks together move between memory and L2; at least those that any
             implementation must move.
+        warp_clocks: Clocks that a warp needs for its own instructions, at peak rates, if each kind depends on
+            the one before, such as products, exponentials of them, and products of those; 0 if pipes overlap.
+        resident_blocks: Blocks that an SM runs at a time if the launch has no more; 0 if occupancy decides.
 
     Source: the Attributes follow the metrics of Nsight Compute ("Warp State Statistics", "Memory Tables").
     """
@@ -183,6 +186,8 @@ class Execution:
     tensor_clocks: Column = 0.0
     asynchronous: Column = 0.0
     memory_bytes: Column = 0.0
+    warp_clocks: Column = 0.0
+    resident_blocks: Column = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -195,11 +195,11 @@ def predict_us(
     else:
         memory_us = np.full(len(bounds), _memory_us(traffic, device, cache, constants))
     execution = expected_execution(costs, traffic)
-    sm_us = _sm_us(bounds, costs, execution, device, constants)
+    sm_us, drain_us = _sm_us(bounds, costs, execution, device, constants)
     again_bytes = np.maximum(0.0, np.asarray(execution.memory_bytes) - traffic.total_bytes)
     memory_us = memory_us + again_bytes / (device.dram_gb_s * 1e3 * constants.dram)
     # Memory is idle while the first blocks start and the last ones finish.
-    memory_us = memory_us + execution.serial_clocks / _clock_mhz(device)
+    memory_us = memory_us + execution.serial_clocks / _clock_mhz(device) + drain_us
     busy_us = _joined(constants.waits, sm_us, memory_us)
     launches = np.asarray(costs.serial_launches, dtype=np.float64)
     expected: Array = np.maximum(busy_us, bounds.us) + launches * LAUNCH_US
@@ -246,8 +246,8 @@ def _memory_us(traffic: Traffic, device: Device, cache: CacheState, constants: E
 
 def _sm_us(
     bounds: Bounds, costs: Costs, execution: Execution, device: Device, constants: ExecutionConstants
-) -> Array:
-    """Return the time of the busiest SM, in microseconds."""
+) -> tuple[Array, Array]:
+    """Return the time of the busiest SM, and how long the last blocks leave bandwidth unused, in us."""
     threads = np.maximum(1.0, np.asarray(costs.threads, dtype=np.float64))
     warps = ceil_div(threads, WARP)
     block_registers = device.registers_per_sm / (WARP * warps) // 8 * 8
@@ -257,7 +257,8 @@ def _sm_us(
     resident = resident_blocks(dataclasses.replace(costs, registers=registers), device)
     all_blocks = np.maximum(costs.blocks, execution.blocks)
     blocks = np.maximum(1.0, np.ceil(all_blocks / device.sm_count))
-    resident = np.minimum(resident * execution.at_once, blocks)
+    launched = np.where(np.asarray(execution.resident_blocks) > 0, execution.resident_blocks, np.inf)
+    resident = np.minimum(np.minimum(resident, launched) * execution.at_once, blocks)
     pipe_clocks = _pipe_clocks(bounds, costs, execution, spilled, device, constants)
     wait_clocks = (
         (np.asarray(execution.first_waits) + np.asarray(execution.memory_waits)) * constants.memory_clocks
@@ -269,7 +270,11 @@ def _sm_us(
     # Fewer warps than partitions leave units idle.
     own_clocks = pipe_clocks / np.minimum(1.0, warps / device.partitions)
     prefetched = np.asarray(execution.prefetched_waits) * constants.memory_clocks
-    alone_clocks = _joined(constants.waits, own_clocks, prefetched) + wait_clocks
+    # In a warp that uses pipes in turn, they do not overlap; other warps of the block use them meanwhile.
+    in_turn = np.asarray(execution.warp_clocks) > 0
+    chain_clocks = np.where(in_turn, execution.warp_clocks / constants.tensor, own_clocks)
+    alone_clocks = _joined(constants.waits, chain_clocks, prefetched) + wait_clocks
+    alone_clocks = np.where(in_turn, _joined(constants.waits, own_clocks, alone_clocks), alone_clocks)
 
     def round_clocks(count: Array) -> Array:
         # The time alone has the pipes of one block already.
@@ -281,8 +286,12 @@ def _sm_us(
     rest = blocks - rounds * resident
     clocks = rounds * round_clocks(resident) + np.where(rest > 0, round_clocks(np.maximum(1.0, rest)), 0.0)
     clocks = clocks + execution.further_clocks
-    busy_us: Array = np.broadcast_to(clocks / _clock_mhz(device), len(bounds))
-    return busy_us
+    # After the first round, blocks start and end at different times: at the end fewer and fewer are left, for
+    # half of a block's time on average. `LAUNCH_US` includes this for blocks that wait once.
+    further_rounds = 1 - np.minimum(1.0, resident * device.sm_count / np.maximum(1.0, all_blocks))
+    drain_clocks = further_rounds * np.maximum(0.0, alone_clocks - 2 * constants.memory_clocks) / 2
+    us = 1 / _clock_mhz(device)
+    return np.broadcast_to(clocks * us, len(bounds)), np.broadcast_to(drain_clocks * us, len(bounds))
 
 
 def _clock_mhz(device: Device) -> float:
