@@ -38,7 +38,9 @@ class NumbaCudaBatchNormStats(NumbaCudaResults[BatchNormStats]):
     def costs(self, workload: BatchNormStats, table: Table, device: Device) -> Costs:
         """Count a difference, a sum and a multiply-add per element, and bytes that no other block reads."""
         matrices = 2 + workload.has_relu if workload.is_backward else 1
-        shared = self.result_costs(workload, table, device, matrices=matrices)
+        shared = self.result_costs(
+            workload, table, device, matrices=matrices, instructions=6.0, stored=int(workload.has_relu)
+        )
         elements = 1.0 * table["others"] * workload.rows
         return dataclasses.replace(
             shared,

@@ -9,10 +9,11 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.common.cuda_expression import threads_along
-from tunebench.kernels.common.reduction import MOST_BLOCKS, SMALL, SPLITS
+from tunebench.kernels.common.expected import LANES, PROLOGUE, STEP, converted, l1_passes, sector_bytes
+from tunebench.kernels.common.reduction import LOOP_REGISTERS, MOST_BLOCKS, SMALL, SPLITS
 from tunebench.kernels.common.row_block import Rows, widest_vector
 from tunebench.space import Config, Constraint, Parameter, Space, Table
-from tunebench.variant import Costs, Tiling, ceil_div
+from tunebench.variant import Costs, Execution, Tiling, ceil_div
 
 __all__ = [
     "CONSTRAINTS",
@@ -108,6 +109,7 @@ class ColumnWork:
         sfu: Special functions of an element.
         numbers: Numbers of a column that its threads exchange.
         is_sum: Whether an element is added to that of the row before.
+        instructions: Expected instructions of an element, without conversions; 0 for twice its multiply-adds.
     """
 
     read: int
@@ -116,6 +118,7 @@ class ColumnWork:
     sfu: float = 0.0
     numbers: int = 1
     is_sum: bool = True
+    instructions: float = 0.0
 
 
 def column_costs(workload: Rows, table: Table, device: Device, work: ColumnWork) -> Costs:
@@ -152,6 +155,47 @@ def column_costs(workload: Rows, table: Table, device: Device, work: ColumnWork)
         + work.is_sum * np.maximum(0.0, adds) * device.fma_latency
         + exchanges * device.smem_latency,
         serial_launches=np.where(split == 1, 1, 2),
+        execution=_execution(workload, table, work),
+    )
+
+
+def _execution(workload: Rows, table: Table, work: ColumnWork) -> Execution:
+    """Describe a block: every `unroll` rows a thread waits; then the threads of a column join their numbers.
+
+    Args:
+        workload: The workload.
+        table: Configurations with `PARAMETERS`.
+        work: Work for each element.
+    """
+    names = ("col_threads", "row_threads", "vector", "unroll", "split")
+    along_row, down, vector, unroll, split = (table[name] for name in names)
+    size, threads, tile = itemsize(workload.dtype), along_row * down, along_row * vector
+    part = ceil_div(workload.rows, split)
+    turns = ceil_div(ceil_div(part, down), unroll)
+    accessed = 1.0 * part * along_row  # vectors of a matrix
+    adjacent = np.where(tile < workload.cols, along_row, LANES)
+    of_element = (work.instructions or 2 * work.fma) + work.sfu + converted(size) * work.moved
+    exchanges, pitch = down > 1, workload.cols * size
+    # All threads store their numbers; some threads join those of one column each.
+    met = np.where(exchanges, 2.0 * work.numbers * down * tile, 0.0)
+    columns_each = ceil_div(tile, threads)
+    joining = np.where(exchanges, columns_each * work.numbers * down, 0)
+    run_bytes = sector_bytes(tile * size, pitch)
+    return Execution(
+        registers=ceil_div(work.read * vector * unroll * size, 4)
+        + 2 * work.numbers * vector
+        + LOOP_REGISTERS,
+        instructions=accessed * vector / LANES * of_element
+        + threads / LANES * (PROLOGUE + STEP * turns * (1 + unroll / 4))
+        + 2 * met / LANES,
+        accesses=work.moved * accessed + met,
+        passes=work.moved * accessed / LANES * l1_passes(adjacent, vector * size) + met / LANES,
+        l2_bytes=work.moved * part * run_bytes + 4.0 * work.numbers * tile,
+        # A second launch starts, and waits for every fourth of the parts that a thread joins.
+        memory_waits=turns + np.where(split > 1, 1 + ceil_div(split, 32), 0),
+        # Eight loads of a joining thread are in flight.
+        shared_waits=joining / 8.0,
+        barriers=np.where(exchanges, 1.0, 0.0),
     )
 
 

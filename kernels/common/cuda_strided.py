@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tunebench._lazy import np
 from tunebench.dtype import itemsize
 from tunebench.index_map import Guard, IndexMap, row_major
 from tunebench.kernels.common.cuda import ctype, helpers
@@ -18,17 +19,24 @@ from tunebench.variant import ceil_div
 from tunebench.workloads.common.strided_workload import StridedOperand, StridedWorkload
 
 __all__ = [
+    "LOOP_REGISTERS",
     "Load",
+    "Touched",
     "arguments",
     "decoded",
+    "decoded_indices",
     "held_registers",
     "loads_of",
     "parameters",
     "place_of",
     "prelude",
     "spaced",
+    "touched",
     "widest",
 ]
+
+LOOP_REGISTERS = 24
+"""Registers of a thread in addition to loaded elements, as far as short expressions need them."""
 
 LARGEST = 2**31
 """Sums below this are computed in 32 bits."""
@@ -222,6 +230,80 @@ def condition(guard: Guard, index: Mapping[int, str], shape: Sequence[int]) -> s
     """Return the condition of a guard; one unsigned comparison tests both limits."""
     total = summed(guard.coefficients, index, guard.start, shape)
     return f"{'u64' if 'i64' in total else 'u32'}({total}) < {max(0, guard.extent)}u"
+
+
+# -- expected execution -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """What the loads of some vectors touch, for each vector.
+
+    Attributes:
+        accesses: Loads of a thread.
+        passes: Passes of a warp through L1.
+        sector_bytes: Bytes of distinct sectors, for a thread.
+    """
+
+    accesses: float
+    passes: float
+    sector_bytes: float
+
+
+def decoded_indices(
+    flat: Any, axes: Sequence[int], extents: Mapping[int, int], scale: Mapping[int, int]
+) -> dict[int, Any]:
+    """Return the indices that the statements of `decoded` compute; flat indices beyond the end wrap.
+
+    Args:
+        flat: Flat indices.
+        axes: Axes to decode, outermost first.
+        extents: Extents by axis.
+        scale: Step between indices along some axes.
+    """
+    found = {}
+    for axis in reversed(axes):
+        count = extents[axis] // scale.get(axis, 1)
+        found[axis] = flat % count * scale.get(axis, 1)
+        flat = flat // count
+    return found
+
+
+def touched(loads: Sequence[Load], index: Mapping[int, Any]) -> Touched:
+    """Return what the threads of some warps touch when each loads one vector of every operand.
+
+    Elements that a guard hides count as loaded, and gathered indices as random.
+
+    Args:
+        loads: The loads of a thread.
+        index: Indices along each axis, an array over threads: whole warps, one after the other.
+    """
+    threads = len(next(iter(index.values()), np.zeros(1)))
+    warps, accesses, passes, sector_bytes = max(1, threads // 32), 0, 0.0, 0.0
+    for load in loads:
+        size, index_map = itemsize(load.operand.dtype), load.operand.index
+        offset = np.full(threads, index_map.start, dtype=np.int64)
+        for axis, at in index.items():
+            offset = offset + index_map.strides[axis] * at
+        for gather in index_map.gathers:
+            place = sum(gather.coefficients[axis] * at for axis, at in index.items())
+            offset = offset + gather.step * (np.asarray(place) * 40503 % max(1, gather.extent))
+        step = index_map.strides[load.axis] if load.axis >= 0 else 0
+        elements = (offset[:, None] + step * np.arange(load.elements)) * size
+        groups = _groups(load.elements * size if load.is_vector else size)
+        seen = elements[:, :1] if load.is_vector else elements
+        lines = (seen // 128).reshape(warps * groups, -1, seen.shape[1])
+        for access in range(seen.shape[1]):
+            ordered = np.sort(lines[:, :, access], axis=1)
+            passes += (warps * groups + np.count_nonzero(np.diff(ordered, axis=1))) / warps
+        accesses += load.accesses + len(index_map.gathers)
+        sector_bytes += 32.0 * len(np.unique(elements // 32)) / threads
+    return Touched(float(accesses), passes, sector_bytes)
+
+
+def _groups(lane_bytes: int) -> int:
+    """Return the groups of lanes that L1 serves one after the other."""
+    return max(1, lane_bytes // 4)
 
 
 def prelude(workload: StridedWorkload) -> str:

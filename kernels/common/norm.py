@@ -79,6 +79,7 @@ class CudaBlockNorm(CudaRowBlock[N]):
             sums=2 if is_centred(workload) else 1,
             row_outputs=1 + workload.has_residual,
             reductions=2 if is_centred(workload) else 1,
+            weights=1 + is_centred(workload) + workload.has_bias,
         )
         return row_costs(workload, table, device, work)
 

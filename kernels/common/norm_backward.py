@@ -16,10 +16,12 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.common.cuda import helpers
+from tunebench.kernels.common.expected import PROLOGUE, STEP, converted, exchange, l1_passes, sector_bytes
 from tunebench.kernels.common.norm import is_centred, norm_type
 from tunebench.kernels.common.row_block import rows_of, widest_vector
+from tunebench.kernels.common.row_split import read_again_bytes
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.variant import Argument, Costs, CudaVariant, Execution, Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.common.norm import Norm
 
@@ -269,6 +271,64 @@ class CudaBackwardNorm(CudaVariant[N]):
             + exchanges * device.smem_latency
             + adds * device.fma_latency,
             serial_launches=np.where(summed, 2, 3),
+            execution=self._execution(workload, table, device, turns, grid),
+        )
+
+    def _execution(self, workload: N, table: Table, device: Device, turns: Any, grid: Any) -> Execution:
+        """Describe a block that owns rows, and its share of the kernels for columns and for the final sum.
+
+        Args:
+            workload: The workload.
+            table: Configurations.
+            device: The device, for its L2.
+            turns: Groups of rows of a block.
+            grid: Blocks that own rows.
+        """
+        sums, reads, row_threads, rows, vector = (
+            table[name] for name in ("sums", "reads", "row_threads", "rows", "vector")
+        )
+        size, sum_count, threads = itemsize(workload.dtype), _sums(workload), row_threads * rows
+        shared, apart, held = sums == "shared", sums == "apart", reads == 1
+        each = ceil_div(workload.cols, row_threads * vector)  # vectors of a thread
+        unrolled = held | (sums == "registers")
+        batches = np.where(unrolled, 1, ceil_div(each, table["unroll"]))
+        lanes = np.minimum(LANES, row_threads)
+        accessed = turns * rows * ceil_div(workload.cols, lanes * vector) * lanes
+        moved = 3.0 * reads + 1  # x, dy and gamma, and dx
+        of_element = 2.0 * (3 + 0.5 * sum_count + 2 * (reads == 2)) + moved * converted(size)
+        in_shared = np.where(shared, 2.0 * sum_count * accessed * vector, 0.0)
+        met = exchange(row_threads, threads, turns)
+        # The kernel for columns reads x and dy again. The last one reads the sums that blocks leave.
+        columns_parts = ceil_div(table["blocks"], ceil_div(workload.cols, LANES * vector))
+        parts = np.where(apart, np.minimum(columns_parts, ceil_div(workload.rows, COLUMN_LINES)), grid * rows)
+        part_bytes = 4.0 * sum_count * workload.cols
+        again_bytes = np.where(apart, 2.0 * turns * rows * workload.cols * size, 0.0)
+        left_bytes = 2.0 * part_bytes * parts / grid
+        row_bytes = sector_bytes(workload.cols * size, workload.cols * size)
+        adjacent = np.where(row_threads * vector < workload.cols, row_threads, LANES)
+        column_waits = 1 + ceil_div(workload.rows, parts * COLUMN_LINES * 2)
+        per_element = 2 * held + sum_count * (sums == "registers")
+        in_flight = np.where(unrolled, each, table["unroll"]) * vector * np.where(unrolled, per_element, 2)
+        return Execution(
+            registers=in_flight + OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1),
+            instructions=accessed * vector / LANES * of_element * np.where(apart, 1.5, 1.0)
+            + threads / LANES * (PROLOGUE + (STEP + 10) * turns * (1 + batches))
+            + 2 * met.instructions
+            + in_shared / LANES,
+            accesses=accessed * (moved + 2 * apart) + in_shared + 2 * met.accesses,
+            passes=accessed / LANES * (moved + 2 * apart) * l1_passes(adjacent, vector * size)
+            + in_shared / LANES,
+            l2_bytes=turns * rows * row_bytes * (2 * reads + 1) + again_bytes + left_bytes,
+            # The last kernel starts, and adds every 16th part, four in flight.
+            memory_waits=turns * batches
+            + 1
+            + ceil_div(parts, 4 * FINISH_LINES)
+            + np.where(apart, column_waits, 0),
+            l2_waits=turns * np.where(reads == 2, batches, 0),
+            shared_waits=met.waits + np.where(shared, turns * batches, 0),
+            barriers=met.barriers,
+            memory_bytes=workload.traffic().total_bytes
+            + np.where(apart, read_again_bytes(2.0 * workload.rows * workload.cols * size, device), 0.0),
         )
 
     def scratch(self, workload: N, config: Config) -> tuple[Tensor, ...]:

@@ -13,10 +13,12 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.common.cuda import helpers
+from tunebench.kernels.common.expected import PROLOGUE, STEP, converted, exchange, l1_passes, sector_bytes
 from tunebench.kernels.common.norm import forward_arguments, is_centred, norm_type
-from tunebench.kernels.common.row_block import widest_vector
+from tunebench.kernels.common.row_block import OTHER_REGISTERS, WIDE_REGISTERS, widest_vector
+from tunebench.kernels.common.row_split import read_again_bytes
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.variant import Costs, CudaVariant, Execution, Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.common.norm import Norm
 
@@ -117,6 +119,39 @@ class CudaSplitNorm(CudaVariant[N]):
             accesses=elements * (tensors + workload.has_residual) / table["vector"],
             chain_clocks=device.l2_latency,
             serial_launches=2,
+            execution=self._execution(workload, table, device),
+        )
+
+    def _execution(self, workload: N, table: Table, device: Device) -> Execution:
+        """Describe the mean of the blocks of both launches, with the waits of both: blocks are few."""
+        threads, vector, unroll = (table[name] for name in ("threads", "vector", "unroll"))
+        chunk, parts = _cut(workload, vector, table["parts"])
+        size, warps, centred = itemsize(workload.dtype), threads / 32, is_centred(workload)
+        turns = ceil_div(ceil_div(chunk, threads), unroll)
+        read, written = 1 + workload.has_residual, 1 + workload.has_residual
+        weights = 1 + centred + 2 * workload.has_bias
+        moved = 2 * read + written + weights
+        pitch, run = workload.cols * size, 32 * vector * size
+        part_bytes = sector_bytes(chunk * vector * size, pitch)
+        met = exchange(threads, threads, 1 + centred)
+        total_bytes = float(read * workload.rows * workload.cols * size)
+        of_element = (7.0 if centred else 4.0) + 2 * (read - 1 + workload.has_bias) + moved * converted(size)
+        stored_bytes = written * chunk * vector * size / run * sector_bytes(run, pitch)
+        return Execution(
+            registers=read * vector * unroll + OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1),
+            instructions=0.5 * chunk * vector / 32 * of_element
+            + warps * (PROLOGUE + STEP * turns)
+            + 0.5 * met.instructions,
+            accesses=0.5 * (chunk * moved + met.accesses),
+            passes=0.5 * chunk / 32 * moved * l1_passes(32, vector * size),
+            # Blocks of different rows share weights, but seldom an SM.
+            l2_bytes=0.5 * ((2 * read + weights) * part_bytes + stored_bytes),
+            # The second launch starts, and each warp waits for the moments of all parts, once or twice.
+            memory_waits=turns + 1 + (1 + centred) * ceil_div(parts, 32),
+            l2_waits=turns,
+            shared_waits=met.waits + 5.0 * (1 + centred),
+            barriers=met.barriers,
+            memory_bytes=workload.traffic().total_bytes + read_again_bytes(total_bytes, device),
         )
 
     def scratch(self, workload: N, config: Config) -> tuple[Tensor, ...]:

@@ -11,8 +11,20 @@ from typing import Any, TypeVar
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
+from tunebench.kernels.common.expected import (
+    LANES,
+    NUMBA_ACCESS,
+    NUMBA_REGISTERS,
+    NUMBA_UNROLLED,
+    PROLOGUE,
+    STEP,
+    converted,
+    l1_passes,
+    sector_bytes,
+    tree_exchange,
+)
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, NumbaCudaVariant, Tiling, ceil_div
+from tunebench.variant import Costs, Execution, NumbaCudaVariant, Tiling, ceil_div
 from tunebench.workload import Workload
 
 __all__ = ["NumbaCudaResults", "result_space"]
@@ -87,7 +99,15 @@ class NumbaCudaResults(NumbaCudaVariant[R]):
         )
 
     def result_costs(
-        self, workload: Any, table: Table, device: Device, *, matrices: int, chain: bool = True
+        self,
+        workload: Any,
+        table: Table,
+        device: Device,
+        *,
+        matrices: int,
+        chain: bool = True,
+        instructions: float = 4.0,
+        stored: int = 0,
     ) -> Costs:
         """Return the costs but those of arithmetic, stores and shared memory.
 
@@ -97,6 +117,8 @@ class NumbaCudaResults(NumbaCudaVariant[R]):
             device: The device, for its latencies.
             matrices: Inputs of the size of the matrix.
             chain: Whether a thread adds its elements one after the other.
+            instructions: Expected instructions of an element, without accesses.
+            stored: Results of the size of the matrix.
         """
         threads, others, size = table["threads"], table["others"], float(itemsize(workload.dtype))
         over_cols = self.reduces_rows(workload)
@@ -114,4 +136,43 @@ class NumbaCudaResults(NumbaCudaVariant[R]):
             chain_clocks=np.where(own_bytes > 0, device.l2_latency, device.l1_latency)
             + chain * (ceil_div(terms, threads) - 1) * device.fma_latency
             + device.smem_latency,
+            execution=self._execution(workload, table, matrices, instructions, stored),
+        )
+
+    def _execution(
+        self, workload: Any, table: Table, matrices: int, instructions: float, stored: int
+    ) -> Execution:
+        """Describe a block: a thread waits for some elements at a time, or for each one if it stores results.
+
+        Args:
+            workload: The workload.
+            table: Configurations.
+            matrices: Inputs of the size of the matrix.
+            instructions: Instructions of an element, without accesses.
+            stored: Results of the size of the matrix.
+        """
+        threads, others, size = table["threads"], table["others"], itemsize(workload.dtype)
+        over_cols = self.reduces_rows(workload)
+        terms = workload.cols if over_cols else workload.rows
+        each, adjacent = ceil_div(terms, threads), threads if over_cols else others
+        elements, moved, block = 1.0 * each * threads * others, matrices + stored, threads * others
+        pitch, runs, run = (
+            workload.cols * size,
+            others if over_cols else terms,
+            terms if over_cols else others,
+        )
+        met = tree_exchange(threads, block, 1)
+        of_element = instructions + moved * (NUMBA_ACCESS + converted(size)) + STEP / 2
+        return Execution(
+            registers=NUMBA_REGISTERS,
+            instructions=elements / LANES * of_element + block / LANES * PROLOGUE + met.instructions,
+            accesses=moved * elements + met.accesses,
+            passes=moved
+            * elements
+            / LANES
+            * l1_passes(np.where(adjacent < workload.cols, adjacent, LANES), size),
+            l2_bytes=moved * runs * sector_bytes(1.0 * run * size, pitch) + 32.0 * others,
+            memory_waits=np.ceil(each / (1 if stored else NUMBA_UNROLLED)),
+            shared_waits=met.waits,
+            barriers=met.barriers,
         )

@@ -14,8 +14,20 @@ from typing import Any, ClassVar, TypeVar
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
+from tunebench.kernels.common.expected import (
+    LANES,
+    NUMBA_ACCESS,
+    NUMBA_REGISTERS,
+    NUMBA_UNROLLED,
+    PROLOGUE,
+    STEP,
+    converted,
+    l1_passes,
+    sector_bytes,
+    tree_exchange,
+)
 from tunebench.space import Config, Constraint, Parameter, Space, Table
-from tunebench.variant import Argument, Costs, Launch, NumbaCudaVariant, Tiling, ceil_div
+from tunebench.variant import Argument, Costs, Execution, Launch, NumbaCudaVariant, Tiling, ceil_div
 from tunebench.workload import Workload
 
 __all__ = [
@@ -100,6 +112,10 @@ def row_costs(
     accesses: Any = 0.0,
     sums: int = 1,
     reductions: int = 1,
+    reads: Any = 2,
+    instructions: float | None = None,
+    weights: int = 0,
+    outputs: int = 1,
 ) -> Costs:
     """Return the costs of a row kernel, without exponentials and roots.
 
@@ -112,6 +128,10 @@ def row_costs(
         accesses: Loads and stores of an element.
         sums: Reductions in which a thread adds its elements sequentially.
         reductions: Sequential reductions over a row.
+        reads: Times that the inputs are read: once for each statistic, and once for results of their size.
+        instructions: Expected instructions of an element; None for twice its multiply-adds.
+        weights: Vectors of the length of a row that results need.
+        outputs: Results of the size of the matrix.
     """
     rows, threads = table["rows"], table["threads"]
     elements = rows * float(workload.cols)
@@ -130,6 +150,55 @@ def row_costs(
         chain_clocks=(device.l2_latency if far else device.l1_latency)
         + sums * (ceil_div(workload.cols, threads) - 1) * device.fma_latency
         + reductions * device.smem_latency,
+        execution=_execution(
+            workload,
+            table,
+            row_tensors=row_tensors,
+            of_element=2 * fma if instructions is None else instructions,
+            reductions=reductions,
+            reads=reads,
+            weights=weights,
+            outputs=outputs,
+        ),
+    )
+
+
+def _execution(
+    workload: Any,
+    table: Table,
+    *,
+    row_tensors: int,
+    of_element: float,
+    reductions: int,
+    reads: Any,
+    weights: int,
+    outputs: int,
+) -> Execution:
+    """Describe a block: a thread waits for some elements at a time, and for each one between stores."""
+    rows, threads, size = table["rows"], table["threads"], itemsize(workload.dtype)
+    each = ceil_div(workload.cols, threads)
+    lanes = np.minimum(LANES, threads)
+    elements = 1.0 * rows * ceil_div(workload.cols, lanes) * lanes
+    moved = row_tensors * reads + outputs + weights
+    met = tree_exchange(threads, rows * threads, reductions)
+    read_bytes, run = sector_bytes(workload.cols * size, workload.cols * size), lanes * size
+    stored = workload.cols / lanes * sector_bytes(run, workload.cols * size)
+    summing = np.ceil(each / NUMBA_UNROLLED)
+    return Execution(
+        registers=NUMBA_REGISTERS,
+        instructions=elements
+        / LANES
+        * (of_element + moved * (NUMBA_ACCESS + converted(size)) + reads * STEP / 2)
+        + rows * threads / LANES * PROLOGUE
+        + met.instructions,
+        accesses=moved * elements + met.accesses,
+        passes=moved * elements / LANES * l1_passes(np.where(threads < workload.cols, threads, LANES), size),
+        l2_bytes=rows * (row_tensors * reads * read_bytes + outputs * stored),
+        memory_waits=summing,
+        # Read again, from L1 or L2.
+        l2_waits=np.maximum(0, reads - 1 - (outputs > 0)) * summing + (outputs > 0) * each,
+        shared_waits=met.waits,
+        barriers=met.barriers,
     )
 
 

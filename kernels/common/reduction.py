@@ -19,6 +19,7 @@ from tunebench.workloads.operators.reduction import Reduction
 __all__ = [
     "END_ROWS",
     "JOIN",
+    "LOOP_REGISTERS",
     "MOST_BLOCKS",
     "OTHER_REGISTERS",
     "ROWS_AT_END",
@@ -39,6 +40,8 @@ SMALL = 2**20
 """Most elements of an emulation workload, approximately."""
 OTHER_REGISTERS = 40
 """Registers of a thread in addition to loaded vectors: addresses, loop state and temporaries of functions."""
+LOOP_REGISTERS = 24
+"""Registers of a thread in addition to loaded vectors, as far as short expressions need them."""
 ROWS_AT_END = 4
 """Rows of a block, one warp each, in the launch that joins parts of rows."""
 JOIN = {"sum": "Total", "mean": "Total", "max": "Greatest", "min": "Least"}

@@ -12,18 +12,31 @@ row. `cache` selects where a row is kept until statistics of all its elements ar
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import DType, itemsize
+from tunebench.kernels.common.expected import (
+    LANES,
+    PROLOGUE,
+    STEP,
+    converted,
+    exchange,
+    l1_passes,
+    sector_bytes,
+)
+from tunebench.kernels.common.warp_access import shared_passes
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Argument, Costs, CudaVariant, Launch, Tiling, ceil_div
+from tunebench.variant import Argument, Costs, CudaVariant, Execution, Launch, Tiling, ceil_div
 from tunebench.workload import Workload
 
 __all__ = [
+    "OTHER_REGISTERS",
     "SPACE",
+    "WIDE_REGISTERS",
     "CudaRowBlock",
     "Kept",
     "RowWork",
@@ -254,6 +267,7 @@ class RowWork:
         reductions: Sequential reductions over a row; a kept row is read after each.
         kept: Function to the elements that are kept for each element of a row.
         read_again: Inputs that are read twice if the row is not kept; None for all of them.
+        weights: Vectors of the length of a row that all rows read for their results.
     """
 
     row_tensors: int
@@ -264,6 +278,7 @@ class RowWork:
     reductions: int = 2
     kept: Kept = _one
     read_again: int | None = None
+    weights: int = 0
 
 
 def row_costs(workload: Rows, table: Table, device: Device, work: RowWork) -> Costs:
@@ -298,7 +313,68 @@ def row_costs(workload: Rows, table: Table, device: Device, work: RowWork) -> Co
         # Vectors are read once or twice, and written; a row in shared memory is accessed by single elements.
         accesses=elements * vectors / table["vector"] + waiting,
         chain_clocks=_chain_clocks(workload, table, device, work.sums, work.reductions),
+        execution=_execution(workload, table, device, work),
     )
+
+
+def _execution(workload: Rows, table: Table, device: Device, work: RowWork) -> Execution:
+    """Describe a block: loads of the row, reductions, and results.
+
+    A row in registers is loaded at once. Otherwise a thread waits for every `unroll` vectors; if it reads the
+    row again, L2 answers.
+    """
+    names = ("cache", "row_threads", "rows", "vector", "unroll")
+    cache, row_threads, rows, vector, unroll = (table[name] for name in names)
+    kept, shared, online = cache == "registers", cache == "shared", cache == "online"
+    size, threads = itemsize(workload.dtype), row_threads * rows
+    again = work.row_tensors if work.read_again is None else work.read_again
+    vectors = ceil_div(workload.cols, row_threads * vector)  # of a thread
+    turns = np.where(kept, 1, ceil_div(vectors, unroll))
+    # A warp with any vector takes as long as a full one.
+    lanes = np.minimum(LANES, row_threads)
+    accessed = rows * ceil_div(workload.cols, lanes * vector) * lanes  # vectors of a matrix
+    moved = work.row_tensors + again * online + work.row_outputs
+    adjacent = np.where(row_threads * vector < workload.cols, row_threads, LANES)
+    passes = accessed / LANES * (moved + work.weights) * l1_passes(adjacent, vector * size)
+    kept_words = accessed * vector * work.kept(workload) * (1.0 + work.reductions) * shared
+    conflicts = np.array([_kept_passes(int(count), workload.cols) for count in row_threads])
+    met = exchange(row_threads, threads, work.reductions)
+    # Two operations of each multiply-add are expected to be two instructions.
+    fma, sfu = (np.where(online, counts[1], counts[0]) for counts in (work.fma, work.sfu))
+    of_element = 2 * fma + sfu + converted(size) * (moved + work.weights)
+    held = np.where(kept, vectors, unroll) * vector * work.kept(workload)
+    row_bytes, pitch = workload.cols * size, workload.cols * size
+    # Lanes of a warp store one run; what they load is in L1 for the next warp of the row.
+    run = np.minimum(row_bytes, lanes * vector * size)
+    stored = row_bytes / run * sector_bytes(run, pitch)
+    # L1 holds weights if they take at most half of it.
+    missed = work.weights * row_bytes if 2 * work.weights * row_bytes > device.smem_per_sm_bytes else 0
+    return Execution(
+        registers=held + OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1),
+        instructions=accessed * vector / LANES * of_element
+        + threads / LANES * (PROLOGUE + STEP * turns * np.where(kept, 1, 1 + work.reductions))
+        + met.instructions,
+        accesses=accessed * (moved + work.weights) + kept_words + met.accesses,
+        passes=passes + kept_words / LANES * conflicts,
+        l2_bytes=rows
+        * (
+            (work.row_tensors + again * online) * sector_bytes(row_bytes, pitch)
+            + work.row_outputs * stored
+            + missed
+        ),
+        memory_waits=turns,
+        l2_waits=np.where(online & (again > 0), turns, (work.weights > 0) * turns),
+        shared_waits=met.waits + np.where(shared, work.reductions * turns, 0),
+        barriers=met.barriers,
+        code_bytes=16 * of_element * np.where(kept, vectors, unroll) * vector,
+    )
+
+
+@functools.lru_cache(256)
+def _kept_passes(row_threads: int, cols: int) -> int:
+    """Return the passes of a warp's access to rows in shared memory: an element of each thread's vector."""
+    lane = np.arange(LANES)
+    return shared_passes(lane // row_threads * cols + lane % row_threads, 1)
 
 
 def _chain_clocks(workload: Rows, table: Table, device: Device, sums: int, reductions: int) -> Any:

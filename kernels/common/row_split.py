@@ -11,12 +11,20 @@ from typing import Any, ClassVar, TypeVar
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels.common.row_block import Rows, most_held, rows_of, widest_vector
+from tunebench.kernels.common.expected import PROLOGUE, STEP, converted, exchange, l1_passes, sector_bytes
+from tunebench.kernels.common.row_block import (
+    OTHER_REGISTERS,
+    WIDE_REGISTERS,
+    Rows,
+    most_held,
+    rows_of,
+    widest_vector,
+)
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Argument, Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.variant import Argument, Costs, CudaVariant, Execution, Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor, Workload
 
-__all__ = ["CudaRowSplit", "part_costs", "split_space"]
+__all__ = ["CudaRowSplit", "part_costs", "read_again_bytes", "split_space"]
 
 R = TypeVar("R", bound=Workload)
 
@@ -147,8 +155,11 @@ def part_costs(
     fma: Any,
     sfu: float,
     reductions: int,
+    read_again: int = 0,
 ) -> Costs:
     """Return the costs of the first launch; lower bounds of consecutive launches are not added.
+
+    A block is expected to take the time of both launches.
 
     Args:
         workload: The workload.
@@ -158,6 +169,8 @@ def part_costs(
         fma: Multiply-adds of an element, a number or a column.
         sfu: Special functions of an element.
         reductions: Block reductions over a part.
+        read_again: Inputs that the second launch reads, to write a result of their size; 0 if a warp finishes
+            a row.
     """
     split, vector = table["split"], table["vector"]
     elements = 1.0 * (_lines(workload, vector) // split * WARP * vector)
@@ -178,4 +191,64 @@ def part_costs(
         + device.fma_latency * (ceil_div(elements, table["threads"] * vector) - 1.0)
         + np.where(exchanges, reductions * device.smem_latency, 0.0),
         serial_launches=2,
+        execution=_execution(
+            workload,
+            table,
+            device,
+            of_element=2 * fma + sfu,
+            reductions=reductions,
+            first=row_tensors,
+            second=read_again,
+        ),
+    )
+
+
+def read_again_bytes(total_bytes: Any, device: Device) -> Any:
+    """Return the bytes of a second launch that memory answers again: L2 holds only a part of the first's.
+
+    Args:
+        total_bytes: Bytes that both launches read.
+        device: The device, for its L2.
+    """
+    return np.maximum(0.0, 1.0 * total_bytes - device.l2_bytes)
+
+
+def _execution(
+    workload: Any, table: Table, device: Device, *, of_element: Any, reductions: int, first: int, second: int
+) -> Execution:
+    """Describe a block of either launch, one after the other.
+
+    Args:
+        workload: The workload.
+        table: Configurations of a `split_space`.
+        device: The device, for its L2.
+        of_element: Instructions of an element, without conversions.
+        reductions: Block reductions over a part.
+        first: Inputs that the first launch reads.
+        second: Inputs that the second launch reads; then it also writes a result of their size.
+    """
+    split, threads, vector, unroll = (table[name] for name in ("split", "threads", "vector", "unroll"))
+    size, warps = itemsize(workload.dtype), threads / WARP
+    part = ceil_div(_lines(workload, vector), split) * WARP  # vectors
+    turns, writes = ceil_div(ceil_div(part, threads), unroll), second > 0
+    moved = first + second + writes
+    pitch, run = workload.cols * size, WARP * vector * size
+    part_bytes = sector_bytes(part * vector * size, pitch)
+    met = exchange(threads, threads, reductions * (1 + writes))
+    reads_bytes = float(second * workload.rows * workload.cols * size)
+    return Execution(
+        registers=first * vector * unroll + OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1),
+        instructions=part * vector / WARP * ((1 + writes) * of_element + moved * converted(size))
+        + warps * (1 + writes) * (PROLOGUE + STEP * turns)
+        + met.instructions,
+        accesses=part * moved + met.accesses,
+        passes=part / WARP * moved * l1_passes(WARP, vector * size),
+        l2_bytes=(first + second) * part_bytes
+        + writes * part * vector * size / run * sector_bytes(run, pitch),
+        # The second launch starts, and waits for the numbers of all parts.
+        memory_waits=turns + 2,
+        l2_waits=turns * writes,
+        shared_waits=met.waits,
+        barriers=met.barriers,
+        memory_bytes=workload.traffic().total_bytes + read_again_bytes(reads_bytes, device),
     )

@@ -13,8 +13,9 @@ import math
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.common.cuda import ctype, helpers
+from tunebench.kernels.common.expected import LANES, PROLOGUE, converted, l1_passes
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.variant import Costs, CudaVariant, Execution, Launch, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
 
 KERNELS = r"""
@@ -60,6 +61,10 @@ cross_entropy_backward(const T* __restrict__ x, const i32* __restrict__ target, 
 }
 """
 
+OF_VECTOR = 40
+"""Instructions of a vector: its place in a row, by a division, and the figures of that row."""
+LOOP_REGISTERS = 32
+"""Registers of a thread besides its elements: places, figures of a row, addresses."""
 MAX_BLOCKS = 2**31 - 1
 """Most blocks along x of a grid. Source: CUDA C++ Programming Guide, "Compute Capabilities"."""
 
@@ -125,6 +130,7 @@ class CudaFlatCrossEntropyBackward(CudaVariant[CrossEntropy]):
             fill_bytes=tile * itemsize(workload.dtype),
             accesses=2.0 * tile / table["vector"],
             chain_clocks=device.l2_latency,
+            execution=_execution(workload, table),
         )
 
     def claims(self, workload: CrossEntropy, config: Config) -> tuple[str, ...]:
@@ -156,6 +162,23 @@ class CudaFlatCrossEntropyBackward(CudaVariant[CrossEntropy]):
         rows, step = ceil_div(2 * _tile(config), workload.cols) + 1, config["vector"]
         few = rows + (workload.rows - rows) % step
         return dataclasses.replace(workload, rows=min(workload.rows, few))
+
+
+def _execution(workload: CrossEntropy, table: Table) -> Execution:
+    """Describe a tile: all its loads are in flight together, and then those of three figures of a row."""
+    threads, vector, unroll = (table[name] for name in ("threads", "vector", "unroll"))
+    vectors, size = 1.0 * threads * unroll, itemsize(workload.dtype)
+    # Argument, power, comparison with the target, difference, product, end of the row; and conversions.
+    of_element = 9 + 2 * converted(size)
+    return Execution(
+        registers=unroll * vector + LOOP_REGISTERS,
+        instructions=vectors / LANES * (vector * of_element + OF_VECTOR) + threads / LANES * PROLOGUE,
+        accesses=5 * vectors,
+        passes=vectors / LANES * (2 * l1_passes(LANES, vector * size) + 3),
+        l2_bytes=2.0 * vectors * vector * size + 96,
+        memory_waits=1,
+        l2_waits=unroll,
+    )
 
 
 def _tile(config: Config) -> int:

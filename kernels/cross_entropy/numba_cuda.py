@@ -26,7 +26,18 @@ class NumbaCudaCrossEntropy(NumbaCudaRows[CrossEntropy]):
 
     def costs(self, workload: CrossEntropy, table: Table, device: Device) -> Costs:
         """Count the difference and the sum of each element, which may be one instruction."""
-        return row_costs(workload, table, device, row_tensors=1, fma=1.0, accesses=1.0, reductions=2)
+        return row_costs(
+            workload,
+            table,
+            device,
+            row_tensors=1,
+            fma=1.0,
+            accesses=1.0,
+            reductions=2,
+            reads=1,
+            instructions=30.0,  # two powers
+            outputs=0,
+        )
 
     def kernel(self, workload: CrossEntropy, config: Config) -> Callable[..., None]:
         """Return the kernel `(x, target, loss, lse)`."""

@@ -8,8 +8,16 @@ from typing import Any
 
 from tunebench.device import Device
 from tunebench.dtype import itemsize
+from tunebench.kernels.common.expected import (
+    LANES,
+    NUMBA_ACCESS,
+    NUMBA_REGISTERS,
+    PROLOGUE,
+    converted,
+    sector_bytes,
+)
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling, ceil_div
+from tunebench.variant import Costs, Execution, Launch, NumbaCudaVariant, Tiling, ceil_div
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
 
 MAX_GRID_Y = 65535
@@ -76,6 +84,7 @@ class NumbaCudaCrossEntropyBackward(NumbaCudaVariant[CrossEntropy]):
             fill_bytes=own_bytes,
             accesses=2.0 * piece,
             chain_clocks=device.l1_latency,
+            execution=_execution(workload, table),
         )
 
     def kernel(self, workload: CrossEntropy, config: Config) -> Callable[..., None]:
@@ -110,6 +119,24 @@ class NumbaCudaCrossEntropyBackward(NumbaCudaVariant[CrossEntropy]):
         """Return two rows of one full and one partial piece."""
         piece = config["threads"] * config["each"]
         return dataclasses.replace(workload, rows=min(workload.rows, 2), cols=min(workload.cols, piece + 1))
+
+
+def _execution(workload: CrossEntropy, table: Table) -> Execution:
+    """Describe a piece: a thread waits for each of its elements, since results may overlap with inputs."""
+    threads, each, size = table["threads"], table["each"], itemsize(workload.dtype)
+    piece = 1.0 * threads * each
+    # The element, and three figures of its row after each store; a power takes a dozen instructions.
+    of_element = 20 + 5 * NUMBA_ACCESS + 2 * converted(size)
+    runs = piece / LANES * sector_bytes(LANES * size, workload.cols * size)
+    return Execution(
+        registers=NUMBA_REGISTERS,
+        instructions=piece / LANES * of_element + threads / LANES * PROLOGUE,
+        accesses=5 * piece,
+        passes=5 * piece / LANES,
+        l2_bytes=sector_bytes(piece * size, workload.cols * size) + runs,
+        memory_waits=each,
+        l2_waits=each,
+    )
 
 
 VARIANT = NumbaCudaCrossEntropyBackward()

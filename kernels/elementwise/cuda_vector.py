@@ -13,6 +13,7 @@ Performance with Vectorized Memory Access".
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
@@ -26,13 +27,24 @@ from tunebench.kernels.common.cuda_expression import (
     special,
     threads_along,
 )
+from tunebench.kernels.common.expected import (
+    LANES,
+    PROLOGUE,
+    STEP,
+    converted,
+    expression_instructions,
+    l1_passes,
+    sector_bytes,
+)
 from tunebench.kernels.common.expression import least_operations, lines
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.variant import Costs, CudaVariant, Execution, Launch, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.elementwise import Elementwise
 
 OTHER_REGISTERS = 40
 """Registers of a thread in addition to loaded vectors: addresses, loop state and temporaries of functions."""
+LOOP_REGISTERS = 16
+"""Those that short expressions need."""
 SIDE_BY_SIDE = 64
 """Least bytes of a row that the threads of a block cover."""
 MOST_COLUMN_BLOCKS = 65535
@@ -173,6 +185,7 @@ class CudaVectorElementwise(CudaVariant[Elementwise]):
             accesses=(whole + 1) * elements / table["vector"],
             # A persistent block may load a tile while it computes the previous one.
             chain_clocks=np.where(table["blocks_per_sm"] == 0, far, 0.0),
+            execution=_execution(workload, table, device),
         )
 
     def source(self, workload: Elementwise, config: Config) -> str:
@@ -213,12 +226,54 @@ class CudaVectorElementwise(CudaVariant[Elementwise]):
         return dataclasses.replace(workload, rows=min(rows, 2 * tile_rows + 1), cols=small_cols)
 
 
-def _held(workload: Elementwise, vector: int, unroll: int) -> int:
+def _execution(workload: Elementwise, table: Table, device: Device) -> Execution:
+    """Describe a tile: all loads are in flight together. A persistent block starts once for its tiles."""
+    names = ("col_threads", "row_threads", "vector", "unroll", "blocks_per_sm")
+    along, down, vector, unroll, staying = (table[name] for name in names)
+    rows, cols = lines(workload)
+    size, out_size, threads = itemsize(workload.dtype), itemsize(workload.out), along * down
+    whole, vectors, columns = (
+        len(names) for names in (workload.whole_names, workload.vector_names, workload.column_names)
+    )
+    # Blocks of the last columns have fewer threads with work, but as many warps if threads are few.
+    tiles = ceil_div(cols, along * vector)
+    warps_used = np.minimum(1.0, (cols / vector) / (tiles * along))
+    accessed = 1.0 * threads * unroll  # vectors of an input
+    adjacent = np.where(along * vector < cols, along, LANES)
+    of_element = expression_instructions(workload.tree) + converted(size) * whole + converted(out_size)
+    # Persistent blocks are launched in columns of equal height.
+    height = np.maximum(1, staying // tiles)
+    turns = np.where(staying == 0, 1, ceil_div(ceil_div(rows, down * unroll), height * device.sm_count))
+    once, starts = vectors * threads, 1.0 / turns  # loads of vectors by a starting block; starts of a tile
+    lanes = np.minimum(LANES, along)
+    load_run, store_run = along * vector * size, lanes * vector * out_size
+    return Execution(
+        registers=_held(workload, vector, unroll) + LOOP_REGISTERS,
+        instructions=accessed * vector / LANES * of_element
+        + threads / LANES * (PROLOGUE * starts + STEP + 3 * unroll),
+        accesses=(whole + 1 + columns) * accessed + once * starts,
+        passes=accessed / LANES * whole * l1_passes(adjacent, vector * size)
+        + accessed / LANES * l1_passes(adjacent, vector * out_size)
+        + accessed / LANES * columns,
+        l2_bytes=down
+        * unroll
+        * warps_used
+        * (
+            whole * sector_bytes(load_run, cols * size)
+            + along / lanes * sector_bytes(store_run, cols * out_size)
+        )
+        + vectors * load_run * starts,
+        memory_waits=1,
+        first_waits=starts,
+        resident_blocks=np.where(staying == 0, 0, height * tiles),
+    )
+
+
+def _held(workload: Elementwise, vector: Any, unroll: Any) -> Any:
     """Return the registers that a thread needs for vectors."""
     words = ceil_div(vector * itemsize(workload.dtype), 4) * unroll * len(workload.whole_names)
     words += unroll * len(workload.column_names)
-    registers: int = words + vector * (len(workload.vector_names) + 2)
-    return registers
+    return words + vector * (len(workload.vector_names) + 2)
 
 
 VARIANT = CudaVectorElementwise()

@@ -13,11 +13,22 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
+from tunebench.kernels.common.expected import (
+    LANES,
+    NUMBA_ACCESS,
+    NUMBA_REGISTERS,
+    PROLOGUE,
+    STEP,
+    converted,
+    expression_instructions,
+    l1_passes,
+    sector_bytes,
+)
 from tunebench.kernels.common.expression import compiled, filled, least_operations, variable
 from tunebench.kernels.common.numba_expression import NUMBA_CUDA_PRINTER as PRINTER
 from tunebench.kernels.common.numba_expression import cuda_array, cuda_load, cuda_parameters
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling, ceil_div
+from tunebench.variant import Costs, Execution, Launch, NumbaCudaVariant, Tiling, ceil_div
 from tunebench.workloads.operators.elementwise import Elementwise
 
 SPACE = Space(
@@ -107,6 +118,7 @@ class NumbaCudaElementwise(NumbaCudaVariant[Elementwise]):
             fill_bytes=whole * tile_rows * row_bytes,
             accesses=(whole + 1) * elements,
             chain_clocks=np.where(row_bytes > 0, device.l2_latency, device.l1_latency),
+            execution=_execution(workload, table),
         )
 
     def generated(self, workload: Elementwise, config: Config) -> str:
@@ -156,6 +168,29 @@ class NumbaCudaElementwise(NumbaCudaVariant[Elementwise]):
         """Return one full and one partial tile in both directions, if the workload is that large."""
         rows, cols = (tiling.tile + 1 for tiling in self.tiles(workload, config))
         return dataclasses.replace(workload, rows=min(workload.rows, rows), cols=min(workload.cols, cols))
+
+
+def _execution(workload: Elementwise, table: Table) -> Execution:
+    """Describe a block: a thread waits for `unroll` rows at a time."""
+    along, down, unroll, turns = (table[name] for name in ("col_threads", "row_threads", "unroll", "turns"))
+    size, out_size = itemsize(workload.dtype), itemsize(workload.out)
+    whole, columns = len(workload.whole_names), len(workload.column_names)
+    threads, rows = along * down, down * unroll * turns
+    elements, lanes = 1.0 * along * rows, np.minimum(LANES, along)
+    adjacent = np.where(along < workload.cols, along, LANES)
+    of_element = expression_instructions(workload.tree) + converted(size) * whole + converted(out_size)
+    of_element = of_element + (whole + 1 + columns) * NUMBA_ACCESS
+    stored = along / lanes * sector_bytes(lanes * out_size, workload.cols * out_size)
+    return Execution(
+        registers=NUMBA_REGISTERS + unroll * whole,
+        instructions=elements / LANES * of_element + threads / LANES * (PROLOGUE + STEP * turns),
+        accesses=(whole + 1 + columns) * elements,
+        passes=elements
+        / LANES
+        * (whole * l1_passes(adjacent, size) + l1_passes(adjacent, out_size) + columns),
+        l2_bytes=rows * (whole * sector_bytes(along * size, workload.cols * size) + stored),
+        memory_waits=turns,
+    )
 
 
 VARIANT = NumbaCudaElementwise()

@@ -32,7 +32,18 @@ class NumbaCudaLayerNorm(NumbaCudaRows[LayerNorm]):
         """Count the sums, deviation, square and affine map of each element, at two per instruction."""
         fma = 2.5 + 0.5 * (workload.has_bias + workload.has_residual)
         tensors = 1 + workload.has_residual
-        return row_costs(workload, table, device, row_tensors=tensors, fma=fma, reductions=2)
+        return row_costs(
+            workload,
+            table,
+            device,
+            row_tensors=tensors,
+            fma=fma,
+            reductions=2,
+            reads=table["passes"],
+            instructions=16.0,
+            weights=2 + workload.has_bias,
+            outputs=tensors,
+        )
 
     def kernel(self, workload: LayerNorm, config: Config) -> Callable[..., None]:
         """Return the kernel for the workload's prologue."""

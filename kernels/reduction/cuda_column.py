@@ -18,6 +18,7 @@ from tunebench.device import Device
 from tunebench.kernels.common import column_block
 from tunebench.kernels.common.column_block import ColumnWork, column_costs
 from tunebench.kernels.common.cuda_expression import column_loads, filled
+from tunebench.kernels.common.expected import expression_instructions
 from tunebench.kernels.common.reduction import CudaReduction, fit, fma_of_element, sfu_of_element, source
 from tunebench.space import Config, Space, Table
 from tunebench.variant import Costs, Tiling
@@ -144,7 +145,14 @@ class CudaColumnReduction(CudaReduction):
         """Count the operations and loads of an element of the expression."""
         whole = len(workload.whole_names)
         fma, sfu = fma_of_element(workload), sfu_of_element(workload)
-        work = ColumnWork(read=whole, moved=whole, fma=fma, sfu=sfu, is_sum=workload.is_sum)
+        work = ColumnWork(
+            read=whole,
+            moved=whole,
+            fma=fma,
+            sfu=sfu,
+            is_sum=workload.is_sum,
+            instructions=1 + expression_instructions(workload.tree),
+        )
         return column_costs(workload, table, device, work)
 
     def source(self, workload: Reduction, config: Config) -> str:

@@ -18,9 +18,19 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.common.cuda_expression import parameters
+from tunebench.kernels.common.expected import (
+    PROLOGUE,
+    STEP,
+    converted,
+    exchange,
+    expression_instructions,
+    l1_passes,
+    sector_bytes,
+)
 from tunebench.kernels.common.expression import filled, operands, variable
 from tunebench.kernels.common.reduction import (
     END_ROWS,
+    LOOP_REGISTERS,
     MOST_BLOCKS,
     ROWS_AT_END,
     SMALL,
@@ -33,7 +43,7 @@ from tunebench.kernels.common.reduction import (
 )
 from tunebench.kernels.common.row_block import widest_vector
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Tiling, ceil_div
+from tunebench.variant import Costs, Execution, Tiling, ceil_div
 from tunebench.workloads.operators.reduction import Reduction
 
 WARP = 32
@@ -188,6 +198,37 @@ class CudaRowReduction(CudaReduction):
             + workload.is_sum * adds * device.fma_latency
             + exchanges * device.smem_latency,
             serial_launches=np.where(split == 1, 1, 2),
+            execution=self._execution(workload, table),
+        )
+
+    def _execution(self, workload: Reduction, table: Table) -> Execution:
+        """Describe a block: every `unroll` vectors a thread waits, then threads join their results."""
+        row_threads, rows, vector = table["row_threads"], table["rows"], table["vector"]
+        unroll, split, size = table["unroll"], table["split"], itemsize(workload.dtype)
+        vectors = np.where(
+            split == 1, workload.cols // vector, ceil_div(_lines(workload, vector), split) * WARP
+        )
+        turns = ceil_div(ceil_div(vectors, row_threads), unroll)
+        lanes = np.minimum(WARP, row_threads)
+        accessed = rows * ceil_div(vectors, lanes) * lanes
+        whole, weights = len(workload.whole_names), len(workload.vector_names)
+        loads, threads = whole + weights, row_threads * rows
+        of_element = expression_instructions(workload.tree) + 1 + converted(size) * loads
+        met, pitch = exchange(row_threads, threads, 1), workload.cols * size
+        adjacent = np.where(row_threads * vector < workload.cols, row_threads, WARP)
+        return Execution(
+            registers=ceil_div(loads * vector * unroll * size, 4) + vector + unroll + LOOP_REGISTERS,
+            instructions=accessed * vector / WARP * of_element
+            + threads / WARP * (PROLOGUE + STEP * turns * (1 + unroll / 4))
+            + met.instructions,
+            accesses=loads * accessed + met.accesses,
+            passes=loads * accessed / WARP * l1_passes(adjacent, vector * size),
+            # Vectors stay in L1 for the next row.
+            l2_bytes=whole * rows * sector_bytes(vectors * vector * size, pitch) + 32.0 * rows,
+            # A second launch starts, and waits for the parts of a row.
+            memory_waits=turns + np.where(split > 1, 2, 0),
+            shared_waits=met.waits,
+            barriers=met.barriers,
         )
 
     def source(self, workload: Reduction, config: Config) -> str:

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 
 from tunebench.device import Device
+from tunebench.kernels.common.expected import expression_instructions
 from tunebench.kernels.common.expression import filled, least_operations
 from tunebench.kernels.common.numba_cuda_results import NumbaCudaResults, result_space
 from tunebench.kernels.common.numba_expression import NUMBA_CUDA_PRINTER as PRINTER
@@ -67,7 +68,14 @@ class NumbaCudaReduction(NumbaCudaResults[Reduction]):
         """Count operations, and bytes that no other block reads; functions are not counted."""
         whole, (least, counts) = len(workload.whole_names), least_operations(workload)
         each = max(least, counts.get("add", 0) + 1.0) if workload.is_sum else least
-        shared = self.result_costs(workload, table, device, matrices=whole, chain=workload.is_sum)
+        shared = self.result_costs(
+            workload,
+            table,
+            device,
+            matrices=whole,
+            chain=workload.is_sum,
+            instructions=1 + expression_instructions(workload.tree),
+        )
         elements = 1.0 * table["others"] * workload.terms
         return dataclasses.replace(
             shared, smem_bytes=4.0 * table["threads"] * table["others"], fma=elements * each

@@ -24,7 +24,16 @@ class NumbaCudaRmsNorm(NumbaCudaRows[RmsNorm]):
     def costs(self, workload: RmsNorm, table: Table, device: Device) -> Costs:
         """Count the sum, square and two products of each element, at two per instruction."""
         fma = 1.5 + 0.5 * (workload.has_bias + workload.has_residual)
-        return row_costs(workload, table, device, row_tensors=1 + workload.has_residual, fma=fma)
+        tensors = 1 + workload.has_residual
+        return row_costs(
+            workload,
+            table,
+            device,
+            row_tensors=tensors,
+            fma=fma,
+            weights=1 + workload.has_bias,
+            outputs=tensors,
+        )
 
     def kernel(self, workload: RmsNorm, config: Config) -> Callable[..., None]:
         """Return the kernel for the workload's prologue."""

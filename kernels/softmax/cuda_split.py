@@ -57,7 +57,9 @@ class CudaSplitSoftmax(CudaRowSplit[Softmax]):
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
         """Count scaling, difference and sum; scaling and difference may be one instruction."""
         inputs = 1 + workload.has_mask
-        return part_costs(workload, table, device, row_tensors=inputs, fma=2.0, sfu=1.0, reductions=2)
+        return part_costs(
+            workload, table, device, row_tensors=inputs, fma=2.0, sfu=1.0, reductions=2, read_again=inputs
+        )
 
     def source(self, workload: Softmax, config: Config) -> str:
         """Return both kernels."""

@@ -64,7 +64,9 @@ class CudaSplitSoftmaxBackward(CudaRowSplit[Softmax]):
         vector = table["vector"]
         fma = (vector - 1) / vector if workload.log else 1.0
         inputs = 1 if workload.log else 2
-        return part_costs(workload, table, device, row_tensors=inputs, fma=fma, sfu=0.0, reductions=1)
+        return part_costs(
+            workload, table, device, row_tensors=inputs, fma=fma, sfu=0.0, reductions=1, read_again=2
+        )
 
     def claims(self, workload: Softmax, config: Config) -> tuple[str, ...]:
         """Return the special-function unit if there are exponentials."""

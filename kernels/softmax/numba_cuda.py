@@ -42,6 +42,9 @@ class NumbaCudaSoftmax(NumbaCudaRows[Softmax]):
             fma=1.5,
             accesses=table["passes"] * tensors + 1.0,
             reductions=2,
+            reads=table["passes"],
+            # Differences, comparisons and sums; a power takes a dozen instructions, twice if online.
+            instructions=40.0,
         )
 
     def kernel(self, workload: Softmax, config: Config) -> Callable[..., None]:

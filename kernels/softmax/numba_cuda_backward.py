@@ -25,7 +25,7 @@ class NumbaCudaSoftmaxBackward(NumbaCudaRows[Softmax]):
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
         """Count two multiply-adds per element: one of the sum, and one of the result."""
         accesses = 4.0 if workload.log else 5.0
-        return row_costs(workload, table, device, row_tensors=2, fma=2.0, accesses=accesses)
+        return row_costs(workload, table, device, row_tensors=2, fma=2.0, accesses=accesses, reads=2)
 
     def kernel(self, workload: Softmax, config: Config) -> Callable[..., None]:
         """Return the kernel `(y, dy, scale, dx)`."""

@@ -18,14 +18,26 @@ from tunebench.dtype import itemsize
 from tunebench.kernels.common.cuda import ctype
 from tunebench.kernels.common.cuda_expression import claimed, special
 from tunebench.kernels.common.cuda_strided import (
+    LOOP_REGISTERS,
     arguments,
     decoded,
+    decoded_indices,
     held_registers,
     loads_of,
     parameters,
     prelude,
     spaced,
+    touched,
     widest,
+)
+from tunebench.kernels.common.expected import (
+    DECODED,
+    LANES,
+    PROLOGUE,
+    STEP,
+    converted,
+    expression_instructions,
+    l1_passes,
 )
 from tunebench.kernels.common.strided import (
     capped,
@@ -35,7 +47,7 @@ from tunebench.kernels.common.strided import (
     shrunk,
 )
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Tiling
+from tunebench.variant import Costs, CudaVariant, Execution, Launch, Tiling
 from tunebench.workloads.operators.strided_elementwise import StridedElementwise
 
 OTHER_REGISTERS = 40
@@ -143,6 +155,7 @@ class CudaDirectStridedElementwise(CudaVariant[StridedElementwise]):
             fill_bytes=fill,
             accesses=accesses * vectors,
             chain_clocks=np.where(fill > 0, device.l2_latency, 0.0),
+            execution=_execution(workload, table),
         )
 
     def source(self, workload: StridedElementwise, config: Config) -> str:
@@ -183,6 +196,35 @@ class CudaDirectStridedElementwise(CudaVariant[StridedElementwise]):
         (tiling,) = self.tiles(workload, config)
         axes = range(len(workload.extents))
         return shrunk(workload, capped(workload, axes, 2 * tiling.tile + 1), config["vector"])
+
+
+SAMPLE = 512
+"""Threads whose addresses are computed to count the sectors and lines that a block touches."""
+
+
+def _execution(workload: StridedElementwise, table: Table) -> Execution:
+    """Describe a block: all its loads are in flight together, after those of gathered indices."""
+    threads, vector, unroll = (table[name] for name in ("threads", "vector", "unroll"))
+    last, extents = len(workload.extents) - 1, dict(enumerate(workload.extents))
+    accesses, passes, sectors = (np.zeros(len(table)) for _ in range(3))
+    for width in np.unique(vector):
+        loads, here = loads_of(workload, last, int(width)), vector == width
+        flat = workload.elements // int(width) // 2 // SAMPLE * SAMPLE + np.arange(SAMPLE)
+        counts = touched(loads, decoded_indices(flat, tuple(extents), extents, {last: int(width)}))
+        accesses[here], passes[here], sectors[here] = counts.accesses, counts.passes, counts.sector_bytes
+    vectors, out_size = 1.0 * threads * unroll, itemsize(workload.dtype)
+    of_element = expression_instructions(workload.tree) + converted(out_size)
+    of_element = of_element + sum(converted(itemsize(o.dtype)) for o in workload.maps.values())
+    of_vector = vector * of_element + DECODED * len(extents) + STEP + accesses
+    gathered = any(operand.index.gathers for operand in workload.maps.values())
+    return Execution(
+        registers=held_registers(workload, vector, unroll) + vector + LOOP_REGISTERS,
+        instructions=vectors / LANES * of_vector + threads / LANES * PROLOGUE,
+        accesses=(accesses + 1) * vectors,
+        passes=vectors / LANES * (passes + l1_passes(LANES, vector * out_size)),
+        l2_bytes=vectors * (sectors + vector * out_size),
+        memory_waits=1 + gathered,
+    )
 
 
 VARIANT = CudaDirectStridedElementwise()

@@ -20,6 +20,7 @@ from tunebench.dtype import itemsize
 from tunebench.kernels.common.cuda import ctype
 from tunebench.kernels.common.cuda_expression import claimed, special
 from tunebench.kernels.common.cuda_strided import (
+    LOOP_REGISTERS,
     Load,
     decoded,
     loads_of,
@@ -27,6 +28,15 @@ from tunebench.kernels.common.cuda_strided import (
     place_of,
     prelude,
     spaced,
+)
+from tunebench.kernels.common.expected import (
+    LANES,
+    PROLOGUE,
+    STEP,
+    converted,
+    expression_instructions,
+    l1_passes,
+    sector_bytes,
 )
 from tunebench.kernels.common.strided import (
     capped,
@@ -37,7 +47,7 @@ from tunebench.kernels.common.strided import (
     transposed_axis,
 )
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Tiling
+from tunebench.variant import Costs, CudaVariant, Execution, Launch, Tiling
 from tunebench.workloads.operators.strided_elementwise import StridedElementwise
 
 SPACE = Space(
@@ -168,6 +178,7 @@ class CudaTiledStridedElementwise(CudaVariant[StridedElementwise]):
             fill_bytes=fill,
             accesses=accesses * elements,
             chain_clocks=device.smem_latency + np.where(fill > 0, device.l2_latency, 0.0),
+            execution=_execution(workload, table),
         )
 
     def source(self, workload: StridedElementwise, config: Config) -> str:
@@ -242,6 +253,43 @@ def _into_tile(load: Load, index: dict[int, str]) -> str:
     """Return the statements that load an element into the tile."""
     loaded = load.text(f"held_{load.name}", index)
     return f"const {load.held} {loaded}\n    tile_{load.name}[across][along] = held_{load.name}.at[0];"
+
+
+def _execution(workload: StridedElementwise, table: Table) -> Execution:
+    """Describe a block: loads of transposed operands, a barrier, then the other loads and results."""
+    last, second, threads = (table[name] * 1.0 for name in ("last", "second", "threads"))
+    elements, axis, out_size = last * second, _second(workload), itemsize(workload.dtype)
+    loads = loads_of(workload, len(workload.extents) - 1, 1)
+    run = np.minimum(last, workload.extents[-1])
+    stored_runs = elements / last * sector_bytes(run * out_size, workload.extents[-1] * out_size)
+    passes = elements / LANES * l1_passes(last, out_size)
+    l2_bytes, accesses, direct, of_element = stored_runs, 1.0, False, converted(out_size)
+    for load in loads:
+        index, size = load.operand.index, itemsize(load.operand.dtype)
+        tiled = _is_tiled(workload, load)
+        of_lanes, along = (axis, second) if tiled else (len(workload.extents) - 1, last)
+        step, others = abs(index.strides[of_lanes]), elements / along
+        # Runs of adjacent elements; elements farther apart have sectors of their own.
+        apart = np.minimum(32.0, size * step)
+        run_bytes = along * apart if step else 0.0 * along
+        pitch = max((abs(stride) for stride in index.strides), default=0) * size
+        l2_bytes = l2_bytes + others * np.maximum(32.0, sector_bytes(run_bytes, pitch))
+        lane_passes = l1_passes(along, size) if step == 1 else np.minimum(LANES, max(1, step * size / 4))
+        passes = passes + elements / LANES * (lane_passes + 2 * tiled)
+        accesses, direct = accesses + 1 + 2 * tiled, direct or not tiled
+        of_element = of_element + converted(size)
+    each = elements / threads
+    of_element = of_element + expression_instructions(workload.tree) + 2 * STEP
+    return Execution(
+        registers=each * len(loads) + LOOP_REGISTERS,
+        instructions=elements / LANES * of_element + threads / LANES * (2 * PROLOGUE),
+        accesses=accesses * elements,
+        passes=passes,
+        l2_bytes=l2_bytes,
+        memory_waits=1 + direct,
+        shared_waits=1,
+        barriers=1,
+    )
 
 
 VARIANT = CudaTiledStridedElementwise()

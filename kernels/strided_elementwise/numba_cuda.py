@@ -9,7 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tunebench._lazy import np
 from tunebench.device import Device
+from tunebench.dtype import itemsize
+from tunebench.kernels.common.cuda_strided import decoded_indices, loads_of, touched
+from tunebench.kernels.common.expected import (
+    DECODED,
+    LANES,
+    NUMBA_ACCESS,
+    NUMBA_REGISTERS,
+    PROLOGUE,
+    STEP,
+    converted,
+    expression_instructions,
+    l1_passes,
+)
 from tunebench.kernels.common.expression import compiled, filled
 from tunebench.kernels.common.numba_cuda_strided import loads, refusal, stored, valid
 from tunebench.kernels.common.numba_expression import NUMBA_CUDA_PRINTER as PRINTER
@@ -17,7 +31,7 @@ from tunebench.kernels.common.numba_expression import cuda_array
 from tunebench.kernels.common.numba_strided import decoded, indented
 from tunebench.kernels.common.strided import capped, is_loaded_everywhere, least_of_element, shrunk
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
+from tunebench.variant import Costs, Execution, Launch, NumbaCudaVariant, Tiling
 from tunebench.workloads.operators.strided_elementwise import StridedElementwise
 
 SPACE = Space(
@@ -76,6 +90,7 @@ class NumbaCudaStridedElementwise(NumbaCudaVariant[StridedElementwise]):
             threads=table["threads"],
             fma=least_of_element(workload, may_be_0=False)[0] * elements,
             accesses=(read + 1) * elements,
+            execution=_execution(workload, table),
         )
 
     def generated(self, workload: StridedElementwise, config: Config) -> str:
@@ -120,6 +135,31 @@ class NumbaCudaStridedElementwise(NumbaCudaVariant[StridedElementwise]):
         """Return a full and a partial tile, approximately; strides stay."""
         (tiling,) = self.tiles(workload, config)
         return shrunk(workload, capped(workload, range(len(workload.extents)), tiling.tile + 1))
+
+
+SAMPLE = 512
+"""Results whose addresses are computed to count the sectors and lines that a block touches."""
+
+
+def _execution(workload: StridedElementwise, table: Table) -> Execution:
+    """Describe a block: a thread waits for the operands of each result, since arrays may overlap."""
+    threads, turns = table["threads"], table["turns"]
+    extents, size = dict(enumerate(workload.extents)), itemsize(workload.dtype)
+    flat = workload.elements // 2 // SAMPLE * SAMPLE + np.arange(SAMPLE)
+    loads = loads_of(workload, len(extents) - 1, 1)
+    counts = touched(loads, decoded_indices(flat, tuple(extents), extents, {}))
+    elements = 1.0 * threads * turns
+    of_element = expression_instructions(workload.tree) + converted(size) * (1 + len(loads))
+    of_element = of_element + DECODED * len(extents) + STEP + (1 + counts.accesses) * NUMBA_ACCESS
+    gathered = any(operand.index.gathers for operand in workload.maps.values())
+    return Execution(
+        registers=NUMBA_REGISTERS,
+        instructions=elements / LANES * of_element + threads / LANES * PROLOGUE,
+        accesses=(counts.accesses + 1) * elements,
+        passes=elements / LANES * (counts.passes + l1_passes(LANES, size)),
+        l2_bytes=elements * (counts.sector_bytes + size),
+        memory_waits=turns * (1 + gathered),
+    )
 
 
 VARIANT = NumbaCudaStridedElementwise()

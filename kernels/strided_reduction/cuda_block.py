@@ -22,15 +22,26 @@ from tunebench.dtype import itemsize
 from tunebench.kernels.common.cuda import ctype, helpers
 from tunebench.kernels.common.cuda_expression import claimed, function_of, special
 from tunebench.kernels.common.cuda_strided import (
+    LOOP_REGISTERS,
     arguments,
     decoded,
+    decoded_indices,
     held_registers,
     loads_of,
     parameters,
     place_of,
     prelude,
     spaced,
+    touched,
     widest,
+)
+from tunebench.kernels.common.expected import (
+    DECODED,
+    PROLOGUE,
+    STEP,
+    converted,
+    exchange,
+    expression_instructions,
 )
 from tunebench.kernels.common.reduction import (
     END_ROWS,
@@ -51,7 +62,7 @@ from tunebench.kernels.common.strided import (
     shrunk,
 )
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.variant import Costs, CudaVariant, Execution, Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.strided_reduction import StridedReduction
 
@@ -258,6 +269,7 @@ class CudaBlockStridedReduction(CudaVariant[StridedReduction]):
             + workload.is_sum * adds * device.fma_latency
             + device.smem_latency * (by_memory | by_warps),
             serial_launches=np.where(split == 1, 1, 2),
+            execution=_execution(workload, table),
         )
 
     def scratch(self, workload: StridedReduction, config: Config) -> tuple[Tensor, ...]:
@@ -325,6 +337,65 @@ class CudaBlockStridedReduction(CudaVariant[StridedReduction]):
         terms = max(2 * config["split"] + 1, min(3 * turn, SMALL // math.prod(results.values() or [1])))
         of_terms = capped(workload, range(result_axes, len(workload.extents)), terms)
         return shrunk(workload, {**results, **of_terms}, config["vector"])
+
+
+SAMPLED_THREADS, SAMPLED_TURNS = 256, 4
+"""Threads and vectors of each whose addresses are computed to count sectors and lines."""
+
+
+def _touched(
+    workload: StridedReduction, lanes: str, threads: int, results: int, vector: int
+) -> tuple[float, ...]:
+    """Return the accesses, passes of a warp and bytes of sectors of a thread's vector."""
+    reduced, extents = lanes == "reduced", dict(enumerate(workload.extents))
+    result_axes, lane = len(extents) - workload.axes, _lane(workload, reduced=reduced)
+    thread_id = np.arange(max(WARP, min(SAMPLED_THREADS, threads * results)))
+    thread = thread_id % threads if reduced else thread_id // results
+    local = thread_id // threads if reduced else thread_id % results
+    order = [axis for axis in extents if axis != lane] + [lane]
+    turns = np.arange(SAMPLED_TURNS)[:, None]
+    of_results = decoded_indices(
+        (local + 0 * turns).ravel(), [axis for axis in order if 0 <= axis < result_axes], extents, {}
+    )
+    of_terms = decoded_indices(
+        (thread + threads * turns).ravel(),
+        [axis for axis in order if axis >= result_axes],
+        extents,
+        {lane: vector},
+    )
+    counts = touched(loads_of(workload, lane, vector), {**of_results, **of_terms})
+    return counts.accesses, counts.passes, counts.sector_bytes
+
+
+def _execution(workload: StridedReduction, table: Table) -> Execution:
+    """Describe a block: every `unroll` vectors a thread waits, then threads join their results."""
+    names = ("lanes", "threads", "results", "vector", "unroll", "split")
+    lanes, threads, results, vector, unroll, split = (table[name] for name in names)
+    shapes = list(zip(lanes.tolist(), threads.tolist(), results.tolist(), vector.tolist(), strict=True))
+    found = {shape: _touched(workload, *shape) for shape in set(shapes)}
+    accesses, passes, sectors = np.array([found[shape] for shape in shapes]).T
+    block, reduced = threads * results, lanes == "reduced"
+    each = ceil_div(ceil_div(workload.terms // vector, split), threads)  # vectors of a thread
+    turns, vectors = ceil_div(each, unroll), 1.0 * each * block
+    of_element = 1 + expression_instructions(workload.tree)
+    of_element = of_element + sum(converted(itemsize(o.dtype)) for o in workload.maps.values())
+    of_vector = vector * of_element + DECODED * workload.axes + STEP / 2 + accesses
+    by_shuffles = exchange(threads, block, 1)
+    by_memory = ~reduced & (threads > 1)
+    gathered = any(operand.index.gathers for operand in workload.maps.values())
+    return Execution(
+        registers=held_registers(workload, vector, unroll) + vector + unroll + LOOP_REGISTERS,
+        instructions=vectors / WARP * of_vector
+        + block / WARP * (PROLOGUE + STEP * turns)
+        + np.where(reduced, by_shuffles.instructions, by_memory * 2.0 * block / WARP),
+        accesses=accesses * vectors + np.where(reduced, by_shuffles.accesses, by_memory * 2.0 * block),
+        passes=vectors / WARP * passes + by_memory * 2.0 * block / WARP,
+        l2_bytes=sectors * vectors + 32.0 * results,
+        # A second launch starts, and waits for the parts of a result.
+        memory_waits=turns * (1 + gathered) + np.where(split > 1, 2, 0),
+        shared_waits=np.where(reduced, by_shuffles.waits, by_memory * (1 + threads / 8)),
+        barriers=np.where(reduced, by_shuffles.barriers, 1.0 * by_memory),
+    )
 
 
 VARIANT = CudaBlockStridedReduction()

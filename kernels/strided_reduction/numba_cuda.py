@@ -9,7 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tunebench._lazy import np
 from tunebench.device import Device
+from tunebench.dtype import itemsize
+from tunebench.kernels.common.cuda_strided import decoded_indices, loads_of, touched
+from tunebench.kernels.common.expected import (
+    DECODED,
+    LANES,
+    NUMBA_ACCESS,
+    NUMBA_REGISTERS,
+    NUMBA_UNROLLED,
+    PROLOGUE,
+    STEP,
+    converted,
+    expression_instructions,
+    tree_exchange,
+)
 from tunebench.kernels.common.expression import filled
 from tunebench.kernels.common.numba_cuda_strided import loads, refusal, stored, valid
 from tunebench.kernels.common.numba_expression import NUMBA_CUDA_PRINTER as PRINTER
@@ -25,7 +40,7 @@ from tunebench.kernels.common.strided import (
     shrunk,
 )
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling
+from tunebench.variant import Costs, Execution, Launch, NumbaCudaVariant, Tiling, ceil_div
 from tunebench.workloads.operators.strided_reduction import StridedReduction
 
 SPACE = Space(
@@ -121,6 +136,7 @@ class NumbaCudaStridedReduction(NumbaCudaVariant[StridedReduction]):
             fma=max(least, counts.get("add", 0) + 1.0 if joins else 0.0) * elements,
             accesses=read * elements,
             chain_clocks=device.smem_latency,
+            execution=_execution(workload, table),
         )
 
     def generated(self, workload: StridedReduction, config: Config) -> str:
@@ -174,6 +190,49 @@ class NumbaCudaStridedReduction(NumbaCudaVariant[StridedReduction]):
         results = capped(workload, range(kept), config["others"] + 1)
         terms = capped(workload, range(kept, len(workload.extents)), 3 * config["threads"])
         return shrunk(workload, {**results, **terms})
+
+
+def _touched(workload: StridedReduction, lanes: str, threads: int, others: int) -> tuple[float, ...]:
+    """Return the accesses, passes of a warp and bytes of sectors of an element, from those of some warps."""
+    extents, kept = dict(enumerate(workload.extents)), len(workload.extents) - workload.axes
+    reduced = lanes == "reduced"
+    lane = lane_axis(workload, reduced=reduced)
+    assert lane is not None
+    thread_id = np.arange(max(LANES, min(256, threads * others)))
+    thread = thread_id % threads if reduced else thread_id // others
+    local = thread_id // threads if reduced else thread_id % others
+    order, turns = sorted(extents, key=lambda axis: (axis == lane, axis)), np.arange(4)[:, None]
+    of_results = decoded_indices(
+        (local + 0 * turns).ravel(), [axis for axis in order if axis < kept], extents, {}
+    )
+    of_terms = decoded_indices(
+        (thread + threads * turns).ravel(), [axis for axis in order if axis >= kept], extents, {}
+    )
+    counts = touched(loads_of(workload, lane, 1), {**of_results, **of_terms})
+    return counts.accesses, counts.passes, counts.sector_bytes
+
+
+def _execution(workload: StridedReduction, table: Table) -> Execution:
+    """Describe a block: a thread waits for some elements at a time, then threads join their results."""
+    lanes, threads, others = (table[name] for name in ("lanes", "threads", "others"))
+    shapes = list(zip(lanes.tolist(), threads.tolist(), others.tolist(), strict=True))
+    found = {shape: _touched(workload, *shape) for shape in set(shapes)}
+    accesses, passes, sectors = np.array([found[shape] for shape in shapes]).T
+    each, block = ceil_div(workload.terms, threads), threads * others
+    elements, met = 1.0 * each * block, tree_exchange(threads, block, 1)
+    of_element = 1 + expression_instructions(workload.tree) + DECODED * workload.axes + STEP / 2
+    of_element = of_element + accesses * (NUMBA_ACCESS + converted(itemsize(workload.dtype)))
+    gathered = any(operand.index.gathers for operand in workload.maps.values())
+    return Execution(
+        registers=NUMBA_REGISTERS,
+        instructions=elements / LANES * of_element + block / LANES * PROLOGUE + met.instructions,
+        accesses=accesses * elements + met.accesses,
+        passes=elements / LANES * passes,
+        l2_bytes=elements * sectors + 32.0 * others,
+        memory_waits=np.ceil(each / NUMBA_UNROLLED) * (1 + gathered),
+        shared_waits=met.waits,
+        barriers=met.barriers,
+    )
 
 
 VARIANT = NumbaCudaStridedReduction()
