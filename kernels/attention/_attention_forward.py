@@ -13,6 +13,7 @@ from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
+from tunebench.dtype import itemsize
 from tunebench.kernels.attention import _attention_scores as _scores
 from tunebench.kernels.attention._attention import kept, least_keys
 from tunebench.kernels.common.cuda import ctype, helpers
@@ -30,12 +31,16 @@ __all__ = [
     "blocks",
     "headers",
     "launches",
+    "merge_waits",
     "refusal",
     "rows",
     "scalars",
     "scratch",
     "shares",
     "shrink",
+    "softmax_clocks",
+    "softmax_instructions",
+    "store_bytes",
     "tiles",
     "tiles_fit",
     "usual",
@@ -241,6 +246,72 @@ def _combine(workload: Attention, parts: int) -> Launch:
             Scalar("int", parts),
         ),
     )
+
+
+# -- expected execution -------------------------------------------------------------------------------------
+
+OF_SCORE = 4.5
+"""Instructions of a score: comparison with the maximum, argument, power, sum, and half of a conversion."""
+OF_ROWS = 40
+"""Instructions of a warp for each tile of keys: exchange of maxima, factors, counters, addresses."""
+EXCHANGE_CLOCKS = 100.0
+"""Clocks from a thread's maximum to the factors of its rows: two shuffles, and a power of two."""
+OF_MASK = 2.0
+"""Instructions that hide a score: a comparison and a selection."""
+
+
+def softmax_instructions(
+    workload: Attention, share: ForwardWork, bm: Any, bn: Any, dim: Any, warps: Any
+) -> Any:
+    """Return the instructions of a block between products, without those of accesses.
+
+    Args:
+        workload: The workload.
+        share: Work of the block.
+        bm: Rows of a tile.
+        bn: Keys of a tile.
+        dim: Columns of results, times the warps that share their rows.
+        warps: Warps that multiply.
+    """
+    masked = (
+        np.minimum(share.tiles, bm / bn + 1) * bm * bn * OF_MASK * (workload.causal and workload.seq_q > 1)
+    )
+    bias = 3.0 * workload.has_bias
+    of_tile = bm * bn * (OF_SCORE + bias) / 32 + bm * dim / 32 + OF_ROWS * warps
+    return share.tiles * of_tile + masked / 32
+
+
+def softmax_clocks(scores: Any, results: Any, device: Device) -> Any:
+    """Return the clocks of a warp from its scores to its exponentials, and rescaled results, of one tile.
+
+    Args:
+        scores: Scores of a lane.
+        results: Results of a lane.
+        device: The device, for its special-function units.
+    """
+    # Powers of two; before and after them maxima and conversions of pairs, both at half of the full rate.
+    powers = scores * 32 * device.partitions / device.sfu_per_clock
+    return powers + 3 * scores + results + EXCHANGE_CLOCKS
+
+
+def store_bytes(workload: Attention, share: ForwardWork, bm: Any, split: Any) -> Any:
+    """Return the bytes that a block writes, and those that the merge of parts reads for it.
+
+    Args:
+        workload: The workload.
+        share: Work of the block.
+        bm: Rows of a tile.
+        split: Blocks that share the keys of a row tile.
+    """
+    stored = np.minimum(bm, share.rows) * (
+        workload.head_dim * np.where(split > 1, 8, itemsize(workload.dtype)) + 4
+    )
+    return 1.0 * stored
+
+
+def merge_waits(split: Any) -> Any:
+    """Return the waits of the launch that merges parts: its start, logarithms of sums, and results."""
+    return np.where(split > 1, 2 + ceil_div(split, 16), 0)
 
 
 # -- work of blocks -----------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from tunebench.kernels.attention._attention import mma_refusal, padded
 from tunebench.kernels.common.cuda import first_product, helpers
 from tunebench.kernels.common.gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
+from tunebench.variant import Costs, CudaVariant, Execution, Launch, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.attention import Attention
 
@@ -384,6 +384,48 @@ class CudaMmaAttention(CudaVariant[Attention]):
             chain_clocks=first_product(device)
             + device.mma_latency * share.tiles * np.minimum(bn / key_warps, 2 * dim) / 16,
             serial_launches=1 + (table["split"] > 1),
+            execution=self._execution(workload, table, device, share, products + fragments),
+        )
+
+    def _execution(
+        self, workload: Attention, table: Table, device: Device, share: _forward.ForwardWork, multiplying: Any
+    ) -> Execution:
+        """Describe a block: a warp multiplies, computes exponentials, and multiplies again, for each tile.
+
+        Args:
+            workload: The workload.
+            table: Configurations.
+            device: The device, for its rates.
+            share: Work of the block.
+            multiplying: Instructions of products and their fragments.
+        """
+        names = ("bm", "bn", "row_warps", "key_warps", "stages", "hold_q", "split")
+        bm, bn, row_warps, key_warps, stages, hold_q, split = (table[name] for name in names)
+        dim, size, warps = padded(workload), itemsize(workload.dtype), row_warps * key_warps
+        height, keys = bm / row_warps, bn / key_warps
+        needed = _registers(workload, bm, bn, row_warps, key_warps, hold_q) + OTHER_REGISTERS
+        product_clocks = (
+            4 * height * keys * dim * device.partitions / device.mma_flop_per_clock[workload.dtype]
+        )
+        between_clocks = _forward.softmax_clocks(height * keys / 32, height * dim / 32, device)
+        copies = (2 * share.tiles * bn + bm) * dim * size / 16
+        merged = np.where(key_warps > 1, warps * 32.0 * height * dim / 128, 0)
+        return Execution(
+            registers=needed,
+            instructions=multiplying
+            + _forward.softmax_instructions(workload, share, bm, bn, dim * key_warps, warps)
+            + 2 * share.tiles * 10.0 * warps,  # of the ring
+            accesses=copies + merged,
+            l2_bytes=(2 * share.keys + share.rows) * workload.head_dim * size
+            + _forward.store_bytes(workload, share, bm, split),
+            # The rows of q, and the merge of parts.
+            memory_waits=1 + _forward.merge_waits(split),
+            # Tiles of k and v are copied while those before them in the ring are multiplied.
+            prefetched_waits=2 * share.tiles / (stages - 1),
+            # The first fragments of both products, and the results of other warps.
+            shared_waits=2 * share.tiles + np.where(key_warps > 1, key_warps, 0),
+            barriers=2 * share.tiles + 2 + (key_warps > 1),
+            warp_clocks=share.tiles * (product_clocks + between_clocks),
         )
 
     def claims(self, workload: Attention, config: Config) -> tuple[str, ...]:

@@ -28,12 +28,13 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.kernels.attention import _attention_backward as backward
+from tunebench.kernels.attention import _attention_forward as _forward
 from tunebench.kernels.attention import _attention_scores as _scores
 from tunebench.kernels.attention._attention import mma_refusal, padded
 from tunebench.kernels.common.cuda import first_product, helpers
 from tunebench.kernels.common.gemm import constants
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Scalar, Tiling, ceil_div
+from tunebench.variant import Costs, CudaVariant, Execution, Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.attention import Attention
 
@@ -125,6 +126,11 @@ USUAL = (
     (4, 16, 16, 1, 16),
 )
 """Tiles that fill the registers and shared memory of some device."""
+
+OTHER_REGISTERS = 56
+"""Registers of a thread in addition to sums and scores: fragments, terms of queries, addresses."""
+OF_SCORE = 8.0
+"""Instructions of a score: argument, power, difference, product, mask, term, and conversion of two values."""
 
 SOURCE = """
 // Rows of the other side in an iteration.
@@ -415,6 +421,47 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
             # A sum of dk or dv takes one product for 16 queries; the next product waits for it.
             chain_clocks=first_product(device) + loops.most * step / 16 * device.mma_latency,
             serial_launches=3 + apart,
+            execution=self._execution(workload, table, device, works[0]),
+        )
+
+    def _execution(
+        self, workload: Attention, table: Table, device: Device, work: backward.PassWork
+    ) -> Execution:
+        """Describe a block of the first pass; the others take as long for their products.
+
+        Args:
+            workload: The workload.
+            table: Configurations.
+            device: The device, for its rates.
+            work: Costs of the first pass.
+        """
+        warps, rows, step, part, stages = (
+            table[name].astype(np.float64) for name in ("warps", "rows", "step", "part", "stages")
+        )
+        depth, steps, atomic = padded(workload), work.met.most, table["dq"] == "atomic"
+        tile, gradients = warps * rows, 1 if _apart(workload) else 2
+        of_warp = work.of_busiest("mma_flop") / warps
+        product_clocks = of_warp * device.partitions / device.mma_flop_per_clock[workload.dtype]
+        # Probabilities, then gradients of scores: three more operations of a score.
+        between = _forward.softmax_clocks(rows * step / 32, 3 * rows * step / 32, device)
+        # Each lane adds 4 bytes to dq; those of a warp are in eight rows.
+        added = np.where(atomic, steps * step * workload.head_dim, 0.0)
+        copies = (2 * steps * step + 2 * tile) * depth / 8
+        one_buffer = stages == 1
+        return Execution(
+            registers=rows * depth / 32 * gradients + rows * part / 16 + OTHER_REGISTERS,
+            instructions=work.of_busiest("instructions")
+            + steps * tile * step / 32 * OF_SCORE
+            + steps * warps * (40 + 20 * step / part),
+            accesses=copies + added,
+            passes=work.of_busiest("smem_traffic_bytes") / 128 + added / 32 * 8,
+            l2_bytes=work.of_busiest("fill_bytes") + 2 * tile * workload.head_dim * 2 + added / 32 * 8 * 32,
+            # The rows of the block, the kernels before and after, and with one buffer each step.
+            memory_waits=3 + np.where(one_buffer, steps, 0),
+            prefetched_waits=np.where(one_buffer, 0, steps / np.maximum(1, stages - 1)),
+            shared_waits=steps * (2 * step / part + 2),
+            barriers=steps * (1 + one_buffer + atomic),
+            warp_clocks=product_clocks + steps * between,
         )
 
     def claims(self, workload: Attention, config: Config) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from tunebench.kernels.attention._attention import padded
 from tunebench.kernels.common.cuda import first_product, helpers
 from tunebench.kernels.common.gemm import alignment, constants
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
+from tunebench.variant import Costs, CudaVariant, Execution, Launch, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.attention import Attention
 
@@ -334,6 +334,45 @@ class CudaSimtAttention(CudaVariant[Attention]):
             # A result adds keys sequentially, after the first scores.
             chain_clocks=first_product(device) + device.fma_latency * share.tiles * bn,
             serial_launches=1 + (table["split"] > 1),
+            execution=self._execution(workload, table, share),
+        )
+
+    def _execution(self, workload: Attention, table: Table, share: _forward.ForwardWork) -> Execution:
+        """Describe a block: for each tile copies, scores, exponentials through shared memory, and sums."""
+        bm, bn, tm, lanes, split = (
+            table[name].astype(np.float64) for name in ("bm", "bn", "tm", "lanes", "split")
+        )
+        score_dim, result_dim, size = (
+            padded(workload, 4),
+            _result_dim(workload, lanes),
+            itemsize(workload.dtype),
+        )
+        threads, width = _threads(bm, tm, lanes), min(alignment(workload.head_dim, workload.dtype), 4)
+        warps, keys, columns = threads / 32, bn / lanes, result_dim / lanes
+        # Loads of four words: of q and p, which lanes of a row share, and of k and v, which differ by lane.
+        shared_loads = tm * score_dim / 4 + tm * bn / 4
+        own_loads = keys * score_dim / 4 + bn * columns / 4
+        stored = tm * keys
+        copied = bn * (score_dim + result_dim)
+        loaded = copied / width
+        products = tm * keys * score_dim + tm * bn * columns
+        of_block = share.tiles * threads
+        return Execution(
+            registers=tm * (keys + columns) + 4 * (tm + np.maximum(keys, columns / 4)) + OTHER_REGISTERS,
+            instructions=share.tiles * warps * products
+            + _forward.softmax_instructions(workload, share, bm, bn, result_dim, warps)
+            + share.tiles * loaded / 32 * 8,
+            accesses=of_block * (shared_loads + own_loads + stored + tm * np.log2(lanes))
+            + share.tiles * (loaded + copied),
+            passes=share.tiles
+            * (warps * (shared_loads + own_loads * lanes / 8 + stored) + (loaded + copied) / 32),
+            l2_bytes=(2 * share.keys + share.rows) * workload.head_dim * size
+            + _forward.store_bytes(workload, share, bm, split),
+            # Tiles are copied between barriers, four loads of a thread at a time.
+            memory_waits=share.tiles * np.ceil(loaded / threads / 4) + _forward.merge_waits(split),
+            shared_waits=share.tiles * (score_dim / 16 + bn / 8 + np.log2(lanes)),
+            barriers=2 * share.tiles,
+            code_bytes=16 * (16 * tm * keys + 8 * tm * columns),
         )
 
     def source(self, workload: Attention, config: Config) -> str:

@@ -18,13 +18,14 @@ from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
+from tunebench.dtype import itemsize
 from tunebench.kernels.attention import _attention_backward as backward
 from tunebench.kernels.attention import _attention_scores as _scores
 from tunebench.kernels.attention._attention import padded
 from tunebench.kernels.common.cuda import first_product, helpers
-from tunebench.kernels.common.gemm import constants
+from tunebench.kernels.common.gemm import alignment, constants
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, CudaVariant, Launch, Tiling, ceil_div
+from tunebench.variant import Costs, CudaVariant, Execution, Launch, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.attention import Attention
 
@@ -212,6 +213,36 @@ class CudaSimtAttentionBackward(CudaVariant[Attention]):
             # f32 is added in the order of the source, one query at a time.
             chain_clocks=first_product(device) + works[0].met.most * step * device.fma_latency,
             serial_launches=3,
+            execution=self._execution(workload, table, works[0]),
+        )
+
+    def _execution(self, workload: Attention, table: Table, work: backward.PassWork) -> Execution:
+        """Describe a block of keys; blocks of queries take as long for their products.
+
+        Args:
+            workload: The workload.
+            table: Configurations.
+            work: Costs of the blocks of keys.
+        """
+        threads, rows, step = (table[name].astype(np.float64) for name in SPACE.names)
+        depth, size, steps = padded(workload, 4), itemsize(workload.dtype), work.met.most
+        width = min(alignment(workload.head_dim, workload.dtype), 4)
+        a, b, warps = rows / (threads / ALONG), step / ALONG, threads / 32
+        loaded, copied = 2 * step * depth / width, 2.0 * step * depth
+        scores = rows * step
+        accesses = work.of_busiest("accesses") + steps * (loaded + copied + 4 * scores)
+        return Execution(
+            registers=2 * _sums(workload, threads, rows) + 2 * a * b + 4 * (a + b) + 40,
+            instructions=work.of_busiest("fma") / 32
+            + steps * (scores / 32 * 12 + loaded / 32 * 8 + warps * 60),
+            accesses=accesses,
+            passes=work.of_busiest("smem_traffic_bytes") / 128 + steps * (loaded + copied + 4 * scores) / 32,
+            l2_bytes=(2 * work.met.lines + 4 * rows) * workload.head_dim * size,
+            # Rows are copied between barriers, four loads of a thread at a time; terms come from L1.
+            memory_waits=3 + steps * np.ceil(loaded / threads / 4),
+            l2_waits=steps,
+            shared_waits=steps * (2 * depth / 8 + 2 * step / 4),
+            barriers=3 * steps,
         )
 
     def _work(

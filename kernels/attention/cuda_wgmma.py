@@ -30,9 +30,9 @@ from tunebench.kernels.attention import _attention_wgmma as _wgmma
 from tunebench.kernels.attention._attention import mma_refusal, padded, unmodified_refusal
 from tunebench.kernels.common.cuda import ctype, helpers
 from tunebench.kernels.common.gemm import constants
-from tunebench.kernels.common.wgmma_tile import threads
+from tunebench.kernels.common.wgmma_tile import launched_registers, threads
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, Scalar, Tiling, ceil_div
+from tunebench.variant import Costs, Execution, Launch, Scalar, Tiling, ceil_div
 from tunebench.workloads.operators.attention import Attention
 
 GROUPS = (1, 4, 16, 64)
@@ -382,6 +382,48 @@ class CudaWgmmaAttention(_wgmma.CudaWgmma):
             # cores of its SM. The next product adds to the same sums.
             chain_clocks=np.where(share.blocks <= device.sm_count, device.l2_latency, 0.0)
             + share.tiles * bn / 16 * dim / 2,
+            execution=self._execution(workload, table, device, share),
+        )
+
+    def _execution(
+        self, workload: Attention, table: Table, device: Device, share: _forward.ForwardWork
+    ) -> Execution:
+        """Describe a row tile: exponentials follow the scores of the next tile, beside the sum of this one.
+
+        Args:
+            workload: The workload.
+            table: Configurations.
+            device: The device, for its rates.
+            share: Work of the block.
+        """
+        bn, stages, consumers, pingpong = (
+            table[name].astype(np.float64) for name in ("bn", "stages", "consumers", "pingpong")
+        )
+        dim, narrow, size = _wgmma.dim(workload), padded(workload), itemsize(workload.dtype)
+        rate, bm, warps = device.mma_flop_per_clock[workload.dtype], 64 * consumers, 4 * consumers
+        scores_clocks, sums_clocks = 2 * 64 * bn * narrow / rate, 2 * 64 * bn * dim / rate
+        between_clocks = _forward.softmax_clocks(bn / 2, dim / 2, device)
+        # Without turns, a warpgroup finds products of another before its own as often as another multiplies.
+        # Half of them is left on average.
+        queue = (scores_clocks + sums_clocks) * (consumers - 1) / consumers / 2
+        of_tile = scores_clocks + np.maximum(sums_clocks, between_clocks) + queue * (1 - pingpong)
+        instructions = _forward.softmax_instructions(workload, share, bm, bn, dim, warps)
+        # An instruction reads 64 rows of q, and its columns of k or v; probabilities are in registers.
+        of_scores, of_sums = narrow / 16 * (16 + bn / 4), bn / 16 * dim / 4
+        copied = 2 * bn * dim * size / 128
+        return Execution(
+            registers=launched_registers(consumers, 1),
+            instructions=instructions + warps * share.tiles * (narrow + bn) / 16,
+            passes=share.tiles * (consumers * (of_scores + of_sums) + copied) + 3 * bm * dim * size / 128,
+            l2_bytes=(2 * share.keys + share.rows) * workload.head_dim * size
+            + _forward.store_bytes(workload, share, bm, 1),
+            # The next rows of q are copied while results are stored.
+            prefetched_waits=2 * share.tiles / stages,
+            # Waits for copies, for products and, with pingpong, for the turn.
+            barriers=(2 + 2 * pingpong) * share.tiles,
+            warp_clocks=share.tiles * of_tile + sums_clocks,
+            memory_bytes=workload.traffic().total_bytes + _read_again(workload, table, device, share),
+            first_waits=1 / np.ceil(np.maximum(1.0, share.blocks / device.sm_count)),
         )
 
     def source(self, workload: Attention, config: Config) -> str:
@@ -424,6 +466,23 @@ class CudaWgmmaAttention(_wgmma.CudaWgmma):
         """Return a workload of few tiles with the same partial tiles at the edges."""
         key_tiles = config["stages"] // 2 + 1
         return _forward.shrink(workload, 64 * config["consumers"], config["bn"], 0, key_tiles)
+
+
+def _read_again(workload: Attention, table: Table, device: Device, share: _forward.ForwardWork) -> Any:
+    """Return the bytes of keys that blocks read again from memory: L2 may not hold those of all heads.
+
+    Row tiles of a head that run at the same time read its keys together.
+    """
+    heads, size = workload.batch * workload.heads, itemsize(workload.dtype)
+    row_tiles = ceil_div(workload.seq_q, 64 * table["consumers"])
+    together = np.minimum(device.sm_count, heads * row_tiles)
+    active = np.minimum(heads, np.maximum(table["group_heads"], ceil_div(together, row_tiles)))
+    active_keys = ceil_div(active, workload.group)  # heads of keys
+    active_bytes = active_keys * (2.0 * workload.seq_k * workload.head_dim * size)
+    lost = np.maximum(0.0, 1.0 - device.l2_bytes / active_bytes)
+    again = np.maximum(0.0, 1.0 - together / (row_tiles * active))
+    of_block = 2 * share.keys * workload.head_dim * size * active_keys / together
+    return share.blocks * of_block * again * lost
 
 
 VARIANT = CudaWgmmaAttention()

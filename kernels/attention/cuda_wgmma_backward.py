@@ -33,13 +33,14 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.attention import _attention_backward as backward
+from tunebench.kernels.attention import _attention_forward as _forward
 from tunebench.kernels.attention import _attention_wgmma as _wgmma
 from tunebench.kernels.attention._attention import mma_refusal, padded, unmodified_refusal
 from tunebench.kernels.common.cuda import helpers
 from tunebench.kernels.common.gemm import constants
 from tunebench.kernels.common.wgmma_tile import launched_registers, threads
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, Scalar, TensorMap, Tiling, ceil_div
+from tunebench.variant import Costs, Execution, Launch, Scalar, TensorMap, Tiling, ceil_div
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.attention import Attention
 
@@ -115,6 +116,9 @@ SPACE = Space(
         backward.lengths_differ,
     ),
 )
+
+OF_SCORE = 8.0
+"""Instructions of a score: argument, power, difference, product, mask, term, and conversion of two values."""
 
 USUAL = ((128, 2, 3), (128, 2, 2), (64, 2, 3), (64, 2, 2), (64, 1, 3), (64, 1, 2), (64, 1, 1))
 """bn, consumers and stages, largest first."""
@@ -242,6 +246,61 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
             # tensor cores of its SM. The next product adds to the same sums.
             chain_clocks=device.l2_latency + works[0].met.most * bn / 16 * _wgmma.dim(workload) / 2,
             serial_launches=3 + 2.0 * (table["heads"] == "one"),
+            execution=self._execution(workload, table, device, works[0]),
+        )
+
+    def _execution(
+        self, workload: Attention, table: Table, device: Device, work: backward.PassWork
+    ) -> Execution:
+        """Describe a block of keys; a second pass takes as long for its products.
+
+        Args:
+            workload: The workload.
+            table: Configurations.
+            device: The device, for its rates.
+            work: Costs of the blocks of keys.
+        """
+        bn, consumers, stages, early, ahead = (
+            table[name].astype(np.float64) for name in ("bn", "consumers", "stages", "early", "ahead")
+        )
+        dim, narrow, steps = _wgmma.dim(workload), padded(workload), work.met.most
+        atomic, one_head = table["dq"] == "atomic", table["heads"] == "one"
+        rate, tile = device.mma_flop_per_clock[workload.dtype], 64 * consumers
+        # Products of a warpgroup in a step: by head_dim for scores and dp, by queries for dv, dk and dq.
+        narrow_clocks, wide_clocks = 2 * 64 * bn * narrow / rate, 2 * 64 * bn * dim / rate
+        power_clocks = _forward.softmax_clocks(bn / 2, 0, device)
+        gradient_clocks = 2.0 * bn  # differences, products and conversions of bn / 2 scores
+        adding_clocks = atomic * bn * dim / (128 * consumers)  # each warp of a partition adds for its lanes
+        waiting = (
+            narrow_clocks
+            + np.maximum(narrow_clocks, power_clocks)
+            + gradient_clocks
+            + wide_clocks * (2 + atomic)
+            + adding_clocks
+        )
+        hidden = early * np.minimum(wide_clocks, gradient_clocks)
+        hidden = hidden + ahead * np.minimum(narrow_clocks + wide_clocks, adding_clocks + power_clocks)
+        added = np.where(atomic, 4.0 * steps * bn * dim, 0.0)
+        outputs = np.where(one_head, 8.0 * tile * dim, 4.0 * tile * workload.head_dim)
+        # An instruction reads 64 rows of its first operand, unless they are in registers, and its columns.
+        of_scores = 2 * narrow / 16 * (16 + bn / 4)
+        of_sums = bn / 16 * (2 * dim / 4 + 16 * (table["ds"] == "shared"))
+        of_dq = atomic * (bn / 64 * tile / 16 * (16 + dim / 4) + tile * bn * 2 / 128)
+        copied = 2 * bn * dim * 2 / 128
+        one_buffer = stages == 1
+        return Execution(
+            registers=launched_registers(consumers, 1),
+            instructions=work.of_busiest("instructions")
+            + steps * tile * bn / 32 * OF_SCORE
+            + steps * 4 * consumers * 80,
+            accesses=added / 16 + steps * tile * bn / 4 * (1 + atomic),
+            passes=steps * (consumers * (of_scores + of_sums) + of_dq + copied + 8.0 * consumers),
+            l2_bytes=work.of_busiest("fill_bytes") + outputs + added,
+            # The rows of the block, the kernels before and after, and with one buffer each step.
+            memory_waits=3 + np.where(one_buffer, steps, 0),
+            prefetched_waits=np.where(one_buffer, 0, steps / np.maximum(1, stages - 1)),
+            barriers=steps * (3 + 2 * atomic),
+            warp_clocks=steps * (waiting - hidden),
         )
 
     def _work(self, workload: Attention, table: Table, side: backward.Side) -> backward.PassWork:

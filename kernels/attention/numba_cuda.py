@@ -20,10 +20,11 @@ from typing import Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
+from tunebench.dtype import itemsize
 from tunebench.kernels.attention._attention import kept, least_keys
 from tunebench.kernels.common.gemm import MAX_BLOCKS
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, Launch, NumbaCudaVariant, Tiling, ceil_div
+from tunebench.variant import Costs, Execution, Launch, NumbaCudaVariant, Tiling, ceil_div
 from tunebench.workloads.operators.attention import HIDDEN_ROW_LSE, LOWEST_BIAS, Attention
 
 MAX_STATIC_SMEM_BYTES = 48 * 1024
@@ -96,6 +97,32 @@ class NumbaCudaAttention(NumbaCudaVariant[Attention]):
             smem_bytes=_smem_bytes(workload, table["bn"]),
             fma=2.0 * workload.head_dim * pairs,
             sfu=pairs,
+            execution=self._execution(workload, table, pairs),
+        )
+
+    def _execution(self, workload: Attention, table: Table, pairs: Any) -> Execution:
+        """Describe a block: for each key, all threads read the same elements of k and v one after the other.
+
+        Args:
+            workload: The workload.
+            table: Configurations.
+            pairs: Pairs of a query and a key of a block.
+        """
+        threads, bn, dim = table["threads"], table["bn"], workload.head_dim
+        size, keys, warps = itemsize(workload.dtype), pairs / threads, threads / 32
+        tiles, copied = keys / bn, 2.0 * keys * dim
+        of_pair = 2 * dim + 20  # products, two powers, maximum, sum
+        return Execution(
+            registers=2 * dim + 40,
+            instructions=warps * keys * of_pair + copied / 32 * 8,
+            accesses=threads * keys * 2.0 * dim + 2 * copied,
+            passes=warps * keys * 2.0 * dim + 2 * copied / 32,
+            l2_bytes=copied * size + 2 * threads * dim * size,
+            memory_waits=1 + tiles * np.ceil(bn * dim / threads / 2),
+            # A score is one sum, whose terms wait for one another.
+            shared_waits=keys * (2 + 4 * dim / 30),
+            barriers=2 * tiles,
+            code_bytes=16.0 * (4 * dim + 20),
         )
 
     def kernel(self, workload: Attention, config: Config) -> Callable[..., None]:  # noqa: C901 - may call nothing
