@@ -259,7 +259,7 @@ def _sm_us(
     blocks = np.maximum(1.0, np.ceil(all_blocks / device.sm_count))
     launched = np.where(np.asarray(execution.resident_blocks) > 0, execution.resident_blocks, np.inf)
     resident = np.minimum(np.minimum(resident, launched) * execution.at_once, blocks)
-    pipe_clocks = _pipe_clocks(bounds, costs, execution, spilled, device, constants)
+    pipe_clocks = _pipe_clocks(costs, execution, spilled, device, constants)
     wait_clocks = (
         (np.asarray(execution.first_waits) + np.asarray(execution.memory_waits)) * constants.memory_clocks
         + np.asarray(execution.l2_waits) * constants.l2_clocks
@@ -300,7 +300,6 @@ def _clock_mhz(device: Device) -> float:
 
 
 def _pipe_clocks(
-    bounds: Bounds,
     costs: Costs,
     execution: Execution,
     spilled: Any,
