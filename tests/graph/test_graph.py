@@ -22,10 +22,10 @@ from tunebench.graph import (
     Value,
     groups,
     load_factory,
+    partition_plan,
     plan_partition,
     suite_of,
 )
-from tunebench.graph.partition_plan import FORECAST_ERROR
 from tunebench.graph.price import Prices
 from tunebench.index_map import Guard, IndexMap
 from tunebench.workloads import parse
@@ -442,14 +442,19 @@ def test_plan_says_that_it_rests_on_predictions_and_how_far_they_are_off() -> No
     assert "under the forecast" in repr(planned)
 
 
-def test_groups_within_the_error_of_the_forecast_are_alternatives() -> None:
-    planned = plan_partition(chain(), described()["h100-sxm"])
-    chosen = {offer.group.nodes for offer in planned.chosen}
-    assert planned.alternatives
-    for offer in planned.alternatives:
-        assert offer.group.nodes not in chosen
-        assert offer.price.us <= FORECAST_ERROR * planned.us
-    assert not planned.alternative_workloads.keys() & planned.workloads.keys()
+def test_groups_within_the_error_of_the_forecast_are_alternatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tomllib
+
+    within = {}
+    for error in (1.0, 100.0):
+        monkeypatch.setattr(partition_plan, "FORECAST_ERROR", error)
+        planned = plan_partition(chain(), described()["h100-sxm"])
+        within[error] = {offer.group.nodes for offer in planned.alternatives}
+        assert not within[error] & {offer.group.nodes for offer in planned.chosen}
+        assert not planned.alternative_workloads.keys() & planned.workloads.keys()
+    assert within[1.0] < within[100.0]
+    others = tomllib.loads(suite_of([planned], alternatives=True))["layer"]
+    assert {layer["workload"] for layer in others.values()} == set(planned.alternative_workloads)
 
 
 def test_suite_has_each_workload_once_with_its_count() -> None:
@@ -460,8 +465,6 @@ def test_suite_has_each_workload_once_with_its_count() -> None:
         plan_partition(chain(), described()["h100-sxm"]),
     )
     layers = tomllib.loads(suite_of([once, twice]))["layer"]
-    others = tomllib.loads(suite_of([once, twice], alternatives=True))["layer"]
-    assert {layer["workload"] for layer in others.values()} == set(once.alternative_workloads)
     assert layers == {"gemm_1": {"workload": f"{GEMM},epilogue=bias+gelu", "count": 2, "scales": "m"}}
 
 
