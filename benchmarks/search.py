@@ -60,7 +60,9 @@ SPACES = (
     "convolution/RTX_2080_Ti",
     "convolution/RTX_3060_laptop",
     "convolution_milo/A100",
+    "convolution_milo/W6600",
     "dedispersion_milo/A100",
+    "pnpoly/RTX_2080_Ti",
 )
 """Default recorded spaces, as kernel and device. The devices of one kernel share a folder."""
 
