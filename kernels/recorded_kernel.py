@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
 from tunebench.device import Device
+from tunebench.kernels.common.product_execution import INSTRUCTION_BYTES, by_each
 from tunebench.kernels.common.warp_access import l1_passes, sectors, shared_passes
 from tunebench.variant import Costs, Execution, ceil_div
 from tunebench.workload import Traffic
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     Columns = Mapping[str, NDArray[Any]]
 
 __all__ = ["RECORDED_KERNELS", "RecordedKernel", "find_recorded_kernel"]
-
-INSTRUCTION_BYTES = 16
-"""Machine code of one instruction. Source: disassembly of any binary from Volta on."""
 
 OTHER_REGISTERS = 20
 """Registers of a thread besides sums and operands: addresses, counters. Fitted to the recorded spaces."""
@@ -189,13 +187,14 @@ def _matrix_access(columns: Columns, letter: str) -> _MatrixAccess:
     staged, width = columns[f"S{letter}"] == 1, np.minimum(4, vector)
     threads = columns["MDIMC"] * columns["NDIMC"]
     apart = np.where(strided == 1, vector, tile // across)
-    side = columns["MDIMC"] if of_a else -columns["MDIMC"]
     loads = tile // across // width
-    by_shared, by_l1 = (_each(count, apart, width, side) for count in (_shared_passes, _l1_passes))
+    by_shared, by_l1 = (
+        by_each(count, apart, width, columns["MDIMC"], of_a) for count in (_shared_passes, _l1_passes)
+    )
     copied_apart = np.where(strided == 1, vector, tile // copying)
     copy = (copied_apart, width, copying, tile)
     stored, lines, touched = (
-        _each(count, *copy) for count in (_stored_passes, _copied_lines, _copied_sectors)
+        by_each(count, *copy) for count in (_stored_passes, _copied_lines, _copied_sectors)
     )
     copies = staged * tile / (32 * width)  # by warps, each a load and a store
     return _MatrixAccess(
@@ -205,18 +204,18 @@ def _matrix_access(columns: Columns, letter: str) -> _MatrixAccess:
     )
 
 
-def _read_words(apart: int, side: int) -> NDArray[np.int64]:
-    """Return the words that the lanes of a warp read: `side` lanes differ for A, groups of -`side` for B."""
+def _read_words(apart: int, across: int, of_a: int) -> NDArray[np.int64]:
+    """Return the words that the lanes of a warp read: of A along a block's first dimension, or of B."""
     lane = np.arange(32)
-    return (lane % side if side > 0 else lane // -side) * apart
+    return (lane % across if of_a else lane // across) * apart
 
 
-def _shared_passes(apart: int, width: int, side: int) -> int:
-    return shared_passes(_read_words(apart, side), width)
+def _shared_passes(apart: int, width: int, across: int, of_a: int) -> int:
+    return shared_passes(_read_words(apart, across, of_a), width)
 
 
-def _l1_passes(apart: int, width: int, side: int) -> int:
-    return l1_passes(_read_words(apart, side), width)
+def _l1_passes(apart: int, width: int, across: int, of_a: int) -> int:
+    return l1_passes(_read_words(apart, across, of_a), width)
 
 
 def _stored_passes(apart: int, width: int, copying: int, tile: int) -> int:
@@ -326,13 +325,6 @@ def _elements(steps: int, count: int, taps: int) -> int:
     return len({tap + step * steps for tap in range(taps) for step in range(count)})
 
 
-def _each(function: Callable[..., int], *columns: Any) -> NDArray[np.float64]:
-    """Apply a function to columns, evaluating it once for each combination of values."""
-    rows, which = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
-    values: NDArray[np.float64] = np.array([function(*map(int, row)) for row in rows], dtype=np.float64)
-    return values[which.reshape(-1)]
-
-
 def _convolution_execution(columns: Columns, reads: Any, fma: Any) -> Execution:
     """Describe the copy of a tile, four loads of a thread at a time, and the unrolled loop over taps.
 
@@ -391,9 +383,9 @@ def _convolution(columns: Columns, device: Device) -> Costs:
     # Padding columns place the lines of a block narrower than the banks into different banks.
     pads = (columns["use_padding"] == 1) & (bx % BANKS != 0)
     pitch = wide + pads * (-(wide - bx) % BANKS)
-    needed = _each(_elements, bx, tx, taps_x) * _each(_elements, by, ty, taps_y)
+    needed = by_each(_elements, bx, tx, taps_x) * by_each(_elements, by, ty, taps_y)
     at_once = np.where(bx == 1, 4, 1)
-    passes = np.where(shared == 1, _each(_bank_passes, bx, by, pitch), warps)
+    passes = np.where(shared == 1, by_each(_bank_passes, bx, by, pitch), warps)
     passes = np.where(bx == 1, threads / 32, passes)
     fma, staged = out_x * out_y * taps_x * taps_y, wide * high * shared
     moves = 2 * staged / at_once  # each element is loaded and stored

@@ -163,7 +163,7 @@ class Execution:
             the one before, such as products, exponentials of them, and products of those; 0 if pipes overlap.
         resident_blocks: Blocks that an SM runs at a time if the launch has no more; 0 if occupancy decides.
 
-    Source: the Attributes follow the metrics of Nsight Compute ("Warp State Statistics", "Memory Tables").
+    Source: the attributes follow the metrics of Nsight Compute ("Warp State Statistics", "Memory Tables").
     """
 
     registers: Column = 32.0

@@ -73,10 +73,10 @@ def by_each(function: Callable[..., float], *columns: Any) -> NDArray[np.float64
     occurring = np.zeros(math.prod(sizes), dtype=bool)
     occurring[which] = True
     values = np.zeros(len(occurring))
-    for place in np.flatnonzero(occurring):
-        values[place] = function(*map(int, np.unravel_index(place, sizes)))
-    found: NDArray[np.float64] = values[which]
-    return found
+    for combination in np.flatnonzero(occurring):
+        values[combination] = function(*map(int, np.unravel_index(combination, sizes)))
+    column: NDArray[np.float64] = values[which]
+    return column
 
 
 # -- L2 and memory ------------------------------------------------------------------------------------------
