@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,6 +24,7 @@ import tunebench.torch as served  # noqa: E402
 from tests.torch.reference_kernels import reference_bindings  # noqa: E402
 from tunebench.dispatch import DispatchedCall, cpu, forget  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
+from tunebench.torch import _tensor  # noqa: E402
 from tunebench.torch.functional import custom_op  # noqa: E402
 
 functional = torch.nn.functional
@@ -686,3 +688,19 @@ def test_deprecated_names_warn(old: str, new: str) -> None:
     with pytest.warns(FutureWarning, match=f"torch.{old} is deprecated .* use tunebench.torch.{new}"):
         renamed = getattr(served, old)
     assert renamed is getattr(served, new)
+
+
+def test_views_between_multiples_of_an_access_are_copied_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a view may start anywhere in memory; kernels access 16 bytes at once."""
+    stream = types.SimpleNamespace(cuda_stream=7)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: stream)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    given: list[Any] = []
+    kernel: Any = types.SimpleNamespace(scratch_bytes=0, run=lambda *addresses, **_: given.extend(addresses))
+    logits = torch.randn(3, 257).to(torch.bfloat16)
+    _tensor._launch_on_gpu(kernel, (logits, logits[1:], 0.5), torch.device("cuda", 0))
+    assert given[0] == logits.data_ptr()
+    assert given[1] not in (logits[1:].data_ptr(), logits.data_ptr())
+    assert given[1] % 16 == 0
+    assert given[2] == 0.5
+    assert torch.equal(_tensor.aligned(logits[1:]), logits[1:])

@@ -72,7 +72,7 @@ class GpuKernel(BoundKernel):
         """Enqueue the kernels.
 
         Args:
-            tensors: Address of each tensor; the number of a tensor without a shape.
+            tensors: Address of each tensor, a multiple of 16; the number of a tensor without a shape.
             stream: Handle of the stream.
             scratch: Address of `scratch_bytes` of memory, aligned to 256 bytes.
             options: Arguments of other kernel classes; ignored.

@@ -16,6 +16,7 @@ from tunebench.workload import Workload
 
 __all__ = [
     "DTYPES",
+    "aligned",
     "compute_type",
     "device_of",
     "launch",
@@ -102,10 +103,21 @@ def _array(tensor: Any, shape: tuple[int, ...]) -> Any:
     return array.reshape(shape)
 
 
+ACCESS_BYTES = 16
+"""Widest access of kernels on GPUs. Memory that torch allocates starts at multiples of it; views need not."""
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a dense tensor, copied if its memory does not start at a multiple of the widest access."""
+    return tensor if tensor.data_ptr() % ACCESS_BYTES == 0 else tensor.clone()
+
+
 def _launch_on_gpu(kernel: BoundKernel, tensors: Sequence[Any], device: torch.device) -> None:
     """Launch on the current stream of the tensors' device; torch's allocator provides the scratch memory."""
     index = device.index
-    addresses = [t.data_ptr() if isinstance(t, torch.Tensor) and t.ndim else t for t in tensors]
+    # Outputs are never copied: they were allocated for this call. Copies live until the launch is enqueued.
+    held = [aligned(t) if isinstance(t, torch.Tensor) and t.ndim else t for t in tensors]
+    addresses = [t.data_ptr() if isinstance(t, torch.Tensor) and t.ndim else t for t in held]
     scratch = None
     needed: int = kernel.scratch_bytes  # type: ignore[attr-defined]
     if needed:
