@@ -11,10 +11,12 @@ from tunebench.expression import Node, steps
 __all__ = [
     "DECODED",
     "LANES",
+    "LINE",
     "NUMBA_ACCESS",
     "NUMBA_REGISTERS",
     "NUMBA_UNROLLED",
     "PROLOGUE",
+    "SECTOR",
     "STEP",
     "Exchange",
     "converted",

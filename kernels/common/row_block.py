@@ -7,6 +7,9 @@ row. `cache` selects where a row is kept until statistics of all its elements ar
 - ``registers``: unrolled, if the elements of a thread fit; read once.
 - ``shared``: in shared memory, if the rows of a block fit as f32; read once.
 - ``online``: not kept; statistics are updated while reading, and the row is read a second time.
+
+Vectors are aligned in memory. Where the length of rows is no multiple of them, a row has edges: elements
+before its first and after its last vector, which are accessed one by one (row_edges.cuh).
 """
 
 from __future__ import annotations
@@ -19,9 +22,12 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import DType, itemsize
+from tunebench.kernels.common.cuda import helpers
 from tunebench.kernels.common.expected import (
     LANES,
+    LINE,
     PROLOGUE,
+    SECTOR,
     STEP,
     converted,
     exchange,
@@ -42,6 +48,7 @@ __all__ = [
     "RowWork",
     "Rows",
     "default_config",
+    "kernels_for_rows",
     "most_held",
     "row_costs",
     "row_space",
@@ -55,6 +62,10 @@ OTHER_REGISTERS, WIDE_REGISTERS = 24, 8
 """Further registers of a thread: addresses, loop state and reductions; vectors in flight."""
 SCRATCH_BYTES = 128
 """Static shared memory of a block reduction: one f32 for each of at most 32 warps."""
+LEAST_VECTORS = 16
+"""Vectors in a row from which edges are worth wider accesses."""
+EDGE_PROLOGUE = 15
+"""Instructions of a warp that find the edges of its row."""
 
 
 class Rows(Protocol):
@@ -82,8 +93,14 @@ def _one(workload: Any) -> int:
 
 
 def _held(workload: Rows, row_threads: Any, vector: Any) -> Any:
-    """Return the elements of a row per thread; the arguments may be columns of a table."""
-    return ceil_div(workload.cols, row_threads * vector) * vector
+    """Return the most elements of a row per thread; the arguments may be columns of a table."""
+    vectors = ceil_div(workload.cols // vector, row_threads)
+    return vectors * vector + ceil_div(_edges(workload, vector), row_threads)
+
+
+def _edges(workload: Rows, vector: Any) -> Any:
+    """Return the most elements of a row outside of aligned vectors; `vector` may be a column of a table."""
+    return (workload.cols % vector != 0) * 2 * (vector - 1)
 
 
 def most_held(threads: Any, vector: Any, device: Device) -> Any:
@@ -102,12 +119,13 @@ CACHES = ("registers", "shared", "online")
 """Where a row may be kept."""
 
 
-def row_space(kept: Kept = _one, caches: tuple[str, ...] = CACHES) -> Space:
+def row_space(kept: Kept = _one, caches: tuple[str, ...] = CACHES, *, edges: bool = False) -> Space:
     """Return the search space of row kernels.
 
     Args:
         kept: Function to the elements that are kept for each element of a row.
         caches: Values of the parameter `cache`.
+        edges: Whether rows may have edges.
     """
     return Space(
         (
@@ -122,9 +140,10 @@ def row_space(kept: Kept = _one, caches: tuple[str, ...] = CACHES) -> Space:
         (
             lambda row_threads, rows: (row_threads <= 32) | (rows == 1),
             lambda row_threads, rows: (row_threads * rows >= 32) & (row_threads * rows <= 1024),
-            # Every row must start at a multiple of an access.
+            # Every row must start at a multiple of an access, or have a vector wherever it starts.
             lambda vector, workload: (
-                (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16)
+                ((workload.cols % vector == 0) | (edges & (workload.cols >= 2 * vector)))
+                & (vector * itemsize(workload.dtype) <= 16)
             ),
             # Threads without a vector are useless.
             lambda row_threads, vector, workload: (
@@ -164,8 +183,20 @@ def widest_vector(workload: Rows) -> int:
     return max(v for v in (1, 2, 4, 8) if v <= widest and workload.cols % v == 0)
 
 
+def _widest_with_edges(workload: Rows) -> int:
+    """Return the widest access whose vectors have most of a row's elements wherever it starts."""
+    widest = 16 // itemsize(workload.dtype)
+    useful = (v for v in (1, 2, 4, 8) if v <= widest and workload.cols >= LEAST_VECTORS * v)
+    return max(widest_vector(workload), *useful, 1)
+
+
 def default_config(
-    workload: Rows, device: Device, kept: Kept = _one, caches: tuple[str, ...] = CACHES
+    workload: Rows,
+    device: Device,
+    kept: Kept = _one,
+    caches: tuple[str, ...] = CACHES,
+    *,
+    edges: bool = False,
 ) -> Config:
     """Return the widest accesses, and as few threads per row as leave each about 16 elements.
 
@@ -174,8 +205,9 @@ def default_config(
         device: The device to choose for.
         kept: Function to the elements that are kept for each element of a row.
         caches: Values of `cache` that the space has.
+        edges: Whether rows may have edges.
     """
-    vector = widest_vector(workload)
+    vector = _widest_with_edges(workload) if edges else widest_vector(workload)
     row_threads = next((t for t in (4, 8, 16, 32, 64, 128, 256, 512) if workload.cols <= 16 * t), 1024)
     while row_threads > 4 and row_threads * vector >= 2 * workload.cols:
         row_threads //= 2
@@ -198,10 +230,12 @@ class CudaRowBlock(CudaVariant[R]):
 
     Attributes:
         caches: Values of the parameter `cache`.
+        edges: Whether rows may have edges.
     """
 
     space = SPACE
     caches: ClassVar[tuple[str, ...]] = CACHES
+    edges: ClassVar[bool] = False
 
     def kept(self, workload: Any) -> int:
         """Return the elements, of all tensors, that are kept for each element of a row (override)."""
@@ -209,7 +243,7 @@ class CudaRowBlock(CudaVariant[R]):
 
     def default(self, workload: Any, device: Device) -> Config:
         """Return wide accesses and about 16 elements of each tensor per thread."""
-        return default_config(workload, device, self.kept, self.caches)
+        return default_config(workload, device, self.kept, self.caches, edges=self.edges)
 
     def tiles(self, workload: Any, config: Config) -> tuple[Tiling, ...]:
         """Return the rows of a block, and the elements of an access by all threads of a row."""
@@ -232,7 +266,7 @@ class CudaRowBlock(CudaVariant[R]):
         """
         cache, row_threads, rows, vector, unroll = (config[p.name] for p in self.space.parameters)
         # The vectors that a thread processes together: all of its row, or `unroll` of them.
-        batch = _held(workload, row_threads, vector) // vector if cache == "registers" else unroll
+        batch = ceil_div(workload.cols // vector, row_threads) if cache == "registers" else unroll
         kept_bytes = 4 * self.kept(workload) * rows * workload.cols
         return (
             Launch(
@@ -247,6 +281,26 @@ class CudaRowBlock(CudaVariant[R]):
     def emulation_workload(self, workload: R, config: Config) -> R:
         """Return two full blocks of rows and a partial one; the length of rows decides the unrolling."""
         return rows_of(workload, 2 * config["rows"] + 1)
+
+
+def kernels_for_rows(kernels: str, workload: Rows, config: Config) -> str:
+    """Return the text of kernels for the rows of a workload.
+
+    Lines that end with `// edges` process edges, which `EdgedShare` has in place of `Share`. The text for
+    rows without edges does not have these lines.
+
+    Args:
+        kernels: The text, with lines for edges.
+        workload: The workload.
+        config: The configuration.
+    """
+    if workload.cols % config["vector"] != 0:
+        return helpers("row_edges") + kernels.replace(_SHARE, f"Edged{_SHARE}")
+    return "".join(line for line in kernels.splitlines(keepends=True) if not line.endswith(_EDGE_LINE))
+
+
+_SHARE = "Share<ROW_THREADS, ROWS, V> my("
+_EDGE_LINE = "  // edges\n"
 
 
 def rows_of(workload: R, rows: int) -> R:
@@ -292,12 +346,13 @@ def row_costs(workload: Rows, table: Table, device: Device, work: RowWork) -> Co
     """
     rows = np.minimum(table["rows"], workload.rows)  # a block with room for more rows counts as full
     elements = rows * float(workload.cols)
+    in_vectors = elements - rows * _edges(workload, table["vector"])  # at least; edges stay in registers
     shared, online = table["cache"] == "shared", table["cache"] == "online"
     # One sector at either end may be shared with another row.
     fill_bytes = np.maximum(0.0, (elements * itemsize(workload.dtype) - 64.0) * work.row_tensors)
     repeated_reads = work.row_tensors if work.read_again is None else work.read_again
     vectors = work.row_tensors + repeated_reads * online + work.row_outputs
-    waiting = np.where(shared, work.kept(workload) * (1.0 + work.reductions) * elements, 0.0)
+    waiting = np.where(shared, work.kept(workload) * (1.0 + work.reductions) * in_vectors, 0.0)
     scratch_bytes = np.where(table["row_threads"] > 32, table["row_threads"] / 8.0, 0.0)
     return Costs(
         blocks=workload.rows / rows,
@@ -305,12 +360,13 @@ def row_costs(workload: Rows, table: Table, device: Device, work: RowWork) -> Co
         threads=table["row_threads"] * table["rows"],
         smem_bytes=np.where(shared, 4.0 * work.kept(workload) * table["rows"] * workload.cols, 0.0)
         + scratch_bytes,
-        fma=elements * np.where(online, work.fma[1], work.fma[0]),
+        fma=elements * work.fma[0] + np.where(online, in_vectors * (work.fma[1] - work.fma[0]), 0.0),
         sfu=elements * np.where(online, work.sfu[1], work.sfu[0]),
         # Written once and read after each reduction: four bytes per lane, without bank conflicts.
         smem_traffic_bytes=4.0 * waiting,
         fill_bytes=fill_bytes,
         # Vectors are read once or twice, and written; a row in shared memory is accessed by single elements.
+        # Edges, which take more accesses, count as vectors.
         accesses=elements * vectors / table["vector"] + waiting,
         chain_clocks=_chain_clocks(workload, table, device, work.sums, work.reductions),
         execution=_execution(workload, table, device, work),
@@ -320,41 +376,52 @@ def row_costs(workload: Rows, table: Table, device: Device, work: RowWork) -> Co
 def _execution(workload: Rows, table: Table, device: Device, work: RowWork) -> Execution:
     """Describe a block: loads of the row, reductions, and results.
 
-    A row in registers is loaded at once. Otherwise a thread waits for every `unroll` vectors; if it reads the
-    row again, L2 answers.
+    A row in registers is loaded at once. Otherwise a thread waits for its edges, if any, and for every
+    `unroll` vectors; if it reads the row again, L2 answers.
     """
     names = ("cache", "row_threads", "rows", "vector", "unroll")
     cache, row_threads, rows, vector, unroll = (table[name] for name in names)
     kept, shared, online = cache == "registers", cache == "shared", cache == "online"
     size, threads = itemsize(workload.dtype), row_threads * rows
     again = work.row_tensors if work.read_again is None else work.read_again
-    vectors = ceil_div(workload.cols, row_threads * vector)  # of a thread
+    vectors = ceil_div(workload.cols // vector, row_threads)  # of a thread
     turns = np.where(kept, 1, ceil_div(vectors, unroll))
+    edged, edges = workload.cols % vector != 0, _edges(workload, vector)
     # A warp with any vector takes as long as a full one.
     lanes = np.minimum(LANES, row_threads)
-    accessed = rows * ceil_div(workload.cols, lanes * vector) * lanes  # vectors of a matrix
+    accessed = rows * ceil_div(workload.cols // vector, lanes) * lanes  # vectors of a matrix
     moved = work.row_tensors + again * online + work.row_outputs
+    single = rows * ceil_div(edges, lanes) * lanes  # edges of a matrix, which are read once
+    moved_single = work.row_tensors + work.row_outputs
     adjacent = np.where(row_threads * vector < workload.cols, row_threads, LANES)
-    passes = accessed / LANES * (moved + work.weights) * l1_passes(adjacent, vector * size)
+    lane_bytes = vector * size
+    # Vectors of rows with edges start anywhere in a line, so that lanes served together may be on two.
+    lines = 1 + edged * (np.minimum(LINE, adjacent * lane_bytes) - lane_bytes) / LINE
+    passes = accessed / LANES * (moved + work.weights) * l1_passes(adjacent, lane_bytes) * lines
+    # The last elements of a row are next to the first ones of the next row.
+    passes = passes + single / LANES * moved_single * (LANES / lanes + 1)
     kept_words = accessed * vector * work.kept(workload) * (1.0 + work.reductions) * shared
     conflicts = np.array([_kept_passes(int(count), workload.cols) for count in row_threads])
     met = exchange(row_threads, threads, work.reductions)
     # Two operations of each multiply-add are expected to be two instructions.
     fma, sfu = (np.where(online, counts[1], counts[0]) for counts in (work.fma, work.sfu))
     of_element = 2 * fma + sfu + converted(size) * (moved + work.weights)
-    held = np.where(kept, vectors, unroll) * vector * work.kept(workload)
+    unrolled = np.where(kept, vectors, unroll) * vector + ceil_div(edges, row_threads)
     row_bytes, pitch = workload.cols * size, workload.cols * size
     # Lanes of a warp store one run; what they load is in L1 for the next warp of the row.
-    run = np.minimum(row_bytes, lanes * vector * size)
-    stored = row_bytes / run * sector_bytes(run, pitch)
+    run = np.minimum(row_bytes, lanes * lane_bytes)
+    run_bytes = np.where(edged, run + SECTOR - lane_bytes, sector_bytes(run, pitch))
+    stored = row_bytes / run * run_bytes + edged * 2 * SECTOR
     # L1 holds weights if they take at most half of it.
     missed = work.weights * row_bytes if 2 * work.weights * row_bytes > device.smem_per_sm_bytes else 0
     return Execution(
-        registers=held + OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1),
-        instructions=accessed * vector / LANES * of_element
-        + threads / LANES * (PROLOGUE + STEP * turns * np.where(kept, 1, 1 + work.reductions))
+        registers=unrolled * work.kept(workload) + OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1),
+        instructions=(accessed * vector + single) / LANES * of_element
+        + threads
+        / LANES
+        * (PROLOGUE + EDGE_PROLOGUE * edged + STEP * turns * np.where(kept, 1, 1 + work.reductions))
         + met.instructions,
-        accesses=accessed * (moved + work.weights) + kept_words + met.accesses,
+        accesses=accessed * (moved + work.weights) + single * moved_single + kept_words + met.accesses,
         passes=passes + kept_words / LANES * conflicts,
         l2_bytes=rows
         * (
@@ -362,11 +429,11 @@ def _execution(workload: Rows, table: Table, device: Device, work: RowWork) -> E
             + work.row_outputs * stored
             + missed
         ),
-        memory_waits=turns,
+        memory_waits=turns + (edged & ~kept),
         l2_waits=np.where(online & (again > 0), turns, (work.weights > 0) * turns),
         shared_waits=met.waits + np.where(shared, work.reductions * turns, 0),
         barriers=met.barriers,
-        code_bytes=16 * of_element * np.where(kept, vectors, unroll) * vector,
+        code_bytes=16 * of_element * unrolled,
     )
 
 
@@ -383,7 +450,10 @@ def _chain_clocks(workload: Rows, table: Table, device: Device, sums: int, reduc
     No other block reads the row, so that it comes from L2. Reductions within a warp are not counted. If a row
     is not kept, all sums are updated together, and one addition per vector waits for the previous one.
     """
-    vectors = ceil_div(workload.cols, table["row_threads"] * table["vector"])
+    vector = table["vector"]
+    # A row has the fewest vectors if it starts one element after a multiple of an access.
+    least = (workload.cols - (workload.cols % vector != 0) * (vector - 1)) // vector
+    vectors = ceil_div(least, table["row_threads"])
     adds = np.where(table["cache"] == "online", min(sums, 1), sums) * (vectors - 1)
     exchanges = reductions * (table["row_threads"] > 32)  # through shared memory
     far = workload.cols * itemsize(workload.dtype) > 64  # otherwise another row may have brought it to L1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tunebench.device import Device
 from tunebench.kernels.common.cuda import ctype, helpers
-from tunebench.kernels.common.row_block import CudaRowBlock, RowWork, row_costs, row_space
+from tunebench.kernels.common.row_block import CudaRowBlock, RowWork, kernels_for_rows, row_costs, row_space
 from tunebench.space import Config, Table
 from tunebench.variant import Costs, Launch, Scalar
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
@@ -33,11 +33,16 @@ template <class T, int ROW_THREADS, int ROWS, int V, int N>
 __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) cross_entropy_registers(CROSS_ENTROPY_PARAMETERS) {
   const Share<ROW_THREADS, ROWS, V> my(rows, cols);
   const Arguments<T, false, V> source = {x + my.offset, nullptr, LOG2_E};
+  const Arguments<T, false, 1> single = {source.x, nullptr, LOG2_E};  // edges
+  float edge[my.EDGES][1];  // edges
+  my.each_edge([&](int element, int n) { single.load(element, edge[n]); });  // edges
   float z[N][V], top = lowest(), total = 0.0f;
   each_held_vector<N>(my.thread, my.STEP, my.count, [&](int vector, int n) { source.load(vector, z[n]); });
   each_held_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { top = max_of(top, z[n]); });
+  my.each_edge([&](int, int n) { top = max_of(top, edge[n]); });  // edges
   top = reduce_row<ROW_THREADS>(top, Max());
   each_held_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { total += raise<false>(top, z[n]); });
+  my.each_edge([&](int, int n) { total += raise<false>(top, edge[n]); });  // edges
   total = reduce_row<ROW_THREADS>(total, Sum());
   end_row(my, {top, total}, x, target, loss, lse);
 }
@@ -46,10 +51,14 @@ template <class T, int ROW_THREADS, int ROWS, int V, int N>
 __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) cross_entropy_online(CROSS_ENTROPY_PARAMETERS) {
   const Share<ROW_THREADS, ROWS, V> my(rows, cols);
   const Arguments<T, false, V> source = {x + my.offset, nullptr, LOG2_E};
+  const Arguments<T, false, 1> single = {source.x, nullptr, LOG2_E};  // edges
+  float edge[my.EDGES][1];  // edges
+  my.each_edge([&](int element, int n) { single.load(element, edge[n]); });  // edges
   float z[N][V];
   Powers row = no_powers();
   for (int first = my.thread; first < my.count; first += my.STEP * N)
     row.read(source, first, my.STEP, my.count, z);
+  row.read(Loaded(), my.thread, my.STEP, my.edges, edge);  // edges
   row.join<ROW_THREADS>();
   end_row(my, row, x, target, loss, lse);
 }
@@ -65,7 +74,8 @@ class CudaBlockCrossEntropy(CudaRowBlock[CrossEntropy]):
     operator = CrossEntropy
     direction = "forward"
     caches = CACHES
-    space = row_space(caches=CACHES)
+    edges = True
+    space = row_space(caches=CACHES, edges=True)
 
     def costs(self, workload: CrossEntropy, table: Table, device: Device) -> Costs:
         """Count scaling, difference and sum; scaling and difference may be one instruction."""
@@ -85,7 +95,8 @@ class CudaBlockCrossEntropy(CudaRowBlock[CrossEntropy]):
 
     def source(self, workload: CrossEntropy, config: Config) -> str:
         """Return both kernels; the entry selects the one that is instantiated."""
-        return helpers("types", "reduce", "row_block", "softmax", "cross_entropy") + KERNELS
+        kernels = kernels_for_rows(KERNELS, workload, config)
+        return helpers("types", "reduce", "row_block", "softmax", "cross_entropy") + kernels
 
     def launches(self, workload: CrossEntropy, config: Config) -> tuple[Launch, ...]:
         """Launch one block for every `rows` rows."""

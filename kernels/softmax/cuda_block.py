@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from tunebench.device import Device
 from tunebench.kernels.common.cuda import ctype, flag, helpers
-from tunebench.kernels.common.row_block import CudaRowBlock, RowWork, row_costs
+from tunebench.kernels.common.row_block import CudaRowBlock, RowWork, kernels_for_rows, row_costs, row_space
 from tunebench.space import Config, Table
 from tunebench.variant import Argument, Costs, Launch, Scalar
 from tunebench.workloads.operators.softmax import Softmax
@@ -24,12 +24,18 @@ template <class T, bool MASKED, bool LOG, int ROW_THREADS, int ROWS, int V, int 
 __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_registers(SOFTMAX_PARAMETERS) {
   const Share<ROW_THREADS, ROWS, V> my(rows, cols);
   const Arguments<T, MASKED, V> source = {x + my.offset, mask + my.offset, scale * LOG2_E};
+  const Arguments<T, MASKED, 1> single = {source.x, source.mask, source.scale};  // edges
+  float edge[my.EDGES][1];  // edges
+  my.each_edge([&](int element, int n) { single.load(element, edge[n]); });  // edges
   float z[N][V], top = lowest(), total = 0.0f;
   each_held_vector<N>(my.thread, my.STEP, my.count, [&](int vector, int n) { source.load(vector, z[n]); });
   each_held_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { top = max_of(top, z[n]); });
+  my.each_edge([&](int, int n) { top = max_of(top, edge[n]); });  // edges
   top = reduce_row<ROW_THREADS>(top, Max());
   each_held_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { total += raise<!LOG>(top, z[n]); });
+  my.each_edge([&](int, int n) { total += raise<!LOG>(top, edge[n]); });  // edges
   const Finish<LOG> finish({top, reduce_row<ROW_THREADS>(total, Sum())});
+  my.each_edge([&](int element, int n) { finish.store(y + my.offset + element, edge[n]); });  // edges
   each_held_vector<N>(my.thread, my.STEP, my.count,
                       [&](int vector, int n) { finish.store(y + my.offset + vector * V, z[n]); });
 }
@@ -39,6 +45,9 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_shared(SOFTMAX_
   extern __shared__ float all_kept[];
   const Share<ROW_THREADS, ROWS, V> my(rows, cols);
   const Arguments<T, MASKED, V> source = {x + my.offset, mask + my.offset, scale * LOG2_E};
+  const Arguments<T, MASKED, 1> single = {source.x, source.mask, source.scale};  // edges
+  float edge[my.EDGES][1];  // edges
+  my.each_edge([&](int element, int n) { single.load(element, edge[n]); });  // edges
   const KeptRow<V> kept = {all_kept + my.row_of_block * cols, my.count};
   float z[N][V], top = lowest(), total = 0.0f;
   for (int first = my.thread; first < my.count; first += my.STEP * N) {
@@ -48,6 +57,7 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_shared(SOFTMAX_
       kept.put(vector, z[n]);
     });
   }
+  my.each_edge([&](int, int n) { top = max_of(top, edge[n]); });  // edges
   top = reduce_row<ROW_THREADS>(top, Max());
   for (int first = my.thread; first < my.count; first += my.STEP * N)
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) {
@@ -55,7 +65,9 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_shared(SOFTMAX_
       total += raise<!LOG>(top, z[n]);
       if constexpr (!LOG) kept.put(vector, z[n]);
     });
+  my.each_edge([&](int, int n) { total += raise<!LOG>(top, edge[n]); });  // edges
   const Finish<LOG> finish({top, reduce_row<ROW_THREADS>(total, Sum())});
+  my.each_edge([&](int element, int n) { finish.store(y + my.offset + element, edge[n]); });  // edges
   for (int first = my.thread; first < my.count; first += my.STEP * N)
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) {
       kept.get(vector, z[n]);
@@ -67,12 +79,18 @@ template <class T, bool MASKED, bool LOG, int ROW_THREADS, int ROWS, int V, int 
 __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_online(SOFTMAX_PARAMETERS) {
   const Share<ROW_THREADS, ROWS, V> my(rows, cols);
   const Arguments<T, MASKED, V> source = {x + my.offset, mask + my.offset, scale * LOG2_E};
+  const Arguments<T, MASKED, 1> single = {source.x, source.mask, source.scale};  // edges
+  float edge[my.EDGES][1];  // edges
+  my.each_edge([&](int element, int n) { single.load(element, edge[n]); });  // edges
   float z[N][V];
   Powers row = no_powers();
   for (int first = my.thread; first < my.count; first += my.STEP * N)
     row.read(source, first, my.STEP, my.count, z);
+  row.read(Loaded(), my.thread, my.STEP, my.edges, edge);  // edges
   row.join<ROW_THREADS>();
   const Finish<LOG> finish(row);
+  if constexpr (!LOG) my.each_edge([&](int, int n) { raise<true>(row.top, edge[n]); });  // edges
+  my.each_edge([&](int element, int n) { finish.store(y + my.offset + element, edge[n]); });  // edges
   for (int first = my.thread; first < my.count; first += my.STEP * N) {
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { source.load(vector, z[n]); });
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) {
@@ -90,6 +108,8 @@ class CudaBlockSoftmax(CudaRowBlock[Softmax]):
     name = "cuda_block"
     operator = Softmax
     direction = "forward"
+    edges = True
+    space = row_space(edges=True)
 
     def costs(self, workload: Softmax, table: Table, device: Device) -> Costs:
         """Count scaling, difference, sum and product, at two operations per instruction."""
@@ -103,7 +123,8 @@ class CudaBlockSoftmax(CudaRowBlock[Softmax]):
 
     def source(self, workload: Softmax, config: Config) -> str:
         """Return all three kernels; the entry selects the one that is instantiated."""
-        return helpers("types", "reduce", "row_block", "softmax") + KERNELS
+        kernels = kernels_for_rows(KERNELS, workload, config)
+        return helpers("types", "reduce", "row_block", "softmax") + kernels
 
     def launches(self, workload: Softmax, config: Config) -> tuple[Launch, ...]:
         """Launch one block for every `rows` rows; a missing mask is passed as x and not read."""
