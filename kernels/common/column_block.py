@@ -177,7 +177,7 @@ def _execution(workload: Rows, table: Table, work: ColumnWork) -> Execution:
     of_element = (work.instructions or 2 * work.fma) + work.sfu + converted(size) * work.moved
     exchanges, pitch = down > 1, workload.cols * size
     # All threads store their numbers; some threads join those of one column each.
-    met = np.where(exchanges, 2.0 * work.numbers * down * tile, 0.0)
+    exchanged = np.where(exchanges, 2.0 * work.numbers * down * tile, 0.0)
     columns_each = ceil_div(tile, threads)
     joining = np.where(exchanges, columns_each * work.numbers * down, 0)
     run_bytes = sector_bytes(tile * size, pitch)
@@ -187,9 +187,9 @@ def _execution(workload: Rows, table: Table, work: ColumnWork) -> Execution:
         + LOOP_REGISTERS,
         instructions=accessed * vector / LANES * of_element
         + threads / LANES * (PROLOGUE + STEP * turns * (1 + unroll / 4))
-        + 2 * met / LANES,
-        accesses=work.moved * accessed + met,
-        passes=work.moved * accessed / LANES * l1_passes(adjacent, vector * size) + met / LANES,
+        + 2 * exchanged / LANES,
+        accesses=work.moved * accessed + exchanged,
+        passes=work.moved * accessed / LANES * l1_passes(adjacent, vector * size) + exchanged / LANES,
         l2_bytes=work.moved * part * run_bytes + 4.0 * work.numbers * tile,
         # A second launch starts, and waits for every fourth of the parts that a thread joins.
         memory_waits=turns + np.where(split > 1, 1 + ceil_div(split, 32), 0),

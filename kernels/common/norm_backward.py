@@ -297,7 +297,7 @@ class CudaBackwardNorm(CudaVariant[N]):
         moved = 3.0 * reads + 1  # x, dy and gamma, and dx
         of_element = 2.0 * (3 + 0.5 * sum_count + 2 * (reads == 2)) + moved * converted(size)
         in_shared = np.where(shared, 2.0 * sum_count * accessed * vector, 0.0)
-        met = exchange(row_threads, threads, turns)
+        exchanged = exchange(row_threads, threads, turns)
         # The kernel for columns reads x and dy again. The last one reads the sums that blocks leave.
         columns_parts = ceil_div(table["blocks"], ceil_div(workload.cols, LANES * vector))
         parts = np.where(apart, np.minimum(columns_parts, ceil_div(workload.rows, COLUMN_LINES)), grid * rows)
@@ -313,9 +313,9 @@ class CudaBackwardNorm(CudaVariant[N]):
             registers=in_flight + OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1),
             instructions=accessed * vector / LANES * of_element * np.where(apart, 1.5, 1.0)
             + threads / LANES * (PROLOGUE + (STEP + 10) * turns * (1 + batches))
-            + 2 * met.instructions
+            + 2 * exchanged.instructions
             + in_shared / LANES,
-            accesses=accessed * (moved + 2 * apart) + in_shared + 2 * met.accesses,
+            accesses=accessed * (moved + 2 * apart) + in_shared + 2 * exchanged.accesses,
             passes=accessed / LANES * (moved + 2 * apart) * l1_passes(adjacent, vector * size)
             + in_shared / LANES,
             l2_bytes=turns * rows * row_bytes * (2 * reads + 1) + again_bytes + left_bytes,
@@ -325,8 +325,8 @@ class CudaBackwardNorm(CudaVariant[N]):
             + ceil_div(parts, 4 * FINISH_LINES)
             + np.where(apart, column_waits, 0),
             l2_waits=turns * np.where(reads == 2, batches, 0),
-            shared_waits=met.waits + np.where(shared, turns * batches, 0),
-            barriers=met.barriers,
+            shared_waits=exchanged.waits + np.where(shared, turns * batches, 0),
+            barriers=exchanged.barriers,
             memory_bytes=workload.traffic().total_bytes
             + np.where(apart, read_again_bytes(2.0 * workload.rows * workload.cols * size, device), 0.0),
         )

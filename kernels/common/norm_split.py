@@ -133,7 +133,7 @@ class CudaSplitNorm(CudaVariant[N]):
         moved = 2 * read + written + weights
         pitch, run = workload.cols * size, 32 * vector * size
         part_bytes = sector_bytes(chunk * vector * size, pitch)
-        met = exchange(threads, threads, 1 + centred)
+        exchanged = exchange(threads, threads, 1 + centred)
         total_bytes = float(read * workload.rows * workload.cols * size)
         of_element = (7.0 if centred else 4.0) + 2 * (read - 1 + workload.has_bias) + moved * converted(size)
         stored_bytes = written * chunk * vector * size / run * sector_bytes(run, pitch)
@@ -141,16 +141,16 @@ class CudaSplitNorm(CudaVariant[N]):
             registers=read * vector * unroll + OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1),
             instructions=0.5 * chunk * vector / 32 * of_element
             + warps * (PROLOGUE + STEP * turns)
-            + 0.5 * met.instructions,
-            accesses=0.5 * (chunk * moved + met.accesses),
+            + 0.5 * exchanged.instructions,
+            accesses=0.5 * (chunk * moved + exchanged.accesses),
             passes=0.5 * chunk / 32 * moved * l1_passes(32, vector * size),
             # Blocks of different rows share weights, but seldom an SM.
             l2_bytes=0.5 * ((2 * read + weights) * part_bytes + stored_bytes),
             # The second launch starts, and each warp waits for the moments of all parts, once or twice.
             memory_waits=turns + 1 + (1 + centred) * ceil_div(parts, 32),
             l2_waits=turns,
-            shared_waits=met.waits + 5.0 * (1 + centred),
-            barriers=met.barriers,
+            shared_waits=exchanged.waits + 5.0 * (1 + centred),
+            barriers=exchanged.barriers,
             memory_bytes=workload.traffic().total_bytes + read_again_bytes(total_bytes, device),
         )
 

@@ -161,18 +161,18 @@ class NumbaCudaResults(NumbaCudaVariant[R]):
             others if over_cols else terms,
             terms if over_cols else others,
         )
-        met = tree_exchange(threads, block, 1)
+        exchanged = tree_exchange(threads, block, 1)
         of_element = instructions + moved * (NUMBA_ACCESS + converted(size)) + STEP / 2
         return Execution(
             registers=NUMBA_REGISTERS,
-            instructions=elements / LANES * of_element + block / LANES * PROLOGUE + met.instructions,
-            accesses=moved * elements + met.accesses,
+            instructions=elements / LANES * of_element + block / LANES * PROLOGUE + exchanged.instructions,
+            accesses=moved * elements + exchanged.accesses,
             passes=moved
             * elements
             / LANES
             * l1_passes(np.where(adjacent < workload.cols, adjacent, LANES), size),
             l2_bytes=moved * runs * sector_bytes(1.0 * run * size, pitch) + 32.0 * others,
             memory_waits=np.ceil(each / (1 if stored else NUMBA_UNROLLED)),
-            shared_waits=met.waits,
-            barriers=met.barriers,
+            shared_waits=exchanged.waits,
+            barriers=exchanged.barriers,
         )

@@ -180,7 +180,7 @@ def _execution(
     lanes = np.minimum(LANES, threads)
     elements = 1.0 * rows * ceil_div(workload.cols, lanes) * lanes
     moved = row_tensors * reads + outputs + weights
-    met = tree_exchange(threads, rows * threads, reductions)
+    exchanged = tree_exchange(threads, rows * threads, reductions)
     read_bytes, run = sector_bytes(workload.cols * size, workload.cols * size), lanes * size
     stored = workload.cols / lanes * sector_bytes(run, workload.cols * size)
     summing = np.ceil(each / NUMBA_UNROLLED)
@@ -190,15 +190,15 @@ def _execution(
         / LANES
         * (of_element + moved * (NUMBA_ACCESS + converted(size)) + reads * STEP / 2)
         + rows * threads / LANES * PROLOGUE
-        + met.instructions,
-        accesses=moved * elements + met.accesses,
+        + exchanged.instructions,
+        accesses=moved * elements + exchanged.accesses,
         passes=moved * elements / LANES * l1_passes(np.where(threads < workload.cols, threads, LANES), size),
         l2_bytes=rows * (row_tensors * reads * read_bytes + outputs * stored),
         memory_waits=summing,
         # Read again, from L1 or L2.
         l2_waits=np.maximum(0, reads - 1 - (outputs > 0)) * summing + (outputs > 0) * each,
-        shared_waits=met.waits,
-        barriers=met.barriers,
+        shared_waits=exchanged.waits,
+        barriers=exchanged.barriers,
     )
 
 

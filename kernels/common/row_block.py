@@ -402,7 +402,7 @@ def _execution(workload: Rows, table: Table, device: Device, work: RowWork) -> E
     passes = passes + single / LANES * moved_single * (LANES / lanes + 1)
     kept_words = accessed * vector * work.kept(workload) * (1.0 + work.reductions) * shared
     conflicts = np.array([_kept_passes(int(count), workload.cols) for count in row_threads])
-    met = exchange(row_threads, threads, work.reductions)
+    exchanged = exchange(row_threads, threads, work.reductions)
     # Two operations of each multiply-add are expected to be two instructions.
     fma, sfu = (np.where(online, counts[1], counts[0]) for counts in (work.fma, work.sfu))
     of_element = 2 * fma + sfu + converted(size) * (moved + work.weights)
@@ -420,8 +420,8 @@ def _execution(workload: Rows, table: Table, device: Device, work: RowWork) -> E
         + threads
         / LANES
         * (PROLOGUE + EDGE_PROLOGUE * edged + STEP * turns * np.where(kept, 1, 1 + work.reductions))
-        + met.instructions,
-        accesses=accessed * (moved + work.weights) + single * moved_single + kept_words + met.accesses,
+        + exchanged.instructions,
+        accesses=accessed * (moved + work.weights) + single * moved_single + kept_words + exchanged.accesses,
         passes=passes + kept_words / LANES * conflicts,
         l2_bytes=rows
         * (
@@ -431,8 +431,8 @@ def _execution(workload: Rows, table: Table, device: Device, work: RowWork) -> E
         ),
         memory_waits=turns + (edged & ~kept),
         l2_waits=np.where(online & (again > 0), turns, (work.weights > 0) * turns),
-        shared_waits=met.waits + np.where(shared, work.reductions * turns, 0),
-        barriers=met.barriers,
+        shared_waits=exchanged.waits + np.where(shared, work.reductions * turns, 0),
+        barriers=exchanged.barriers,
         code_bytes=16 * of_element * unrolled,
     )
 

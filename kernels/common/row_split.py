@@ -234,21 +234,21 @@ def _execution(
     moved = first + second + writes
     pitch, run = workload.cols * size, WARP * vector * size
     part_bytes = sector_bytes(part * vector * size, pitch)
-    met = exchange(threads, threads, reductions * (1 + writes))
+    exchanged = exchange(threads, threads, reductions * (1 + writes))
     reads_bytes = float(second * workload.rows * workload.cols * size)
     return Execution(
         registers=first * vector * unroll + OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1),
         instructions=part * vector / WARP * ((1 + writes) * of_element + moved * converted(size))
         + warps * (1 + writes) * (PROLOGUE + STEP * turns)
-        + met.instructions,
-        accesses=part * moved + met.accesses,
+        + exchanged.instructions,
+        accesses=part * moved + exchanged.accesses,
         passes=part / WARP * moved * l1_passes(WARP, vector * size),
         l2_bytes=(first + second) * part_bytes
         + writes * part * vector * size / run * sector_bytes(run, pitch),
         # The second launch starts, and waits for the numbers of all parts.
         memory_waits=turns + 2,
         l2_waits=turns * writes,
-        shared_waits=met.waits,
-        barriers=met.barriers,
+        shared_waits=exchanged.waits,
+        barriers=exchanged.barriers,
         memory_bytes=workload.traffic().total_bytes + read_again_bytes(reads_bytes, device),
     )

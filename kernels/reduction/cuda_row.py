@@ -214,21 +214,21 @@ class CudaRowReduction(CudaReduction):
         whole, weights = len(workload.whole_names), len(workload.vector_names)
         loads, threads = whole + weights, row_threads * rows
         of_element = expression_instructions(workload.tree) + 1 + converted(size) * loads
-        met, pitch = exchange(row_threads, threads, 1), workload.cols * size
+        exchanged, pitch = exchange(row_threads, threads, 1), workload.cols * size
         adjacent = np.where(row_threads * vector < workload.cols, row_threads, WARP)
         return Execution(
             registers=ceil_div(loads * vector * unroll * size, 4) + vector + unroll + LOOP_REGISTERS,
             instructions=accessed * vector / WARP * of_element
             + threads / WARP * (PROLOGUE + STEP * turns * (1 + unroll / 4))
-            + met.instructions,
-            accesses=loads * accessed + met.accesses,
+            + exchanged.instructions,
+            accesses=loads * accessed + exchanged.accesses,
             passes=loads * accessed / WARP * l1_passes(adjacent, vector * size),
             # Vectors stay in L1 for the next row.
             l2_bytes=whole * rows * sector_bytes(vectors * vector * size, pitch) + 32.0 * rows,
             # A second launch starts, and waits for the parts of a row.
             memory_waits=turns + np.where(split > 1, 2, 0),
-            shared_waits=met.waits,
-            barriers=met.barriers,
+            shared_waits=exchanged.waits,
+            barriers=exchanged.barriers,
         )
 
     def source(self, workload: Reduction, config: Config) -> str:

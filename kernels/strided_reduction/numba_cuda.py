@@ -219,19 +219,19 @@ def _execution(workload: StridedReduction, table: Table) -> Execution:
     found = {shape: _touched(workload, *shape) for shape in set(shapes)}
     accesses, passes, sectors = np.array([found[shape] for shape in shapes]).T
     each, block = ceil_div(workload.terms, threads), threads * others
-    elements, met = 1.0 * each * block, tree_exchange(threads, block, 1)
+    elements, exchanged = 1.0 * each * block, tree_exchange(threads, block, 1)
     of_element = 1 + expression_instructions(workload.tree) + DECODED * workload.axes + STEP / 2
     of_element = of_element + accesses * (NUMBA_ACCESS + converted(itemsize(workload.dtype)))
     gathered = any(operand.index.gathers for operand in workload.maps.values())
     return Execution(
         registers=NUMBA_REGISTERS,
-        instructions=elements / LANES * of_element + block / LANES * PROLOGUE + met.instructions,
-        accesses=accesses * elements + met.accesses,
+        instructions=elements / LANES * of_element + block / LANES * PROLOGUE + exchanged.instructions,
+        accesses=accesses * elements + exchanged.accesses,
         passes=elements / LANES * passes,
         l2_bytes=elements * sectors + 32.0 * others,
         memory_waits=np.ceil(each / NUMBA_UNROLLED) * (1 + gathered),
-        shared_waits=met.waits,
-        barriers=met.barriers,
+        shared_waits=exchanged.waits,
+        barriers=exchanged.barriers,
     )
 
 

@@ -75,7 +75,7 @@ def predicted(text: str, name: str = "h100-sxm") -> dict[str, Predicted]:
 
 
 def best_us(text: str, name: str = "h100-sxm") -> float:
-    return min(float(each.us.min()) for each in predicted(text, name).values())
+    return min(float(tunable.us.min()) for tunable in predicted(text, name).values())
 
 
 def peak_us(text: str, name: str = "h100-sxm") -> float:
@@ -87,28 +87,28 @@ def peak_us(text: str, name: str = "h100-sxm") -> float:
 @pytest.mark.parametrize("text", [*ROWS, *OTHERS])
 def test_every_variant_declares_its_execution(text: str) -> None:
     workload, device = parse(text), devices.find("h100-sxm")
-    for name, each in predicted(text).items():
-        assert each.costs.execution is not None, name
+    for name, tunable in predicted(text).items():
+        assert tunable.costs.execution is not None, name
         for field in dataclasses.fields(Execution):
-            column = np.asarray(getattr(each.costs.execution, field.name), dtype=np.float64)
+            column = np.asarray(getattr(tunable.costs.execution, field.name), dtype=np.float64)
             assert np.isfinite(column).all(), f"{name}: {field.name}"
             assert (column >= 0).all(), f"{name}: {field.name}"
         # What is expected of a block is no floor.
-        rows = len(each.table)
-        floors = dataclasses.replace(each.costs, execution=None)
+        rows = len(tunable.table)
+        floors = dataclasses.replace(tunable.costs, execution=None)
         with_execution, without = (
-            bound(costs, workload.traffic(), device, rows=rows) for costs in (each.costs, floors)
+            bound(costs, workload.traffic(), device, rows=rows) for costs in (tunable.costs, floors)
         )
         assert (with_execution.us == without.us).all()
-        assert (each.us >= with_execution.us).all()
+        assert (tunable.us >= with_execution.us).all()
 
 
 @pytest.mark.parametrize("text", ROWS)
 @pytest.mark.parametrize("name", ["h100-sxm", "a100-80-sxm"])
 def test_few_configurations_of_row_kernels_are_predicted_equal(text: str, name: str) -> None:
-    for each in predicted(text, name).values():
-        equal = int((each.us <= 1.001 * each.us.min()).sum())
-        assert equal <= max(3, 0.04 * len(each.us)), each.variant.key
+    for tunable in predicted(text, name).values():
+        equal = int((tunable.us <= 1.001 * tunable.us.min()).sum())
+        assert equal <= max(3, 0.04 * len(tunable.us)), tunable.variant.key
 
 
 @pytest.mark.parametrize("text", [*ROWS, OTHERS[0]])
@@ -126,11 +126,11 @@ def test_narrow_accesses_are_slower() -> None:
 
 
 def test_scalar_accesses_with_one_in_flight_are_slower() -> None:
-    each = predicted("elementwise:rows=8192,cols=8192,dtype=bf16,expression=x+y")["cuda_vector"]
-    vector, unroll = each.table["vector"], each.table["unroll"]
-    alone = each.us[(vector == 1) & (unroll == 1)]
-    assert alone.min() > 1.04 * each.us.min()
-    assert alone.max() > 1.4 * each.us.min()  # in large blocks, which start and end together
+    tunable = predicted("elementwise:rows=8192,cols=8192,dtype=bf16,expression=x+y")["cuda_vector"]
+    vector, unroll = tunable.table["vector"], tunable.table["unroll"]
+    alone = tunable.us[(vector == 1) & (unroll == 1)]
+    assert alone.min() > 1.04 * tunable.us.min()
+    assert alone.max() > 1.4 * tunable.us.min()  # in large blocks, which start and end together
 
 
 def test_one_warp_for_each_row_of_an_sm_is_slow() -> None:
@@ -156,8 +156,8 @@ def test_transposed_operands_go_through_shared_memory() -> None:
 @pytest.mark.parametrize(("strides", "lanes"), [("1_4096", "kept"), ("4096_1", "reduced")])
 def test_adjacent_threads_read_adjacent_elements(strides: str, lanes: str) -> None:
     text = f"strided_reduction:shape=4096x4096,dtype=bf16,expression=x,operands=x.bf16.{strides},reduce=sum"
-    each = predicted(text)["cuda_block"]
-    assert each.table["lanes"][each.us.argmin()] == lanes
+    tunable = predicted(text)["cuda_block"]
+    assert tunable.table["lanes"][tunable.us.argmin()] == lanes
 
 
 # -- attention ----------------------------------------------------------------------------------------------
@@ -188,25 +188,25 @@ def test_exponentials_cost_more_if_heads_are_short() -> None:
 
 
 def test_warpgroups_that_alternate_are_faster() -> None:
-    each = predicted("attention:batch=1,heads=16,seq_q=16384,head_dim=128,dtype=bf16")["cuda_wgmma"]
-    alternate = each.table["pingpong"] == 1
-    assert each.us[alternate].min() < each.us[~alternate & (each.table["consumers"] > 1)].min()
-    assert each.table["consumers"][each.us.argmin()] > 1
+    tunable = predicted("attention:batch=1,heads=16,seq_q=16384,head_dim=128,dtype=bf16")["cuda_wgmma"]
+    alternate = tunable.table["pingpong"] == 1
+    assert tunable.us[alternate].min() < tunable.us[~alternate & (tunable.table["consumers"] > 1)].min()
+    assert tunable.table["consumers"][tunable.us.argmin()] > 1
 
 
 @pytest.mark.parametrize("name", ["h100-sxm", "a100-80-sxm"])
 def test_decoding_reads_the_cache_at_most_of_the_bandwidth(name: str) -> None:
     text = "attention:batch=32,heads=32,heads_k=8,seq_q=1,seq_k=4096,head_dim=128,dtype=bf16,causal=true"
     assert 0.75 <= peak_us(text, name) / best_us(text, name) <= 0.92
-    best = min(predicted(text, name).values(), key=lambda each: float(each.us.min()))
+    best = min(predicted(text, name).values(), key=lambda tunable: float(tunable.us.min()))
     assert best.table["pack_heads"][best.us.argmin()] == 1  # heads that share keys read them once
 
 
 def test_one_query_takes_blocks_from_its_keys() -> None:
     text = "attention:batch=1,heads=32,heads_k=8,seq_q=1,seq_k=8192,head_dim=128,dtype=bf16,causal=true"
-    each = predicted(text)["cuda_mma"]
-    whole = each.table["split"] == 1
-    assert each.us[whole].min() > 2 * each.us.min()
+    tunable = predicted(text)["cuda_mma"]
+    whole = tunable.table["split"] == 1
+    assert tunable.us[whole].min() > 2 * tunable.us.min()
 
 
 # -- columns of Execution -----------------------------------------------------------------------------------
