@@ -2,8 +2,8 @@
 
     python -m benchmarks.plot_search [--results FILE.json] [--out FILE.svg]
 
-Reads the results that `python -m benchmarks.search compare` wrote. Each point is
-the mean over spaces and seeds.
+Reads the results that `python -m benchmarks.search compare` wrote. Each point is the mean over seeds, and over
+the spaces that every sampler of the figure searched.
 """
 
 from __future__ import annotations
@@ -31,8 +31,13 @@ NAMES = {
 def mean_efficiency(results: Path) -> dict[str, dict[int, float]]:
     """Return the mean efficiency by sampler and number of configurations, cold starts only."""
     samples: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for search in json.loads(results.read_text(encoding="utf-8"))["searches"]:
-        if not search["elsewhere"]:
+    searches = json.loads(results.read_text(encoding="utf-8"))["searches"]
+    spaces_of = {
+        name: {search["space"] for search in searches if search["sampler"] == name} for name in NAMES
+    }
+    common = set.intersection(*spaces_of.values())
+    for search in searches:
+        if not search["elsewhere"] and search["space"] in common:
             for asked, efficiency in search["efficiency"].items():
                 samples[search["sampler"]][int(asked)].append(efficiency)
     return {

@@ -38,7 +38,7 @@ CHECKPOINTS = (25, 50, 100, 200)
 """Trials after which the efficiency is reported."""
 
 GENERIC = "sm_70"
-"""Architecture whose representative stands for devices that are not described."""
+"""Architecture whose representative predicts devices that are not described."""
 
 _RECORDED = Verification(how="not verified", detail="recorded by another tuner")
 
