@@ -2,8 +2,8 @@
 
     python -m benchmarks.plot_search [--results FILE.json] [--out FILE.svg]
 
-Reads the results that `python -m benchmarks.search compare` wrote. Each point is the mean over seeds, and over
-the spaces that every sampler of the figure searched.
+Reads the results that `python -m benchmarks.search compare` wrote. Each point is the mean over seeds, and
+over the spaces that every sampler of the figure searched.
 """
 
 from __future__ import annotations
