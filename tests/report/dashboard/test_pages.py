@@ -415,7 +415,7 @@ def test_damaged_records_end_no_page(tmp_path: Path, damage: str, path: str, sta
     with open_browser(str(db)) as browser:
         catalogue = Catalogue(browser, prepare)
         catalogue.start()
-        catalogue.wait(2)
+        catalogue.wait()
         app = create_app(Pages(browser, catalogue))
         assert request(app, path).status == status
         assert request(app, "/plans").status == 200

@@ -237,10 +237,10 @@ class Catalogue:
                 self._gate.notify_all()
 
     def wait(self, limit_s: float = 60.0) -> Snapshot:
-        """Return the state once everything was read, or after `limit_s`."""
+        """Return the state once everything was read, a look failed, or `limit_s` has passed."""
         end = time.monotonic() + limit_s
         while (snapshot := self.snapshot()).unread or self._state is None:
-            if time.monotonic() > end:
+            if snapshot.error or time.monotonic() > end:
                 break
             time.sleep(0.01)
         return snapshot
