@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +16,22 @@ from numba.core.bytecode import FunctionIdentity
 
 from tunebench.compile.numba_cpu import compile_numba_cpu, fingerprint_of, key_numba_cpu, load_numba_cpu
 from tunebench.kernels import load_file, module_name
+from tunebench.kernels.common.numba_product import strided_product
 from tunebench.space import Config
 from tunebench.variant import NumbaCpuVariant
 from tunebench.workloads import parse
 
 WORKLOAD = parse("softmax:rows=3,cols=5,dtype=f32")
+
+KEYED = (
+    "gemm:m=8,n=8,k=16,dtype=f32",
+    "gated_gemm:m=8,n=8,k=16,dtype=f16",
+    "conv2d:n=1,c=3,h=5,w=5,k=4,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc",
+    "attention:batch=1,heads=2,seq_q=64,head_dim=64,dtype=f32",
+    "softmax:rows=4,cols=16,dtype=bf16",
+    "elementwise:rows=4,cols=16,dtype=f32,expression=gelu(x)",
+)
+"""Workloads with one variant for processors each, of which some use intrinsics."""
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +55,52 @@ def test_binaries_of_two_processes_do_not_share_symbols(variant: NumbaCpuVariant
         results.append(float(y[0].sum()))
     assert abs(results[0] - 1) < 1e-6
     assert results[1] > 1.0005
+
+
+def test_binaries_of_one_kernel_do_not_share_symbols(variant: NumbaCpuVariant[Any]) -> None:
+    """Numba numbers the functions of a kernel differently in each: equal symbols may be other functions."""
+    config = Config({"fault": "none", "copy": 0})
+    numbers = []
+    for _ in range(2):
+        binary = compile_numba_cpu(variant, WORKLOAD, config)
+        numbers.append(set(re.findall(rb"%bB\d+v(\d+)" % binary.entries[0].encode(), binary.payload)))
+    assert len(numbers[0]) == 1
+    assert numbers[0] != numbers[1]
+
+
+def test_fingerprint_depends_on_what_an_intrinsic_generates() -> None:
+    products = [
+        strided_product(2, 16, a_strides=(1, 2), b_pitch=pitch, sums_pitch=16) for pitch in (16, 32, 16)
+    ]
+    first, other, same = map(fingerprint_of, products)
+    assert first == same != other
+
+
+def test_keys_are_the_same_in_every_process() -> None:
+    script = (
+        "from tunebench import kernels\n"
+        "from tunebench.compile.numba_cpu import key_numba_cpu\n"
+        "from tunebench.device import local_cpu\n"
+        "from tunebench.workloads import parse\n"
+        f"for text in {KEYED}:\n"
+        "    workload = parse(text)\n"
+        "    for variant in kernels.variants(workload):\n"
+        "        if variant.refuses(workload, local_cpu()) is None:\n"
+        "            config = variant.default(workload, local_cpu())\n"
+        "            print(variant.key, key_numba_cpu(variant, workload, config))\n"
+    )
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-P", "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    )
+    assert first == second
+    assert first.count("\n") == len(KEYED)
 
 
 def test_key_depends_on_configuration_and_not_on_size(variant: NumbaCpuVariant[Any]) -> None:

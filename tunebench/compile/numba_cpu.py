@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import itertools
 import pickle
+import secrets
 import sys
 import warnings
 from collections.abc import Callable
@@ -27,6 +28,10 @@ from tunebench.workload import Workload
 __all__ = ["assembly_of_numba_cpu", "compile_numba_cpu", "fingerprint_of", "key_numba_cpu", "load_numba_cpu"]
 
 
+_SYMBOL_BITS = 60
+"""Bits of the random number from which functions of a binary are counted."""
+
+
 def key_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config: Config) -> str:
     """Return the cache key of what reaches Numba and LLVM for a configuration on this processor.
 
@@ -39,7 +44,7 @@ def key_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config: Con
     import numba
 
     return binary_key(
-        "numba-cpu 3",
+        "numba-cpu 4",
         fingerprint_of(variant.kernel(workload, config)),
         str(_signature(variant, workload, config)),
         ",".join(sorted(variant.fastmath)),
@@ -50,13 +55,20 @@ def key_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config: Con
 def fingerprint_of(value: Any) -> str:
     """Return a hash of Numba's input for a kernel: its bytecode and, recursively, all values it closes over.
 
-    The module name is part of it: compiled code finds its globals by that name, and the name of a user's file
-    contains its path.
+    An intrinsic counts by the function that generates its code, a cached function by the function itself.
+    The module name is part of the hash: compiled code finds its globals by that name, and the name of a
+    user's file contains its path.
     """
-    function = getattr(value, "py_func", value)
+    return _fingerprint(value, frozenset())
+
+
+def _fingerprint(value: Any, callers: frozenset[int]) -> str:
+    function = inspect.unwrap(getattr(value, "py_func", value))
     code = getattr(function, "__code__", None)
     if code is None:
         return repr(value)
+    if id(function) in callers:  # it calls itself
+        return str(function.__qualname__)
     options = getattr(value, "targetoptions", {})
     parts = [
         function.__module__,
@@ -65,7 +77,9 @@ def fingerprint_of(value: Any) -> str:
     ]
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     used = [function.__globals__[name] for name in code.co_names if name in function.__globals__]
-    parts += [fingerprint_of(item) for item in (*cells, *used) if not inspect.ismodule(item)]
+    parts += [
+        _fingerprint(item, callers | {id(function)}) for item in (*cells, *used) if not inspect.ismodule(item)
+    ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -123,7 +137,6 @@ def compile_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config:
     dispatcher = _dispatcher(variant, workload, config)
     signature = _signature(variant, workload, config)
     key = key_numba_cpu(variant, workload, config)
-    _name_apart(key)
     _compile(dispatcher, signature)
     result = dispatcher.overloads[signature.args]
     # Code with addresses of this process (ctypes functions) is useless in another process.
@@ -138,21 +151,23 @@ def compile_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config:
     )
 
 
-def _name_apart(key: str) -> None:
-    """Give the functions compiled next symbols that no other binary has.
+def _name_apart() -> None:
+    """Give the functions compiled next symbols that no other binary has, not even one of the same kernel.
 
     Numba distinguishes functions of the same name by a counter that starts at the same value in each process.
-    Without a separate start, binaries from two compiling processes would share symbols, and a process that
-    loads both would call the first one loaded.
+    A process that loads two binaries with a symbol in common calls the function loaded first, in both. Two
+    compilations of one kernel number its functions differently if one of them had to compile functions of
+    Numba's own as well, so that equal symbols may be different functions.
     """
     from numba.core.bytecode import FunctionIdentity
 
-    FunctionIdentity._unique_ids = itertools.count(int(key[:15], 16))
+    FunctionIdentity._unique_ids = itertools.count(secrets.randbits(_SYMBOL_BITS))
 
 
 def _compile(dispatcher: Any, signature: Any) -> None:
     from numba.core import errors
 
+    _name_apart()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", errors.NumbaWarning)  # advice to the author of the kernel
