@@ -82,12 +82,27 @@ def unroll_is_useful(
 
 
 def parts_are_useful(sums: Any, rows: Any, vector: Any, blocks: Any, workload: Norm) -> Any:
-    """Each block must have rows, and partial sums must fit in the scratch memory."""
+    """Fewer blocks must be another launch, and partial sums must fit in the scratch memory."""
+    fewer = np.asarray(BLOCKS)[np.maximum(0, np.searchsorted(BLOCKS, blocks) - 1)]
+    parts = _partial_sums(sums, rows, vector, blocks, workload)
+    per_part = np.where(sums == "apart", 1, rows)
+    fits = 4.0 * parts * per_part * _sums(workload) * workload.cols <= MAX_SCRATCH_BYTES
+    return (blocks == BLOCKS[0]) | ((parts > _partial_sums(sums, rows, vector, fewer, workload)) & fits)
+
+
+def _partial_sums(sums: Any, rows: Any, vector: Any, blocks: Any, workload: Norm) -> Any:
+    """Return the blocks that leave a partial sum of a column: each has rows.
+
+    Args:
+        sums: Where gradients of the weights are summed.
+        rows: Rows that a block processes at a time.
+        vector: Elements of an access.
+        blocks: Persistent blocks, or blocks that own columns.
+        workload: The workload.
+    """
     groups = ceil_div(workload.rows, np.where(sums == "apart", COLUMN_LINES, rows))
     across = np.where(sums == "apart", ceil_div(workload.cols, LANES * vector), 1)
-    parts = np.where(sums == "apart", ceil_div(blocks, across), np.minimum(blocks, groups) * rows)
-    fits = 4.0 * parts * _sums(workload) * workload.cols <= MAX_SCRATCH_BYTES
-    return (blocks == BLOCKS[0]) | ((blocks < 2.0 * groups * across) & fits)
+    return np.minimum(groups, ceil_div(blocks, across))
 
 
 SPACE = Space(

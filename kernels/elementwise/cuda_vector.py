@@ -50,6 +50,34 @@ SIDE_BY_SIDE = 64
 MOST_COLUMN_BLOCKS = 65535
 """Largest extent of a grid along y."""
 
+
+def persistent_blocks_differ(
+    col_threads: Any,
+    row_threads: Any,
+    vector: Any,
+    unroll: Any,
+    blocks_per_sm: Any,
+    workload: Any,
+    device: Device,
+) -> Any:
+    """Some persistent block must have several tiles, and fewer blocks per SM must be another launch."""
+    rows, cols = lines(workload)
+    across = ceil_div(cols, col_threads * vector)
+    height, lower = _height(blocks_per_sm, across), _height(blocks_per_sm // 2, across)
+    several = height * device.sm_count < ceil_div(rows, row_threads * unroll)
+    return (blocks_per_sm == 0) | (several & ((blocks_per_sm == 1) | (height > lower)))
+
+
+def _height(blocks_per_sm: Any, across: Any) -> Any:
+    """Return the persistent blocks of an SM down the rows; a launch has whole columns of blocks.
+
+    Args:
+        blocks_per_sm: Persistent blocks of an SM.
+        across: Tiles along a row.
+    """
+    return np.maximum(1, blocks_per_sm // across)
+
+
 SPACE = Space(
     (
         Parameter("col_threads", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), "threads along a row"),
@@ -92,6 +120,7 @@ SPACE = Space(
         lambda col_threads, row_threads, blocks_per_sm, device: (
             col_threads * row_threads * blocks_per_sm <= device.threads_per_sm
         ),
+        persistent_blocks_differ,
     ),
 )
 
@@ -210,7 +239,7 @@ class CudaVectorElementwise(CudaVariant[Elementwise]):
                 grid=(down, along, 1),
                 block=(config["col_threads"] * config["row_threads"], 1, 1),
                 arguments=(*names, "out", Scalar("int", rows), Scalar("int", cols)),
-                blocks_per_sm=max(1, staying // along) if staying else 0,
+                blocks_per_sm=int(_height(staying, along)) if staying else 0,
             ),
         )
 
@@ -242,7 +271,7 @@ def _execution(workload: Elementwise, table: Table, device: Device) -> Execution
     adjacent = np.where(along * vector < cols, along, LANES)
     of_element = expression_instructions(workload.tree) + converted(size) * whole + converted(out_size)
     # Persistent blocks are launched in columns of equal height.
-    height = np.maximum(1, staying // tiles)
+    height = _height(staying, tiles)
     turns = np.where(staying == 0, 1, ceil_div(ceil_div(rows, down * unroll), height * device.sm_count))
     once, starts = vectors * threads, 1.0 / turns  # loads of vectors by a starting block; starts of a tile
     lanes = np.minimum(LANES, along)

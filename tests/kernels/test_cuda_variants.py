@@ -5,6 +5,7 @@ A new variant joins by being in its folder; a new operator needs a line of `cuda
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import random
@@ -79,6 +80,26 @@ def test_launches_agree_with_what_is_declared(variant: CudaVariant[Any], workloa
     check_launches(variant, workload, H100)
     for config in sample_configs(variant, workload, H100, 20):
         assert "#include" not in variant.source(workload, config)
+
+
+@pytest.mark.parametrize(("variant", "workload"), CASES)
+def test_configurations_that_differ_in_one_parameter_are_different_launches(
+    variant: CudaVariant[Any], workload: Workload
+) -> None:
+    table = variant.configs(workload, H100)
+
+    def launched(row: int) -> tuple[str, Any]:
+        config = table.config(row)
+        launches = [
+            dataclasses.replace(launch, grid=launch.grid_on(H100.sm_count), blocks_per_sm=0)
+            for launch in variant.launches(workload, config)
+        ]
+        return variant.source(workload, config), launches
+
+    for row in random.Random(0).sample(range(len(table)), min(8, len(table))):
+        differing = (table.ordinals != table.ordinals[row]).sum(axis=1)
+        for neighbour in np.flatnonzero(differing == 1).tolist():
+            assert launched(neighbour) != launched(row), (table.config(row), table.config(neighbour))
 
 
 @pytest.mark.parametrize(("variant", "workload"), CASES)
