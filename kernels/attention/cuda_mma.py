@@ -29,6 +29,7 @@ from tunebench.kernels.attention import _attention_scores as _scores
 from tunebench.kernels.attention._attention import mma_refusal, padded
 from tunebench.kernels.common.cuda import first_product, helpers
 from tunebench.kernels.common.gemm import constants
+from tunebench.kernels.common.mma_tile import reached_flop_per_clock
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Execution, Launch, Tiling, ceil_div
 from tunebench.workload import Tensor
@@ -405,7 +406,7 @@ class CudaMmaAttention(CudaVariant[Attention]):
         height, keys = bm / row_warps, bn / key_warps
         needed = _registers(workload, bm, bn, row_warps, key_warps, hold_q) + OTHER_REGISTERS
         product_clocks = (
-            4 * height * keys * dim * device.partitions / device.mma_flop_per_clock[workload.dtype]
+            4 * height * keys * dim * device.partitions / reached_flop_per_clock(workload.dtype, device)
         )
         between_clocks = _forward.softmax_clocks(height * keys / 32, height * dim / 32, device)
         copies = (2 * share.tiles * bn + bm) * dim * size / 16
@@ -425,6 +426,7 @@ class CudaMmaAttention(CudaVariant[Attention]):
             # The first fragments of both products, and the results of other warps.
             shared_waits=2 * share.tiles + np.where(key_warps > 1, key_warps, 0),
             barriers=2 * share.tiles + 2 + (key_warps > 1),
+            tensor_clocks=share.tiles * product_clocks * warps / device.partitions,
             warp_clocks=share.tiles * (product_clocks + between_clocks),
         )
 

@@ -33,6 +33,7 @@ from tunebench.kernels.attention import _attention_scores as _scores
 from tunebench.kernels.attention._attention import mma_refusal, padded
 from tunebench.kernels.common.cuda import first_product, helpers
 from tunebench.kernels.common.gemm import constants
+from tunebench.kernels.common.mma_tile import reached_flop_per_clock
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Execution, Launch, Scalar, Tiling, ceil_div
 from tunebench.workload import Tensor
@@ -441,7 +442,7 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
         depth, steps, atomic = padded(workload), work.met.most, table["dq"] == "atomic"
         tile, gradients = warps * rows, 1 if _apart(workload) else 2
         of_warp = work.of_busiest("mma_flop") / warps
-        product_clocks = of_warp * device.partitions / device.mma_flop_per_clock[workload.dtype]
+        product_clocks = of_warp * device.partitions / reached_flop_per_clock(workload.dtype, device)
         # Probabilities, then gradients of scores: three more operations of a score.
         between = _forward.softmax_clocks(rows * step / 32, 3 * rows * step / 32, device)
         # Each lane adds 4 bytes to dq; those of a warp are in eight rows.
@@ -461,6 +462,7 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
             prefetched_waits=np.where(one_buffer, 0, steps / np.maximum(1, stages - 1)),
             shared_waits=steps * (2 * step / part + 2),
             barriers=steps * (1 + one_buffer + atomic),
+            tensor_clocks=product_clocks * warps / device.partitions,
             warp_clocks=product_clocks + steps * between,
         )
 

@@ -21,6 +21,7 @@ __all__ = [
     "instructions",
     "least_bk",
     "main_loop",
+    "reached_flop_per_clock",
     "smem_bytes",
     "threads",
     "tile_is_compact",
@@ -103,6 +104,17 @@ def converts(dtype: DType, device: Device) -> bool:
     return dtype == "e4m3" and device.compute_capability[0] in (9, 10)
 
 
+def reached_flop_per_clock(dtype: DType, device: Device) -> float:
+    """Return the FLOPs per clock of an SM that mma.sync reaches; infinite without tensor cores for the type.
+
+    Args:
+        dtype: Type of the operands.
+        device: Device that executes it.
+    """
+    share = HOPPER_SHARE if device.compute_capability[0] == 9 else 1.0
+    return share * device.mma_flop_per_clock.get(dtype, np.inf)
+
+
 def main_loop(
     table: Any,
     dtype: DType,
@@ -141,8 +153,7 @@ def main_loop(
     most_registers = device.registers_per_sm / (32 * warps * table["min_blocks"]) // 8 * 8
     sums, both_halves = bm * columns / (32 * warps), 2 + 2 * converts(dtype, device)
     registers = sums + 4 * both_halves * (of_a + of_b) + OTHER_REGISTERS
-    rate = device.mma_flop_per_clock.get("f16" if converts(dtype, device) else dtype, np.inf)
-    reached = HOPPER_SHARE if device.compute_capability[0] == 9 else 1.0
+    rate = reached_flop_per_clock("f16" if converts(dtype, device) else dtype, device)
     return Execution(
         # The compiler keeps to `min_blocks` by fewer fragments at a time.
         registers=np.where(table["min_blocks"] > 1, np.minimum(registers, most_registers), registers),
@@ -156,7 +167,7 @@ def main_loop(
         barriers=steps,
         code_bytes=INSTRUCTION_BYTES * (products + fragments) / (warps * np.maximum(1, steps)),
         iterations=steps,
-        tensor_clocks=2 * bm * columns * length / (rate * reached),
+        tensor_clocks=2 * bm * columns * length / rate,
     )
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.support import measured, record_outcome
 from tunebench import cli, device, explanation, kernels
+from tunebench._figure import significant
 from tunebench.bound import RESOURCES, Bound
 from tunebench.db.store import open_store
 from tunebench.device import Device
@@ -224,7 +225,7 @@ FULL, FEW = (Waves(blocks=n, sm_count=100, blocks_per_sm=1) for n in (500, 25))
         ({"tensor_pipe": 50, "dram": 10}, 66.5, FEW, ("latency", "few blocks", None, 4)),
         # Memory is the limit, whatever the number of SMs in use.
         ({"dram": 50, "tensor_pipe": 10}, 66.5, FEW, ("memory", "floor", "tensor pipe", 5)),
-        ({"dram": 1}, 1.25, FULL, ("latency", "launch", None, 2)),
+        ({"dram": 0.5}, LAUNCH_US / 2, FULL, ("latency", "launch", None, 2)),
         ({"dram": 3}, 3.6, FULL, ("memory", "floor", None, None)),
     ],
 )
@@ -532,7 +533,7 @@ def test_command_shows_measured_time_and_latency_limit(
     assert cli.run(["explain", "-w", small, "--arch", "sm_90", "--variant", "cuda_block", "--db", db]) == 0
     text = capsys.readouterr().out
     assert "latency limited: " in text
-    assert "launch overhead about 2.5 us" in text
+    assert f"launch overhead about {significant(LAUNCH_US)} us" in text
     assert "16 bytes need cols: a multiple of 8" in text
     text = "gemm:m=64,n=64,k=8192,dtype=f32"
     config = "bm=64,bn=64,tm=4,tn=4,lanes_n=8,bk=16,split_k=1,stages=1,vec=4,group_m=1,min_blocks=1"

@@ -62,6 +62,7 @@ class ExecutionConstants:
         tensor: The same for tensor cores.
         load_store: The same for the load/store units.
         shared: The same for passes through shared memory and L1.
+        asynchronous_shared: The same where units copy and multiply by themselves.
         l2: The same for the port from L2 into an SM.
         dram: The same for memory.
         l2_over_dram: Rate of the whole L2, over the peak bandwidth of memory.
@@ -81,6 +82,7 @@ class ExecutionConstants:
     tensor: float = 0.95
     load_store: float = 0.8
     shared: float = 0.8
+    asynchronous_shared: float = 0.95
     l2: float = 1.0
     dram: float = 0.83
     l2_over_dram: float = 3.5
@@ -108,15 +110,19 @@ operator latencies of sitar-lab/NeuSight.
 Luo et al., "Dissecting the NVIDIA Hopper architecture through microbenchmarking and multiple level analysis",
 2025 (96 % by wgmma of 256 columns).
 
+`asynchronous_shared`: products of 64 rows and 64 columns, whose operands need all 128 bytes of a clock, are
+as fast as those with operands in registers. Source: as of `tensor`.
+
 `asynchronous_pipes` follows from the fastest bf16 library products on H100 SXM, whose tensor cores and shared
 memory are both busy for about three quarters of the time. Source: library_gemm_h100_sxm.csv of
 ai-dynamo/aiconfigurator.
 """
 
-LAUNCH_US = 2.5
+LAUNCH_US = 2.0
 """Overhead of one launch in microseconds, without the host's share.
 
-The fastest bf16 library products take as long on H100 and A100. Source: library_gemm_*.csv of
+bf16 library products of less than 300 kB take 2.8 us on H100, 4.2 on A100, 2.2 on B200 and RTX PRO 6000
+(medians), of which blocks take 0.7 to 1.0 by this model. Source: library_gemm_*.csv of
 ai-dynamo/aiconfigurator.
 """
 
@@ -238,10 +244,15 @@ def _joined(exponent: float | Array, *times: Array) -> Array:
 
 
 def _memory_us(traffic: Traffic, device: Device, cache: CacheState, constants: ExecutionConstants) -> float:
-    """Return the time of the memory traffic. Results are counted even if L2 could hold them for a while."""
+    """Return the time of the memory traffic.
+
+    Results displace lines of a cold L2, which were written before. A warm one holds all lines if they fit.
+    """
     reads = dataclasses.replace(traffic, write_bytes=0)
-    write_us = traffic.write_bytes / (device.dram_gb_s * 1e3)
-    return (dram_us(reads, device, cache) + write_us) / constants.dram
+    written: float = traffic.write_bytes
+    if cache == "warm":
+        written = min(written, max(0.0, traffic.total_bytes - device.l2_bytes))
+    return (dram_us(reads, device, cache) + written / (device.dram_gb_s * 1e3)) / constants.dram
 
 
 def _sm_us(
@@ -314,12 +325,14 @@ def _pipe_clocks(
     large_code = np.log(np.maximum(1.0, np.asarray(execution.code_bytes) / constants.code_bytes))
     fetching = 1 + constants.code_penalty * large_code
     passes = np.maximum(np.asarray(costs.smem_traffic_bytes) / device.smem_bytes_per_clock, execution.passes)
+    asynchronous = np.asarray(execution.asynchronous) > 0
+    shared = np.where(asynchronous, constants.asynchronous_shared, constants.shared)
     busy = [
         instructions / device.issue_per_clock * fetching,
         np.asarray(costs.fma) / (device.fma_per_clock * constants.fma) * fetching,
         np.asarray(costs.sfu) / (device.sfu_per_clock * constants.fma),
         accesses / (device.accesses_per_clock * constants.load_store),
-        passes / constants.shared,
+        passes / shared,
     ]
     if np.any(costs.mma_flop):
         rate = device.mma_flop_per_clock[str(costs.mma_dtype)]
@@ -330,7 +343,6 @@ def _pipe_clocks(
     l2_share = constants.l2_over_dram * device.dram_gb_s * 1e3 / (busy_sms * _clock_mhz(device))
     l2_rate = np.minimum(device.fill_bytes_per_clock, np.maximum(l2_share, LEAST_L2_BYTES))
     l2_clocks = np.maximum(costs.fill_bytes, execution.l2_bytes) / (l2_rate * constants.l2)
-    asynchronous = np.asarray(execution.asynchronous) > 0
     exponent = np.where(asynchronous, constants.asynchronous_pipes, constants.pipes)
     # Copies from L2 need no warp while they are under way, so that they overlap with all pipes.
     overlapping = np.where(asynchronous, constants.asynchronous_pipes, constants.waits)
