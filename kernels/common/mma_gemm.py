@@ -130,12 +130,10 @@ class MmaGemm(TiledGemm[W]):
         """Return why tensor cores or cp.async cannot do this workload, or None if they can."""
         if workload.dtype == "f32":
             return f"{self.key} multiplies {self.dtypes}; f32 has no tensor-core instruction"
-        if workload.dtype == "e4m3" and device.compute_capability < (8, 9):
-            return f"{self.key} needs sm_89 or later to multiply e4m3"
-        # These compilers convert e4m3 to f16, whose products tensor cores sum in f32.
-        converted = device.compute_capability[0] in (9, 10)
+        # Tensor cores sum products of f16, to which e4m3 is converted, in f32.
+        converted = mma_tile.converts(workload.dtype, device)
         if getattr(workload, "accumulate", "fast") == "f32" and not converted:
-            return f"{self.key} has accumulate=f32 on sm_90 and sm_100 only, not {device.architecture}"
+            return f"{self.key} has no accumulate=f32 on {device.architecture}, whose e4m3 sums are shorter"
         if min(self.operation.widths(workload)[:2]) * itemsize(workload.dtype) < mma_tile.COPY_BYTES:
             least = f"{mma_tile.COPY_BYTES} bytes or more"
             return f"{self.key} copies {least}: the row lengths of a and b must be multiples of that"
@@ -198,7 +196,7 @@ class MmaGemm(TiledGemm[W]):
             smem_bytes=self.smem_bytes(workload, table),
             registers=np.minimum(matrices * bm * bn / threads + 16, 65536 // (threads * table["min_blocks"])),
             mma_flop=matrices * 2 * bm * bn * share.length,
-            mma_dtype=workload.dtype,
+            mma_dtype=mma_tile.multiplied_as(workload.dtype, device),
             sfu=bm * share.used_length * share.special_per_element,
             smem_traffic_bytes=512 * fragments + line_bytes * (bm + matrices * bn),
             fill_bytes=(wide_a * share.edge_rows + wide_b * matrices * columns) * share.used_length * size,

@@ -18,9 +18,11 @@ __all__ = [
     "COPY_BYTES",
     "MAX_SUMS",
     "TILE",
+    "converts",
     "instructions",
     "least_bk",
     "main_loop",
+    "multiplied_as",
     "reached_flop_per_clock",
     "smem_bytes",
     "threads",
@@ -50,7 +52,10 @@ analysis", 2025 (62.9 % on average).
 """
 
 CONVERTED_INSTRUCTIONS = 6.0
-"""Instructions per product of e4m3 that is converted to f16: two products, and 4 conversions of operands."""
+"""Instructions per product of e4m3 that ptxas converts to f16: two products, 4 conversions of operands."""
+
+CONVERSION = 4 * 13.0
+"""Instructions that convert a fragment of e4m3 to f16 where none does (`e4m3_to_f16` of ptx.cuh)."""
 
 
 def threads(warps_m: Any, warps_n: Any) -> Any:
@@ -100,8 +105,17 @@ def instructions(table: Any, line_bytes: Any, matrices: int = 1) -> tuple[Any, A
 
 
 def converts(dtype: DType, device: Device) -> bool:
-    """Return whether e4m3 is converted to f16 before it is multiplied: on sm_90 and sm_100."""
-    return dtype == "e4m3" and device.compute_capability[0] in (9, 10)
+    """Return whether e4m3 is converted to f16 before it is multiplied: before sm_89, on sm_90 and sm_100."""
+    return dtype == "e4m3" and (_without_e4m3(device) or device.compute_capability[0] in (9, 10))
+
+
+def multiplied_as(dtype: DType, device: Device) -> DType:
+    """Return the type of the tensor-core instructions: f16 for e4m3 on devices without the type."""
+    return "f16" if dtype == "e4m3" and _without_e4m3(device) else dtype
+
+
+def _without_e4m3(device: Device) -> bool:
+    return device.compute_capability < (8, 9)
 
 
 def reached_flop_per_clock(dtype: DType, device: Device) -> float:
@@ -149,7 +163,11 @@ def main_loop(
     loaded = share_a * (size == 4 and not along_k[0]) + (1 - share_a) * (size == 4 and not along_k[1])
     reordered = share_a * (size == 1 and not along_k[0]) + (1 - share_a) * (size == 1 and not along_k[1])
     changed = 4 * (size == 4) + 4 * reordered  # rounded to tf32; bytes of pairs permuted
-    multiplied = products * (CONVERTED_INSTRUCTIONS if converts(dtype, device) else 1)
+    if multiplied_as(dtype, device) != dtype:
+        changed = changed + CONVERSION
+        multiplied = products * 2
+    else:
+        multiplied = products * (CONVERTED_INSTRUCTIONS if converts(dtype, device) else 1)
     most_registers = device.registers_per_sm / (32 * warps * table["min_blocks"]) // 8 * 8
     sums, both_halves = bm * columns / (32 * warps), 2 + 2 * converts(dtype, device)
     registers = sums + 4 * both_halves * (of_a + of_b) + OTHER_REGISTERS

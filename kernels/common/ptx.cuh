@@ -138,12 +138,59 @@ __device__ __forceinline__ void mma_m16n8k32_s8(i32 (&d)[4], const u32 (&a)[4], 
 #endif
 }
 
+// x y + z of two f16 each.
+__device__ __forceinline__ u32 multiply_add_f16x2(u32 x, u32 y, u32 z) {
+#ifdef TUNEBENCH_EMULATE
+  u32 result = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    const auto value = [&](u32 pair) { return to_float(half_t{u16(pair >> shift)}); };
+    result |= u32(from_float<half_t>(value(x) * value(y) + value(z)).bits) << shift;
+  }
+  return result;
+#else
+  u32 result;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(x), "r"(y), "r"(z));
+  return result;
+#endif
+}
+
+// Four elements of e4m3, exactly, as f16: the first and the third, and the second and the fourth. With the exponent's
+// bits in the place of those of f16 a number is 2^-8 of its value, and NaN is 1.875. Times 37376, NaN alone exceeds the
+// largest f16, 65504; infinity times 0 is NaN again.
+__device__ __forceinline__ void e4m3_to_f16(u32 elements, u32 (&pairs)[2]) {
+  const u32 small[2] = {(elements << 7 & 0x3f803f80u) | (elements << 8 & 0x80008000u),
+                        (elements >> 1 & 0x3f803f80u) | (elements & 0x80008000u)};
+  constexpr u32 MINUS_ZERO = 0x80008000u, LARGE = 0x78907890u, SCALE = 0x5c005c00u;  // 37376, 2^8
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const u32 infinite_if_nan = multiply_add_f16x2(small[i], LARGE, MINUS_ZERO);  // added, it keeps the sign of zeros
+    pairs[i] = multiply_add_f16x2(small[i], SCALE, multiply_add_f16x2(infinite_if_nan, 0u, MINUS_ZERO));
+  }
+}
+
+// mma_m16n8k32_e4m3 for devices without it: two products of f16, with the terms of k in another order.
+__device__ __forceinline__ void mma_m16n8k32_by_f16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {  // of k
+    u32 upper[2], lower[2], of_b[2];
+    e4m3_to_f16(a[2 * half], upper);
+    e4m3_to_f16(a[2 * half + 1], lower);
+    e4m3_to_f16(b[half], of_b);
+    const u32 of_a[4] = {upper[0], lower[0], upper[1], lower[1]};
+    mma_m16n8k16_f16(d, of_a, of_b);
+  }
+}
+
 // The 8-bit instruction by element type: mma_m16n8k32<i8>(d, a, b).
 template <class T>
 __device__ __forceinline__ void mma_m16n8k32(Wide<T> (&d)[4], const u32 (&a)[4], const u32 (&b)[2]);
 template <>
 __device__ __forceinline__ void mma_m16n8k32<e4m3_t>(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#if defined(TUNEBENCH_EMULATE) || __CUDA_ARCH__ >= 890
   mma_m16n8k32_e4m3(d, a, b);
+#else
+  mma_m16n8k32_by_f16(d, a, b);
+#endif
 }
 template <>
 __device__ __forceinline__ void mma_m16n8k32<i8>(i32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {

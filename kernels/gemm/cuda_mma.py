@@ -12,8 +12,8 @@ tiles among `stream_k` blocks. A second kernel sums the parts, in the order of k
 
 Limits: cp.async copies 4 bytes or more, so that the row lengths of a and b must be multiples of 4 bytes.
 ldmatrix transposes 16-bit elements only: 8-bit matrices whose k is not contiguous are read in pairs, and the
-results are reordered at the end. sm_90 and sm_100 have no mma.sync for e4m3: it is converted to f16 and
-multiplied.
+results are reordered at the end. sm_80 to sm_88, sm_90 and sm_100 have no mma.sync for e4m3: it is converted
+to f16 and multiplied.
 
 Source: PTX ISA, "Warp-level matrix instructions" and "cp.async"; Kerr et al., "CUTLASS: fast linear algebra
 in CUDA C++" (the hierarchy of tiles).
@@ -46,11 +46,6 @@ LAUNCH_US = 3.5
 
 READ_US = 1.5
 """Approximate latency of a read from memory at full bandwidth, in microseconds."""
-
-
-def _converts(workload: Gemm, device: Device) -> bool:
-    """Return whether e4m3 is converted to f16 before it is multiplied: on sm_90 and sm_100."""
-    return workload.dtype == "e4m3" and device.compute_capability[0] in (9, 10)
 
 
 def stages_have_tiles(bk: Any, split_k: Any, stages: Any, workload: Gemm) -> Any:
@@ -150,7 +145,7 @@ gemm_mma(const typename C::In* __restrict__ a, const typename C::In* __restrict_
 
 
 class CudaMmaGemm(DividedGemm, MmaGemm[Gemm]):
-    """f16, bf16, tf32 and i8 on sm_80 and later; e4m3 on sm_89 and later."""
+    """f16, bf16, tf32, i8 and e4m3 on sm_80 and later."""
 
     name = "cuda_mma"
     space = SPACE
@@ -173,7 +168,7 @@ class CudaMmaGemm(DividedGemm, MmaGemm[Gemm]):
     def usual_configs(self, workload: Gemm, device: Device) -> Iterator[Config]:
         """Yield a configuration for each usual tile and division of k, with as many stages as k allows."""
         most_sums = mma_tile.MAX_SUMS
-        if _converts(workload, device):
+        if mma_tile.converts(workload.dtype, device):
             most_sums = CONVERTED_SUMS if workload.trans == "nt" else PAIRED_SUMS
         for config, split in itertools.product(super().usual_configs(workload, device), gemm.SPLITS):
             if config["bm"] * config["bn"] > most_sums * self.block_threads(config):
@@ -204,7 +199,7 @@ def _estimate_us(workload: Gemm, config: Config, device: Device) -> float:
     steps = ceil_div(ceil_div(workload.k, bk), split)
     work = per_sm * (bm * bn + 48 * (bm + bn)) * steps * bk
     busy = min(1.0, per_sm * config["warps_m"] * config["warps_n"] / 8)
-    dtype = "f16" if _converts(workload, device) else workload.dtype
+    dtype = "f16" if mma_tile.converts(workload.dtype, device) else workload.dtype
     rate = device.mma_flop_per_clock.get(dtype, 1024.0) / 2 * device.max_clock_mhz
     # Full bandwidth needs as many bytes in flight as memory delivers during the latency of one read.
     smem = int(mma_tile.smem_bytes(config, workload.dtype)) + device.smem_reserved_bytes

@@ -7,7 +7,7 @@ tile is computed as in gemm's cuda_mma: cp.async into `stages` swizzled buffers,
 the end of a group are read as zeros.
 
 Limits: cp.async copies 4 bytes or more, so that the row lengths of the matrices must be multiples of 4 bytes.
-e4m3 needs sm_89, and k contiguous in b.
+e4m3 needs k contiguous in b.
 
 Source: PTX ISA, "Warp-level matrix instructions" and "cp.async"; NVIDIA CUTLASS, grouped GEMM (persistent
 blocks that visit the tiles of several problems); Gale et al., "MegaBlocks: Efficient sparse training with
@@ -108,7 +108,7 @@ grouped_mma(const typename C::In* __restrict__ a, const typename C::In* __restri
 
 
 class CudaMmaGroupedGemm(MmaGemm[GroupedGemm]):
-    """f16, bf16 and tf32 on sm_80 and later; e4m3 on sm_89 and later."""
+    """f16, bf16, tf32 and e4m3 on sm_80 and later."""
 
     name = "cuda_mma"
     operator = GroupedGemm

@@ -12,6 +12,7 @@ import pytest
 from tests.emulate.kernel_text import HELPERS, SIGNATURE, X
 from tests.support import needs_compiler
 from tests.toy_variants import CONFIG, Toy, ToyVariant
+from tunebench.dtype import numpy_dtype
 from tunebench.emulate import host_compiler
 from tunebench.emulate.emulator import (
     ORDERS,
@@ -395,20 +396,24 @@ EIGHT_BITS = """
     b[i / 4] |= u32(BITS(x[512 + row * 8 + g])) << (8 * (i % 4));
   }
   SUM d[4] = {1, 2, 3, 4};
-  mma_m16n8k32<TYPE>(d, a, b);
+  PRODUCT(d, a, b);
   for (int i = 0; i < 4; ++i) y[(i < 2 ? g : g + 8) * 8 + 2 * p + i % 2] = float(d[i]);
 """
 
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("kind", "bits", "total", "largest"),
-    [("e4m3_t", "from_float<e4m3_t>(VALUE).bits", "float", 8), ("i8", "u8(i8(VALUE))", "i32", 128)],
+    ("product", "bits", "total", "largest"),
+    [
+        ("mma_m16n8k32<e4m3_t>", "from_float<e4m3_t>(VALUE).bits", "float", 8),
+        ("mma_m16n8k32_by_f16", "from_float<e4m3_t>(VALUE).bits", "float", 8),
+        ("mma_m16n8k32<i8>", "u8(i8(VALUE))", "i32", 128),
+    ],
 )
-def test_8_bit_matrix_instructions_multiply(kind: str, bits: str, total: str, largest: int) -> None:
+def test_8_bit_matrix_instructions_multiply(product: str, bits: str, total: str, largest: int) -> None:
     rng = np.random.default_rng(0)
     A, B = rng.integers(-largest, largest, (16, 32)), rng.integers(-largest, largest, (32, 8))
-    body = EIGHT_BITS.replace("TYPE", kind).replace("SUM", total)
+    body = EIGHT_BITS.replace("PRODUCT", product).replace("SUM", total)
     for argument in ("x[row * 32 + column]", "x[512 + row * 8 + g]"):
         body = body.replace(f"BITS({argument})", bits.replace("VALUE", argument))
     start = np.arange(128).reshape(16, 8) // 64 * 2 + np.arange(8) % 2 + 1
@@ -416,6 +421,23 @@ def test_8_bit_matrix_instructions_multiply(kind: str, bits: str, total: str, la
         x = np.concatenate([A.ravel(), B.ravel()])
         y = run(body, x, block=32, helpers=True, order=order, seed=3)
         np.testing.assert_array_equal(y[:128].reshape(16, 8), A @ B + start)
+
+
+@needs_compiler
+def test_every_e4m3_is_converted_to_f16_exactly() -> None:
+    body = """
+  u32 pairs[2];
+  e4m3_to_f16(u32(t) | u32(255 - t) << 8 | u32(t) << 16 | u32(t) << 24, pairs);
+  const u16 halves[4] = {u16(pairs[0]), u16(pairs[1]), u16(pairs[0] >> 16), u16(pairs[1] >> 16)};
+  for (int i = 0; i < 4; ++i) y[4 * t + i] = to_float(half_t{halves[i]});
+"""
+    y = run(body, np.zeros(1024), block=256, helpers=True)[:1024].reshape(256, 4)
+    every = np.arange(256, dtype=np.uint8).view(numpy_dtype("e4m3")).astype(np.float32)
+    for element, expected in enumerate((every, every[::-1], every, every)):
+        np.testing.assert_array_equal(y[:, element], expected)
+        np.testing.assert_array_equal(
+            np.signbit(y[:, element][expected == 0]), np.signbit(expected[expected == 0])
+        )
 
 
 @needs_compiler

@@ -82,7 +82,15 @@ CASES: tuple[WrapperCase, ...] = (
     _mma("mma_m16n8k16_bf16", "bf16"),
     _mma("mma_m16n8k8_tf32", "tf32"),
     _mma("mma_m16n8k32_e4m3", "e4m3", minimum_cc=(8, 9)),
+    _mma("mma_m16n8k32_by_f16", "e4m3", covers=("multiply_add_f16x2",)),
     _mma("mma_m16n8k32_s8", "i8", "i32"),
+    WrapperCase(
+        "multiply_add_f16x2",
+        (Operand("m", 3, "f16"),),
+        "r[0] = multiply_add_f16x2(m[0], m[1], m[2]);",
+        (Operand("r", 1, "f16"),),
+        minimum_cc=(7, 5),
+    ),
     WrapperCase(
         "pick_bytes",
         (Operand("m", 2),),

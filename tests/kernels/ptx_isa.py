@@ -17,6 +17,7 @@ from tests.kernels.ptx_syntax import (
     CVT,
     CVT_PACK,
     EX2,
+    FMA_F16X2,
     LDMATRIX,
     MMA,
     PRMT,
@@ -149,6 +150,22 @@ STATEMENTS: tuple[Wrapper, ...] = (
     # sm_90a has no instruction for it: both halves are converted to f16 and multiplied.
     _mma("mma_m16n8k32_e4m3", "m16n8k32", "e4m3", "HMMA.16816.F32"),
     _mma("mma_m16n8k32_s8", "m16n8k32", "s8", "IMMA.16832.S8.S8", "s32"),
+    Wrapper(
+        name="multiply_add_f16x2",
+        probe=Probe(
+            call="sums = multiply_add_f16x2(x, y, z);",
+            operands=(Operand("x"), Operand("y"), Operand("z")),
+            results=(Operand("sums"),),
+        ),
+        steps=(
+            Step(
+                form=FMA_F16X2,
+                qualifiers={"rnd": "rn"},
+                operands={"d": "sums", "a": "x", "b": "y", "c": "z"},
+            ),
+        ),
+        sass=(r"HFMA2(\.MMA)? R\d+, R\d+, R\d+, R\d+ ",),
+    ),
     Wrapper(
         name="pick_bytes",
         probe=Probe(

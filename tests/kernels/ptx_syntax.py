@@ -120,6 +120,11 @@ LDMATRIX = Form(
     syntax="ldmatrix.sync.aligned.shape.num{.trans}{.ss}.type r, [p]",
 )
 PRMT = Form(section="prmt", syntax="prmt.b32 d, a, b, c", of_registers=True)
+FMA_F16X2 = Form(
+    section="Half Precision Floating Point Instructions: fma",
+    syntax="fma.rnd.f16x2 d, a, b, c",
+    of_registers=True,
+)
 CP_ASYNC = Form(section="cp.async", syntax="cp.async.cop{.dst}{.src} [dst], [src], cp-size, {src-size}")
 CP_ASYNC_COMMIT = Form(section="cp.async.commit_group", syntax="cp.async.commit_group")
 CP_ASYNC_WAIT = Form(section="cp.async.wait_group", syntax="cp.async.wait_group N")

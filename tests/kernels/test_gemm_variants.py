@@ -74,7 +74,10 @@ def test_no_launch_exceeds_what_the_device_has() -> None:
 
 
 def test_cuda_mma_refuses_unsupported_workloads_with_a_reason() -> None:
-    assert "sm_89" in str(MMA.refuses(gemm("m=64,n=64,k=64,dtype=e4m3,trans=nt"), A100))
+    assert MMA.refuses(gemm("m=64,n=64,k=64,dtype=e4m3,trans=nt,accumulate=f32"), A100) is None
+    assert "sums are shorter" in str(
+        MMA.refuses(gemm("m=64,n=64,k=64,dtype=e4m3,trans=nt,accumulate=f32"), representative("sm_89"))
+    )
     assert "4 bytes" in str(MMA.refuses(gemm("m=66,n=64,k=64,dtype=i8,trans=tt"), A100))
     assert "4 bytes" in str(MMA.refuses(gemm("m=64,n=64,k=66,dtype=i8,trans=nt"), A100))
     assert MMA.refuses(gemm("m=63,n=61,k=68,dtype=i8,trans=nt"), A100) is None
@@ -458,7 +461,7 @@ def test_8_bit_products_use_tensor_cores(dtype: str, architecture: str) -> None:
     if MMA.refuses(workload, device) is not None:
         pytest.skip(str(MMA.refuses(workload, device)))
     counted = checks.opcodes(checks.compiled(MMA, workload, device).payload, 12)
-    # sm_90 has no mma.sync for e4m3.
+    # sm_80 and sm_90 have no mma.sync for e4m3.
     on_tensor_cores = IMMA if dtype == "i8" else QMMA if architecture == "sm_89" else HMMA
     assert counted[on_tensor_cores] > 0
     assert counted[LDSM] > 0
