@@ -402,6 +402,8 @@ def fork_workers(server: Callable[[], ForkServer]) -> Callable[[], None]:
             return running.launch(
                 "tests.fork_server:serve_worker",
                 *(memory_bytes, path),
+                folder=options["cwd"],
+                environment=options["env"],
                 streams=streams,
                 descriptors=[int(calls), int(lifeline)],
             )

@@ -53,6 +53,8 @@ __all__ = [
     "ceil_div",
     "dumped_tree",
     "exceeds_memory",
+    "including_line",
+    "strip_comments",
     "unsuitable",
 ]
 
@@ -670,6 +672,21 @@ def strip_comments(source: str) -> str:
     pattern = r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\')'
     text = re.sub(pattern, lambda match: match[1] or " ", source, flags=re.DOTALL)
     return "\n".join(" ".join(line.split()) for line in text.splitlines() if line.strip())
+
+
+_INCLUDES = re.compile(
+    r"^(?:#|%:|\?\?=) ?(?:include|include_next|import|embed)\b.*|.*\b__has_(?:include|embed)\b.*",
+    re.MULTILINE,
+)
+
+
+def including_line(source: str) -> str | None:
+    """Return the first line of C++ source that reads another file; None if it is self-contained.
+
+    Source must be: caches are keyed by its text, and compilers look for included files in the current folder.
+    """
+    line = _INCLUDES.search(strip_comments(source.replace("\\\n", "")))
+    return None if line is None else line[0]
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -118,4 +119,33 @@ def test_fingerprint_changes_when_file_is_moved() -> None:
     kernel.__module__ = module_name(
         "/elsewhere/variant.py"
     )  # compiled code looks up its globals in this module
+    assert fingerprint_of(kernel) != fingerprint
+
+
+def test_fingerprint_depends_on_every_element_of_an_array() -> None:
+    def kernel_with(table: Any) -> Any:
+        def kernel(x: int) -> Any:
+            return table[x]
+
+        return kernel
+
+    table = np.arange(10_000, dtype=np.float64)
+    changed = table.copy()
+    changed[5_000] += 1e-9
+    assert fingerprint_of(kernel_with(table)) == fingerprint_of(kernel_with(table.copy()))
+    assert fingerprint_of(kernel_with(table)) != fingerprint_of(kernel_with(changed))
+    assert fingerprint_of(kernel_with((table,))) != fingerprint_of(kernel_with((changed,)))
+
+
+def test_fingerprint_depends_on_the_modules_that_a_kernel_names() -> None:
+    helper = ModuleType("helper_of_a_kernel")
+    exec("FACTOR = 2\nUNUSED = 1\ndef scale(x):\n    return FACTOR * x\n", vars(helper))
+
+    def kernel(x: int) -> Any:
+        return kernel(helper.scale(x)) if x else helper
+
+    fingerprint = fingerprint_of(kernel)
+    helper.UNUSED = 3  # type: ignore[attr-defined]
+    assert fingerprint_of(kernel) == fingerprint
+    helper.FACTOR = 3  # type: ignore[attr-defined]
     assert fingerprint_of(kernel) != fingerprint

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tunebench._child import WORKING_FOLDER, find_program
 from tunebench._figure import significant
 from tunebench.binary.compiled import CompileError
 from tunebench.errors import MissingDependency
@@ -40,7 +40,7 @@ def find_disassembler() -> str | None:
         packaged = None
     else:
         packaged = find_nvidia_binary_utility("nvdisasm")
-    return packaged or shutil.which("nvdisasm") or shutil.which("cuobjdump")
+    return packaged or find_program("nvdisasm") or find_program("cuobjdump")
 
 
 def sass(cubin: bytes) -> str:
@@ -58,7 +58,14 @@ def sass(cubin: bytes) -> str:
         file.flush()
         command = [tool, _OPTIONS[Path(tool).stem], file.name]
         try:
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+            ran = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                cwd=WORKING_FOLDER,
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             raise CompileError(
                 f"{tool} did not finish with this binary in {significant(_TIMEOUT_S)} s"

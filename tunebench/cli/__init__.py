@@ -20,6 +20,7 @@ from typer.main import get_command
 
 from tunebench import __version__, _environment
 from tunebench._user_code import IMPORT_S, end_process, limit_user_code
+from tunebench.cli._current_folder import distrust
 from tunebench.cli._help import HelpCommand, HelpGroup, WorkloadCommand, write_section
 from tunebench.errors import InputError, TunebenchError, UnknownName, describe_error, user_place
 
@@ -153,6 +154,7 @@ def main() -> None:
     """Run the command line of this process and exit with its exit code."""
     _open_closed_streams()
     warnings.showwarning = _warn
+    distrust()
     sys.exit(run(sys.argv[1:]))
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from tunebench import _environment, device
+from tunebench._child import WORKING_FOLDER
 from tunebench._console import is_verbose
 from tunebench.cli._option import Database, Json
 from tunebench.cli._output import emit, plain
@@ -142,7 +143,9 @@ def _compiler() -> EnvironmentCheck:
     if path is None:
         reason = "no g++ found: without a GPU, CUDA C++ kernels cannot be verified"
         return EnvironmentCheck(subject, "absent", reason, "install g++, for example by apt-get install g++")
-    asked = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    asked = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, cwd=WORKING_FOLDER, timeout=60, check=False
+    )
     version = asked.stdout.partition("\n")[0]
     return EnvironmentCheck(subject, "ok", f"{version}, {path}")
 

@@ -15,7 +15,7 @@ import secrets
 import sys
 import warnings
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 from tunebench.binary.compiled import Binary, CompileError
@@ -66,7 +66,10 @@ def _fingerprint(value: Any, callers: frozenset[int]) -> str:
     function = inspect.unwrap(getattr(value, "py_func", value))
     code = getattr(function, "__code__", None)
     if code is None:
-        return repr(value)
+        import numpy as np
+
+        with np.printoptions(threshold=sys.maxsize, floatmode="unique"):  # every element, with all digits
+            return repr(value)
     if id(function) in callers:  # it calls itself
         return str(function.__qualname__)
     options = getattr(value, "targetoptions", {})
@@ -77,10 +80,18 @@ def _fingerprint(value: Any, callers: frozenset[int]) -> str:
     ]
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     used = [function.__globals__[name] for name in code.co_names if name in function.__globals__]
-    parts += [
-        _fingerprint(item, callers | {id(function)}) for item in (*cells, *used) if not inspect.ismodule(item)
-    ]
+    for item in (*cells, *used):
+        values = _named_values(item, code) if inspect.ismodule(item) else [item]
+        parts += [_fingerprint(named, callers | {id(function)}) for named in values]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _named_values(module: ModuleType, code: CodeType) -> list[Any]:
+    """Return the values of a user's module that code may name; the key has the versions of libraries."""
+    if module.__name__.partition(".")[0] in {*sys.stdlib_module_names, "llvmlite", "numba", "numpy"}:
+        return []
+    named = (vars(module)[name] for name in code.co_names if name in vars(module))
+    return [value for value in named if not inspect.ismodule(value)]
 
 
 def _code(code: CodeType) -> str:

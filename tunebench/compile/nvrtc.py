@@ -14,7 +14,7 @@ from tunebench.compile.cache import binary_key
 from tunebench.device import Device
 from tunebench.errors import BrokenDependency, MissingDependency, install_command
 from tunebench.space import Config
-from tunebench.variant import OLDEST_CC, CudaVariant, strip_comments
+from tunebench.variant import OLDEST_CC, CudaVariant, including_line, strip_comments
 from tunebench.workload import Workload
 
 __all__ = [
@@ -169,13 +169,19 @@ def compile_source(source: str, entries: tuple[str, ...], target: str) -> Compil
     """Compile a source.
 
     Args:
-        source: CUDA C++.
+        source: CUDA C++ without any #include.
         entries: Kernels, such as ``"toy<32>"``; the symbols of the result are in this order.
         target: Architecture, such as ``"sm_90a"``.
 
     Raises:
-        CompileError: NVRTC or ptxas failed; the message quotes the first errors.
+        CompileError: NVRTC or ptxas failed, and the message quotes the first errors; or the source includes
+            another file.
     """
+    including = including_line(source)
+    if including is not None:
+        raise CompileError(
+            f"`{including}` reads another file; expected a source that contains all of its text"
+        )
     from cuda.bindings import nvrtc
 
     program = _call(nvrtc.nvrtcCreateProgram(source.encode(), b"kernel", 0, [], []))

@@ -7,9 +7,7 @@ that one executable serves several orders and sizes. README.md in this folder de
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -17,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from tunebench._child import WORKING_FOLDER, absolute_environment, find_program
 from tunebench._figure import significant
 from tunebench.dtype import itemsize, numpy_dtype
 from tunebench.emulate.counts import Counts, read_counts
@@ -180,7 +179,8 @@ def _execute(executable: Path, job: bytes, order: Order, timeout_s: float, sourc
             input=job,
             capture_output=True,
             timeout=timeout_s,
-            env={**os.environ, "ASAN_OPTIONS": options, "UBSAN_OPTIONS": options},
+            cwd=WORKING_FOLDER,
+            env=absolute_environment(ASAN_OPTIONS=options, UBSAN_OPTIONS=options),
             check=False,
         )
     except subprocess.TimeoutExpired:
@@ -312,16 +312,21 @@ def _reason(status: int, log: str) -> str:
 
 def _name_lines(reason: str, executable: Path) -> str:
     """Replace each `pc 0x…` by the source line of the access and of the kernel's line that led to it."""
+    tool = find_program("addr2line")
+    if tool is None:
+        return reason
 
     def lines(match: re.Match[str]) -> str:
         # The return address follows the call: the byte before it belongs to the call.
-        command = ["addr2line", "-i", "-e", str(executable), hex(int(match[1], 16) - 1)]
-        listing = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        command = [tool, "-i", "-e", str(executable), hex(int(match[1], 16) - 1)]
+        listing = subprocess.run(
+            command, capture_output=True, text=True, cwd=WORKING_FOLDER, check=False
+        ).stdout
         numbers = re.findall(r"(?:\bkernel|<stdin>):(\d+)", listing)
         outer = f" (by way of line {numbers[-1]})" if len(numbers) > 1 else ""
         return f"line {numbers[0]}{outer}" if numbers else match[0]
 
-    return re.sub(r"\bpc (0x[0-9a-f]+)", lines, reason) if shutil.which("addr2line") else reason
+    return re.sub(r"\bpc (0x[0-9a-f]+)", lines, reason)
 
 
 def _quote_lines(reason: str, source: str) -> str:

@@ -1,14 +1,16 @@
 """Compilation of a CUDA C++ kernel by the host's C++ compiler, to an executable that emulates it.
 
 The kernel's source is compiled against shim/cuda.h and linked with the emulator's runtime, which is compiled
-once. Executables are cached on disk by what reached the compiler.
+once. Executables are cached on disk by what reached the compiler: the source, which includes nothing, and the
+emulator's headers with all that they include, as the preprocessor prints them. The compiler runs in a folder
+that contains only these headers, and finds them by their absolute path: GCC searches the current folder first
+for the headers of a source that it reads from standard input.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-import shutil
 import subprocess
 import tempfile
 from importlib import resources
@@ -16,13 +18,14 @@ from pathlib import Path
 from typing import Literal
 
 from tunebench import _environment
+from tunebench._child import WORKING_FOLDER, find_program
 from tunebench._figure import significant
 from tunebench._private_file import create_folder, is_private
 from tunebench.compile.cache import binary_key
 from tunebench.emulate.host_source import NotEmulated, as_host_cxx
 from tunebench.errors import EnvironmentFault, SuspectedFault
 from tunebench.fault import names_environment, names_missing
-from tunebench.variant import strip_comments
+from tunebench.variant import including_line, strip_comments
 
 __all__ = ["Mode", "build_executable", "find_compiler", "key_parts", "shim_headers"]
 
@@ -53,6 +56,7 @@ _WATCH = (
 )
 _EXTRA: dict[Mode, tuple[str, ...]] = {"plain": (), "sanitize": _SANITIZE, "watch": _WATCH}
 _FROM_STDIN = ("-x", "c++", "-")
+_KERNEL_HEADER, _RUNTIME_HEADER = "cuda.h", "runtime.h"
 
 
 def find_compiler() -> str | None:
@@ -63,8 +67,8 @@ def find_compiler() -> str | None:
     """
     requested = _environment.cxx()
     if requested is None:
-        return shutil.which("g++") or shutil.which("c++")
-    path = shutil.which(requested)
+        return find_program("g++") or find_program("c++")
+    path = find_program(requested)
     if path is None:
         raise EnvironmentFault(
             f"$CXX is {requested!r}, which is no command on this machine; unset it or install that compiler"
@@ -81,29 +85,33 @@ def build_executable(source: str, entries: tuple[str, ...], *, mode: Mode = "pla
         mode: Checks of the run in addition to its results.
 
     Raises:
-        NotEmulated: No compiler is installed, it rejects the source, or it does not support `mode`.
+        NotEmulated: No compiler is installed, it rejects the source, or it does not support `mode`; or the
+            source includes another file.
         EnvironmentFault: The cache folder cannot be written.
     """
     compiler = find_compiler()
     if compiler is None:
         raise NotEmulated("no g++; install a C++ compiler, or name one in $CXX")
+    including = including_line(source)
+    if including is not None:
+        raise NotEmulated(
+            f"`{including}` reads another file; expected a source that contains all of its text"
+        )
     unit = _translation_unit(source, entries)
-    flags = _flags(compiler, mode)
-    key = binary_key("emulated", strip_comments(unit), *flags, *key_parts(compiler))
+    flags, linked = _flags(compiler, mode), _linked(mode)
+    key = binary_key("emulated", strip_comments(unit), *flags, *linked, *key_parts(compiler, mode))
     target = _environment.cache_folder() / "emulated" / key[:2] / key
     if not is_private(target):
-        runtime = _runtime(compiler, mode)
-        _compile(
-            [compiler, *flags, *_FROM_STDIN], unit, target, link=[compiler, *_linked(mode), str(runtime)]
-        )
+        command = [compiler, *flags, *_FROM_STDIN]
+        link = [compiler, *linked, str(_runtime(compiler, mode))]
+        _compile(command, _KERNEL_HEADER, unit, target, link=link)
     return target
 
 
 def _translation_unit(source: str, entries: tuple[str, ...]) -> str:
     """Return the source in an unnamed namespace, so that unused code costs nothing, and its kernel table."""
     table = "\n".join(f"    emulated::entry(&{entry})," for entry in entries)
-    return f"""#include "shim/cuda.h"
-namespace {{
+    return f"""namespace {{
 #line 1 "kernel"
 {as_host_cxx(source)}
 }}  // namespace
@@ -131,7 +139,7 @@ def _flags(compiler: str, mode: Mode) -> tuple[str, ...]:
 
 def _linked(mode: Mode) -> tuple[str, ...]:
     """Return the flags that link a kernel with the runtime, by gold if it is installed: it takes a third."""
-    linker = ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
+    linker = ("-fuse-ld=gold",) if find_program("ld.gold") else ()
     return (*linker, *_SANITIZE) if mode == "sanitize" else linker
 
 
@@ -143,7 +151,9 @@ def _runtime_flags(compiler: str, mode: Mode) -> tuple[str, ...]:
 @functools.cache
 def _version(compiler: str) -> str:
     ask = [compiler, "--version"]
-    return subprocess.run(ask, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S).stdout
+    return subprocess.run(
+        ask, capture_output=True, text=True, check=True, cwd=WORKING_FOLDER, timeout=_TIMEOUT_S
+    ).stdout
 
 
 def _gcc_version(compiler: str) -> int:
@@ -163,26 +173,52 @@ def shim_headers() -> dict[str, str]:
 
 
 @functools.cache
-def key_parts(compiler: str) -> tuple[str, ...]:
-    """Return the compiler's version and the headers without comments, which every compilation depends on."""
-    return (_version(compiler), *map(strip_comments, shim_headers().values()))
+def key_parts(compiler: str, mode: Mode) -> tuple[str, ...]:
+    """Return the compiler's version and the preprocessed headers, which every compilation depends on.
+
+    The headers of the C++ library are part of them, wherever the compiler finds these: environment variables
+    such as `CPATH` lead it to others.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        return (
+            _version(compiler),
+            *(
+                _run([compiler, *flags, "-E", "-P", *_FROM_STDIN], folder, _written(folder, header))
+                for header, flags in (
+                    (_KERNEL_HEADER, _flags(compiler, mode)),
+                    (_RUNTIME_HEADER, _runtime_flags(compiler, mode)),
+                )
+            ),
+        )
+
+
+def _written(folder: str, header: str) -> str:
+    """Write the emulator's headers to a folder, and return the line that includes one of them."""
+    headers = Path(folder, "shim")
+    headers.mkdir(exist_ok=True)
+    for name, text in shim_headers().items():
+        (headers / name).write_text(text, encoding="utf-8")
+    return f'#include "{headers / header}"\n'
 
 
 def _runtime(compiler: str, mode: Mode) -> Path:
     """Return the emulator's runtime as an object file; compile it if it is not cached."""
     flags = _runtime_flags(compiler, mode)
-    key = binary_key("runtime", *flags, *key_parts(compiler))
+    key = binary_key("runtime", *flags, *key_parts(compiler, mode))
     target = _environment.cache_folder() / "emulated" / f"runtime-{key}.o"
     if not is_private(target):
-        _compile([compiler, *flags, *_FROM_STDIN], '#include "shim/runtime.h"\n', target)
+        _compile([compiler, *flags, *_FROM_STDIN], _RUNTIME_HEADER, "", target)
     return target
 
 
-def _compile(command: list[str], source: str, target: Path, link: list[str] | None = None) -> None:
+def _compile(
+    command: list[str], header: str, source: str, target: Path, link: list[str] | None = None
+) -> None:
     """Compile `source` to `target`, which appears complete or not at all.
 
     Args:
         command: Compiler and flags.
+        header: Name of the emulator's header that it includes.
         source: C++ text, passed on standard input.
         target: Object file, or executable if `link` is given.
         link: Command that links the object file; None stops after compiling.
@@ -195,14 +231,10 @@ def _compile(command: list[str], source: str, target: Path, link: list[str] | No
         cache = _environment.cache_folder()
         create_folder(cache, *target.parent.relative_to(cache).parts)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            headers = Path(folder, "shim")
-            headers.mkdir()
-            for name, text in shim_headers().items():
-                (headers / name).write_text(text, encoding="utf-8")
             unit, linked = Path(folder, "unit.o"), Path(folder, "linked")
-            _run([*command, f"-I{folder}", "-c", "-o", str(unit)], source)
+            _run([*command, "-c", "-o", str(unit)], folder, _written(folder, header) + source)
             if link is not None:
-                _run([*link, str(unit), "-o", str(linked)])
+                _run([*link, str(unit), "-o", str(linked)], folder)
             made = unit if link is None else linked
             made.chmod(0o700)
             made.replace(target)
@@ -212,8 +244,8 @@ def _compile(command: list[str], source: str, target: Path, link: list[str] | No
         ) from error
 
 
-def _run(command: list[str], source: str = "") -> None:
-    """Run the compiler.
+def _run(command: list[str], folder: str, source: str = "") -> str:
+    """Run the compiler in a folder, and return its standard output.
 
     Raises:
         NotEmulated: The compiler failed; the message quotes its first errors.
@@ -221,7 +253,7 @@ def _run(command: list[str], source: str = "") -> None:
     """
     try:
         process = subprocess.run(
-            command, input=source, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            command, input=source, capture_output=True, text=True, cwd=folder, timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
         raise NotEmulated(f"the host's compiler did not finish in {significant(_TIMEOUT_S)} s") from None
@@ -232,3 +264,4 @@ def _run(command: list[str], source: str = "") -> None:
             fault = EnvironmentFault if names_missing(process.stderr) else SuspectedFault
             raise fault(f"the host's compiler failed: {quoted}")
         raise NotEmulated(f"the host's compiler rejects the kernel: {quoted}")
+    return process.stdout

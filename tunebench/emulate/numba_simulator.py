@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tunebench._child import WORKING_FOLDER, absolute_environment, python_command
 from tunebench._figure import significant
 from tunebench.dtype import numpy_dtype
 from tunebench.emulate.emulator import EmulationFailed
@@ -23,7 +24,7 @@ from tunebench.workload import Workload
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
-__all__ = ["run_simulated", "simulate"]
+__all__ = ["main", "run_simulated", "simulate"]
 
 
 def simulate(
@@ -55,14 +56,14 @@ def simulate(
     module = sys.modules[type(variant).__module__]
     file = module.__file__ if module.__name__.startswith("tunebench_user_") else None
     job = pickle.dumps((file, pickle.dumps((variant, workload, config, dict(inputs)))))
-    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     try:
         process = subprocess.run(
-            [sys.executable, "-m", "tunebench.emulate.numba_simulator"],
+            python_command("from tunebench.emulate.numba_simulator import main; main()"),
             input=job,
             capture_output=True,
             timeout=timeout_s,
-            env=environment,
+            cwd=WORKING_FOLDER,
+            env=absolute_environment(NUMBA_ENABLE_CUDASIM="1"),
             check=False,
         )
     except subprocess.TimeoutExpired:
@@ -121,7 +122,7 @@ def _show_simulated_module(function: Callable[..., None]) -> None:
             cell.cell_contents = Simulated()
 
 
-def _main() -> None:
+def main() -> None:
     """Read a job from standard input, run it, and write its outputs to standard output."""
     from tunebench.kernels import load_file
 
@@ -134,7 +135,3 @@ def _main() -> None:
     outputs = run_simulated(*pickle.loads(job))  # noqa: S301 - likewise
     with results:
         pickle.dump(outputs, results)
-
-
-if __name__ == "__main__":
-    _main()

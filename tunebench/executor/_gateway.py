@@ -420,7 +420,3 @@ def main() -> None:
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import multiprocessing
 import os
 import select
@@ -12,11 +11,11 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tunebench._child import WORKING_FOLDER, absolute_environment, python_command
 from tunebench._figure import significant
 from tunebench._user_code import GRACE_S, LEAST_S, LONGEST_WAIT
 from tunebench.executor import _memory
@@ -39,7 +38,6 @@ LARGEST_REPLY = 1 << 31
 """Largest reply of a process, in bytes."""
 
 _MAIN = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv.pop()); "
     "from tunebench.executor._worker_main import serve; "
     "from tunebench.executor._supervisor import supervise; supervise(*map(int, sys.argv[1:]), serve)"
 )
@@ -76,12 +74,13 @@ class RunningProcess:
         self.connection, theirs = multiprocessing.Pipe()
         _limit_stalls(self.connection)
         inherited = [theirs.fileno(), _lifeline()[0].fileno()]
-        arguments = [*map(str, inherited), str(limit_bytes), json.dumps(sys.path)]
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        command = python_command(_MAIN, *map(str, inherited), str(limit_bytes))
         try:
             self._process = subprocess.Popen(
-                [sys.executable, *flags, "-P", "-c", _MAIN, *arguments],
+                command,
                 stdin=subprocess.DEVNULL,
+                cwd=WORKING_FOLDER,
+                env=absolute_environment(),
                 pass_fds=inherited,
                 process_group=0,  # the parent handles Ctrl-C, and a kill reaches the children of the worker
             )

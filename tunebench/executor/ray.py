@@ -14,13 +14,13 @@ import os
 import pickle
 import secrets
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import IO, Any, Self
 
+from tunebench._child import WORKING_FOLDER, absolute_environment, import_path, python_command
 from tunebench.device import Device
 from tunebench.errors import ClusterLost, InputError, MissingDependency
 from tunebench.executor import ExecutorClosed, FunctionCaller, PoolStatus, WorkerExecutor, WorkerLost
@@ -36,6 +36,8 @@ CONNECT_S = 60.0
 """Time limit for Ray to start or join a cluster, in seconds."""
 CLOSE_S = 15.0
 """Time limit for Ray to stop before it is killed, in seconds."""
+
+_MAIN = "from tunebench.executor._gateway import main; main()"
 
 # Environment of the process of Ray, and of a cluster that it starts.
 # Source: docs.ray.io, and ray/_private of Ray 2.60; other versions ignore unknown variables.
@@ -77,8 +79,9 @@ class Cluster:
         self._output: IO[bytes] = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed with the cluster
         self._connection, theirs = multiprocessing.Pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tunebench.executor._gateway", str(theirs.fileno())],
+            python_command(_MAIN, str(theirs.fileno())),
             stdin=subprocess.DEVNULL,
+            cwd=WORKING_FOLDER,  # the workers of Ray import from it
             stdout=self._output,
             stderr=self._output,
             env=_environment(request.address),
@@ -344,7 +347,7 @@ def check_address(address: str) -> None:
 
 def _environment(address: str) -> dict[str, str]:
     """Return the environment of Ray's process: this process's environment, and its import path."""
-    environment = {**os.environ, **_QUIET, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = absolute_environment(**_QUIET, PYTHONPATH=os.pathsep.join(import_path()))
     if address == "local":
         # A token keeps other users out; it is not written to the home directory.
         environment |= {**_LOCAL, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
