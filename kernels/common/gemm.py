@@ -32,6 +32,7 @@ __all__ = [
     "divided",
     "divided_launches",
     "division",
+    "finish_launch",
     "fits",
     "grid",
     "injected",
@@ -237,15 +238,24 @@ def divided_launches(workload: Gemm, config: Config, product: Launch) -> tuple[L
         grid=(parts if kind == "StreamK" else tiles * parts, 1, 1),
         arguments=("a", "b", *added(workload), *ahead, "c", partial, *numbers),
     )
-    if kind == "WholeTiles":
-        return (first,)
-    finish = Launch(
+    return (first,) if kind == "WholeTiles" else (first, finish_launch(workload, config, numbers))
+
+
+def finish_launch(workload: Gemm, config: Config, numbers: tuple[Scalar, ...]) -> Launch:
+    """Return the launch of the sum of parts (`finish_tiles` of gemm_parts.cuh).
+
+    Args:
+        workload: The product.
+        config: A configuration with `bm` and `bn`.
+        numbers: m, n, k, group_m, number of tiles, number of parts.
+    """
+    tiles = blocks(workload, config["bm"], config["bn"])
+    return Launch(
         entry="finish_tiles<Choice>",
-        grid=(tiles * config["bm"] // FINISH_ROWS, 1, 1),
+        grid=(int(tiles) * config["bm"] // FINISH_ROWS, 1, 1),
         block=(FINISH_THREADS, 1, 1),
         arguments=("partial", *added(workload), "c", *numbers),
     )
-    return (first, finish)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

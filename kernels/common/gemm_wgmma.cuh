@@ -151,6 +151,15 @@ struct ClusterTiles {
   __device__ __forceinline__ u16 sharers_of_b() const {
     return u16(((1u << C::CLUSTER_M) - 1) << (rank / C::CLUSTER_M * C::CLUSTER_M));
   }
+  // The matrices B of a tile, and the element of k from which it is summed.
+  template <class Corner>
+  static __device__ __forceinline__ int matrix_of_b(const Corner& corner) {
+    return corner.batch;
+  }
+  template <class Corner>
+  static __device__ __forceinline__ int first_k(const Corner&) {
+    return 0;
+  }
 };
 
 // All tiles of a batch of products of m x n results.
@@ -255,15 +264,15 @@ __device__ __forceinline__ void store_strips(const Sum (&sums)[1][N / 8][4], Sum
 }
 
 // Stores the sums of 64 rows, directly or through `staging`, of which each consumer warp has its part.
-template <class C, class Sum, class Out, class Finishing>
+template <class C, int VEC = C::VEC_C, class Sum, class Out, class Finishing>
 __device__ __forceinline__ void store_rows(const Sum (&sums)[1][C::BN / 8][4], u8* staging,
                                            const Target<Out>& target, const Finishing& finish) {
   if constexpr (C::STAGED) {
     constexpr int SUMS_A_WARP = STAGING_FLOATS<WarpOfGroup<0, STRIP>>;
     Sum* const gathered = reinterpret_cast<Sum*>(staging) + int(threadIdx.x) / 32 * SUMS_A_WARP;
-    store_strips<C::BN, C::VEC_C>(sums, gathered, target, finish);
+    store_strips<C::BN, VEC>(sums, gathered, target, finish);
   } else {
-    store_fragments<WarpOfGroup<0, C::BN>, C::VEC_C>(sums, target, finish);
+    store_fragments<WarpOfGroup<0, C::BN>, VEC>(sums, target, finish);
   }
 }
 
@@ -285,16 +294,17 @@ __device__ __forceinline__ void copy_tiles(u32 buffers, u32 barriers, AllTiles t
   (prefetch_tensor_map(b_maps), ...);
   for (u32 index = tiles.first; tiles.reach(index); index += tiles.step) {
     const auto corner = tiles.corner(index);
-    const int matrix_of_a = tiles.matrix_of_a(corner);
+    const int matrix_of_a = tiles.matrix_of_a(corner), matrix_of_b = tiles.matrix_of_b(corner);
+    const int first = tiles.first_k(corner);
 #pragma unroll 1
-    for (int at = 0; at < k; at += C::BK) {
+    for (int at = first; at < first + k; at += C::BK) {
       // Waits until it is empty in all blocks: shared tiles go to all blocks of the cluster.
       mbarrier_wait(place.empty(), place.parity ^ 1);
       mbarrier_arrive_expect_tx(place.full(), BYTES);
       u32 target = buffers + place.stage * BYTES;
       C::TileA::copy(target, a_map, corner.m, at, matrix_of_a, place.full(), part_of_a, sharers_of_a);
       target += C::TileA::BYTES;
-      ((C::TileB::copy(target, b_maps, corner.n, at, corner.batch, place.full(), part_of_b, sharers_of_b),
+      ((C::TileB::copy(target, b_maps, corner.n, at, matrix_of_b, place.full(), part_of_b, sharers_of_b),
         target += C::TileB::NEXT),
        ...);
       place.advance();

@@ -92,8 +92,10 @@ class PromotedWgmmaGemm(WgmmaGemm[W]):
         )
 
     def _groups(self, workload: W, config: Any) -> Any:
-        """Return the groups of steps per tile."""
-        return ceil_div(self.product(workload).k, config["bk"] * config["promote"])
+        """Return the groups of steps per tile, or per part of one."""
+        parts = config["split_k"] if "split_k" in self.space.names else 1
+        steps = ceil_div(ceil_div(self.product(workload).k, config["bk"]), parts)
+        return ceil_div(steps, config["promote"])
 
     def _added_per_thread(self, workload: W, config: Any) -> Any:
         """Return the additions of a consumer's thread per tile: it issues at most one in a clock."""
@@ -102,7 +104,7 @@ class PromotedWgmmaGemm(WgmmaGemm[W]):
 
     def _estimate_clocks(self, workload: W, config: Config, device: Device) -> float:
         """Return the estimated time in clocks. Other consumers multiply while one adds."""
-        tiles = self.operation.usual_blocks(workload, config["bm"], config["bn"])
+        tiles = self.operation.usual_blocks(workload, config["bm"], config["bn"]) * config.get("split_k", 1)
         exposed = float(self._added_per_thread(workload, config) / config["consumers"])
         rounds = int(ceil_div(tiles, device.sm_count))
         return super()._estimate_clocks(workload, config, device) + rounds * exposed

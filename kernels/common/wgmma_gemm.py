@@ -15,13 +15,13 @@ from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.common import gemm, prologue, wgmma_tile
 from tunebench.kernels.common.gemm_variant import Constants, GemmOperation, TiledGemm, W, traffic_of
-from tunebench.kernels.common.product_execution import with_results
+from tunebench.kernels.common.product_execution import chosen, with_results
 from tunebench.kernels.common.wgmma_tile import LINE_BYTES
 from tunebench.space import Config, Constraint, Parameter, Table
 from tunebench.variant import Argument, Costs, Execution, Launch, TensorMap, ceil_div
 from tunebench.workloads.operators.gemm import Gemm
 
-__all__ = ["RING", "Tiles", "WgmmaGemm", "constraints"]
+__all__ = ["RING", "Tiles", "WgmmaGemm", "constraints", "parts_of"]
 
 Tiles = tuple[tuple[int, int, int, int], ...]
 """Tiles of a variant: bm, bn, consumers, pingpong."""
@@ -40,6 +40,9 @@ RING = (
 
 COPIED_PER_CLOCK, STORED_PER_CLOCK = 32.0, 24.0
 """Bytes that an SM reads from L2 and writes to it per clock: estimates, which only order defaults."""
+
+LAUNCH_US = 3.5
+"""Approximate cost of a second launch, in microseconds."""
 
 
 # -- constraints --------------------------------------------------------------------------------------------
@@ -87,6 +90,11 @@ def constraints(operation: GemmOperation) -> tuple[Constraint, ...]:
         wgmma_tile.shared_memory_fits(*wgmma_tile.TILE, matrices=matrices),
         lambda bm, cluster_m, group_m, workload: (group_m == 1) | (group_m * cluster_m * bm < 2 * workload.m),
     )
+
+
+def parts_of(table: Table) -> Any:
+    """Return the blocks that share a tile, for each configuration; 1 if the space does not divide k."""
+    return table["split_k"].astype(np.float64) if "split_k" in table.space.names else np.ones(len(table))
 
 
 # -- the variant --------------------------------------------------------------------------------------------
@@ -175,16 +183,24 @@ class WgmmaGemm(TiledGemm[W]):
         next; otherwise all wait for it.
         """
         whole, matrices = self.product(workload), self.operation.MATRICES
-        bm, bn = config["bm"], config["bn"]
-        rounds = ceil_div(self.operation.usual_blocks(workload, bm, bn), device.sm_count)
+        bm, bn, parts = config["bm"], config["bn"], config.get("split_k", 1)
+        length = ceil_div(ceil_div(whole.k, config["bk"]), parts) * config["bk"]
+        tiles = self.operation.usual_blocks(workload, bm, bn)
+        rounds = ceil_div(parts * tiles, device.sm_count)
         fma_per_clock = device.mma_flop_per_clock.get(whole.dtype, 1024.0) / 2
         lines = bm / config["cluster_n"] + matrices * bn / config["cluster_m"]
-        products = matrices * bm * bn * whole.k / fma_per_clock
-        copies = lines * whole.k * itemsize(whole.dtype) / COPIED_PER_CLOCK
-        shared = self._shared_bytes(workload, bm, bn, whole.k) / device.smem_bytes_per_clock
-        store = bm * bn * itemsize(whole.out) / STORED_PER_CLOCK
+        products = matrices * bm * bn * length / fma_per_clock
+        copies = lines * length * itemsize(whole.dtype) / COPIED_PER_CLOCK
+        shared = self._shared_bytes(workload, bm, bn, length) / device.smem_bytes_per_clock
+        store = bm * bn * (4 if parts > 1 else itemsize(whole.out)) / STORED_PER_CLOCK
         tile = max(products, copies, shared)
-        return float(rounds * max(tile, store) + store if config["pingpong"] else rounds * (tile + store))
+        clocks = rounds * max(tile, store) + store if config["pingpong"] else rounds * (tile + store)
+        if parts > 1:  # more blocks do not make memory faster, and a second kernel reads the parts
+            memory_us = workload.traffic().total_bytes / (device.dram_gb_s * 1e3)
+            read = 4 * parts * tiles * bm * bn / (device.sm_count * COPIED_PER_CLOCK)
+            clocks = max(clocks, memory_us * device.max_clock_mhz)
+            clocks += LAUNCH_US * device.max_clock_mhz + read
+        return float(clocks)
 
     def _shared_bytes(self, workload: W, bm: Any, bn: Any, k: Any) -> Any:
         """Return the bytes that pass through shared memory for a tile: written once, read once.
@@ -239,12 +255,14 @@ class WgmmaGemm(TiledGemm[W]):
         """
         names = ("bm", "bn", "bk", "consumers", "cluster_m", "cluster_n")
         bm, bn, bk, consumers, cluster_m, cluster_n = (table[name].astype(np.float64) for name in names)
-        whole = self.product(workload)
-        size, padded_k = itemsize(whole.dtype), ceil_div(whole.k, bk) * bk
-        tiles = gemm.blocks(whole, bm, bn)
+        whole, parts = self.product(workload), parts_of(table)
+        size, padded_k = itemsize(whole.dtype), ceil_div(ceil_div(whole.k, bk), parts) * bk
+        tiles = gemm.blocks(whole, bm, bn) * parts
         rows, columns = self.edge_rows(workload, bm), whole.n - (ceil_div(whole.n, bn) - 1) * bn
-        of_a = wgmma_tile.least_copied(rows, bm, whole.k, bk, cluster_n, whole.trans[0] == "n")
-        of_b = wgmma_tile.least_copied(columns, bn, whole.k, bk, cluster_m, whole.trans[1] == "t")
+        # The last part of k is the shortest.
+        least_k = np.maximum(0, whole.k - (parts - 1) * padded_k)
+        of_a = wgmma_tile.least_copied(rows, bm, least_k, bk, cluster_n, whole.trans[0] == "n")
+        of_b = wgmma_tile.least_copied(columns, bn, least_k, bk, cluster_m, whole.trans[1] == "t")
         return Costs(
             blocks=tiles,
             full_blocks=tiles,
@@ -252,7 +270,7 @@ class WgmmaGemm(TiledGemm[W]):
             smem_bytes=self.smem_bytes(workload, table),
             mma_flop=self.operation.MATRICES * 2 * bm * bn * padded_k,
             mma_dtype=whole.dtype,
-            sfu=bm * whole.k * prologue.special_of_element(whole),
+            sfu=bm * least_k * prologue.special_of_element(whole),
             smem_traffic_bytes=self._shared_bytes(workload, bm, bn, padded_k),
             # Copies of the smallest tile, at the edge of c.
             fill_bytes=(of_a + self.operation.MATRICES * of_b) * size,
@@ -264,6 +282,7 @@ class WgmmaGemm(TiledGemm[W]):
             # unless the tile before hides that wait.
             chain_clocks=np.where(tiles <= device.sm_count, device.l2_latency, 0.0)
             + padded_k * size / 32 * bn / 2 / np.where(table["pingpong"] == 1, consumers, 1),
+            serial_launches=1 + (parts > 1),
             execution=self._execution(workload, table, device),
         )
 
@@ -272,31 +291,41 @@ class WgmmaGemm(TiledGemm[W]):
         whole, matrices = self.product(workload), self.operation.MATRICES
         size, out_size = itemsize(whole.dtype), itemsize(whole.out)
         cluster_m, cluster_n = (table[name].astype(np.float64) for name in ("cluster_m", "cluster_n"))
-        bm, bn = (table[name].astype(np.float64) for name in ("bm", "bn"))
-        tiles = self.operation.usual_blocks(workload, bm, bn)
-        wave = np.minimum(tiles, device.sm_count * table["min_blocks"])
+        bm, bn, bk = (table[name].astype(np.float64) for name in ("bm", "bn", "bk"))
+        parts, tiles = parts_of(table), self.operation.usual_blocks(workload, bm, bn)
+        length = np.where(parts > 1, ceil_div(ceil_div(whole.k, bk), parts) * bk, whole.k)
+        division = gemm.divided(table, tiles, out_size, device)
+        wave = np.minimum(tiles, device.sm_count * table["min_blocks"] / parts)
         traffic = traffic_of(self.operation, workload, table, device, wave=wave, cluster_m=cluster_m)
         loop = wgmma_tile.main_loop(
             table,
             size,
-            whole.k,
+            length,
             products=self.products(table),
             columns=matrices * bn,
             passes_of_b=self.passes_of_b(workload),
-            tiles=tiles,
+            tiles=tiles * parts,
             device=device,
         )
         vec, has_residual = gemm.widths(whole)[2], getattr(workload, "has_residual", False)
         elements = whole.batch * whole.m * whole.n
+        results = chosen(
+            parts > 1,
+            wgmma_tile.results(table, 4, 4, False),
+            wgmma_tile.results(table, out_size, vec, has_residual),
+        )
         return with_results(
             loop,
-            wgmma_tile.results(table, out_size, vec, has_residual),
+            results,
             device,
-            instructions=prologue.operations_of_element(whole) * bm * whole.k / 32,
+            instructions=prologue.operations_of_element(whole) * bm * length / 32,
             # Blocks of a cluster read a part each of what they share.
-            l2_bytes=whole.k * (traffic.line_a / cluster_n + matrices * traffic.line_b / cluster_m),
-            memory_bytes=traffic.operand_bytes + elements * out_size * (1 + has_residual),
-            blocks=tiles,
+            l2_bytes=length * (traffic.line_a / cluster_n + matrices * traffic.line_b / cluster_m),
+            further_clocks=division.finish_clocks,
+            memory_bytes=traffic.operand_bytes
+            + elements * out_size * (1 + has_residual)
+            + division.memory_bytes(device),
+            blocks=tiles * parts,
         )
 
     def claims(self, workload: W, config: Config) -> tuple[str, ...]:

@@ -17,8 +17,10 @@ wgmma ignores the lower 13 bits of f32 elements, but tf32 rounds to nearest. Ele
 registers, those of b in shared memory by the three warps of the producer warpgroup that copy nothing. They
 transpose b, too, where k is not contiguous.
 
+Where c has few tiles, `split_k` blocks share the steps of each along k, and a second kernel sums the parts.
+
 Limits: TMA needs row lengths that are multiples of 16 bytes. wgmma takes 8-bit operands only if k is
-contiguous in both. tf32 has no prologue.
+contiguous in both. tf32 has no prologue. Products of tf32 or with a prologue do not divide k.
 
 Source: PTX ISA, "wgmma", "cp.async.bulk.tensor", "mbarrier", "setmaxnreg"; CUTLASS 3, "Efficient GEMM in
 CUDA" (warp specialisation, pingpong and cooperative kernels).
@@ -26,6 +28,8 @@ CUDA" (warp specialisation, pingpong and cooperative kernels).
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -37,7 +41,8 @@ from tunebench.kernels.common.cuda_expression import filled
 from tunebench.kernels.common.gemm_variant import Constants
 from tunebench.kernels.common.wgmma_gemm import RING, Tiles, WgmmaGemm, constraints
 from tunebench.space import Config, Parameter, Space, takes_config
-from tunebench.variant import Argument, Scalar, TensorMap
+from tunebench.variant import Argument, Launch, Scalar, TensorMap, Tiling, ceil_div
+from tunebench.workload import Tensor
 from tunebench.workloads.operators.gemm import Gemm
 
 HELD = ("bm", "bn", "bk", "consumers", "pingpong", "min_blocks")
@@ -83,6 +88,21 @@ def boxes_are_stored(staged: Any, workload: Gemm) -> Any:
     return (staged < 2) | (gemm.widths(workload)[2] * itemsize(workload.out) == 16)
 
 
+def parts_are_plain(split_k: Any, staged: Any, workload: Gemm) -> Any:
+    """Parts of k have no prologue and no tf32, and threads store them."""
+    plain = not workload.has_pre and workload.dtype != "tf32"
+    return (split_k == 1) | (plain & (staged < 2))
+
+
+def parts_are_few(split_k: Any, group_m: Any, min_blocks: Any) -> Any:
+    """Where k is divided, tiles are few: their order does not matter, and min_blocks must be 1."""
+    return (split_k == 1) | ((group_m == 1) & (min_blocks == 1))
+
+
+SPLIT_K = Parameter("split_k", gemm.SPLITS, "blocks that share the steps of a tile")
+DIVISION = (parts_are_plain, parts_are_few, gemm.split_is_useful)
+"""Constraints of `SPLIT_K`."""
+
 STAGED = Parameter(
     "staged", (0, 1, 2), "1: store results through shared memory, in wide accesses; 2: by bulk copies"
 )
@@ -93,8 +113,15 @@ SPACE = Space(
         Parameter("bn", (64, 128, 192, 256), "columns of c per tile"),
         Parameter("bk", (32, 64, 128, 256), "elements of k per step, in one buffer"),
         *(STAGED if parameter.name == "staged" else parameter for parameter in RING),
+        SPLIT_K,
     ),
-    (*constraints(gemm), operands_stay_in_registers, turned_steps_are_squares, boxes_are_stored),
+    (
+        *constraints(gemm),
+        operands_stay_in_registers,
+        turned_steps_are_squares,
+        boxes_are_stored,
+        *DIVISION,
+    ),
 )
 
 USUAL = (
@@ -113,17 +140,17 @@ USUAL = (
 )
 """Tiles that libraries ship."""
 
-# A prologue, the type tf32, and `staged` fill in the words between @.
+# A prologue, the type tf32, `staged` and `split_k` fill in the words between @.
 SOURCE = """
 // c = activation(op(a) op(b) + bias) + residual. C has all compile-time constants.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::MIN_BLOCKS)
 gemm_wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,@C_MAP@
            const typename C::Out* __restrict__ bias, const typename C::Out* __restrict__ residual,@PARAMETERS@
-           typename C::Out* __restrict__ c, int m, int n, int k, int batch, int group_m) {
+           typename C::Out* __restrict__ c, int m, int n, int k, int batch, int group_m@PARTS@) {
   using Out = typename C::Out;
   const BlockMemory<C> memory;
-  const Tiles<C> tiles(m, n, batch, group_m);
+  const @TILES@;
   const auto sum = [&](auto&&... state) { @MULTIPLY@, state...); };
   const auto store = [&](const auto& sums, int i, const TileIndex& first, int rows) {
     const i64 at = first.batch * (i64(m) * n) + i64(first.m) * n + first.n;
@@ -140,15 +167,28 @@ BOX_ROWS = 16
 
 BY_THREADS = {
     "C_MAP": "",
+    "PARTS": "",
+    "TILES": "Tiles<C> tiles(m, n, batch, group_m)",
     "STORE": "store_rows<C>(sums[i], memory.staging, Target<Out>{c + at, n, rows, n - first.n}, finish);",
     "FINISH": "",
 }
 BY_BOXES = {
+    **BY_THREADS,
     "C_MAP": " const __grid_constant__ TensorMap c_map,",
     "STORE": "store_boxes<C>(sums[i], memory.staging, c_map, first, rows, finish);",
     "FINISH": "\n  finish_stores();",
 }
-"""Words of the kernel's source, by whether threads or bulk copies store results."""
+IN_PARTS = {
+    **BY_THREADS,
+    "PARTS": ", Wide<typename C::In>* __restrict__ partial, int parts",
+    "TILES": "PartTiles<C> tiles(m, n, batch, group_m, parts, k)",
+    "STORE": "store_rows<C, 4>(sums[i], memory.staging, tiles.target(partial, first, rows), "
+    "keep_sum<C::BN, Wide<typename C::In>>());",
+}
+"""Words of the kernel's source, by who stores results: threads, bulk copies, or threads parts of them.
+
+In parts, k is the length of a part.
+"""
 
 
 class CudaWgmmaGemm(WgmmaGemm[Gemm]):
@@ -161,7 +201,7 @@ class CudaWgmmaGemm(WgmmaGemm[Gemm]):
     usual: ClassVar[Tiles] = USUAL
     dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16", "tf32", "e4m3", "i8")
     entry = "gemm_wgmma"
-    headers = ("types", "ptx", "epilogue", "gemm", "gemm_mma", "ptx_hopper", "gemm_wgmma")
+    headers = ("types", "ptx", "epilogue", "gemm", "gemm_parts", "gemm_mma", "ptx_hopper", "gemm_wgmma")
     text = SOURCE
 
     def limits(self, workload: Gemm, device: Device) -> str | None:
@@ -187,7 +227,7 @@ class CudaWgmmaGemm(WgmmaGemm[Gemm]):
         chosen = super().choices(workload, config)
         if workload.dtype == "tf32" and workload.trans[1] == "n":
             chosen["TileB"] = "TurnedTile<In, BN, BK, CLUSTER_M>"
-        return chosen
+        return {**chosen, "Division": gemm.division(config)}
 
     def preamble(self, workload: Gemm) -> str:
         """Return the source of the activation, if it is an expression, and of the prologue or of tf32."""
@@ -207,9 +247,10 @@ class CudaWgmmaGemm(WgmmaGemm[Gemm]):
             multiply = f"multiply_applied<C>(memory.ring, memory.buffers, k, {vectors}"
         if workload.dtype == "tf32":
             multiply, tiles = "multiply_rounded<C>(memory.ring, memory.buffers", "multiply_rounded_tiles"
-        results = BY_BOXES if config["staged"] == 2 else BY_THREADS
+        boxes, divided = config["staged"] == 2, config["split_k"] > 1
+        results = BY_BOXES if boxes else IN_PARTS if divided else BY_THREADS
         source = filled(self.text, PARAMETERS=parameters, MULTIPLY=multiply, MULTIPLY_TILES=tiles, **results)
-        return helpers("stores_wgmma") + source if config["staged"] == 2 else source
+        return helpers(*["stores_wgmma"] * boxes, *["parts_wgmma"] * divided) + source
 
     def maps(self, workload: Gemm, config: Config) -> Iterator[TensorMap]:
         """Yield the tensor maps of a and b, and that of c if bulk copies store it."""
@@ -229,6 +270,43 @@ class CudaWgmmaGemm(WgmmaGemm[Gemm]):
         _, _, bias, residual, *further, group_m = gemm.arguments(workload, config["group_m"])
         prologue_operands = prologue.operands(workload) if workload.has_pre else ()
         return (bias, residual, *prologue_operands, *further, Scalar("int", workload.batch), group_m)
+
+    def tiles(self, workload: Gemm, config: Config) -> tuple[Tiling, ...]:
+        """Return the tiling of m, n and k. All parts of a tile have the same number of steps."""
+        of_m, of_n, of_k = super().tiles(workload, config)
+        return (of_m, of_n, dataclasses.replace(of_k, tile=config["bk"] * config["split_k"]))
+
+    def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
+        """Return the launch of the product, and that of the sum of its parts if k is divided."""
+        (product,) = super().launches(workload, config)
+        parts = config["split_k"]
+        if parts == 1:
+            return (product,)
+        length = ceil_div(ceil_div(workload.k, config["bk"]), parts) * config["bk"]
+        _, _, bias, residual, c, m, n, k, group_m = gemm.arguments(workload, config["group_m"])
+        numbers = (m, n, Scalar("int", length), Scalar("int", workload.batch), group_m)
+        of_parts = ("partial", Scalar("int", parts))
+        first = dataclasses.replace(
+            product,
+            grid=(product.grid[0] * parts, 1, 1),
+            arguments=(*self.maps(workload, config), bias, residual, c, *numbers, *of_parts),
+        )
+        tiles = Scalar("int", int(gemm.blocks(workload, config["bm"], config["bn"])))
+        return (first, gemm.finish_launch(workload, config, (m, n, k, group_m, tiles, of_parts[1])))
+
+    def scratch(self, workload: Gemm, config: Config) -> tuple[Tensor, ...]:
+        """Return the partial sums, if k is divided."""
+        return gemm.scratch(workload, config)
+
+    def _usual(self, workload: Gemm, device: Device) -> Iterator[Config]:
+        """Yield the usual tiles, with each division of k that the space has."""
+        for config, split in itertools.product(super()._usual(workload, device), gemm.SPLITS):
+            yield Config({**config, "split_k": split, "group_m": config["group_m"] if split == 1 else 1})
+
+    def emulation_workload(self, workload: Gemm, config: Config) -> Gemm:
+        """Return a workload of few tiles with the same edges; each part of k fills the ring if it can."""
+        steps = max(config["stages"], min((config["stages"] + 1) * config["split_k"], 24) - 1)
+        return gemm.shrink(workload, config, steps, affordable_fma=wgmma_tile.AFFORDABLE_FMA)
 
 
 VARIANT = CudaWgmmaGemm()

@@ -17,7 +17,7 @@ from tunebench.kernels.common.cuda import helpers
 from tunebench.kernels.common.promoted_wgmma import PROMOTE, PromotedWgmmaGemm
 from tunebench.kernels.common.promoted_wgmma import constraints as promotion
 from tunebench.kernels.common.wgmma_gemm import RING, constraints
-from tunebench.kernels.gemm.cuda_wgmma import STAGED, CudaWgmmaGemm, boxes_are_stored
+from tunebench.kernels.gemm.cuda_wgmma import DIVISION, SPLIT_K, STAGED, CudaWgmmaGemm, boxes_are_stored
 from tunebench.space import Parameter, Space
 from tunebench.workloads.operators.gemm import Gemm
 
@@ -28,8 +28,9 @@ SPACE = Space(
         Parameter("bk", (128, 256), "elements of k per step, in one buffer"),
         PROMOTE,
         *(STAGED if parameter.name == "staged" else parameter for parameter in RING),
+        SPLIT_K,
     ),
-    (*constraints(gemm), *promotion(gemm), boxes_are_stored),
+    (*constraints(gemm), *promotion(gemm), boxes_are_stored, *DIVISION),
 )
 
 

@@ -39,7 +39,7 @@ SMALLEST = {
     "staged": 1,
     "group_m": 1,
 }
-ALONE = {**SMALLEST, "cluster_m": 1, "cluster_n": 1, "min_blocks": 1}
+ALONE = {**SMALLEST, "cluster_m": 1, "cluster_n": 1, "min_blocks": 1, "split_k": 1}
 PINGPONG = {**ALONE, "consumers": 2, "pingpong": 1}
 CLUSTER = {**ALONE, "cluster_n": 2}
 

@@ -50,7 +50,7 @@ def test_a_square_product_on_h100_by_hand(nothing_known: Path) -> None:
     """Two warpgroups multiply tiles of 128 x 256 in steps of 64; pairs of blocks share columns of b."""
     config = (
         "bm=128,bn=256,bk=64,stages=4,consumers=2,pingpong=0,cluster_m=2,cluster_n=1,staged=1,"
-        "group_m=8,min_blocks=1"
+        "group_m=8,min_blocks=1,split_k=1"
     )
     analysis = explain(SQUARE, H100, variant="cuda_wgmma", config=config, db=nothing_known)
     assert (analysis.category, analysis.choice.why) == ("dot product", "asked for")
@@ -191,7 +191,7 @@ def test_waves_match_blocks_assigned_in_turn(blocks: int, sms: int, resident: in
 def test_persistent_blocks_per_sm_come_from_the_launch(min_blocks: int, nothing_known: Path) -> None:
     config = (
         "bm=64,bn=64,bk=64,stages=2,consumers=1,pingpong=0,cluster_m=1,cluster_n=1,staged=0,group_m=1,"
-        f"min_blocks={min_blocks}"
+        f"min_blocks={min_blocks},split_k=1"
     )
     analysis = explain(SQUARE, H100, variant="cuda_wgmma", config=config, db=nothing_known)
     assert analysis.block is not None

@@ -183,7 +183,7 @@ def test_pingpong_hides_the_epilogue_of_short_products() -> None:
     text = "gemm:m=4096,n=32768,k=512,dtype=bf16,trans=nt"
     each = tunable(text, "cuda_wgmma", H100)
     shared = {"bm": 128, "bn": 128, "bk": 64, "stages": 4, "consumers": 2, "cluster_m": 2, "cluster_n": 1}
-    shared |= {"staged": 2, "group_m": 8, "min_blocks": 1}
+    shared |= {"staged": 2, "group_m": 8, "min_blocks": 1, "split_k": 1}
     together, in_turn = (
         each.predicted_us(each.table.row(Config({**shared, "pingpong": pingpong}))) for pingpong in (0, 1)
     )

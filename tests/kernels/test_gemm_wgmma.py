@@ -129,7 +129,7 @@ def test_no_launch_exceeds_what_the_device_has() -> None:
     together = table["min_blocks"] * (costs.smem_bytes + H100.smem_reserved_bytes)
     assert np.max(together) <= H100.smem_per_sm_bytes
     for row in range(0, len(table), 97):
-        (launch,) = VARIANT.launches(workload, table.config(row))
+        launch = VARIANT.launches(workload, table.config(row))[0]
         assert launch.smem_bytes == costs.smem_bytes[row]
         assert launch.grid[0] % launch.cluster == 0
 
@@ -138,7 +138,7 @@ def test_no_launch_exceeds_what_the_device_has() -> None:
 def test_copies_are_of_panels_of_128_bytes(workload: Gemm, choice: int) -> None:
     table = VARIANT.configs(workload, H100)
     config = table.config(choice % len(table))
-    (launch,) = VARIANT.launches(workload, config)
+    launch = VARIANT.launches(workload, config)[0]
     a_map, b_map, *of_c = (argument for argument in launch.arguments if isinstance(argument, TensorMap))
     assert [(c.tensor, c.extents[:2], c.box[1:]) for c in of_c] == (
         [("c", (workload.n, workload.m), (16, 1))] if config["staged"] == 2 else []
@@ -224,7 +224,8 @@ def test_a_tile_waits_for_memory_if_nothing_is_multiplied_before(
 # ----------------------------------------------------------------------------------------------- results
 
 PLAIN = VARIANT.space.parse(
-    "bm=128,bn=64,bk=64,stages=2,consumers=2,pingpong=0,cluster_m=1,cluster_n=1,staged=1,group_m=1,min_blocks=1"
+    "bm=128,bn=64,bk=64,stages=2,consumers=2,pingpong=0,cluster_m=1,cluster_n=1,staged=1,group_m=1,min_blocks=1,"
+    "split_k=1"
 )
 CASES = [
     ("m=200,n=136,k=136,dtype=f16,trans=nn,epilogue=bias+silu+residual", {"stages": 3}),
@@ -261,6 +262,15 @@ CASES = [
     ("m=200,n=200,k=72,dtype=f16,out=bf16", {"bm": 192, "bn": 192, "consumers": 3, "staged": 2}),
     ("m=330,n=136,k=72,dtype=f16,batch=2", {"bm": 64, "pingpong": 1, "cluster_m": 2, "staged": 2}),
     ("m=200,n=132,k=272,dtype=i8,trans=nt,batch=2", {"bk": 128, "bm": 256, "staged": 2}),
+    ("m=136,n=136,k=520,dtype=f16,trans=nn,epilogue=bias+silu+residual", {"split_k": 2}),
+    ("m=72,n=133,k=584,dtype=bf16,batch=2,trans=nt,epilogue=bias", {"bm": 64, "consumers": 1, "split_k": 2}),
+    ("m=72,n=72,k=1032,dtype=bf16,out=f32", {"bm": 64, "consumers": 1, "staged": 0, "split_k": 4}),
+    ("m=136,n=72,k=712,dtype=f16,trans=tn", {"bm": 64, "pingpong": 1, "cluster_m": 2, "split_k": 2}),
+    ("m=72,n=136,k=1040,dtype=i8,trans=nt", {"bm": 64, "bk": 128, "consumers": 1, "split_k": 2}),
+    (
+        "m=72,n=136,k=1040,dtype=e4m3,trans=nt",
+        {"bm": 64, "bk": 128, "consumers": 1, "cluster_n": 2, "split_k": 2},
+    ),
 ]
 """Every path is taken by some case."""
 
@@ -336,6 +346,14 @@ FAULTS = {
     "a box of no group": (23, "      commit_stores();\n", ""),
     "boxes without the swizzle": (24, "* SIZE ^ group * 16)),", "* SIZE)),"),
     "boxes of the next rows": (23, "first.m + first_row, first.batch);", "first.m, first.batch);"),
+    "parts from the start of k": (28, "return corner.batch % parts * length;", "return 0;"),
+    "parts of another product": (
+        29,
+        "matrix_of_b(const TileIndex& corner) const { return corner.batch / parts; }",
+        "matrix_of_b(const TileIndex& corner) const { return corner.batch % parts; }",
+    ),
+    "all parts in one slot": (28, "* parts + first.batch % parts;", "* parts;"),
+    "the first rows of a slot only": (28, "at.corner += first.m % C::BM * C::BN;", ""),
     "rows beyond the edge": (
         1,
         "if (row >= target.rows) continue;\n        const Vec<Out, WIDTH> residual",
@@ -390,6 +408,7 @@ PROMOTED_CASES = [
     ),
     ("m=300,n=72,k=144,act=tanh(x)", {"promote": 1, "bm": 256, "cluster_m": 2, "staged": 2}),
     ("m=200,n=200,k=528,out=f32", {"promote": 2, "bn": 192, "stages": 3, "staged": 2}),
+    ("m=72,n=72,k=1296,epilogue=bias", {"promote": 2, "bm": 64, "consumers": 1, "split_k": 2}),
 ]
 """Every path is taken by some case; the last group has fewer steps than the others in some."""
 
@@ -497,13 +516,16 @@ def test_additions_of_promotion_are_declared_as_counted(number: int) -> None:
     workload, config = promoted(text, choices)
     costs = checks.costs_of(PROMOTED, workload, config, H100)
     counts = watch(PROMOTED, workload, config, workload.draw(np.random.default_rng(4))).counts
-    tiles = -(-workload.m // config["bm"]) * -(-workload.n // config["bn"]) * workload.batch
+    parts = (
+        -(-workload.m // config["bm"]) * -(-workload.n // config["bn"]) * workload.batch * config["split_k"]
+    )
     steps = -(-workload.k // config["bk"])
-    groups = -(-steps // config["promote"])
+    steps_of_part = -(-steps // config["split_k"])
+    groups = -(-steps_of_part // config["promote"])
     # Consumers also add where a tile lies beyond the product, to fill its cluster.
     assert costs.fma[0] == groups * config["bm"] * config["bn"]
-    assert counts.total.fma >= costs.fma[0] * tiles
-    assert config["cluster_m"] * config["cluster_n"] > 1 or counts.total.fma == costs.fma[0] * tiles
+    assert counts.total.fma >= costs.fma[0] * parts
+    assert config["cluster_m"] * config["cluster_n"] > 1 or counts.total.fma == costs.fma[0] * parts
 
 
 def test_who_computes_sums_in_f32() -> None:
