@@ -279,20 +279,27 @@ class CudaWgmmaGemm(WgmmaGemm[Gemm]):
     def launches(self, workload: Gemm, config: Config) -> tuple[Launch, ...]:
         """Return the launch of the product, and that of the sum of its parts if k is divided."""
         (product,) = super().launches(workload, config)
-        parts = config["split_k"]
+        parts, (bm, bn, bk) = config["split_k"], (config[name] for name in ("bm", "bn", "bk"))
         if parts == 1:
             return (product,)
-        length = ceil_div(ceil_div(workload.k, config["bk"]), parts) * config["bk"]
-        _, _, bias, residual, c, m, n, k, group_m = gemm.arguments(workload, config["group_m"])
-        numbers = (m, n, Scalar("int", length), Scalar("int", workload.batch), group_m)
-        of_parts = ("partial", Scalar("int", parts))
+        length = ceil_div(ceil_div(workload.k, bk), parts) * bk
+        m, n, k, of_part, batch, group_m, tiles, of_tile = (
+            Scalar("int", int(size))
+            for size in (
+                *(workload.m, workload.n, workload.k, length, workload.batch, config["group_m"]),
+                *(gemm.blocks(workload, bm, bn), parts),
+            )
+        )
+        numbers = (m, n, of_part, batch, group_m)
         first = dataclasses.replace(
             product,
             grid=(product.grid[0] * parts, 1, 1),
-            arguments=(*self.maps(workload, config), bias, residual, c, *numbers, *of_parts),
+            arguments=(
+                *self.maps(workload, config),
+                *(*gemm.added(workload), "c", *numbers, "partial", of_tile),
+            ),
         )
-        tiles = Scalar("int", int(gemm.blocks(workload, config["bm"], config["bn"])))
-        return (first, gemm.finish_launch(workload, config, (m, n, k, group_m, tiles, of_parts[1])))
+        return (first, gemm.finish_launch(workload, config, (m, n, k, group_m, tiles, of_tile)))
 
     def scratch(self, workload: Gemm, config: Config) -> tuple[Tensor, ...]:
         """Return the partial sums, if k is divided."""
