@@ -26,20 +26,18 @@ import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from benchmarks.sampler_replays import markdown
 from tunebench import device as devices
 from tunebench.device import Device
+from tunebench.forecast.predicted_space import TIE, PredictedSpace, best_space
 from tunebench.outcome import CacheState
-from tunebench.tuning.tunable import TIE, TunableVariant, find_variants
+from tunebench.tuning.tunable import find_variants
 from tunebench.workload import Workload
 from tunebench.workloads import parse
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 FILE = Path(__file__).with_suffix(".toml")
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "predict"
@@ -116,7 +114,7 @@ class Comparison:
     """
 
     published: PublishedKernel
-    tunable: TunableVariant
+    tunable: PredictedSpace
     row: int
 
     @property
@@ -163,8 +161,8 @@ def compared(published: PublishedKernel) -> Comparison:
     tunables, _ = find_variants(
         published.workload, published.device, names, cache=published.cache, compilable=False
     )
-    tunable = min(tunables, key=lambda candidate: candidate.predicted_us(candidate.fastest()))
-    return Comparison(published=published, tunable=tunable, row=tunable.fastest())
+    tunable = best_space(tunables)
+    return Comparison(published=published, tunable=tunable, row=tunable.unmeasured())
 
 
 # -- published times -----------------------------------------------------------------------------------------
@@ -310,7 +308,7 @@ def row_table(comparisons: Iterable[Comparison]) -> str:
 # -- ranks ---------------------------------------------------------------------------------------------------
 
 
-def best_tunable(workload: Workload, device: Device) -> TunableVariant:
+def best_tunable(workload: Workload, device: Device) -> PredictedSpace:
     """Return the variant with the shortest predicted time.
 
     Args:
@@ -318,24 +316,12 @@ def best_tunable(workload: Workload, device: Device) -> TunableVariant:
         device: The device.
     """
     tunables, _ = find_variants(workload, device, compilable=False)
-    return min(tunables, key=lambda candidate: candidate.predicted_us(candidate.fastest()))
+    return best_space(tunables)
 
 
-def predicted_us(tunable: TunableVariant) -> NDArray[np.float64]:
-    """Return the predicted times of a variant on a GPU, in microseconds.
-
-    Args:
-        tunable: The variant.
-    """
-    predicted = tunable.prospects().predicted_us
-    assert predicted is not None
-    return predicted
-
-
-def tie_share(tunable: TunableVariant) -> float:
+def tie_share(tunable: PredictedSpace) -> float:
     """Return the share of configurations whose predicted time equals the shortest within 0.1 %."""
-    predicted = predicted_us(tunable)
-    return float((predicted <= TIE * predicted.min()).mean())
+    return float((tunable.times_us <= TIE * tunable.times_us.min()).mean())
 
 
 def rank_rows() -> Iterator[list[str]]:
@@ -346,7 +332,7 @@ def rank_rows() -> Iterator[list[str]]:
         for name in RANKED:
             device, workload = devices.find(name), parse(f"gemm:m={m},n={n},k={k},dtype=bf16,trans=nt")
             tunable = best_tunable(workload, device)
-            table, predicted = tunable.table, predicted_us(tunable)
+            table, predicted = tunable.table, tunable.times_us
             order = np.argsort(predicted, kind="stable")
             default = table.row(tunable.variant.default(workload, device))
             tiles = zip(table["bm"][order].tolist(), table["bn"][order].tolist(), strict=True)

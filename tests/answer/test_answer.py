@@ -238,8 +238,9 @@ def test_configuration_with_a_wrong_result_here_is_not_inferred(db: str, remembe
     default = GPU.configs(PROBLEM, SXM).row(GPU.default(PROBLEM, SXM))
     assert asked() == (default, "predicted")
     remember(SXM, default, WrongResult(reason="y[0] is nan"))
+    assert ask_quietly(db).variant != GPU.key
     with pytest.raises(LookupMiss, match="had a wrong result"):
-        asked()
+        lookup_workload(PROBLEM, device=SXM, db=db, variant=GPU.key)
 
 
 def test_order_of_answer_sources(db: str, remember: Remember) -> None:

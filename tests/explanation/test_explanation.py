@@ -26,6 +26,7 @@ from tunebench.explanation import Explanation, Forecaster, Waves, advise, alignm
 from tunebench.explanation.limit import KINDS, limit
 from tunebench.forecast import least_us
 from tunebench.forecast.execution import CONSTANTS, LAUNCH_US
+from tunebench.forecast.predicted_space import fastest_variant
 from tunebench.outcome import VARIANT_FILE, CacheState
 from tunebench.tuning import tunable
 from tunebench.workload import Workload
@@ -287,7 +288,7 @@ def test_fastest_variant_is_the_first_of_the_lowest_predicted_time(text: str, ca
         first = min(
             every, key=lambda tunable_variant: tunable_variant.predicted_us(tunable_variant.fastest())
         )
-        fastest = tunable.fastest_variant(parse(text), where, cache=cache)
+        fastest = fastest_variant(parse(text), where, cache=cache)
         assert fastest is not None
         assert fastest.variant is first.variant
         assert fastest.predicted_us(fastest.fastest()) == first.predicted_us(first.fastest())
@@ -502,9 +503,13 @@ def test_the_command_for_people_and_as_json(capsys: pytest.CaptureFixture[str], 
     arguments = ("explain", "-w", SQUARE, "--device", "a100-80-sxm", "--db", str(nothing_known))
     assert cli.run([*arguments, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert (shown["variant"], shown["why"], shown["category"]) == ("gemm/cuda_mma", "default", "dot product")
+    assert (shown["variant"], shown["why"], shown["category"]) == (
+        "gemm/cuda_mma",
+        "predicted best",
+        "dot product",
+    )
     assert shown["limit"]["kind"] == "math"
-    assert shown["waves"]["idle_sms"] == 5 * 108 - 512
+    assert shown["waves"]["idle_sms"] == -shown["waves"]["blocks"] % 108
     assert shown["block"]["occupancy"]["limited_by"]
     assert shown == json.loads(json.dumps(explain(SQUARE, A100, db=nothing_known).to_json()))
     assert cli.run(arguments) == 0
@@ -512,8 +517,8 @@ def test_the_command_for_people_and_as_json(capsys: pytest.CaptureFixture[str], 
     for part in (
         "1365 FLOP/byte: math limited on the tensor pipe (8.93x the balance point)",
         "311.9 TFLOP/s in f16, balanced with memory at 153 FLOP/byte",
-        "(default)",
-        "94.8% of SM time is in use: 512 blocks on 108 SMs",
+        "(predicted best)",
+        "100.0% of SM time is in use: 216 blocks on 108 SMs",
         "not supported here: gemm/cuda_wgmma needs sm_90",
     ):
         assert part in text, text

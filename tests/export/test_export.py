@@ -449,7 +449,7 @@ def test_export_folder_has_all_files_and_facts(tmp_path: Path) -> None:
     facts = json.loads((tmp_path / "new" / "manifest.json").read_text())
     assert facts["kernels"] == "kernel.cubin"
     assert facts["tunebench"] == __version__
-    assert (facts["architecture"], facts["why"], facts["how"]) == ("sm_80", "default", "predicted")
+    assert (facts["architecture"], facts["why"], facts["how"]) == ("sm_80", "predicted best", "predicted")
     assert facts["expected_us"] > 0
     assert {t["name"]: (t["role"], t["shape"]) for t in facts["tensors"]} == {
         "x": ("input", [5, 77]),

@@ -13,7 +13,7 @@
    a candidate, and the one with the shortest expected time for *this* workload is returned.
 5. ``other architecture``: the same, from devices of other architectures.
 6. ``predicted``: nothing comparable was measured. A stored prediction for another device of the architecture
-   comes first, then the default configuration with the shortest predicted time.
+   comes first, then the configuration that is predicted to be fastest.
 
 A configuration that cannot run is never returned: constraints, limits and resources are checked with the
 installed variants. Stale records (their source has changed) and configurations that lost to their variant's

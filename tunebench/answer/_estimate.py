@@ -22,7 +22,8 @@ from tunebench.bound import bound
 from tunebench.db.figures import BaselineComparison
 from tunebench.device import Device
 from tunebench.errors import InputError, TunebenchError
-from tunebench.forecast import interval_us, predict_us
+from tunebench.forecast import predict_us
+from tunebench.forecast.predicted_space import PredictedSpace, predicted_space
 from tunebench.kernels import variant as find_variant
 from tunebench.kernels import variants
 from tunebench.outcome import CacheState
@@ -31,7 +32,7 @@ from tunebench.variant import Variant, exceeds_memory, unsuitable
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
-__all__ = ["DOUBLING_MARGIN", "NEAREST_COUNT", "best_neighbour", "default_answer", "workload_distance"]
+__all__ = ["DOUBLING_MARGIN", "NEAREST_COUNT", "best_neighbour", "predicted_answer", "workload_distance"]
 
 NEAREST_COUNT = 6
 """Number of nearest workloads that contribute candidates."""
@@ -93,14 +94,23 @@ def best_neighbour(
     return None if best is None else _answer(workload, target, best, here=here)
 
 
-def default_answer(workload: Workload, device: Device, variant: str | None, database: str) -> Answer:
-    """Return the default configuration with the shortest predicted time.
+def predicted_answer(
+    workload: Workload,
+    device: Device,
+    variant: str | None,
+    database: str,
+    *,
+    is_wrong: Callable[[str, Config], bool] = lambda variant, config: False,
+) -> Answer | None:
+    """Return the configuration with the shortest predicted time (see `PredictedSpace.unmeasured`).
 
     Args:
         workload: The workload.
         device: The device.
         variant: Key of the only variant to consider.
         database: Name of the database, for the answer.
+        is_wrong: Whether a configuration of a variant, by its key, had a wrong result. A default is returned
+            then; None if those of all variants are wrong, too.
 
     Raises:
         InputError: if no variant supports the workload on the device; the message lists the reasons.
@@ -108,41 +118,51 @@ def default_answer(workload: Workload, device: Device, variant: str | None, data
     reason = unsuitable(workload, device) or exceeds_memory(workload, device)
     if reason is not None:
         raise InputError(reason)
-    refused, answers = [], []
+    refused, spaces = [], []
     for candidate in variants(workload):
         if variant not in (None, candidate.key):
             continue
         try:
             reason = candidate.refuses(workload, device)
-            if reason is None:
-                answers.append(_default(candidate, workload, device, database))
+            space = predicted_space(candidate, workload, device) if reason is None else None
+            if space is not None:
+                spaces.append(space)
                 continue
         except TunebenchError as error:
             reason = str(error)
-        refused.append(reason)
-    if not answers:
+        refused.append(reason or f"{candidate.key} has no valid configuration for this workload")
+    if not spaces:
         reasons = "; ".join(refused) or f"no installed variant matches {variant or workload.operator}"
         raise InputError(f"no variant supports {workload} on {device.name}: {reasons}")
-    return min(answers, key=lambda answer: answer.expected_us)
+    rows = [
+        (space, row)
+        for space in spaces
+        for row in dict.fromkeys((space.unmeasured(), space.default_row))
+        if row is not None and not is_wrong(space.variant.key, space.table.config(row))
+    ]
+    if not rows:
+        return None
+    return _unmeasured(*min(rows, key=lambda pair: pair[0].predicted_us(pair[1])), database)
 
 
-def _default(variant: Variant[Any], workload: Workload, device: Device, database: str) -> Answer:
-    config = variant.space.check(variant.default(workload, device), workload=workload, device=device)
-    forecast = _forecast(variant, config, workload, device, "cold")
+def _unmeasured(space: PredictedSpace, row: int, database: str) -> Answer:
+    """Return the answer of a configuration of which nothing was measured."""
+    config = space.table.config(row)
+    kind = "default configuration" if row == space.default_row else "configuration"
     return Answer(
-        workload=str(workload),
-        device=device.key,
+        workload=str(space.workload),
+        device=space.device.key,
         how="predicted",
-        because="nothing comparable was measured: default configuration with the shortest predicted time",
-        variant=variant.key,
+        because=f"nothing comparable was measured: {kind} that is fastest by how its blocks execute",
+        variant=space.variant.key,
         config=config,
-        expected_us=forecast.us,
-        interval_us=forecast.interval_us,
+        expected_us=space.predicted_us(row),
+        interval_us=space.interval_us(row),
         ci_us=None,
-        bound_us=forecast.bound_us,
+        bound_us=float(space.bounds.us[row]),
         cache=None,
         verification="not verified",
-        revision=variant.revision(workload, config),
+        revision=space.variant.revision(space.workload, config),
         recorded_at=None,
         database=database,
     )
@@ -255,7 +275,6 @@ def _device_of(view: AnswerReader, row: AnswerRow) -> Device | None:
 @dataclass(frozen=True, slots=True)
 class _Forecast:
     us: float
-    interval_us: tuple[float, float]
     bound_us: float
 
 
@@ -268,8 +287,7 @@ def _forecast(
     traffic = workload.traffic()
     bounds = bound(costs, traffic, device, cache=cache, rows=1)
     expected = predict_us(bounds, costs, device, traffic, cache=cache)
-    low, high = interval_us(expected, bounds)
-    return _Forecast(float(expected[0]), (float(low[0]), float(high[0])), float(bounds.us[0]))
+    return _Forecast(float(expected[0]), float(bounds.us[0]))
 
 
 def _answer(workload: Workload, target: LookupTarget, best: _NeighbourRecord, *, here: bool) -> Answer:

@@ -20,6 +20,7 @@ from tunebench.db import bundled, lookup_index
 from tunebench.db.location import Location, locate
 from tunebench.device import Device
 from tunebench.errors import DatabaseUnavailable, InputError, LookupMiss, UnknownName
+from tunebench.space import Config
 from tunebench.workloads import parse
 
 __all__ = ["LookupQuery"]
@@ -169,13 +170,15 @@ class LookupQuery:
         workload = parse(self.text)
         return _estimate.best_neighbour(workload, self.device, self.target, views, self.variant, here=here)
 
-    def _default(self) -> Answer | None:
+    def _unmeasured(self) -> Answer | None:
         from tunebench.answer import _estimate
 
         try:
-            return _estimate.default_answer(parse(self.text), self.device, self.variant, str(self.location))
+            return _estimate.predicted_answer(
+                parse(self.text), self.device, self.variant, str(self.location), is_wrong=self._is_wrong
+            )
         except InputError as error:
-            self._refused["by default"] = str(error)
+            self._refused["by prediction"] = str(error)
             return None
 
     def _inferred(self) -> Answer | None:
@@ -185,18 +188,19 @@ class LookupQuery:
             or self._unless_wrong(self._near(here=True))
             or self._unless_wrong(self._near(here=False))
             or self._unless_wrong(self._predicted())
-            or self._unless_wrong(self._default())
+            or self._unmeasured()
         )
 
     def _unless_wrong(self, answer: Answer | None) -> Answer | None:
         """Return an answer unless its configuration had a wrong result for this workload on this device."""
-        if answer is None:
-            return None
-        key = self.target.key
-        if any(view.is_wrong(self.text, key, answer.variant, answer.config) for view in self.views):
-            self._refused[answer.variant] = f"{answer.variant} with {answer.config} had a wrong result"
-            return None
-        return answer
+        return None if answer is None or self._is_wrong(answer.variant, answer.config) else answer
+
+    def _is_wrong(self, variant: str, config: Config) -> bool:
+        """Return whether a configuration had a wrong result for this workload on this device."""
+        if not any(view.is_wrong(self.text, self.target.key, variant, config) for view in self.views):
+            return False
+        self._refused[variant] = f"{variant} with {config} had a wrong result"
+        return True
 
     def _best(self, accepts: Callable[[AnswerRow], bool]) -> Answer | None:
         """Return the first valid row that is wanted; rows of this device in any database come first."""
@@ -278,7 +282,7 @@ class LookupQuery:
         remedy = f"; run: {tune}"
         if strict and target.key not in local:
             remedy = f"; run, where that device is: {tune}"
-        elif "by default" in self._refused:  # the last reason: no variant supports the workload
+        elif "by prediction" in self._refused:  # the last reason: no variant supports the workload
             remedy = ""
         return (
             f"nothing {state} for {self.text} on {target.key}, nor on any {target.architecture}, in {where}"

@@ -1,4 +1,4 @@
-"""The configuration to show, export or explain: the given one, the best known one, or the default."""
+"""The configuration to show, export or explain: the given one, the best known one, or that predicted best."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ from tunebench.dtype import DType, is_integer, itemsize, unit_roundoff
 from tunebench.errors import InputError
 from tunebench.explanation.alignment import ACCESS_BYTES
 from tunebench.forecast import predict_us
+from tunebench.forecast.predicted_space import fastest_variant
 from tunebench.outcome import CacheState
 from tunebench.space import Config
-from tunebench.tuning import tunable
 from tunebench.variant import Costs, ceil_div
 from tunebench.workload import Tensor, Traffic, Workload
 
@@ -144,7 +144,7 @@ class Forecaster:
 
     def _best(self, workload: Workload) -> PredictedBest | None:
         try:
-            fastest = tunable.fastest_variant(workload, self.device, cache=self.cache)
+            fastest = fastest_variant(workload, self.device, cache=self.cache)
         except InputError:
             return None
         if fastest is None:

@@ -1,4 +1,4 @@
-"""One configuration to explain or export: the requested one, the best known one, or the default."""
+"""One configuration to explain or export: the requested one, the best known one, or that predicted best."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any, Literal
 from tunebench.answer import How, recorded
 from tunebench.device import Device
 from tunebench.errors import InputError
+from tunebench.forecast.predicted_space import PredictedSpace, best_space
 from tunebench.kernels import variant as find_variant
 from tunebench.outcome import CacheState
 from tunebench.space import Config
-from tunebench.tuning.tunable import TunableVariant, find_variants
+from tunebench.tuning.tunable import find_variants
 from tunebench.variant import Variant
 from tunebench.workload import Workload
 
 __all__ = ["ChosenConfig", "Why", "choose_config"]
 
-Why = Literal["asked for", "best known", "default"]
+Why = Literal["asked for", "best known", "predicted best", "default"]
 """Why this configuration was chosen."""
 
 
@@ -58,15 +59,15 @@ def choose_config(
     db: str | Path | None = None,
     compilable: bool = True,
 ) -> ChosenConfig:
-    """Return the requested configuration, else the best known one, else a default.
+    """Return the requested configuration, else the best known one, else the one that is predicted best.
 
     Args:
         workload: The workload.
         device: The device; a GPU need not be present.
         variant: Name or key of the only variant to consider.
         config: Text of the configuration; needs `variant`, unless only one variant supports the workload.
-        db: Database of the best known configuration. Without a record there, the default of the variant that
-            is predicted fastest is returned.
+        db: Database of the best known configuration. Without a record there, it is the one that
+            `PredictedSpace.unmeasured` names.
         compilable: Whether to skip variants whose compiler is not installed here.
 
     Raises:
@@ -82,15 +83,14 @@ def choose_config(
             names_found = ", ".join(tunable.variant.name for tunable in tunables)
             raise InputError(f"name the variant of the configuration, one of: {names_found}")
         point = tunables[0].variant.space.parse(config)
-        return _predicted(tunables[0], workload, point, "asked for")
+        return _predicted(tunables[0], point, "asked for")
     key = tunables[0].variant.key if variant is not None else None
     answer = recorded(workload, device=device, db=db, variant=key)
     if answer is None:
-        defaults = [
-            _predicted(tunable, workload, tunable.variant.default(workload, device), "default")
-            for tunable in tunables
-        ]
-        return min(defaults, key=lambda choice: choice.expected_us)
+        space = best_space(tunables)
+        row = space.unmeasured()
+        why: Why = "default" if row == space.default_row else "predicted best"
+        return _predicted(space, space.table.config(row), why)
     best = find_variant(answer.variant)
     return ChosenConfig(
         workload=workload,
@@ -105,17 +105,17 @@ def choose_config(
     )
 
 
-def _predicted(tunable: TunableVariant, workload: Workload, config: Config, why: Why) -> ChosenConfig:
+def _predicted(space: PredictedSpace, config: Config, why: Why) -> ChosenConfig:
     """Return a configuration with its predicted time."""
-    valid = tunable.variant.space.check(config, workload=workload, device=tunable.device)
-    row = tunable.table.row(valid)
+    valid = space.variant.space.check(config, workload=space.workload, device=space.device)
+    row = space.table.row(valid)
     assert row is not None, valid
     return ChosenConfig(
-        workload=workload,
-        device=tunable.device,
-        variant=tunable.variant,
+        workload=space.workload,
+        device=space.device,
+        variant=space.variant,
         config=valid,
         why=why,
-        expected_us=tunable.predicted_us(row),
+        expected_us=space.predicted_us(row),
         how="predicted",
     )

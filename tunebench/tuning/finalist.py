@@ -22,7 +22,7 @@ __all__ = [
     "TimedConfig",
     "comparison_with",
     "pick_finalists",
-    "predicted_choice",
+    "predicted_choices",
     "predicted_ties",
     "predicted_verdict",
     "select_best",
@@ -299,12 +299,23 @@ def _with_ties(figures: Figures, ties: Sequence[TimedConfig]) -> Figures:
 # -- predictions -------------------------------------------------------------------------------------------
 
 
-def predicted_choice(timed: Sequence[TimedConfig]) -> TimedConfig:
-    """Return the configuration with the shortest predicted time; of equal ones the default of a variant.
+def predicted_choices(timed: Sequence[TimedConfig], preferred: Mapping[str, int]) -> list[TimedConfig]:
+    """Return the configuration to name for each variant, the best of all first.
 
-    Verified configurations come before others.
+    Verified configurations come before others, then the preferred one of a variant, then the shortest time.
+
+    Args:
+        timed: Configurations with predicted times.
+        preferred: Row of each variant that a lookup names without records (`PredictedSpace.unmeasured`).
     """
-    return min(timed, key=_rank)
+    groups: dict[str, list[TimedConfig]] = {}
+    for candidate in timed:
+        groups.setdefault(candidate.search.key, []).append(candidate)
+    choices = [
+        min(group, key=lambda candidate: (not candidate.verified, candidate.row != row, *_rank(candidate)))
+        for group, row in ((group, preferred.get(key)) for key, group in groups.items())
+    ]
+    return sorted(choices, key=_rank)
 
 
 def predicted_ties(best: TimedConfig, timed: Sequence[TimedConfig]) -> list[TimedConfig]:

@@ -199,6 +199,8 @@ def _search_of(context: RunContext, tunable: TunableVariant) -> VariantSearch:
         context.state.cached += 1
         _keep(context, search, stored.config, stored.outcome)
     search.first(context.defaults[key])
+    if context.setup.predicts:
+        search.first(tunable.table.config(tunable.unmeasured()))
     if plan.sampler != "random":
         for config in warm.first:
             search.first(config)

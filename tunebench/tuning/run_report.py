@@ -20,7 +20,7 @@ from tunebench.space import Config
 from tunebench.tuning.finalist import (
     DISAGREEMENT,
     TimedConfig,
-    predicted_choice,
+    predicted_choices,
     predicted_ties,
     predicted_verdict,
 )
@@ -40,21 +40,20 @@ INTERRUPTED = 0.1
 def record_predictions(context: RunContext) -> None:
     """Record the choice of each variant as its finalist, so that all readers of the records take the same.
 
-    Of equal predictions the default is chosen. The best of all variants is recorded first: a lookup returns
-    the earlier record of equal ones. Nothing is recorded if the records already say so.
+    The choice is what a lookup names without records, if it is verified. The best of all variants is
+    recorded first: a lookup returns the earlier record of equal ones. Nothing is recorded if the records
+    already say so.
     """
     timed = context.state.timed
     if not timed:
         return
-    groups: dict[str, list[TimedConfig]] = {}
-    for candidate in timed:
-        groups.setdefault(candidate.search.key, []).append(candidate)
-    best = predicted_choice(timed)
-    choices = [best, *(predicted_choice(group) for key, group in groups.items() if key != best.search.key)]
+    defaults = {candidate.search.key: candidate for candidate in timed if candidate.is_default}
+    preferred = {key: tunable.unmeasured() for key, tunable in context.variants.items()}
+    choices = predicted_choices(timed, preferred)
     verdicts = [
         predicted_verdict(
             choice,
-            next((candidate for candidate in groups[choice.search.key] if candidate.is_default), None),
+            defaults.get(choice.search.key),
             search_figures(context),
             predicted_ties(choice, timed),
         )

@@ -2,49 +2,36 @@
 
 from __future__ import annotations
 
-import functools
-import math
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tunebench import device as devices
-from tunebench._lazy import np
 from tunebench._user_code import limited
 from tunebench.bound import Bounds, bound
 from tunebench.compile import unavailable
 from tunebench.device import Device
 from tunebench.errors import ConfigError, InputError, NoCompiler, UnknownName, VariantError
-from tunebench.forecast import interval_us, least_us, predict_us
+from tunebench.forecast.predicted_space import PredictedSpace, predicted_space
 from tunebench.kernels import variants
 from tunebench.measure.cuda import require_cuda_core
 from tunebench.measure.processor import with_measured_rates
 from tunebench.outcome import CacheState
 from tunebench.search.sampler import Prospects
-from tunebench.space import Config, Table
-from tunebench.variant import Costs, Variant, exceeds_memory, unsuitable
-from tunebench.workload import Traffic, Workload
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from tunebench.space import Config
+from tunebench.variant import Variant, exceeds_memory, unsuitable
+from tunebench.workload import Workload
 
 __all__ = [
     "RunnerName",
     "TunableVariant",
     "TuningTarget",
-    "fastest_variant",
     "find_variants",
     "tuning_target",
 ]
 
 RunnerName = Literal["cpu", "cuda", "offline"]
-
-
-TIE = 1.001
-"""Factor within which predicted times are equal."""
-
-WORTH_A_CHANGE = 1.02
-"""Predicted gain from which another configuration than the default is preferred."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,85 +43,26 @@ class TuningTarget:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TunableVariant:
-    """One variant that supports a workload on a device.
+class TunableVariant(PredictedSpace):
+    """One variant that supports a workload on a device, as searches take it.
 
     Attributes:
-        variant: The variant.
-        workload: The workload.
-        table: Its valid configurations, at least one.
-        costs: Work of each configuration.
-        bounds: Lower bound of each configuration.
-        traffic: Compulsory memory traffic of the workload.
-        cache: Cache state of bounds and predictions.
         gap_bounds: Lower bounds that gaps are computed with (`Device.with_meaningful_rates`): `bounds`, or
             those at the measured rates of a processor; None if the rates of the device are assumed only.
-        device: The device.
     """
 
-    variant: Variant[Any]
-    workload: Workload
-    table: Table
-    costs: Costs
-    bounds: Bounds
-    device: Device
-    traffic: Traffic
-    cache: CacheState = "cold"
     gap_bounds: Bounds | None = None
 
     def prospects(self) -> Prospects:
         """Return the configurations with bounds and costs, as the samplers take them."""
         # Times on a processor are predicted by floors, which rank badly.
-        predicted_us = self._predicted if self.device.kind == "gpu" else None
+        predicted_us = self.times_us if self.device.kind == "gpu" else None
         return Prospects(
             table=self.table,
             bounds_us=self.bounds.us,
             figures=self.costs.figures(len(self.table)),
             predicted_us=predicted_us,
         )
-
-    @functools.cached_property
-    def _predicted(self) -> NDArray[np.float64]:
-        return predict_us(self.bounds, self.costs, self.device, self.traffic, cache=self.cache)
-
-    @functools.cached_property
-    def _interval(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        return interval_us(self._predicted, self.bounds)
-
-    @functools.cached_property
-    def _default_row(self) -> int | None:
-        """Row of the default; None if it has none."""
-        try:
-            return self.table.row(self.variant.default(self.workload, self.device))
-        except VariantError:
-            return None
-
-    def fastest(self) -> int:
-        """Return the row with the lowest predicted time, unless the default is nearly as good.
-
-        Of equal ones (`TIE`), it is the row that differs from the default in the fewest parameters.
-        """
-        least_us = self._predicted.min()
-        if self._default_row is None:
-            return int(self._predicted.argmin())
-        if self._predicted[self._default_row] <= WORTH_A_CHANGE * least_us:
-            return self._default_row
-        tied = np.flatnonzero(self._predicted <= TIE * least_us)
-        differing = self.table.ordinals[tied] != self.table.ordinals[self._default_row]
-        return int(tied[np.lexsort((self._predicted[tied], differing.sum(axis=1)))[0]])
-
-    def predicted_us(self, row: int) -> float:
-        """Return the predicted time of a row, in microseconds."""
-        return float(self._predicted[row])
-
-    def least_us(self, rows: NDArray[np.bool_]) -> float:
-        """Return the lowest predicted time of a mask of rows, in microseconds; infinite if it is empty."""
-        return float(self._predicted.min(where=rows, initial=float("inf")))
-
-    def interval_us(self, row: int) -> tuple[float, float]:
-        """Return the 90 % prediction interval of a row, in microseconds."""
-        low, high = self._interval
-        return float(low[row]), float(high[row])
 
 
 def tuning_target(device: Device | str | None, *, offline: bool = False) -> TuningTarget:
@@ -241,56 +169,16 @@ def _default(tunable: TunableVariant, workload: Workload) -> Config:
     return config
 
 
-def fastest_variant(
-    workload: Workload, device: Device, *, cache: CacheState = "cold"
-) -> TunableVariant | None:
-    """Return the variant with the lowest predicted time, the first of equal ones; None if there is none.
-
-    The search ends at the first variant that takes no longer than the memory traffic, since none can be
-    faster. Compilers need not be installed.
-
-    Args:
-        workload: The workload.
-        device: The device.
-        cache: Cache state of the predictions.
-    """
-    best: TunableVariant | None = None
-    best_us, least = math.inf, least_us(workload.traffic(), device, cache)
-    for variant in variants(workload):
-        if best_us <= least:
-            break
-        try:
-            refused = variant.refuses(workload, device) is not None
-            tunable = None if refused else _tunable(variant, workload, device, cache)
-        except VariantError:  # `find_variants` gives the reason
-            continue
-        if tunable is not None and tunable.predicted_us(tunable.fastest()) < best_us:
-            best, best_us = tunable, tunable.predicted_us(tunable.fastest())
-    return best
-
-
 def _tunable(
     variant: Variant[Any], workload: Workload, device: Device, cache: CacheState
 ) -> TunableVariant | None:
-    table = variant.configs(workload, device)
-    if not len(table):
+    space = predicted_space(variant, workload, device, cache)
+    if space is None:
         return None
-    costs = variant.costs(workload, table, device)
-    with limited(f"{workload.operator}: traffic"):
-        traffic = workload.traffic()
-    bounds = bound(costs, traffic, device, cache=cache, rows=len(table))
-    on = device.with_meaningful_rates()
-    gap_bounds = bounds if on is device else None
-    if on is not None and on is not device:
-        gap_bounds = bound(costs, traffic, on, cache=cache, rows=len(table))
-    return TunableVariant(
-        variant=variant,
-        workload=workload,
-        table=table,
-        costs=costs,
-        bounds=bounds,
-        device=device,
-        traffic=traffic,
-        cache=cache,
-        gap_bounds=gap_bounds,
-    )
+    on, gap_bounds = device.with_meaningful_rates(), None
+    if on is device:
+        gap_bounds = space.bounds
+    elif on is not None:
+        gap_bounds = bound(space.costs, space.traffic, on, cache=cache, rows=len(space.table))
+    fields = {field.name: getattr(space, field.name) for field in dataclasses.fields(space)}
+    return TunableVariant(**fields, gap_bounds=gap_bounds)
