@@ -1,10 +1,13 @@
 """Models as fused groups: coverage, predicted savings and correctness.
 
     python -m benchmarks.models predicted [--model resnet50]
+    python -m benchmarks.models extracted [--model llama-3-8b]
     python -m benchmarks.models right [--model gpt2]
 
 - `predicted`: an inference step and a training step in f16 on A100 and H100, which need not be in this
   machine: fraction of torch's time in operators of tunebench, and savings by fusion.
+- `extracted`: as `tunebench extract` on H100, of models whose parameters take no memory: times of the plan
+  with its interval, groups that may be faster once measured, and how long tracing and planning take.
 - `right`: errors of outputs and gradients in float32 on this CPU against float64, with tuned kernels wherever
   possible, and torch's errors for comparison. Compiling kernels for the first time takes minutes.
 
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +28,18 @@ from torch import Tensor, nn
 
 import tunebench.torch as served
 from benchmarks.patched_models import AT_KINKS, step, within_limits
-from benchmarks.torch_models import Bert, Gpt2, MobileNetV2, Resnet, Size, UNet
+from benchmarks.torch_models import (
+    BasicBlock,
+    Bert,
+    Gpt2,
+    Llama,
+    LlamaSize,
+    MobileNetV2,
+    Resnet,
+    Size,
+    UNet,
+    VitBlock,
+)
 from tunebench.device import described
 from tunebench.graph import InputSpec, extract, plan_partition
 from tunebench.torch import prefer
@@ -41,14 +56,16 @@ class ModelCase:
     Attributes:
         make: Returns the model with random weights.
         large: Input on a GPU.
-        small: Shape of the input on a CPU.
+        small: Shape of the input on a CPU; empty for a model that does not run there.
+        dtype: Type of the parameters on a GPU.
         words: Size of the vocabulary of a text model; 0 for images.
         gradient_limit: Relative error that gradients may always have.
     """
 
     make: Callable[[], nn.Module]
     large: str
-    small: tuple[int, ...]
+    small: tuple[int, ...] = ()
+    dtype: str = "f16"
     words: int = 0
     gradient_limit: float = 0.0
 
@@ -91,6 +108,17 @@ CASES = {
 }
 
 
+EXTRACTED = {
+    "llama-3-8b": ModelCase(make=lambda: Llama(LlamaSize()), large="4x2048:i64", dtype="bf16"),
+    "resnet18": ModelCase(
+        make=lambda: Resnet(blocks=(2, 2, 2, 2), expansion=1, block=BasicBlock),
+        large="32x3x224x224:f16:channels_last",
+    ),
+    "vit-b, a block": ModelCase(make=VitBlock, large="32x197x768:f16"),
+}
+"""Models that are only extracted."""
+
+
 # -- predicted -----------------------------------------------------------------------------------------------
 
 PREDICTED = (
@@ -122,6 +150,44 @@ def predicted(name: str, case: ModelCase, _: argparse.Namespace) -> Iterator[str
                 f"{max(partition.partition.gap for partition in plans):.2%}",
             )
             yield f"| {' | '.join(map(str, cells))} |"
+
+
+# -- extracted -----------------------------------------------------------------------------------------------
+
+PLANNED = (
+    "| model | step | operations | groups | torch | one by one | in groups | 90 % interval | may be faster "
+    "| traffic saved | traced and planned in |\n|---|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def extracted(name: str, case: ModelCase, _: argparse.Namespace) -> Iterator[str]:
+    """Yield a row for each step on H100."""
+    device, spec = described()["h100-sxm"], InputSpec.parse(case.large)
+
+    def make() -> nn.Module:
+        with torch.device("meta"):
+            return case.make().to(memory_format=LAST if spec.channels_last else torch.preserve_format)
+
+    for training in (False, True):
+        began = time.perf_counter()
+        graphs = extract(make, [spec], training=training, dtype=case.dtype, device=device)
+        plans = [plan_partition(graph, device) for graph in graphs]
+        seconds = time.perf_counter() - began
+        low, high = (sum(plan.interval_us[end] for plan in plans) / 1e3 for end in (0, 1))
+        cells = (
+            name,
+            "training" if training else "inference",
+            sum(len(plan.graph.nodes) for plan in plans),
+            sum(len(plan.chosen) for plan in plans),
+            f"{sum(plan.torch_us for plan in plans) / 1e3:.2f} ms",
+            f"{sum(plan.alone_us for plan in plans) / 1e3:.2f} ms",
+            f"{sum(plan.us for plan in plans) / 1e3:.2f} ms",
+            f"{low:.2f} to {high:.2f} ms",
+            sum(len(plan.alternatives) for plan in plans),
+            f"{sum(plan.saved_bytes for plan in plans) / 1e6:.0f} MB",
+            f"{seconds:.1f} s",
+        )
+        yield f"| {' | '.join(map(str, cells))} |"
 
 
 # -- right ---------------------------------------------------------------------------------------------------
@@ -180,6 +246,7 @@ def _targets(model: nn.Module, inputs: Tensor) -> tuple[int, ...]:
 
 PARTS: dict[str, tuple[str, Callable[[str, ModelCase, argparse.Namespace], Iterator[str]]]] = {
     "predicted": (PREDICTED, predicted),
+    "extracted": (PLANNED, extracted),
     "right": (RIGHT, right),
 }
 
@@ -210,13 +277,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Run a part of the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("part", choices=list(PARTS))
-    parser.add_argument(
-        "--model", action="append", choices=list(CASES), help="run only this model; repeatable"
-    )
+    models = [*CASES, *EXTRACTED]
+    parser.add_argument("--model", action="append", choices=models, help="run only this model; repeatable")
     parser.add_argument("--out", type=Path, help="file for the table")
     options = parser.parse_args(arguments)
     header, run = PARTS[options.part]
-    rows = (row for name in options.model or CASES for row in run(name, CASES[name], options))
+    cases = EXTRACTED if options.part == "extracted" else CASES
+    rows = (row for name in options.model or cases for row in run(name, cases[name], options))
     write_table(header, rows, options.out)
 
 

@@ -7,7 +7,8 @@ Sources: He et al., "Deep residual learning for image recognition", 2015 (with t
     al., "BERT", 2018; Radford et al., "Language models are unsupervised multitask learners", 2019; Rombach et
     al., "High-resolution image synthesis with latent diffusion models", 2022 (sizes of Stable Diffusion 1.5);
     Gilmer et al., "Neural message passing for quantum chemistry", 2017; van den Oord et al., "WaveNet", 2016
-    (without the causal mask).
+    (without the causal mask); Dubey et al., "The Llama 3 herd of models", 2024 (operations as of the model in
+    transformers); Dosovitskiy et al., "An image is worth 16x16 words", 2020.
 """
 
 from __future__ import annotations
@@ -20,17 +21,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 __all__ = [
+    "BasicBlock",
     "Bert",
     "DenseNet",
     "DiffusionUNet",
     "Gpt2",
     "GraphNetwork",
+    "Llama",
+    "LlamaSize",
     "MobileNetV2",
     "Recurrent",
     "Resnet",
     "Size",
     "UNet",
     "Vgg",
+    "VitBlock",
     "WaveNet",
 ]
 
@@ -61,8 +66,26 @@ class Bottleneck(nn.Module):
         return self.relu(y + (x if self.downsample is None else self.downsample(x)))
 
 
+class BasicBlock(nn.Module):
+    """A residual block of two convolutions of `width * expansion` channels."""
+
+    def __init__(self, channels: int, width: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        out = width * expansion
+        self.inner = nn.Sequential(
+            *_conv(channels, out, 3, stride), nn.ReLU(inplace=True), *_conv(out, out, 3)
+        )
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or channels != out:
+            self.downsample = nn.Sequential(*_conv(channels, out, 1, stride))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return an image of `width * expansion` channels."""
+        return functional.relu(self.inner(x) + self.downsample(x))
+
+
 class Resnet(nn.Module):
-    """A residual network of bottlenecks; by default ResNet-50."""
+    """A residual network; by default ResNet-50."""
 
     def __init__(
         self,
@@ -71,6 +94,7 @@ class Resnet(nn.Module):
         expansion: int = 4,
         classes: int = 1000,
         stem: int = 7,
+        block: type[Bottleneck | BasicBlock] = Bottleneck,
     ) -> None:
         super().__init__()
         self.stem = nn.Sequential(
@@ -81,7 +105,7 @@ class Resnet(nn.Module):
         for stage, count in enumerate(blocks):
             for index in range(count):
                 stride = 2 if stage and not index else 1
-                stages.append(Bottleneck(channels, width << stage, stride, expansion))
+                stages.append(block(channels, width << stage, stride, expansion))
                 channels = (width << stage) * expansion
         self.blocks = nn.Sequential(*stages)
         self.fc = nn.Linear(channels, classes)
@@ -355,6 +379,103 @@ class Bert(nn.Module):
         """Return (batch * seq, words) logits of (batch, seq) words."""
         x = self.words(words) + self.places(torch.arange(words.shape[1], device=words.device))
         return self.head(self.layers(self.norm(x))).flatten(0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaSize:
+    """Sizes of a Llama; by default those of Llama 3 8B (its config.json)."""
+
+    layers: int = 32
+    width: int = 4096
+    heads: int = 32
+    key_heads: int = 8
+    inner: int = 14336
+    words: int = 128256
+    theta: float = 500000.0
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head."""
+        return self.width // self.heads
+
+
+class LlamaNorm(nn.Module):
+    """RMS normalisation, computed in f32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised rows of x (..., width)."""
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return self.weight * scaled.to(x.dtype)
+
+
+def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Return heads (batch, heads, seq, dim) with rotary embeddings."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cosine + torch.cat((-second, first), dim=-1) * sine
+
+
+class LlamaLayer(nn.Module):
+    """A decoder layer: attention with grouped queries, and a gated feed-forward."""
+
+    def __init__(self, size: LlamaSize) -> None:
+        super().__init__()
+        self.head_dim, keys = size.head_dim, size.key_heads * size.head_dim
+        self.input_norm, self.attention_norm = LlamaNorm(size.width), LlamaNorm(size.width)
+        self.q, self.o = (nn.Linear(size.width, size.width, bias=False) for _ in range(2))
+        self.k, self.v = (nn.Linear(size.width, keys, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(size.width, size.inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(size.inner, size.width, bias=False)
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """Return (batch, seq, width)."""
+        normed = self.input_norm(x)
+        projections = [linear(normed) for linear in (self.q, self.k, self.v)]
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in projections)
+        q, k = _rotated(q, cosine, sine), _rotated(k, cosine, sine)
+        o = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.o(o.transpose(1, 2).flatten(2))
+        normed = self.attention_norm(x)
+        return x + self.down(functional.silu(self.gate(normed)) * self.up(normed))
+
+
+class Llama(nn.Module):
+    """A Llama with its logits."""
+
+    def __init__(self, size: LlamaSize) -> None:
+        super().__init__()
+        self.size, self.embedding = size, nn.Embedding(size.words, size.width)
+        self.layers = nn.ModuleList(LlamaLayer(size) for _ in range(size.layers))
+        self.norm, self.head = LlamaNorm(size.width), nn.Linear(size.width, size.words, bias=False)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Return logits (batch, seq, words) of (batch, seq) indices."""
+        x, dim = self.embedding(words), self.size.head_dim
+        rates = self.size.theta ** (-torch.arange(0, dim, 2, device=words.device) / dim)
+        angles = torch.arange(words.shape[1], device=words.device)[:, None] * rates
+        angles = torch.cat((angles, angles), -1)
+        for layer in self.layers:
+            x = layer(x, angles.cos().to(x.dtype), angles.sin().to(x.dtype))
+        return self.head(self.norm(x))
+
+
+class VitBlock(nn.Module):
+    """A block of a vision transformer; by default of ViT-B."""
+
+    def __init__(self, width: int = 768, heads: int = 12) -> None:
+        super().__init__()
+        size = Size(width=width, heads=heads, inner=4 * width)
+        self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
+        self.attention, self.inner = Attention(size, causal=False), feed_forward(size, "none")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (batch, patches, width)."""
+        x = x + self.attention(self.norm1(x))
+        return x + self.inner(self.norm2(x))
 
 
 def _draw(module: nn.Module) -> None:
