@@ -32,6 +32,7 @@ from tunebench.answer import (
     generation,
     lookup,
     lookup_workload,
+    tried_operators,
 )
 from tunebench.answer._estimate import LAYOUT_DISTANCE, workload_distance
 from tunebench.db import (
@@ -962,3 +963,25 @@ def test_workloads_with_another_eps_or_activation_are_neighbours(
     one: str, other: str, doublings: float | None
 ) -> None:
     assert workload_distance(parse(one), parse(other)) == doublings
+
+
+def test_operators_are_those_of_trials_on_the_architecture(
+    db: str, remember: Remember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNEBENCH_DB", db)
+    monkeypatch.setattr(bundled, "indexes", lambda architecture: [])
+    assert tried_operators(SXM) == set()
+    for rows in (8, 64, 512):
+        remember(SXM, 0, measured(3.0), workload=f"softmax:rows={rows},cols=128,dtype=f32")
+    key = variant("gemm/cuda_simt")
+    gemm = parse("gemm:m=64,n=64,k=64,dtype=f32")
+    with open_store(db) as store:
+        store.begin_run(RunStart(device=PCIE, workload=str(gemm), sampler="bound", seed=0))
+        config = key.default(gemm, PCIE)
+        trial = TrialKey(device=PCIE.key, workload=str(gemm), variant=key.key, revision="r", config=config)
+        store.record(trial, Result(outcome=Crashed(reason="it ended")), bound_us=0.01)
+    remember(A100, 0, measured(3.0), workload="softmax:rows=8,cols=128,dtype=f16")
+    later()
+    assert tried_operators(SXM) == tried_operators(PCIE) == {"softmax", "gemm"}
+    assert tried_operators(A100) == {"softmax"}
+    assert tried_operators(local_cpu()) == set()

@@ -21,11 +21,11 @@ import tunebench.torch as served  # noqa: E402
 from benchmarks.torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
 from tests.torch.reference_kernels import reference_kernels  # noqa: E402
 from tunebench.cli import run as run_cli  # noqa: E402
-from tunebench.device import described  # noqa: E402
+from tunebench.device import described, local_cpu  # noqa: E402
 from tunebench.dispatch import DispatchedCall  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
 from tunebench.graph import Graph, InputSpec, extract, groups, load_factory  # noqa: E402
-from tunebench.torch.compiler import _kernel_operator, _race  # noqa: E402
+from tunebench.torch.compiler import _kernel_operator, _race, backend  # noqa: E402
 from tunebench.torch.compiler import translation as _translation  # noqa: E402
 from tunebench.torch.compiler.backend import Backend, backend_of  # noqa: E402
 from tunebench.torch.compiler.capture import capture  # noqa: E402
@@ -762,7 +762,23 @@ def test_time_command_prints_implementations_and_groups(
     assert "not in this machine" in capsys.readouterr().err
 
 
-def test_sizes_that_depend_on_data_are_left_to_torch() -> None:
+@pytest.fixture
+def tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let graphs be planned as if some workload had been tuned here."""
+    monkeypatch.setattr(backend, "tried_operators", lambda device: {"gemm"})
+
+
+def test_nothing_is_planned_where_nothing_was_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "translate", None)
+    made, model, x = Backend("model"), nn.Linear(8, 4), torch.randn(2, 8)
+    compiled = torch.compile(model, backend=made)
+    compiled(x).sum().backward()
+    torch.testing.assert_close(compiled(x), model(x))
+    assert made.plans == []
+    assert made.skipped == [f"nothing was tuned on {local_cpu().name}"]
+
+
+def test_sizes_that_depend_on_data_are_left_to_torch(tuned: None) -> None:
     def rows(x: Any) -> Any:
         return x[x[:, 0].nonzero()[:, 0]].relu() + 1
 
@@ -776,7 +792,7 @@ def test_sizes_that_depend_on_data_are_left_to_torch() -> None:
     assert made.skipped == ["sizes that depend on data"]
 
 
-def test_compile_is_a_decorator_and_its_plan_has_a_line_per_group() -> None:
+def test_compile_is_a_decorator_and_its_plan_has_a_line_per_group(tuned: None) -> None:
     @served.compile(dynamic=False)
     def step(x: Any) -> Any:
         return functional.dropout(functional.gelu(x), 0.5)

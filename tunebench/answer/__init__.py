@@ -27,7 +27,15 @@ whether anything was committed, so that new records are returned without a resta
 
 from tunebench._deprecation import renamed
 from tunebench.answer._answer import HERE, Answer, BaselineComparison, How, Unmeasured
-from tunebench.answer._cache import FRESH_S, generation, lookup, lookup_workload, recorded, timed
+from tunebench.answer._cache import (
+    FRESH_S,
+    generation,
+    lookup,
+    lookup_workload,
+    recorded,
+    timed,
+    tried_operators,
+)
 
 __all__ = [
     "FRESH_S",
@@ -41,6 +49,7 @@ __all__ = [
     "lookup_workload",
     "recorded",
     "timed",
+    "tried_operators",
 ]
 
 

@@ -28,7 +28,7 @@ from tunebench.workload import Workload
 from tunebench.workloads import parse
 from tunebench.workloads import workload as make_workload
 
-__all__ = ["FRESH_S", "generation", "lookup", "lookup_workload", "recorded", "timed"]
+__all__ = ["FRESH_S", "generation", "lookup", "lookup_workload", "recorded", "timed", "tried_operators"]
 
 FRESH_S = 0.25
 """Delay in seconds until records of other processes are returned; those of this process are at once."""
@@ -128,6 +128,21 @@ def timed(workload: Workload | str, *, device: Device | str | None = None) -> An
     _await_server(None)
     with lookup_cache.reading() as view_of:
         return LookupQuery(_text(workload), device, None, None, view_of).timed()
+
+
+def tried_operators(device: Device | str | None = None) -> set[str]:
+    """Return the operators for which `timed` may have an answer: others have no trial on this architecture.
+
+    Args:
+        device: As in `lookup`.
+
+    Raises:
+        DatabaseError: if the default database cannot be read.
+    """
+    lookup_cache.refresh()
+    _await_server(None)
+    with lookup_cache.reading() as view_of:
+        return LookupQuery("", device, None, None, view_of).tried_operators()
 
 
 def recorded(

@@ -158,6 +158,17 @@ class LookupQuery:
         """Return the best stored prediction, for this device only or for any of its architecture."""
         return self._best(lambda row: row.predicted and (not here or row.device == self.target.key))
 
+    def tried_operators(self) -> set[str]:
+        """Return the operators of which any workload was tried on this architecture.
+
+        Raises:
+            DatabaseUnavailable: if not all records can be read now.
+        """
+        with self._held():
+            if self._unread:
+                raise DatabaseUnavailable(self._unread)
+            return set[str]().union(*(view.operators(self.target.architecture) for view in self.views))
+
     def timed(self) -> Answer | None:
         """Return an answer from measurements on this architecture, of this workload or its neighbours."""
         with self._held():

@@ -105,6 +105,20 @@ SELECT workload FROM found WHERE workload IS NOT NULL
 """
 
 
+# The same for the operators of all devices of an architecture. ';' follows ':', which ends a name.
+_OPERATORS = """
+WITH RECURSIVE found (device_id, workload) AS (
+    SELECT id, (SELECT MIN(workload) FROM trial WHERE device_id = device.id)
+    FROM device WHERE architecture = :architecture
+    UNION ALL
+    SELECT device_id, (SELECT MIN(trial.workload) FROM trial WHERE trial.device_id = found.device_id
+                       AND trial.workload > substr(found.workload, 1, instr(found.workload, ':') - 1) || ';')
+    FROM found WHERE found.workload IS NOT NULL
+)
+SELECT DISTINCT substr(workload, 1, instr(workload, ':') - 1) FROM found WHERE workload IS NOT NULL
+"""
+
+
 _WRONG = """
 SELECT EXISTS (
     SELECT 1 FROM trial
@@ -318,6 +332,20 @@ class AnswerReader:
                 for id_, key in devices
                 for (workload,) in connection.execute(_WORKLOADS, {"device_id": id_, **names})
             ]
+
+    def operators(self, architecture: str) -> set[str]:
+        """Return the operators with trials on devices of an architecture, however many trials there are.
+
+        Args:
+            architecture: Such as ``"sm_90"``.
+
+        Raises:
+            DatabaseError: if the file cannot be read.
+        """
+        with self._reading() as connection:
+            if connection is None:
+                return set()
+            return {name for (name,) in connection.execute(_OPERATORS, {"architecture": architecture})}
 
     def descriptor(self, key: str) -> Mapping[str, Any] | None:
         """Return the stored fields of a device, or None.

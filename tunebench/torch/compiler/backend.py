@@ -26,10 +26,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tunebench._deprecation import warn_renamed
+from tunebench.answer import tried_operators
 from tunebench.device import Device
 from tunebench.dispatch import Preference, choose, preference
 from tunebench.dispatch.watch import is_watched
-from tunebench.errors import InputError, UnknownName
+from tunebench.errors import InputError, TunebenchError, UnknownName
 from tunebench.graph.partition_plan import PartitionPlan, plan_partition
 from tunebench.torch._tensor import device_of
 from tunebench.torch.compiler._attention_pattern import fuse_attention
@@ -73,7 +74,7 @@ class Backend:
     Attributes:
         plans: Plan of each graph, in the order of compilation: inference, or forward and backward.
         fused: Groups of each plan that were planned for tuned kernels, in the plan's order.
-        skipped: Why other graphs were left to torch.
+        skipped: Why other graphs were left to torch, without a plan.
         seconds: Seconds of compilation so far: ``plan`` is the choice of groups, with loading and checking of
             their kernels; ``inductor`` is tracing by AOTAutograd and everything that torch does after it. A
             backward graph that inductor compiles at its first run is not included.
@@ -121,7 +122,7 @@ class Backend:
             inputs: Its inputs.
             by_torch: Compiles the graph by inductor alone.
         """
-        if preference() == "torch":
+        if preference() == "torch" or self._has_no_records(inputs):
             return by_torch()
         step, began, planned_s = _Step(), time.monotonic(), self.seconds["plan"]
         try:
@@ -140,7 +141,8 @@ class Backend:
 
     def replace_groups(self, module: fx.GraphModule) -> None:
         """Replace groups of a joint graph by calls of their kernels, in place, where there are any."""
-        if preference() == "torch":
+        inputs = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
+        if preference() == "torch" or self._has_no_records(inputs):
             return
         try:
             rewrite_in_place(module, functools.partial(self._rewritten, _Step()))
@@ -148,6 +150,23 @@ class Backend:
             return
         except InputError as error:
             self._skip(str(error))
+
+    def _has_no_records(self, inputs: Iterable[Any]) -> bool:
+        """Return whether torch runs every group, since nothing was tuned on the device of the inputs."""
+        devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
+        if preference() != "faster" or len(devices) != 1:
+            return False
+        device = device_of(devices.pop())
+        if isinstance(device, str):
+            return False
+        try:
+            if tried_operators(device[0]):
+                return False
+        except TunebenchError:  # each group says why
+            return False
+        self.skipped.append(f"nothing was tuned on {device[0].name}")
+        _log.info("%s: torch runs a graph: %s", self._name, self.skipped[-1])
+        return True
 
     def _end_race(self, step: _Step, race: Race) -> None:
         """Leave the groups of a graph to torch if torch won the race."""
@@ -381,7 +400,8 @@ def compile(  # noqa: A001 - torch's name
     """Compile a model with gradients: tuned kernels run groups of operations, inductor compiles the rest.
 
     Groups are chosen at the first call with each kind of input, from the results in the database. A group's
-    kernel runs where it is known to be faster than torch, unless `prefer` says otherwise.
+    kernel runs where it is known to be faster than torch, unless `prefer` says otherwise. Where nothing was
+    tuned on the device, torch compiles the model as without tunebench, at no further cost.
 
     Args:
         model: A module, or a function of tensors. Without it, a decorator with these options is returned.
@@ -445,6 +465,8 @@ def register_compiled(compiled: Any, made_by: Backend) -> None:
 
 def plans(compiled: Any) -> tuple[PartitionPlan, ...]:
     """Return the plans of all graphs that a compiled model has compiled so far.
+
+    There is none where nothing was tuned on the device, unless tuned kernels are preferred (`prefer`).
 
     Args:
         compiled: Result of `compile` or ``torch.compile(module, backend="tunebench")``, or a copy of it.
