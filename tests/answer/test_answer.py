@@ -32,6 +32,7 @@ from tunebench.answer import (
     generation,
     lookup,
     lookup_workload,
+    records_state,
     tried_operators,
 )
 from tunebench.answer._estimate import LAYOUT_DISTANCE, workload_distance
@@ -799,6 +800,9 @@ def test_a_server_is_read_through_an_index(
     server_answer = lookup_workload(WORKLOAD, device=SXM, db=far_away)
     assert server_answer.database == far_away.replace("s3cret", "***")
     assert server_answer.to_json() | {"database": db} == local_answer.to_json()
+    monkeypatch.setenv("TUNEBENCH_DB", far_away)
+    assert tried_operators(SXM) == {"softmax"}
+    state = records_state(SXM)
     assert ask(far_away, PCIE) == ask(db, PCIE)
 
     remember(SXM, 3, measured(1.0))
@@ -806,6 +810,7 @@ def test_a_server_is_read_through_an_index(
     monkeypatch.setattr(lookup_index, "REFRESH_S", 0.0)
     later()
     assert ask(far_away) == (3, "measured here")
+    assert state != records_state(SXM) == records_state(SXM)
     before = lookup_index.index_path(locate(far_away)).stat().st_ino
     assert ask(far_away) == (3, "measured here")
     assert lookup_index.index_path(locate(far_away)).stat().st_ino == before
@@ -971,6 +976,7 @@ def test_operators_are_those_of_trials_on_the_architecture(
     monkeypatch.setenv("TUNEBENCH_DB", db)
     monkeypatch.setattr(bundled, "indexes", lambda architecture: [])
     assert tried_operators(SXM) == set()
+    state = records_state(SXM)
     for rows in (8, 64, 512):
         remember(SXM, 0, measured(3.0), workload=f"softmax:rows={rows},cols=128,dtype=f32")
     key = variant("gemm/cuda_simt")
@@ -982,6 +988,7 @@ def test_operators_are_those_of_trials_on_the_architecture(
         store.record(trial, Result(outcome=Crashed(reason="it ended")), bound_us=0.01)
     remember(A100, 0, measured(3.0), workload="softmax:rows=8,cols=128,dtype=f16")
     later()
+    assert state != records_state(SXM) == records_state(PCIE)
     assert tried_operators(SXM) == tried_operators(PCIE) == {"softmax", "gemm"}
     assert tried_operators(A100) == {"softmax"}
     assert tried_operators(local_cpu()) == set()

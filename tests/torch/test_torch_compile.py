@@ -19,16 +19,21 @@ from torch.nn import functional  # noqa: E402
 
 import tunebench.torch as served  # noqa: E402
 from benchmarks.torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
+from tests.support import measured  # noqa: E402
 from tests.torch.reference_kernels import reference_kernels  # noqa: E402
 from tunebench.cli import run as run_cli  # noqa: E402
+from tunebench.db import RunStart, TrialKey, open_store  # noqa: E402
 from tunebench.device import described, local_cpu  # noqa: E402
 from tunebench.dispatch import DispatchedCall  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
 from tunebench.graph import Graph, InputSpec, extract, groups, load_factory  # noqa: E402
+from tunebench.kernels import variant as find_variant  # noqa: E402
+from tunebench.outcome import Result  # noqa: E402
 from tunebench.torch.compiler import _kernel_operator, _race, backend  # noqa: E402
 from tunebench.torch.compiler import translation as _translation  # noqa: E402
 from tunebench.torch.compiler.backend import Backend, backend_of  # noqa: E402
 from tunebench.torch.compiler.capture import capture  # noqa: E402
+from tunebench.workloads import parse  # noqa: E402
 
 TINY = Size(layers=1, width=32, heads=2, inner=64, words=50, longest=16)
 WORDS = torch.arange(16).view(2, 8)
@@ -776,6 +781,40 @@ def test_nothing_is_planned_where_nothing_was_tuned(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(compiled(x), model(x))
     assert made.plans == []
     assert made.skipped == [f"nothing was tuned on {local_cpu().name}"]
+
+
+def test_a_graph_without_groups_is_planned_again_only_for_new_records(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    planned: list[str] = []
+    translate, db = backend.translate, str(tmp_path / "some.db")
+    monkeypatch.setattr(backend, "translate", lambda *args: planned.append("") or translate(*args))
+    monkeypatch.setenv("TUNEBENCH_DB", db)
+
+    def compiled(columns: int) -> int:
+        """Return how often the graph was planned."""
+        torch._dynamo.reset()
+        planned.clear()
+        made = Backend("model")
+        with torch.no_grad():
+            torch.compile(nn.Linear(8, 4), backend=made)(torch.randn(columns, 8))
+        assert len(made.skipped) == (0 if planned else 1)
+        return len(planned)
+
+    _record(db, "softmax:rows=4,cols=16,dtype=f32")
+    assert [compiled(2), compiled(2), compiled(3), compiled(2)] == [1, 0, 1, 0]
+    _record(db, "softmax:rows=8,cols=16,dtype=f32")
+    assert [compiled(2), compiled(2)] == [1, 0]
+
+
+def _record(db: str, text: str) -> None:
+    workload, device = parse(text), local_cpu()
+    numba = find_variant(f"{workload.operator}/numba_cpu")
+    config = numba.default(workload, device)
+    key = TrialKey(device=device.key, workload=text, variant=numba.key, revision="1", config=config)
+    with open_store(db) as store:
+        store.begin_run(RunStart(device=device, workload=text, sampler="bound", seed=0))
+        store.record(key, Result(outcome=measured(3.0)), bound_us=0.1)
 
 
 def test_sizes_that_depend_on_data_are_left_to_torch(tuned: None) -> None:

@@ -33,6 +33,7 @@ from tunebench.answer._cache import (
     lookup,
     lookup_workload,
     recorded,
+    records_state,
     timed,
     tried_operators,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "lookup",
     "lookup_workload",
     "recorded",
+    "records_state",
     "timed",
     "tried_operators",
 ]

@@ -28,7 +28,16 @@ from tunebench.workload import Workload
 from tunebench.workloads import parse
 from tunebench.workloads import workload as make_workload
 
-__all__ = ["FRESH_S", "generation", "lookup", "lookup_workload", "recorded", "timed", "tried_operators"]
+__all__ = [
+    "FRESH_S",
+    "generation",
+    "lookup",
+    "lookup_workload",
+    "recorded",
+    "records_state",
+    "timed",
+    "tried_operators",
+]
 
 FRESH_S = 0.25
 """Delay in seconds until records of other processes are returned; those of this process are at once."""
@@ -143,6 +152,23 @@ def tried_operators(device: Device | str | None = None) -> set[str]:
     _await_server(None)
     with lookup_cache.reading() as view_of:
         return LookupQuery("", device, None, None, view_of).tried_operators()
+
+
+def records_state(device: Device | str | None = None) -> str:
+    """Return a text that differs when a result was recorded that lookups on a device may return.
+
+    It is the same in every process, unlike `generation`.
+
+    Args:
+        device: As in `lookup`.
+
+    Raises:
+        DatabaseError: if the default database cannot be read.
+    """
+    lookup_cache.refresh()
+    _await_server(None)
+    with lookup_cache.reading() as view_of:
+        return LookupQuery("", device, None, None, view_of).records_state()
 
 
 def recorded(

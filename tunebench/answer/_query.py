@@ -169,6 +169,17 @@ class LookupQuery:
                 raise DatabaseUnavailable(self._unread)
             return set[str]().union(*(view.operators(self.target.architecture) for view in self.views))
 
+    def records_state(self) -> str:
+        """Return a text that differs when a result was recorded since, of all files that this lookup reads.
+
+        Raises:
+            DatabaseUnavailable: if not all records can be read now.
+        """
+        with self._held():
+            if self._unread:
+                raise DatabaseUnavailable(self._unread)
+            return "\n".join(view.state() for view in self.views)
+
     def timed(self) -> Answer | None:
         """Return an answer from measurements on this architecture, of this workload or its neighbours."""
         with self._held():

@@ -109,7 +109,7 @@ SELECT workload FROM found WHERE workload IS NOT NULL
 _OPERATORS = """
 WITH RECURSIVE found (device_id, workload) AS (
     SELECT id, (SELECT MIN(workload) FROM trial WHERE device_id = device.id)
-    FROM device WHERE architecture = :architecture
+    FROM device WHERE substr(key, 1, instr(key, ':') - 1) = :architecture
     UNION ALL
     SELECT device_id, (SELECT MIN(trial.workload) FROM trial WHERE trial.device_id = found.device_id
                        AND trial.workload > substr(found.workload, 1, instr(found.workload, ':') - 1) || ';')
@@ -346,6 +346,16 @@ class AnswerReader:
             if connection is None:
                 return set()
             return {name for (name,) in connection.execute(_OPERATORS, {"architecture": architecture})}
+
+    def state(self) -> str:
+        """Return a text that differs when a result was recorded since; the same in every process.
+
+        Raises:
+            DatabaseError: if the file cannot be read.
+        """
+        newest = "SELECT MAX(id) FROM measurement" if self.location.path else "SELECT fingerprint FROM source"
+        with self._reading() as connection:
+            return f"{self.location} {connection.execute(newest).fetchone()[0] if connection else 'no file'}"
 
     def descriptor(self, key: str) -> Mapping[str, Any] | None:
         """Return the stored fields of a device, or None.

@@ -41,6 +41,7 @@ from tunebench.torch.compiler._graph_rewriter import GraphRewriter, fused_call
 from tunebench.torch.compiler._group_check import difference
 from tunebench.torch.compiler._kernel_operator import check_later_kernels
 from tunebench.torch.compiler._race import Race, Raced
+from tunebench.torch.compiler._ungrouped import is_ungrouped, remember_ungrouped, ungrouped_key
 from tunebench.torch.compiler.capture import OWN_LIMIT, Phase, constant_inputs
 from tunebench.torch.compiler.decomposition import repeat_casts
 from tunebench.torch.compiler.inductor import (
@@ -124,11 +125,17 @@ class Backend:
         """
         if preference() == "torch" or self._has_no_records(inputs):
             return by_torch()
+        key = _key_of(module, inputs)
+        if is_ungrouped(key):
+            self._leave("no group ran by a tuned kernel when it was planned, and nothing was recorded since")
+            return by_torch()
         step, began, planned_s = _Step(), time.monotonic(), self.seconds["plan"]
         try:
             rewrite = functools.partial(self._rewritten, step)
             ours = compile_by_inductor(module, inputs, rewrite, config=self._inductor)
         except _NoGroupsError:
+            if not step.calls:  # what missed a kernel may have it the next time
+                remember_ungrouped(key)
             ours = by_torch()
         except InputError as error:
             self._skip(str(error))
@@ -153,19 +160,15 @@ class Backend:
 
     def _has_no_records(self, inputs: Iterable[Any]) -> bool:
         """Return whether torch runs every group, since nothing was tuned on the device of the inputs."""
-        devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
-        if preference() != "faster" or len(devices) != 1:
-            return False
-        device = device_of(devices.pop())
-        if isinstance(device, str):
+        device = _device_of(inputs)
+        if preference() != "faster" or device is None:
             return False
         try:
-            if tried_operators(device[0]):
+            if tried_operators(device):
                 return False
         except TunebenchError:  # each group says why
             return False
-        self.skipped.append(f"nothing was tuned on {device[0].name}")
-        _log.info("%s: torch runs a graph: %s", self._name, self.skipped[-1])
+        self._leave(f"nothing was tuned on {device.name}")
         return True
 
     def _end_race(self, step: _Step, race: Race) -> None:
@@ -239,9 +242,12 @@ class Backend:
         if reason:
             call.leave_to_torch(reason)
 
-    def _skip(self, reason: str) -> None:
+    def _leave(self, reason: str) -> None:
         self.skipped.append(reason)
         _log.info("%s: torch runs a graph: %s", self._name, reason)
+
+    def _skip(self, reason: str) -> None:
+        self._leave(reason)
         warnings.warn(f"torch runs a graph of {self._name}: {reason}", stacklevel=2)
 
 
@@ -278,6 +284,19 @@ def _watched(run: Compiled, calls: Sequence[FusedCall]) -> Compiled:
 
 class _NoGroupsError(Exception):
     """No group of a graph runs by tuned kernels."""
+
+
+def _key_of(module: fx.GraphModule, inputs: Sequence[Any]) -> str:
+    """Return the key of a graph for which only faster kernels are wanted; empty for others."""
+    device = _device_of(inputs)
+    return ungrouped_key(module, inputs, device) if preference() == "faster" and device is not None else ""
+
+
+def _device_of(inputs: Iterable[Any]) -> Device | None:
+    """Return the device of a graph's inputs; None if they are on several, or on one without kernels."""
+    devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
+    device = device_of(devices.pop()) if len(devices) == 1 else ""
+    return None if isinstance(device, str) else device[0]
 
 
 def _device(module: fx.GraphModule) -> tuple[Device, int]:
@@ -466,7 +485,8 @@ def register_compiled(compiled: Any, made_by: Backend) -> None:
 def plans(compiled: Any) -> tuple[PartitionPlan, ...]:
     """Return the plans of all graphs that a compiled model has compiled so far.
 
-    There is none where nothing was tuned on the device, unless tuned kernels are preferred (`prefer`).
+    A graph has none where nothing was tuned on the device, and where it had no groups when it was compiled
+    before, unless tuned kernels are preferred (`prefer`).
 
     Args:
         compiled: Result of `compile` or ``torch.compile(module, backend="tunebench")``, or a copy of it.
