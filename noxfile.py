@@ -313,6 +313,12 @@ def fuzz_databases(session: nox.Session) -> None:
     _fuzz(session, "databases")
 
 
+@nox.session(name="fuzz-files")
+def fuzz_files(session: nox.Session) -> None:
+    """Read corrupt files of models, devices, clusters, plans: `nox -s fuzz-files -- --files 100000`."""
+    _fuzz(session, "foreign_files")
+
+
 @nox.session(name="fuzz-workloads")
 def fuzz_workloads(session: nox.Session) -> None:
     """Parse nearly valid workload texts: `nox -s fuzz-workloads -- --texts 100000`."""

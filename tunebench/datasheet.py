@@ -20,10 +20,8 @@ latencies) come from the `architecture`, or from the described architecture with
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +36,7 @@ from tunebench._device import (
     products_named,
 )
 from tunebench._figure import significant
+from tunebench._foreign_file import interpreting, read_table
 from tunebench.errors import InputError, UnknownName
 
 __all__ = ["Sheet", "is_file", "read"]
@@ -116,28 +115,16 @@ def read(path: str | Path) -> Sheet:
     Raises:
         InputError: The file cannot be read, or a key is missing, unknown, malformed or out of range.
     """
+    data = read_table(path, "device file ")
+    notes: list[str] = []
     try:
-        data = _load(Path(path))
-        notes: list[str] = []
-        if _NEUSIGHT_KEYS & set(data):
-            data = _from_neusight(data, notes)
-        device = _device(data, notes)
+        with interpreting("its content"):
+            if _NEUSIGHT_KEYS & set(data):
+                data = _from_neusight(data, notes)
+            device = _device(data, notes)
     except InputError as error:
         raise InputError(f"device file {path}: {error}") from error
     return Sheet(device=device, notes=tuple(notes))
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
-    except OSError as error:
-        raise InputError(error.strerror or str(error)) from error
-    except ValueError as error:  # raised by either parser, or text that is not UTF-8
-        raise InputError(f"expected TOML (.toml) or JSON (.json): {error}") from error
-    if not isinstance(data, dict):
-        raise InputError(f"expected one object of names and values, got {type(data).__name__}")
-    return data
 
 
 # -- the vocabulary ----------------------------------------------------------------------------------

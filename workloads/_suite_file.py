@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
-from tunebench.errors import InputError
+from tunebench._foreign_file import read_table
+from tunebench.errors import InputError, quoted
 
 __all__ = ["is_file", "read"]
 
 _ENTRY = {"workload", "count", "scales"}
+
+MOST = 1_000_000_000
+"""Largest count of a workload."""
 
 
 def is_file(name: str | Path) -> bool:
@@ -24,10 +27,7 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         InputError: if the file cannot be read, or a layer is invalid.
     """
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"suite {path} cannot be read: {error}") from None
+    content = read_table(path, "suite ")
     layers = content.get("layer")
     if not isinstance(layers, dict) or not layers:
         raise InputError(f"suite {path} has no layers: it must have tables [layer.NAME] with a workload each")
@@ -42,8 +42,8 @@ def _entry(location: str, entry: Any) -> dict[str, Any]:
             f"{location} has {', '.join(sorted(unknown))}; known are {', '.join(sorted(_ENTRY))}"
         )
     count, scales = entry.get("count", 1), entry.get("scales", "")
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InputError(f"{location}: count must be a whole number, 1 or more, got {count!r}")
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST:
+        raise InputError(f"{location}: count must be a whole number from 1 to {MOST}, got {quoted(count)}")
     if not isinstance(scales, str):
         raise InputError(f"{location}: scales must be the name of a dimension, got {scales!r}")
     return {"workload": entry["workload"], "count": count, "scales": scales}

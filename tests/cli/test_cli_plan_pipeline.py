@@ -157,7 +157,7 @@ def test_full_recomputation_and_two_stages_per_rank_are_explained(run_text: Run)
         (("--forward-us", "1", "--stages", "2", "--schedule", "1f2b"), "unknown schedule '1f2b'"),
         (("--forward-us", "1", "--stages", "2", "--link", "wire"), "unknown link 'wire'"),
         (("--forward-us", "1", "--stages", "2", "--trace", "/no/such/folder/t.json"), "there is no folder"),
-        (("--costs", "absent.toml"), "cannot read the costs of stages from absent.toml"),
+        (("--costs", "absent.toml"), "costs of stages absent.toml cannot be read"),
     ],
     ids=lambda value: " ".join(value)[:50] if isinstance(value, tuple) else "",
 )

@@ -295,7 +295,10 @@ def test_cost_is_proportional_to_time(run_json: Run) -> None:
         (["predict", "-w", GEMM, "--device", "t5"], "unknown device 't5'"),
         (["predict", "-w", GEMM, "--device", "cpu"], "is not a GPU"),
         (["predict", "-w", "gemm:m=1", "--device", "t4"], "missing n, k, dtype"),
-        (["predict", "-w", GEMM, "--device", "none.toml"], "device file none.toml: No such file"),
+        (
+            ["predict", "-w", GEMM, "--device", "none.toml"],
+            "device file none.toml cannot be read: No such file",
+        ),
         (["predict", "-w", GEMM, "--out", "x.csv", "--device", "t4"], "and the other way round"),
         (["predict", "--workloads", "in.csv", "--device", "t4"], "and the other way round"),
         (

@@ -15,7 +15,7 @@ from tunebench import kernels
 from tunebench.device import described
 from tunebench.workloads import parse
 
-__all__ = ["FORMATS", "corrupt", "good"]
+__all__ = ["FORMATS", "NAMES", "ODD", "corrupt", "damage", "good", "places"]
 
 FORMATS = ("kernel-tuner", "t4", "jsonl")
 
@@ -187,22 +187,22 @@ def corrupt(rng: random.Random) -> bytes:
     text = encoded(data, rng)
     if rng.random() < 0.5:
         for _ in range(rng.randint(1, 3)):
-            text = _damage(text, rng)
+            text = damage(text, rng)
     if rng.random() < 0.25:
         text = _compress(text, rng)
     return text
 
 
-def _places(data: Any) -> Iterator[tuple[Any, Any]]:
+def places(data: Any) -> Iterator[tuple[Any, Any]]:
     keys = list(data) if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ()
     for key in keys:
         yield data, key
-        yield from _places(data[key])
+        yield from places(data[key])
 
 
 def _change(data: Any, rng: random.Random) -> None:
     """Delete, rename or replace one random value."""
-    entries = list(_places(data))
+    entries = list(places(data))
     if not entries:
         return
     holder, key = rng.choice(entries)
@@ -234,7 +234,7 @@ def _shuffle(lines: list[Any], rng: random.Random) -> None:
         lines *= rng.randint(2, 100)
 
 
-def _damage(text: bytes, rng: random.Random) -> bytes:
+def damage(text: bytes, rng: random.Random) -> bytes:
     at, until = sorted(rng.randint(0, len(text)) for _ in range(2))
     match rng.randrange(7):
         case 0 if text:
@@ -259,7 +259,7 @@ def _compress(text: bytes, rng: random.Random) -> bytes:
         text += rng.choice((b" ", b"\n", b"1\n", b"0,", b"[", b"9", b'"')) * rng.choice((1 << 20, 1 << 24))
     packed = gzip.compress(text, 1, mtime=0)
     if choice < 0.5:
-        return _damage(packed, rng)
+        return damage(packed, rng)
     if choice < 0.6:
         return packed + gzip.compress(encoded(good(rng.choice(FORMATS))), mtime=0)
     return packed

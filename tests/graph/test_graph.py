@@ -498,10 +498,10 @@ def test_damaged_graph_file_is_refused(damage: Any, tmp_path: Path) -> None:
 
 
 def test_unreadable_graph_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot read"):
+    with pytest.raises(InputError, match="cannot be read"):
         Graph.load(tmp_path / "absent.json")
     (tmp_path / "text.json").write_text("no JSON")
-    with pytest.raises(InputError, match="is not a graph"):
+    with pytest.raises(InputError, match="is not valid JSON"):
         Graph.load(tmp_path / "text.json")
 
 

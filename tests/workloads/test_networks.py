@@ -427,8 +427,8 @@ def test_a_bias_that_was_looked_up_is_read_by_sectors() -> None:
         ({"model_type": "mamba"}, "unknown model_type 'mamba'"),
         ({"n_layer": None}, "must have n_layer or num_hidden_layers"),
         ({"n_head": 5}, "5 heads must divide a hidden width of 64"),
-        ({"n_layer": 0}, "layers must be 1 or more"),
-        ({"n_layer": "12"}, "layers must be 1 or more, got '12'"),
+        ({"n_layer": 0}, "layers must be a whole number"),
+        ({"n_layer": "12"}, "layers must be a whole number from 1 to 10000, got '12'"),
         ({"activation_function": "swish7"}, "unknown activation 'swish7'"),
         ({"model_type": "resnet", "layer_type": "basic"}, "layer_type must be bottleneck"),
         ({"model_type": "resnet", "depths": [3, 4]}, "depths and hidden_sizes must be as many"),
@@ -473,12 +473,12 @@ def test_a_configuration_is_read_from_a_file(tmp_path: Path) -> None:
     model = network(str(path))
     assert (model.name, model.layers, model.parameters()) == ("mine", 3, small().parameters())
     path.write_text("[1]", encoding="utf-8")
-    with pytest.raises(InputError, match="must hold one object"):
+    with pytest.raises(InputError, match="must be an object"):
         network(str(path))
     path.write_text("{", encoding="utf-8")
-    with pytest.raises(InputError, match=r"config\.json: "):
+    with pytest.raises(InputError, match=r"config\.json is not valid JSON"):
         network(str(path))
-    with pytest.raises(InputError, match="cannot read the network"):
+    with pytest.raises(InputError, match=r"network .* cannot be read"):
         network(str(tmp_path / "none.json"))
 
 
@@ -534,7 +534,7 @@ def test_lists_are_read_from_csv_and_toml(tmp_path: Path) -> None:
     [
         ("workload,count\n", "no workload in the list"),
         ("workload,count\ngemm:m=1,2\n", "entry 1: gemm: missing"),
-        ('workload,count\n"gemm:m=1,n=1,k=1,dtype=f16",0\n', "count must be a whole number from 1, got '0'"),
+        ('workload,count\n"gemm:m=1,n=1,k=1,dtype=f16",0\n', "count must be a whole number from 1 to"),
         ('workload,scales\n"gemm:m=1,n=1,k=1,dtype=f16",trans\n', "scales=trans is no size"),
         ("what,count\nx,1\n", "must have workload"),
     ],

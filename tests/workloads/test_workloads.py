@@ -337,7 +337,7 @@ def test_a_file_is_a_suite_too(tmp_path: Path) -> None:
     ("text", "said"),
     [
         (None, "cannot be read"),
-        ("layer", "cannot be read"),
+        ("layer", "is not valid TOML"),
         ("", "has no layers"),
         ("layer = 3", "has no layers"),
         ("[layer.a]\ncount = 1", "layer a must be a table with `workload`"),

@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tunebench.errors import InputError
+from tunebench._foreign_file import interpreting, read_table
 from tunebench.index_map import Gather, Guard, IndexMap
 
 __all__ = ["Broadcast", "Graph", "Node", "NodeOperand", "Value"]
+
+LARGEST_BYTES = 256 << 20
+"""Largest size of a file."""
 
 FORMAT = 1
 """Version of the file format; raised when older files can no longer be read."""
@@ -211,12 +214,9 @@ class Graph:
         Raises:
             InputError: if the file cannot be read, or is not a graph.
         """
-        try:
-            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read the graph {path}: {error}") from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path} is not a graph that `tunebench extract` wrote: {error}") from None
+        data = read_table(path, "graph ", LARGEST_BYTES, LARGEST_BYTES)
+        with interpreting(f"{path} is not a graph that `tunebench extract` wrote"):
+            return cls.from_json(data)
 
     @classmethod
     def from_json(cls, given: Any) -> Graph:

@@ -87,8 +87,10 @@ def open_baseline(place: str) -> Iterator[Reader]:
 
 
 def _is_database(file: Path) -> bool:
-    with contextlib.suppress(OSError), file.open("rb") as opened:
-        return opened.read(16).startswith(b"SQLite format 3")
+    with contextlib.suppress(OSError):
+        if file.is_file():  # opening a pipe would wait for its writer
+            with file.open("rb") as opened:
+                return opened.read(16).startswith(b"SQLite format 3")
     return False
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Callable
 from importlib import resources
@@ -10,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from tunebench._deprecation import renamed
-from tunebench.errors import InputError, UnknownName
+from tunebench._foreign_file import interpreting, read_table, read_text
+from tunebench.errors import UnknownName
 from tunebench.workloads import suite, suites
 from tunebench.workloads.networks._experts import Mixture
 from tunebench.workloads.networks._families import Bert, Gpt2, Llama, Opt
 from tunebench.workloads.networks._switch import Switch
 from tunebench.workloads.networks.architecture import Architecture
-from tunebench.workloads.networks.listed import ListedNetwork, from_list
+from tunebench.workloads.networks.listed import ListedNetwork, from_csv, from_list
 from tunebench.workloads.networks.network_run import (
     Network,
     NetworkRun,
@@ -98,22 +98,12 @@ def from_config(name: str, config: dict[str, Any]) -> Network:
 
 def _from_file(path: Path) -> Network:
     """Read a configuration or a list of workloads. A `config.json` is named after its folder."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the network {path}: {error}") from None
     name = path.parent.name if path.stem == "config" and path.parent.name else path.stem
     if path.suffix.lower() == ".csv":
-        return from_list(name, text, "csv")
-    try:
-        content = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
-    except ValueError as error:
-        raise InputError(f"{path}: {error}") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path} must hold one object with the configuration's keys")
-    if "operation" in content:
-        return from_list(name, text, "toml")
-    return from_config(name, content)
+        return from_csv(name, read_text(path, "network "))
+    content = read_table(path, "network ")
+    with interpreting(f"network {path}"):
+        return from_list(name, content["operation"]) if "operation" in content else from_config(name, content)
 
 
 __getattr__ = renamed(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Any, Literal, cast, get_args
 
 from tunebench.activation import ACTIVATIONS
-from tunebench.errors import InputError, UnknownName
+from tunebench.errors import InputError, UnknownName, quoted
 from tunebench.workloads.common.norm import EPS
 
 __all__ = ["Architecture", "Family"]
@@ -137,6 +137,16 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 """Defaults of HuggingFace's configuration classes."""
 
+_POSITIVE = ("layers", "hidden", "heads", "vocabulary", "ffn", "heads_k", "head_dim", "embedding")
+_SHARES = ("dropout", "attention_dropout", "eps")
+_SWITCHES = ("tied", "biased_qkv", "normalised_heads")
+_MOST = {"layers": 10_000, "decoder_layers": 10_000, "experts": 1 << 16}
+MOST_EXPERTS = 1 << 17
+"""Most experts of all layers together, of which each has operations of its own."""
+
+_MOST_OF_A_SIZE = 1 << 30
+"""Largest size of any other kind."""
+
 _ACTIVATIONS = {"gelu_new": "gelu_new"} | {
     spelling: name for name, record in ACTIVATIONS.items() for spelling in (name, *record.aliases)
 }
@@ -205,14 +215,19 @@ class Architecture:
     eps: float = EPS
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "vocabulary", "ffn", "heads_k", "head_dim"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise InputError(f"{self.family}: {name} must be 1 or more, got {getattr(self, name)!r}")
+        for field in fields(self):
+            if field.name != "family":
+                _check(self.family, field.name, getattr(self, field.name))
         if self.heads % self.heads_k:
             raise InputError(
                 f"{self.family}: {self.heads_k} heads of keys must divide {self.heads} of queries"
             )
 
+        if self.experts * (self.layers + self.decoder_layers) > MOST_EXPERTS:
+            raise InputError(
+                f"{self.family}: expected {MOST_EXPERTS} experts in all layers at most, "
+                f"got {self.experts} in each"
+            )
         if self.experts_per_token and not 0 < self.experts_per_token <= self.experts:
             raise InputError(
                 f"{self.family}: expected 1 to {self.experts} experts per token, got {self.experts_per_token}"
@@ -243,7 +258,7 @@ class Architecture:
         family = config.get("model_type")
         if family is None:
             raise InputError(f"a configuration must have model_type, one of {', '.join(KNOWN)}")
-        if family not in _KEYS:
+        if not isinstance(family, str) or family not in _KEYS:
             raise UnknownName("model_type", str(family), KNOWN)
         dense = config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers")
         if dense and "experts_per_token" in _KEYS[family]:
@@ -261,7 +276,27 @@ class Architecture:
         for name in ("layers", "hidden", "heads", "vocabulary"):
             if name not in sizes:
                 raise InputError(f"a configuration of {family} must have {' or '.join(keys[name])}")
-        return cls(family=family, **_completed(family, sizes))
+        for name, value in sizes.items():
+            _check(family, name, value)
+        return cls(family=cast("Family", family), **_completed(family, sizes))
+
+
+def _check(family: str, name: str, value: Any) -> None:
+    """Check the type and range of a value of a configuration."""
+    if name == "activation":
+        return
+    if name in _SWITCHES:
+        right, expected = isinstance(value, bool), "true or false"
+    elif isinstance(value, bool):
+        right, expected = False, "a number"
+    elif name in _SHARES:
+        right, expected = isinstance(value, int | float) and 0 <= value <= 1, "a number from 0 to 1"
+    else:
+        least, most = int(name in _POSITIVE), _MOST.get(name, _MOST_OF_A_SIZE)
+        right = isinstance(value, int) and least <= value <= most
+        expected = f"a whole number from {least} to {most}"
+    if not right:
+        raise InputError(f"{family}: {name} must be {expected}, got {quoted(value)}")
 
 
 def _completed(family: str, sizes: dict[str, Any]) -> dict[str, Any]:
@@ -272,7 +307,7 @@ def _completed(family: str, sizes: dict[str, Any]) -> dict[str, Any]:
             raise InputError(f"{family}: {heads} heads must divide a hidden width of {hidden}")
         sizes["head_dim"] = hidden // heads
     activation = sizes["activation"]
-    if activation not in _ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise UnknownName("activation", str(activation), _ACTIVATIONS)
     sizes["activation"] = _ACTIVATIONS[activation]
     sizes.setdefault("ffn", 4 * hidden)

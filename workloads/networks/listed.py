@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-import tomllib
-from typing import Any, Literal
+from typing import Any
 
-from tunebench.errors import InputError
+from tunebench.errors import InputError, quoted
 from tunebench.workloads import Layer, parse
 from tunebench.workloads.networks.network_run import Network, NetworkRun, Operation, merged
 
-__all__ = ["ListedNetwork", "from_list"]
+__all__ = ["ListedNetwork", "from_csv", "from_list"]
 
 ENTRY = ("workload", "count", "part", "scales")
+
+MOST = 1_000_000_000
+"""Largest count of a workload."""
 
 
 class ListedNetwork(Network):
@@ -52,8 +54,21 @@ def _operation(entry: Layer, run: NetworkRun) -> Operation:
     return Operation(workload=work, count=entry.count, part=entry.name)
 
 
-def from_list(name: str, text: str, form: Literal["csv", "toml"]) -> ListedNetwork:
-    """Return a network from the text of a file that lists workloads.
+def from_csv(name: str, text: str) -> ListedNetwork:
+    """Return a network from the text of a CSV file with the columns that `from_list` names.
+
+    Raises:
+        InputError: with the invalid entry.
+    """
+    try:
+        rows = [{k: v for k, v in row.items() if v} for row in csv.DictReader(io.StringIO(text))]
+    except csv.Error as error:
+        raise InputError(f"{name}: {error}") from None
+    return from_list(name, rows)
+
+
+def from_list(name: str, rows: Any) -> ListedNetwork:
+    """Return a network from a list of workloads.
 
     Each entry has `workload`, and optionally `count` (default 1), `part` (default the operator) and `scales`:
     columns of a CSV file, or keys of ``[[operation]]`` tables of a TOML file.
@@ -61,12 +76,7 @@ def from_list(name: str, text: str, form: Literal["csv", "toml"]) -> ListedNetwo
     Raises:
         InputError: with the invalid entry.
     """
-    rows: list[dict[str, Any]]
-    if form == "csv":
-        rows = [{k: v for k, v in row.items() if v} for row in csv.DictReader(io.StringIO(text))]
-    else:
-        rows = tomllib.loads(text)["operation"]
-    if not rows:
+    if not isinstance(rows, list) or not rows:
         raise InputError(f"{name}: no workload in the list")
     return ListedNetwork(
         name, tuple(_entry(f"{name}, entry {index}", row) for index, row in enumerate(rows, 1))
@@ -81,8 +91,10 @@ def _entry(where: str, row: dict[str, Any]) -> Layer:
         count = int(row.get("count", 1))
     except (TypeError, ValueError):
         count = 0
-    if count < 1:
-        raise InputError(f"{where}: count must be a whole number from 1, got {row['count']!r}")
+    if not 1 <= count <= MOST:
+        raise InputError(
+            f"{where}: count must be a whole number from 1 to {MOST}, got {quoted(row['count'])}"
+        )
     try:
         work = parse(str(row["workload"]))
     except InputError as error:

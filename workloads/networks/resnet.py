@@ -10,12 +10,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tunebench.errors import InputError
+from tunebench.errors import InputError, quoted
 from tunebench.workloads.networks.network_run import Network, NetworkRun, Operation, merged
 from tunebench.workloads.networks.tape import Tape
 from tunebench.workloads.operators.conv2d import Conv2d
 
 __all__ = ["ResNet"]
+
+MOST = 1 << 14
+"""Largest depth, width and extent."""
 
 REDUCTION = 4
 """Ratio of a block's output channels to the channels of its 3x3 convolution."""
@@ -70,17 +73,20 @@ class ResNet(Network):
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
         self.name = name
-        self.depths = tuple(config.get("depths", (3, 4, 6, 3)))
-        self.widths = tuple(config.get("hidden_sizes", (256, 512, 1024, 2048)))
-        self.stem = int(config.get("embedding_size", 64))
-        self.size = int(config.get("image_size", 224))
-        self.classes = int(config.get("num_labels", 1000))
+        self.depths: tuple[int, ...] = tuple(config.get("depths", (3, 4, 6, 3)))
+        self.widths: tuple[int, ...] = tuple(config.get("hidden_sizes", (256, 512, 1024, 2048)))
+        self.stem: int = config.get("embedding_size", 64)
+        self.size: int = config.get("image_size", 224)
+        self.classes: int = config.get("num_labels", 1000)
         if config.get("layer_type", "bottleneck") != "bottleneck":
             raise InputError(f"{name}: layer_type must be bottleneck, got {config['layer_type']!r}")
         sizes = (*self.depths, *self.widths, self.stem, self.size, self.classes)
-        if len(self.depths) != len(self.widths) or not all(isinstance(n, int) and n > 0 for n in sizes):
+        if len(self.depths) != len(self.widths) or not all(
+            type(size) is int and 0 < size <= MOST for size in sizes
+        ):
             raise InputError(
-                f"{name}: depths and hidden_sizes must be as many, and all sizes 1 or more; got {sizes}"
+                f"{name}: depths and hidden_sizes must be as many, and all sizes from 1 to {MOST}; got "
+                f"{quoted(sizes)}"
             )
         self.layers = sum(self.depths)
 

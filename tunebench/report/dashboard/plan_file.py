@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tunebench._foreign_file import read_bytes, read_table
 from tunebench.errors import InputError
 
 __all__ = ["PlanEntry", "check_folder", "read_plans"]
@@ -15,7 +15,7 @@ __all__ = ["PlanEntry", "check_folder", "read_plans"]
 MOST_FILES = 1000
 """Most files of a folder that are read."""
 
-LARGEST_BYTES = 64 * 1024
+LARGEST_BYTES = 64 << 10
 """Largest file that is read."""
 
 
@@ -72,7 +72,7 @@ def read_plans(folder: Path) -> list[PlanEntry]:
         name = str(path.relative_to(folder))
         try:
             entry = _read(path, name)
-        except (OSError, ValueError, RecursionError) as error:
+        except InputError as error:
             entry = PlanEntry(name=name, problem=f"cannot be read: {error}")
         if entry is not None:
             plans.append(entry)
@@ -81,13 +81,9 @@ def read_plans(folder: Path) -> list[PlanEntry]:
 
 def _read(path: Path, name: str) -> PlanEntry | None:
     """Return the plan of a file; None if the file is something else."""
-    with path.open("rb") as file:
-        text = file.read(LARGEST_BYTES + 1)
-    if b"[plan]" not in text:
+    if b"[plan]" not in read_bytes(path)[:LARGEST_BYTES]:
         return None
-    if len(text) > LARGEST_BYTES:
-        return PlanEntry(name=name, problem=f"is larger than {LARGEST_BYTES} bytes")
-    values = tomllib.loads(text.decode("utf-8"))
+    values = read_table(path, largest_bytes=LARGEST_BYTES)
     tables = [values.get(table) for table in ("job", "plan", "predicted")]
     if not all(isinstance(table, dict) for table in tables):
         return PlanEntry(name=name, problem="lacks a table [job], [plan] or [predicted]")

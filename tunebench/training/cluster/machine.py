@@ -16,7 +16,6 @@ and `price_per_hour`.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 
 from tunebench import device as devices
 from tunebench._figure import significant
+from tunebench._foreign_file import interpreting, read_table
 from tunebench.device import Device
 from tunebench.errors import InputError, UnknownName
 from tunebench.training.interconnect.cluster import (
@@ -48,6 +48,9 @@ _KINDS = ("nvlink", "pcie")
 
 PER_NODE = 8
 """Devices per node if a text does not say; fewer if the cluster has fewer."""
+
+MOST_NODES = 1 << 20
+"""Most nodes of a cluster, and devices of a node."""
 
 _COUNT = re.compile(r"(?P<count>\d+)\s*(x|\*)\s*(?P<product>[\w. -]*[\w.-])")
 _PER_NODE = re.compile(r"(?P<count>\d+)\s*(a|per)\s*node")
@@ -239,12 +242,7 @@ class TrainingCluster:
         Raises:
             InputError: if the file cannot be read, or a key is missing, unknown or invalid.
         """
-        try:
-            with open(path, "rb") as file:
-                values = tomllib.load(file)
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            raise InputError(f"cluster file {path}: {error}") from error
-        return cls.of_fields(values, f"cluster file {path}")
+        return cls.of_fields(read_table(path, "cluster file "), f"cluster file {path}")
 
     @classmethod
     def of_fields(cls, given: Mapping[str, Any], what: str) -> TrainingCluster:
@@ -263,39 +261,42 @@ class TrainingCluster:
             raise InputError(
                 f"{what}: expected the keys {', '.join(_KEYS)}, with product required; {problem}"
             )
+        with interpreting(what):
+            return cls._of_known(given, what)
+
+    @classmethod
+    def _of_known(cls, given: Mapping[str, Any], what: str) -> TrainingCluster:
+        """Return a cluster from the keys of a file, which are known."""
         product = _limited(devices.find(given["product"]), given.get("power_limit_w"), what)
         counts = {name: given.get(name, 1) for name in ("nodes", "devices_per_node")}
         for name, value in counts.items():
-            if not isinstance(value, int) or value < 1:
-                raise InputError(f"{what}: {name} must be a number of 1 or more, got {value!r}")
+            if not isinstance(value, int) or not 1 <= value <= MOST_NODES:
+                raise InputError(f"{what}: {name} must be a number from 1 to {MOST_NODES}, got {value!r}")
         inside = _link(given.get("inside"), "inside", what, product) or link_of(product, network=False)
         between = inside
         if counts["nodes"] > 1:
             between = _link(given.get("between"), "between", what, product) or link_of(product, network=True)
         host_bytes = _size(given.get("host_memory"))
-        try:
-            return cls(
-                device=product,
-                links=Cluster(
-                    inside=inside,
-                    between=between,
-                    nodes_per_switch=given.get("nodes_per_switch", 0),
-                    oversubscription=given.get("oversubscription", 1.0),
-                    **counts,
-                ),
-                memory_bytes=_size(given.get("memory")) or product.memory_bytes,
-                host_bytes=host_bytes,
-                host_gb_s=float(given.get("host_gb_s", 0.0)),
-                host_link=_host_link(given.get("host_link"), product) if host_bytes else None,
-                devices_per_host_link=given.get("devices_per_host_link", 1),
-                host_duplex=given.get("host_duplex", True),
-                nvme_bytes=_size(given.get("nvme")),
-                nvme_read_gb_s=float(given.get("nvme_read_gb_s", 0.0)),
-                nvme_write_gb_s=float(given.get("nvme_write_gb_s", 0.0)),
-                price_per_hour=given.get("price_per_hour"),
-            )
-        except (TypeError, ValueError) as error:
-            raise InputError(f"{what}: {error}") from error
+        return cls(
+            device=product,
+            links=Cluster(
+                inside=inside,
+                between=between,
+                nodes_per_switch=given.get("nodes_per_switch", 0),
+                oversubscription=given.get("oversubscription", 1.0),
+                **counts,
+            ),
+            memory_bytes=_size(given.get("memory")) or product.memory_bytes,
+            host_bytes=host_bytes,
+            host_gb_s=float(given.get("host_gb_s", 0.0)),
+            host_link=_host_link(given.get("host_link"), product) if host_bytes else None,
+            devices_per_host_link=given.get("devices_per_host_link", 1),
+            host_duplex=given.get("host_duplex", True),
+            nvme_bytes=_size(given.get("nvme")),
+            nvme_read_gb_s=float(given.get("nvme_read_gb_s", 0.0)),
+            nvme_write_gb_s=float(given.get("nvme_write_gb_s", 0.0)),
+            price_per_hour=given.get("price_per_hour"),
+        )
 
 
 def _limited(product: Device, power_limit_w: Any, source: str) -> Device:

@@ -9,10 +9,11 @@ hold for all groups that do not have them; `between` is also the link between gr
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from tunebench._foreign_file import interpreting, read_table
 from tunebench.errors import InputError
 from tunebench.training.cluster.machine import TrainingCluster
 from tunebench.training.interconnect.cluster import Link, find_link, is_network, link_of
@@ -87,9 +88,9 @@ class MixedCluster:
         between = shared.get("between")
         if between is None:
             return cls(groups=tuple(groups), between=_slowest(groups))
-        link = (
-            Link(**{"name": "between", **between}) if isinstance(between, dict) else find_link(str(between))
-        )
+        with interpreting(f"cluster file {path}: between"):
+            named = isinstance(between, dict)
+            link = Link(**{"name": "between", **between}) if named else find_link(str(between))
         return cls(groups=tuple(groups), between=link)
 
 
@@ -102,12 +103,8 @@ def is_mixed(text: str) -> bool:
     return "group" in _file(text) if text.endswith(".toml") else "+" in text.split(",")[0]
 
 
-def _file(path: str | Path) -> dict[str, object]:
-    try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"cluster file {path}: {error}") from error
+def _file(path: str | Path) -> dict[str, Any]:
+    return read_table(path, "cluster file ")
 
 
 def _slowest(groups: list[TrainingCluster]) -> Link:

@@ -14,6 +14,7 @@ from importlib import resources
 from typing import Any
 
 from tunebench._deprecation import renamed
+from tunebench._foreign_file import interpreting, read_table
 from tunebench.device import Device
 from tunebench.errors import InputError, UnknownName
 
@@ -304,16 +305,13 @@ def cluster_from_file(path: str) -> Cluster:
     Raises:
         InputError: if the file cannot be read, or a field is missing or unknown.
     """
-    try:
-        with open(path, "rb") as file:
-            data = tomllib.load(file)
+    data = read_table(path, "cluster file ")
+    with interpreting(f"cluster file {path}"):
         for name in {"inside", "between"} & data.keys():
             data[name] = _read_link(data[name], name)
         if data.get("nodes", 1) == 1:
             data.setdefault("between", data["inside"])
         return Cluster(**data)
-    except (OSError, tomllib.TOMLDecodeError, TypeError, KeyError) as error:
-        raise InputError(f"cluster file {path}: {error}") from error
 
 
 def _read_link(entry: str | Mapping[str, Any], name: str) -> Link:

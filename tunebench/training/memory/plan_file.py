@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tunebench._foreign_file import interpreting, read_table
 from tunebench.errors import InputError
 from tunebench.training.memory.bound import lower_bound_us
 from tunebench.training.memory.planner import MemoryPlan
@@ -28,6 +29,9 @@ __all__ = ["plan_for", "read_plan", "write_plan"]
 
 FORMAT = "tunebench memory plan"
 VERSION = 1
+
+LARGEST_BYTES = 256 << 20
+"""Largest size of a file."""
 
 _KINDS: Mapping[str, Callable[[int], Action]] = {
     "run": Compute,
@@ -70,23 +74,15 @@ def read_plan(path: str | Path, step: TrainingStep) -> MemoryPlan:
     Raises:
         InputError: The file cannot be read, is damaged, or holds a plan of another step.
     """
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read the plan {path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is damaged, or not a memory plan: {error}") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    content = read_table(path, "plan ", LARGEST_BYTES)
+    if content.get("format") != FORMAT:
         raise InputError(f"{path} is not a memory plan: expected a file that `tunebench plan memory` wrote")
     if content.get("version") != VERSION:
         raise InputError(
             f"{path} is a memory plan of version {content.get('version')!r}, expected {VERSION}: plan again"
         )
-    try:
+    with interpreting(f"{path} is damaged"):
         return _from_json(content, step, str(path))
-    except (KeyError, TypeError, ValueError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise InputError(f"{path} is damaged: {reason}. Plan again.") from None
 
 
 def plan_for(plan: MemoryPlan, step: TrainingStep) -> MemoryPlan:

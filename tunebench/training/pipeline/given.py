@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from tunebench._foreign_file import interpreting, read_table
 from tunebench.errors import InputError, UnknownName
 from tunebench.training.interconnect.cluster import find_link
 from tunebench.training.memory.budget import budget_bytes
@@ -19,6 +18,9 @@ __all__ = ["GivenStages", "read_stages"]
 
 _FIELDS = {field.name for field in fields(StageCosts)}
 _SIZES = {name for name in _FIELDS if name.endswith("_bytes")}
+MOST_PARTS = 10_000
+"""Most parts of a model, and ranks."""
+
 _LINKS = ("link", "network", "ranks_per_node")
 
 
@@ -163,7 +165,7 @@ def read_stages(path: str | Path, ranks: int | None = None) -> GivenStages:
     Raises:
         InputError: if the file cannot be read, or a field is missing, unknown or no number.
     """
-    data = _content(Path(path))
+    data = read_table(path, "costs of stages ")
     _require_known(path, "file", data, ("ranks", "stage", "interconnect"))
     tables = data.get("stage")
     if (
@@ -176,8 +178,9 @@ def read_stages(path: str | Path, ranks: int | None = None) -> GivenStages:
     for index, part_table in enumerate(tables):
         table = dict(part_table)
         count = table.pop("count", 1)
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise InputError(f"{path}, stage {index}: count must be a number of parts, found {count!r}")
+        most = MOST_PARTS - len(parts)
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= most:
+            raise InputError(f"{path}, stage {index}: expected a count of 1 to {most} parts, found {count!r}")
         parts += [_stage(f"{path}, stage {index}", table)] * count
     links = data.get("interconnect", {})
     if not isinstance(links, dict):
@@ -185,31 +188,20 @@ def read_stages(path: str | Path, ranks: int | None = None) -> GivenStages:
     _require_known(path, "interconnect", links, _LINKS)
     among = ranks if ranks is not None else data.get("ranks", len(parts))
     for name, value in (("ranks", among), ("ranks_per_node", links.get("ranks_per_node", 1))):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InputError(f"{path}: {name} must be a number of at least 1, found {value!r}")
-    return GivenStages(
-        name=Path(path).stem,
-        ranks=among,
-        parts=tuple(parts),
-        per_node=links.get("ranks_per_node", among),
-        **{
-            name: link_transfer(find_link(str(links[key])))
-            for name, key in (("inside", "link"), ("between", "network"))
-            if key in links
-        },
-    )
-
-
-def _content(path: Path) -> dict[str, Any]:
-    """Return the content of a TOML or JSON file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read the costs of stages from {path}: {error}") from None
-    if not isinstance(data, dict):
-        raise InputError(f"{path}: expected an object with the list `stage`, found {type(data).__name__}")
-    return data
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_PARTS:
+            raise InputError(f"{path}: {name} must be a number from 1 to {MOST_PARTS}, found {value!r}")
+    with interpreting(str(path)):
+        return GivenStages(
+            name=Path(path).stem,
+            ranks=among,
+            parts=tuple(parts),
+            per_node=links.get("ranks_per_node", among),
+            **{
+                name: link_transfer(find_link(str(links[key])))
+                for name, key in (("inside", "link"), ("between", "network"))
+                if key in links
+            },
+        )
 
 
 def _stage(where: str, table: Mapping[str, Any]) -> StageCosts:

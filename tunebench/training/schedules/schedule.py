@@ -8,12 +8,14 @@ makes a schedule with every transfer explicit on both sides, which a runtime can
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tunebench._foreign_file import read_text
 from tunebench._lazy import np
 from tunebench.errors import InputError
 from tunebench.training.schedules.action import ActionKind, PipelineAction
@@ -129,6 +131,10 @@ def v_placement(ranks: int) -> tuple[int, ...]:
     return (*range(ranks), *reversed(range(ranks)))
 
 
+LARGEST_BYTES = 64 << 20
+"""Largest size of a file with a schedule."""
+
+
 def write_schedule(schedule: PipelineSchedule, path: str | Path) -> None:
     """Write one line of comma-separated actions per rank, as ``torch.distributed.pipelining`` reads them.
 
@@ -152,10 +158,10 @@ def read_schedule(path: str | Path, *, acceptors: Sequence[int] = ()) -> Pipelin
     Raises:
         InputError: if the file cannot be read or a text in it is not an action.
     """
+    text = read_text(path, "schedule ", LARGEST_BYTES)
     try:
-        with Path(path).open(newline="", encoding="utf-8") as file:
-            rows = [[text for text in row if text.strip()] for row in csv.reader(file)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        rows = [[cell for cell in row if cell.strip()] for row in csv.reader(io.StringIO(text, newline=""))]
+    except csv.Error as error:
         raise InputError(f"cannot read the schedule {path}: {error}") from None
     return schedule_of(
         Path(path).stem, [map(PipelineAction.parse, row) for row in rows if row], acceptors=tuple(acceptors)
