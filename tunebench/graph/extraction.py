@@ -152,7 +152,7 @@ def extract(
         dtype: Type of the parameters; by default that of the first f16 or bf16 input.
         name: Name of the graphs; by default the model's class.
         device: Device that will run the step; it need not be in this machine. torch has one operator for
-            attention on a GPU, and may have several on a CPU.
+            attention and for RMS normalisation on a GPU, and may have several on a CPU.
 
     Returns:
         One graph for inference; for training the forward and the backward graph. If torch cannot trace the
@@ -168,7 +168,8 @@ def extract(
 
     is_gpu = device is not None and device.kind == "gpu"
     with attention_as_on_gpu() if is_gpu else contextlib.nullcontext():
-        translations = capture(model, [spec.tensor() for spec in inputs], training=training, name=name)
+        tensors = [spec.tensor() for spec in inputs]
+        translations = capture(model, tensors, training=training, name=name, on_gpu=is_gpu)
     return tuple(translation.graph for translation in translations)
 
 

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 from tunebench.errors import InputError
 from tunebench.torch.compiler._attention_pattern import fuse_attention
 from tunebench.torch.compiler._constant_folding import fold_constants
+from tunebench.torch.compiler._rms_norm_pattern import fuse_rms_norms
 from tunebench.torch.compiler.decomposition import DECOMPOSITIONS, repeat_casts
 from tunebench.torch.compiler.translation import Translation, translate
 
@@ -59,6 +60,7 @@ def capture(
     *,
     training: bool = False,
     name: str = "",
+    on_gpu: bool = False,
 ) -> tuple[Translation, ...]:
     """Return the graphs of a model's step: one for inference, forward and backward for training.
 
@@ -75,12 +77,15 @@ def capture(
         kwargs: Keyword inputs.
         training: Whether to trace the gradients of everything the model returns.
         name: Name of the graphs; the model's class if it is empty.
+        on_gpu: Whether RMS normalisation in an inference step is the one operator that torch runs on a GPU.
 
     Raises:
         InputError: if no graph of the model can be traced; the message has the first line of torch's reason.
     """
     kind = type(model).__name__
-    step = functools.partial(_graphs, model, args, kwargs or {}, training=training, name=name or kind)
+    step = functools.partial(
+        _graphs, model, args, kwargs or {}, training=training, name=name or kind, on_gpu=on_gpu
+    )
     try:
         with without_log():
             return step(fullgraph=True)
@@ -108,6 +113,7 @@ def _graphs(
     *,
     training: bool,
     name: str,
+    on_gpu: bool,
     fullgraph: bool,
 ) -> tuple[Translation, ...]:
     """Return the graphs that torch traces of a model's step (see `capture`)."""
@@ -126,7 +132,8 @@ def _graphs(
     ):
         warnings.simplefilter("ignore")
         torch._dynamo.reset()
-        compiled = torch.compile(model, backend=tracing_backend(keep), fullgraph=fullgraph, dynamic=False)
+        backend = tracing_backend(keep, on_gpu=on_gpu)
+        compiled = torch.compile(model, backend=backend, fullgraph=fullgraph, dynamic=False)
         try:
             result = compiled(*inputs[0], **inputs[1])
             if training:
@@ -180,12 +187,20 @@ def _first_line(reason: object) -> str:
     return next(iter(str(reason).strip().splitlines()), type(reason).__name__)
 
 
-def tracing_backend(compiler: Compiler) -> Callable[..., Any]:
-    """Return a backend of `torch.compile` that passes AOTAutograd's graphs to a compiler."""
+def tracing_backend(compiler: Compiler, *, on_gpu: bool = False) -> Callable[..., Any]:
+    """Return a backend of `torch.compile` that passes AOTAutograd's graphs to a compiler.
+
+    Args:
+        compiler: The compiler.
+        on_gpu: As in `capture`.
+    """
 
     def of(phase: Phase) -> Callable[..., Any]:
         def compiled(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
-            if phase == "inference" and fuse_attention(graph.graph):
+            if phase == "inference":
+                fuse_attention(graph.graph)
+                if on_gpu:
+                    fuse_rms_norms(graph.graph)
                 graph.recompile()
             fold_constants(graph)
             repeat_casts(graph.graph)
