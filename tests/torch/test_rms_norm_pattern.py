@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: install tunebench[torch]")
+pytest.importorskip("torch", reason="torch is not installed: install tunebench[torch]")
 
+import torch  # noqa: E402
 from torch import Tensor, fx, nn  # noqa: E402
 from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch.nn import functional  # noqa: E402
@@ -23,7 +25,7 @@ def inference_graph(
     """Return the graph that AOTAutograd makes of a function, and its inputs."""
     kept: list[tuple[fx.GraphModule, list[Tensor]]] = []
 
-    def keep(graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+    def keep(graph: fx.GraphModule, inputs: list[Tensor]) -> Any:
         by_shape = {tuple(tensor.shape): tensor for tensor in tensors}
         kept.append((graph, [by_shape[tuple(given.shape)] for given in inputs]))
         return graph.forward
