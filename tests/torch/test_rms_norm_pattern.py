@@ -9,14 +9,14 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: install tunebench[torch]")
 
-import torch  # noqa: E402
-from torch import Tensor, fx, nn  # noqa: E402
-from torch._dynamo.backends.common import aot_autograd  # noqa: E402
-from torch.nn import functional  # noqa: E402
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.nn import functional
 
-from tunebench import device as devices  # noqa: E402
-from tunebench.graph import InputSpec, extract  # noqa: E402
-from tunebench.torch.compiler._rms_norm_pattern import fuse_rms_norms  # noqa: E402
+from tunebench import device as devices
+from tunebench.graph import InputSpec, extract
+from tunebench.torch.compiler._rms_norm_pattern import fuse_rms_norms
 
 
 def inference_graph(
