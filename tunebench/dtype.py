@@ -76,10 +76,11 @@ def unit_roundoff(dtype: DType) -> float:
 def underflow(dtype: DType) -> float:
     """Return the largest absolute error of rounding to `dtype` near zero, where its spacing is constant.
 
-    Only f16 and e4m3 have a range short enough for results to underflow: half the smallest subnormal number,
-    which is 2**-24 or 2**-9.
+    For f16 and e4m3 it is half the smallest subnormal number, which is 2**-24 or 2**-9. Subnormal numbers of
+    f32 and bf16 may become 0, as many devices flush them: the error is up to the smallest normal number.
     """
-    return {"f16": 2.0**-25, "e4m3": 2.0**-10}.get(dtype, 0.0)
+    least = {"f16": 2.0**-25, "e4m3": 2.0**-10, "f32": 2.0**-126, "tf32": 2.0**-126, "bf16": 2.0**-126}
+    return least.get(dtype, 0.0)
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from tunebench.stress import Stress
+
     Array = NDArray[Any]
     Array64 = NDArray[np.float64]
 
@@ -298,6 +300,36 @@ class Workload(ABC):
             One array for every tensor of `inputs()`, by name.
         """
         return {tensor.name: self.draw_tensor(tensor, rng) for tensor in self.inputs()}
+
+    def stress(self) -> Mapping[str, Stress]:
+        """Return the kinds of extreme values for which results are defined, by input (override).
+
+        Verification draws them besides normal numbers (`draw_stress`). Empty if an operator states none.
+        """
+        return {}
+
+    def draw_stress(self, rng: np.random.Generator) -> dict[str, Array] | None:
+        """Draw inputs of which about half are extreme, to reveal unstable kernels; None if none are stated.
+
+        Override it for inputs that depend on others, such as statistics that an earlier kernel computed.
+
+        Args:
+            rng: Source of randomness.
+
+        Returns:
+            One array for every tensor of `inputs()`, by name.
+        """
+        from tunebench.stress import stressed
+
+        stresses = self.stress()
+        if not stresses:
+            return None
+        tensors = self.draw(rng)
+        for tensor in self.inputs():
+            if tensor.name in stresses:
+                drawn = tensors[tensor.name]
+                tensors[tensor.name] = stressed(drawn, tensor.dtype, stresses[tensor.name], rng)
+        return tensors
 
     @final
     def draw_tensor(self, tensor: Tensor, rng: np.random.Generator) -> Array:

@@ -17,7 +17,7 @@ from tunebench.binary.ptxas_note import objections, ptxas_notes
 from tunebench.device import Device, described, representative
 from tunebench.emulate.emulator import ORDERS, EmulationFailed, emulate
 from tunebench.measure.cpu import kernel_argument
-from tunebench.measure.verify import GuardedArray, InputSet, draw, poisoned, worst_error
+from tunebench.measure.verify import GuardedArray, InputSet, draw, draw_stress, poisoned, worst_error
 from tunebench.space import Config
 from tunebench.variant import CudaVariant, NumbaCpuVariant
 from tunebench.workload import Reference, Workload
@@ -67,6 +67,11 @@ def drawn(workload: Workload, seed: int = 0) -> tuple[dict[str, Any], Mapping[st
     return dict(input_set.inputs), input_set.references
 
 
+def with_extremes(workload: Workload, seed: int = 0) -> dict[str, Any]:
+    """Return random inputs of which about half are extreme, if the operator states any."""
+    return dict((draw_stress(draw(workload, seed)) or draw(workload, seed)).inputs)
+
+
 # -- results ----------------------------------------------------------------------------------------------
 
 
@@ -105,12 +110,17 @@ def assert_right_in_every_order(
     inputs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """Emulate a configuration with threads in each order, and check the results."""
-    inputs = workload.draw(np.random.default_rng(1)) if inputs is None else inputs
-    references = InputSet(workload=workload, seed=0, inputs=inputs).references
-    for order in ORDERS:
-        outputs = emulate(variant, workload, config, inputs, order=order, seed=1, **options)
-        error = worst_error(workload, outputs, references)
+    """Emulate a configuration with threads in each order, and check the results.
+
+    Without `inputs` the first order reads extreme ones, and the others normal ones.
+    """
+    sets = [with_extremes(workload, 1) if inputs is None else inputs]
+    sets += [workload.draw(np.random.default_rng(1))] if inputs is None else []
+    references = [InputSet(workload=workload, seed=0, inputs=tensors).references for tensors in sets]
+    for index, order in enumerate(ORDERS):
+        tensors, right = sets[min(index, len(sets) - 1)], references[min(index, len(sets) - 1)]
+        outputs = emulate(variant, workload, config, tensors, order=order, seed=1, **options)
+        error = worst_error(workload, outputs, right)
         case = f"{variant.key} {workload} {config} {order} {options}"
         assert error <= 1, f"{case}: {error:.3g} times the tolerance"
 

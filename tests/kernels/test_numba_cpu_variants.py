@@ -178,9 +178,9 @@ def test_results_are_right(
     else:
         monkeypatch.setattr(numba_config, "OPT", 0)
         monkeypatch.setattr(cpu_target.target_context, "_internal_codegen", without_optimisation)
-    inputs = workload.draw(np.random.default_rng(1))
-    outputs = checks.run_on_cpu(variant, workload, config, inputs)
-    checks.assert_right(workload, inputs, outputs, f"{workload} with {config}")
+    for inputs in (workload.draw(np.random.default_rng(1)), checks.with_extremes(workload)):
+        outputs = checks.run_on_cpu(variant, workload, config, inputs)
+        checks.assert_right(workload, inputs, outputs, f"{workload} with {config}")
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,10 @@ def _gemm(
             left = a[z, i, p] if workload.trans[0] == "n" else a[z, p, i]
             right = b[z, p, j] if workload.trans[1] == "n" else b[z, j, p]
             value[z, i, j] += left * right
-            scale[z, i, j] += abs(left) * abs(right)
+            scale[z, i, j] += (left * right) ** 2  # the 2-norm of the products is that of f32
+        scale[z, i, j] = math.sqrt(scale[z, i, j])
+        if workload.activation != "none":
+            scale[z, i, j] += abs(value[z, i, j])
         if bias is not None:
             value[z, i, j] += bias[j]
             scale[z, i, j] += abs(bias[j])
@@ -319,6 +322,7 @@ def test_gated_gemm_equals_two_products(trans: Any, activation: Any) -> None:
     (gate, gates), (up, ups) = (
         _gemm(product, inputs["a"][None], inputs[b][None]) for b in ("b_gate", "b_up")
     )
+    gates, ups = gates + np.abs(gate), ups + np.abs(up)
     reference, eps_acc = workload.reference(inputs)["c"], workload.tolerance().eps_acc
     shares = []
     for i, j in np.ndindex(5, 4):
@@ -417,12 +421,15 @@ CONVOLUTIONS = [
 def test_conv2d_equals_loops(workload: Conv2d) -> None:
     inputs = _f64(workload.draw(np.random.default_rng(3)))
     reference = workload.reference(inputs)[workload.outputs()[0].name]
-    for result, used in (
-        (reference.value, inputs),
-        (reference.scale, {k: np.abs(v) for k, v in inputs.items()}),
+    value, squares = (
+        _conv2d(workload, used) for used in (inputs, {k: np.square(v) for k, v in inputs.items()})
+    )
+    for result, right in (
+        (reference.value, value),
+        (reference.scale, np.sqrt(squares) + np.abs(value)),
     ):
         ordered = result if workload.layout == "nchw" else result.transpose(0, 3, 1, 2)
-        np.testing.assert_allclose(ordered, _conv2d(workload, used), rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(ordered, right, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tunebench._figure import significant
 from tunebench._lazy import np
-from tunebench.measure.verify import EveryElement, InputSet, OutputCheck, share_of
+from tunebench.measure.verify import EveryElement, InputSet, OutputCheck, error_shares, share_of
 from tunebench.workload import Part, Reference, Workload
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Sampled(OutputCheck):
         rng = np.random.default_rng((inputs.seed, 1))
         tensor = workload.outputs()[0]
         self._name, self._shape = tensor.name, _as_batch(tensor.shape)
-        self._tolerance = workload.tolerance()
+        self._workload, self._tolerance = workload, workload.tolerance()
         self._sums, self._blocks = inputs.compute(lambda exact: self._references(workload, exact, rng))
         # Each sum is one chance of a false alarm.
         chances = sum(sums.reference.value.size for sums in self._sums)
@@ -233,9 +233,8 @@ class Sampled(OutputCheck):
 
     def _block_share(self, block: _Block, output: Array) -> tuple[float, str]:
         (z, rows, cols), right = block.place, block.reference
-        got = output[z, rows, cols].astype(np.float64)
-        allowed = self._tolerance.eps_out * np.abs(right.value) + self._tolerance.eps_acc * right.scale
-        share = share_of(np.abs(got - right.value), allowed)
+        got = output[z, rows, cols]
+        share = error_shares(self._workload, got, right)
         at = np.unravel_index(int(np.argmax(share)), share.shape)
         where = f"[{z},{rows.start + at[0]},{cols.start + at[1]}]"
         value, must_be = significant(got[at], 6), significant(right.value[at], 6)

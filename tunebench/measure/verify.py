@@ -6,11 +6,12 @@ are poisoned before each run, so that an unwritten element is NaN, which never p
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tunebench._figure import significant
 from tunebench._lazy import np
@@ -33,6 +34,8 @@ __all__ = [
     "OutputCheck",
     "describe_worst",
     "draw",
+    "draw_stress",
+    "error_shares",
     "poisoned",
     "share_of",
     "worst_error",
@@ -77,7 +80,7 @@ class InputSet:
             reference: Returns them from the inputs in float64: arrays of the device, or of NumPy if it has
                 too little memory or is lost.
         """
-        with outside_limit():
+        with outside_limit(), np.errstate(all="ignore"):  # extreme inputs lead to infinities and NaN
             if self.on is not None:
                 try:
                     return reference(self.on.arrays(self.inputs))
@@ -102,6 +105,21 @@ def draw(workload: Workload, seed: int, on: ReferenceDevice | None = None) -> In
     with outside_limit():
         inputs = workload.draw(np.random.default_rng(seed))
     return InputSet(workload=workload, seed=seed, inputs=inputs, on=on)
+
+
+def draw_stress(normal: InputSet) -> InputSet | None:
+    """Draw inputs of which about half are extreme (`tunebench.stress`); None if the operator states none.
+
+    Args:
+        normal: Inputs as drawn for timing. Tensors of shape `()` are the same, since launches hold them.
+    """
+    workload = normal.workload
+    with outside_limit(), np.errstate(all="ignore"):
+        inputs = workload.draw_stress(np.random.default_rng((normal.seed, 3)))
+    if inputs is None:
+        return None
+    numbers = {tensor.name: normal.inputs[tensor.name] for tensor in workload.inputs() if not tensor.shape}
+    return dataclasses.replace(normal, inputs={**inputs, **numbers})
 
 
 class OutputCheck(ABC):
@@ -218,13 +236,48 @@ def worst_error(
         outputs: Computed outputs by name.
         references: Their references by name.
     """
-    tolerance = workload.tolerance()
     worst = 0.0
     for name, reference in references.items():
-        allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
-        error = np.abs(_as_numbers(outputs[name], reference.value) - reference.value)
-        worst = max(worst, float(np.max(share_of(error, allowed), initial=0.0)))
+        share = error_shares(workload, outputs[name], reference)
+        worst = max(worst, float(np.max(share, initial=0.0)))
     return worst
+
+
+def error_shares(workload: Workload, output: Array, reference: Reference) -> Array:
+    """Return the error of each element as a share of the tolerance.
+
+    Where the reference is infinite or NaN, the output must be equal. Where the reference may overflow the
+    type of the output, infinity of the same sign is correct, too.
+
+    Args:
+        workload: The workload, for its tolerance.
+        output: The computed output.
+        reference: Its reference.
+    """
+    tolerance = workload.tolerance()
+    with np.errstate(invalid="ignore", over="ignore"):
+        allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
+        number = _as_numbers(output, reference.value)
+        share = share_of(np.abs(number - reference.value), allowed)
+        if float(np.max(share, initial=0.0)) == np.inf:
+            right = _agrees(number, reference.value, allowed, _largest(output.dtype))
+            share = np.where(right, 0.0, share)
+    return share
+
+
+def _agrees(number: Array, value: Array, allowed: Array, largest: float) -> Array:
+    """Return where infinities and NaN are those of the reference, or the reference overflows."""
+    same = (number == value) | (np.isnan(number) & np.isnan(value))
+    overflows = (np.abs(value) + allowed > largest) & (np.abs(number) == np.inf) & (number * value > 0.0)
+    agrees: Array = same | overflows
+    return agrees
+
+
+def _largest(dtype: numpy.dtype[Any]) -> float:
+    """Return the largest finite number of a type; infinity for types that have no infinity."""
+    if dtype.kind == "f":
+        return float(np.finfo(dtype).max)
+    return 3.3895314e38 if dtype.name == "bfloat16" else np.inf
 
 
 def share_of(error: Array, allowed: Array) -> Array:
@@ -248,7 +301,9 @@ def describe_worst(outputs: Mapping[str, Array], references: Mapping[str, Refere
     parts = []
     for name, reference in references.items():
         got, right = _as_numbers(outputs[name]), np.asarray(reference.value)
-        error = np.nan_to_num(np.abs(got - right), nan=np.inf)
+        with np.errstate(invalid="ignore"):
+            error = np.nan_to_num(np.abs(got - right), nan=np.inf)
+        error = np.where((got == right) | (np.isnan(got) & np.isnan(right)), 0.0, error)
         at = np.unravel_index(int(np.argmax(error)), error.shape)
         where = ",".join(str(int(i)) for i in at)
         must_be = significant(right[at], 6)

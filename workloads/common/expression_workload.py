@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from tunebench._lazy import np
 from tunebench.dtype import DType, numpy_dtype, underflow, unit_roundoff
 from tunebench.errors import InputError
-from tunebench.expression import Apply, Name, Node, names, parse, steps
+from tunebench.expression import Apply, Name, Node, Number, names, parse, steps
 from tunebench.workload import Expression, Names, Reference, Size, Tensor, Tolerance, Workload
 from tunebench.workloads.common.accumulation import row_blocks
 from tunebench.workloads.common.expression_value import Range, evaluate, span
@@ -29,6 +29,12 @@ DRAWN: tuple[Range, ...] = ((-8.0, 8.0), (0.5, 1.5), (0.125, 0.875))
 
 The first is the range of normal numbers: out of 1e12 none is expected outside.
 """
+_EXPONENTS = (20, 15, 10, 7, 6, 5, 4)
+WIDE: tuple[Range, ...] = (
+    *((-(2.0**exponent), 2.0**exponent) for exponent in _EXPONENTS),
+    *((2.0**-exponent, 2.0**exponent) for exponent in _EXPONENTS),
+)
+"""Ranges of extreme inputs, the widest first; those of positive numbers last."""
 LARGEST_OUT: Mapping[str, float] = {"f16": 65504.0}
 """Largest number of a type, if it is less than that of f32."""
 ELEMENTS_AT_ONCE = 2**20
@@ -115,6 +121,39 @@ class DrawnExpression(Workload):
             "operation by operation, with functions accurate to a few units in the last place",
         )
 
+    def draw_stress(self, rng: numpy.random.Generator) -> dict[str, Array] | None:
+        """Draw inputs of which half come from the widest range in which the expression has a value.
+
+        Their magnitudes are spread over all powers of two; an eighth are 0 and an eighth are numbers of the
+        expression, where they are in the range: there it bends, as ``max(x,0)`` does.
+        """
+        widest = self._widest
+        if widest is None:
+            return None
+        tensors = self.draw(rng)
+        for tensor in self.inputs():
+            if tensor.shape and tensor.dtype in ("f32", "f16", "bf16"):
+                values = _spread(widest, _numbers(self.tree), tensor.shape, rng)
+                chosen = rng.random((*tensor.shape[:-1], 1)) < 0.5
+                if chosen.size == 1:
+                    chosen = rng.random(tensor.shape) < 0.5
+                drawn = tensors[tensor.name]
+                tensors[tensor.name] = np.where(chosen, values.astype(drawn.dtype), drawn)
+        return tensors
+
+    @property
+    def _widest(self) -> Range | None:
+        """The first of `WIDE` that contains the range of drawn inputs and in which the result is finite."""
+        low, high = self._drawn_between or (0.0, 0.0)
+        narrow = any(tensor.dtype == "f16" for tensor in self.inputs())
+        for wide in WIDE:
+            if wide[0] > low or wide[1] < high or (narrow and wide[1] > LARGEST_OUT["f16"]):
+                continue
+            image = span(self.tree, self._ranges(wide))
+            if image is not None and self._holds(image):
+                return wide
+        return self._drawn_between
+
     @functools.cached_property
     def _drawn_between(self) -> Range | None:
         """The first of `drawn_in` in which the result is finite for all inputs."""
@@ -137,6 +176,28 @@ class DrawnExpression(Workload):
             return None
         array: Array = np.asarray(rng.uniform(*drawn, tensor.shape)).astype(numpy_dtype(tensor.dtype))
         return array
+
+
+def _numbers(node: Node) -> tuple[float, ...]:
+    """Return the numbers of an expression, of either sign."""
+    if isinstance(node, Number):
+        return (node.value, -node.value)
+    return tuple(number for argument in getattr(node, "arguments", ()) for number in _numbers(argument))
+
+
+def _spread(
+    between: Range, numbers: tuple[float, ...], shape: tuple[int, ...], rng: numpy.random.Generator
+) -> Array64:
+    """Return numbers of all magnitudes in a range, some of them 0 or from `numbers`."""
+    low, high = between
+    least = low if low > 0 else min(2.0**-20, high)
+    values = np.exp2(rng.uniform(math.log2(least), math.log2(high), shape))
+    if low < 0:
+        values *= rng.choice((-1.0, 1.0), shape)
+    special = np.array([number for number in (0.0, *numbers) if low <= number <= high] or [high])
+    at = rng.integers(len(special), size=shape)
+    spread: Array64 = np.where(rng.random(shape) < 0.25, special[at], np.clip(values, low, high))
+    return spread
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from tunebench.stress import StressKind
 from tunebench.workload import Category, Size, Tensor, Workload
 
-__all__ = ["MatrixWorkload"]
+__all__ = ["LOGITS", "MOMENTS", "MatrixWorkload"]
+
+LOGITS: tuple[StressKind, ...] = (
+    "logits",
+    "offset",
+    "hidden",
+    "constant",
+    "mixed",
+    "zeros",
+    "denormal",
+    "nan",
+    "infinite",
+)
+"""Kinds of rows of logits for which softmax and cross entropy are defined."""
+MOMENTS: tuple[StressKind, ...] = (
+    "offset",
+    "large",
+    "mixed",
+    "constant",
+    "tiny",
+    "zeros",
+    "sparse",
+    "nan",
+)
+"""Kinds of vectors for whose mean and variance normalisations are defined."""
 
 
 @dataclass(frozen=True, kw_only=True)

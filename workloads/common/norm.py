@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -11,9 +12,10 @@ from tunebench._lazy import np
 from tunebench.dimension import text_of
 from tunebench.dtype import numpy_dtype
 from tunebench.errors import InputError
+from tunebench.stress import Stress
 from tunebench.workload import AllowedChanges, Positive, Reference, Tensor, Tolerance, Workload
 from tunebench.workloads.common.accumulation import F32, excess_rounding, sum_error
-from tunebench.workloads.common.matrix import MatrixWorkload
+from tunebench.workloads.common.matrix import MOMENTS, MatrixWorkload
 from tunebench.workloads.operators.elementwise import neighbour
 
 if TYPE_CHECKING:
@@ -147,6 +149,29 @@ class Norm(MatrixWorkload):
         if tensor.name != "rstd":
             return None
         return rng.uniform(0.5, 2.0, tensor.shape).astype(np.float32)
+
+    def stress(self) -> Mapping[str, Stress]:
+        """Return rows whose squares cancel, overflow f16 or vanish; NaN makes a row NaN.
+
+        Gradients of the weights are sums over all rows: one that is not finite would hide all others.
+        """
+        if self.is_backward:
+            return {
+                "x": Stress(kinds=("offset", "mixed", "constant", "sparse")),
+                "dy": Stress(kinds=("mixed", "offset", "zeros", "tiny", "sparse")),
+            }
+        return {"x": Stress(kinds=MOMENTS)}
+
+    def draw_stress(self, rng: np.random.Generator) -> dict[str, Array] | None:
+        """Draw extreme rows; for gradients, the statistics are those of the rows."""
+        tensors = super().draw_stress(rng)
+        if tensors is not None and self.is_backward:
+            tensors |= self._statistics_of(tensors["x"].astype(np.float64))
+        return tensors
+
+    @abstractmethod
+    def _statistics_of(self, x: Array64) -> dict[str, Array]:
+        """Return the statistics that forward writes for x."""
 
     def tolerance(self) -> Tolerance:
         """Allow one rounding of the result, and f32 sums over a row in any order."""

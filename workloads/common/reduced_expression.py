@@ -10,13 +10,16 @@ from tunebench._lazy import np
 from tunebench.dtype import unit_roundoff
 from tunebench.errors import InputError
 from tunebench.expression import Name, Node, names, parse, write
+from tunebench.stress import LARGEST_OFFSET, stressed
 from tunebench.workload import Expression, Tolerance
-from tunebench.workloads.common.accumulation import F32, sum_error
+from tunebench.workloads.common.accumulation import F32, sum_error_of
 from tunebench.workloads.common.expression_value import LARGEST, Range, evaluate, span
 from tunebench.workloads.common.expression_workload import DRAWN, LARGEST_OUT, DrawnExpression, substitute
 
 if TYPE_CHECKING:
-    from tunebench.workload import Array64
+    import numpy
+
+    from tunebench.workload import Array, Array64
 
 __all__ = ["Reduce", "ReducedExpression"]
 
@@ -110,18 +113,32 @@ class ReducedExpression(DrawnExpression):
         value, error = evaluate(self.end, {"x": value}, {"x": error})
         return value, np.broadcast_to(error, value.shape)
 
-    def _figures(self, value: Array64, error: Array64) -> tuple[Array64, Array64, Array64]:
-        """Return the values and two further arrays to reduce, from which the error of the result follows."""
+    def _figures(self, value: Array64, error: Array64) -> tuple[Array64, ...]:
+        """Return the values and further arrays to reduce, from which the error of the result follows."""
         if self.is_sum:
-            return value, np.abs(value) + error, error
+            size = np.abs(value) + error
+            filled: Array64 = (size > 0.0) * 1.0
+            return value, error, np.square(size), filled
         return value, value + error, value - error
 
-    def _with_errors(self, value: Array64, first: Array64, second: Array64) -> tuple[Array64, Array64]:
+    def _with_errors(self, value: Array64, first: Array64, *others: Array64) -> tuple[Array64, Array64]:
         """Return results and their errors, from the reductions of the arrays of `_figures`."""
         if not self.is_sum:  # the extrema of the upper and of the lower limits of the elements
-            return value, np.maximum(np.abs(first - value), np.abs(second - value))
-        value, error = value * self.factor, (second + sum_error(self.terms) * first) * self.factor
+            return value, np.maximum(np.abs(first - value), np.abs(others[0] - value))
+        value, error = value * self.factor, (first + sum_error_of(value, *others)) * self.factor
         return value, error + 3 * F32 * np.abs(value) if self.reduce == "mean" else error
+
+    def draw_stress(self, rng: numpy.random.Generator) -> dict[str, Array] | None:
+        """Draw extreme elements; vectors along the reduced axis are also sparse, equal, or far from 0."""
+        tensors, stress = super().draw_stress(rng), self.stress()
+        low, high = self._widest or (0.0, 0.0)
+        if tensors is None or low > -LARGEST_OFFSET or high < LARGEST_OFFSET:
+            return tensors
+        for tensor in self.inputs():
+            if tensor.name in stress:
+                drawn = tensors[tensor.name]
+                tensors[tensor.name] = stressed(drawn, tensor.dtype, stress[tensor.name], rng)
+        return tensors
 
     def _holds(self, image: Range) -> bool:
         """Return whether f32 can represent the sum of values in a range, and the result's type the result."""
@@ -137,8 +154,8 @@ class ReducedExpression(DrawnExpression):
             eps_out=unit_roundoff(self.result_type),
             eps_acc=F32,
             reason=f"one rounding to {self.result_type}; f32 errors of elements are bounded operation by "
-            "operation, and f32 sums of them err by 2 sqrt(terms) u of the magnitude summed with "
-            "overwhelming probability (Higham and Mary 2019)",
+            "operation, and f32 sums of n of them err by 4 u sqrt(n) of their 2-norm and of the sum with "
+            "overwhelming probability (Higham and Mary 2020)",
         )
 
 

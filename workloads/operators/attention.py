@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tunebench._lazy import np
 from tunebench.dtype import numpy_dtype, underflow, unit_roundoff
 from tunebench.errors import InputError
+from tunebench.stress import Stress, StressKind
 from tunebench.workload import (
     AllowedChanges,
     Category,
@@ -255,6 +256,20 @@ class Attention(Workload):
         expected = np.log(end - first) + (1.0 if self.has_bias else 0.5)
         drawn: Array = (expected + 0.1 * rng.standard_normal(tensor.shape)).astype(np.float32)
         return drawn
+
+    def stress(self) -> Mapping[str, Stress]:
+        """Return queries with large or equal scores, keys far from 0, and values and gradients of any size.
+
+        Gradients have moderate scores, since their lse is drawn.
+        """
+        rows: tuple[StressKind, ...] = ("mixed", "zeros", "offset", "tiny", "sparse")
+        if self.direction == "backward":
+            return {"do": Stress(kinds=rows), "v": Stress(kinds=("mixed", "zeros", "sparse"))}
+        return {
+            "q": Stress(kinds=("logits", "zeros", "large", "constant", "tiny", "sparse")),
+            "k": Stress(kinds=("offset", "zeros", "sparse")),
+            "v": Stress(kinds=rows),
+        }
 
     def _draw_bias(self, tensor: Tensor, rng: numpy.random.Generator) -> Array:
         """Draw normal biases, of which some are minus infinity; one query in 16 sees no key."""

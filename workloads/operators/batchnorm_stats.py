@@ -11,9 +11,10 @@ from tunebench._lazy import np
 from tunebench.dimension import text_of
 from tunebench.dtype import numpy_dtype
 from tunebench.errors import InputError
+from tunebench.stress import Stress
 from tunebench.workload import AllowedChanges, Positive, Reference, Tensor, Tolerance
 from tunebench.workloads.common.accumulation import F32, row_blocks, sum_error
-from tunebench.workloads.common.matrix import MatrixWorkload
+from tunebench.workloads.common.matrix import MOMENTS, MatrixWorkload
 from tunebench.workloads.common.norm import EPS
 
 if TYPE_CHECKING:
@@ -154,6 +155,22 @@ class BatchNormStats(MatrixWorkload):
         if tensor.name not in ("rstd", "running_var"):
             return None
         return rng.uniform(0.5, 2.0, tensor.shape).astype(np.float32)
+
+    def stress(self) -> Mapping[str, Stress]:
+        """Return columns whose squares cancel, overflow f16 or vanish; NaN makes a column NaN."""
+        if self.is_backward:
+            gradients = Stress(kinds=("mixed", "offset", "large", "zeros", "tiny", "sparse"), axes=(0,))
+            return {"x": Stress(kinds=("offset", "mixed", "constant"), axes=(0,)), "dy": gradients}
+        return {"x": Stress(kinds=MOMENTS, axes=(0,))}
+
+    def draw_stress(self, rng: np.random.Generator) -> dict[str, Array] | None:
+        """Draw extreme columns; for gradients, the statistics are those of the columns."""
+        tensors = super().draw_stress(rng)
+        if tensors is not None and self.is_backward:
+            x = tensors["x"].astype(np.float64)
+            tensors["mean"] = x.mean(axis=0).astype(np.float32)
+            tensors["rstd"] = (1.0 / np.sqrt(x.var(axis=0) + self.eps)).astype(np.float32)
+        return tensors
 
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
         """Compute means, then variances in a second pass; or gradients by their formulas."""

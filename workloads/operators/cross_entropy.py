@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tunebench._lazy import np
 from tunebench.dtype import underflow, unit_roundoff
+from tunebench.stress import Stress
 from tunebench.workload import AllowedChanges, Reference, Tensor, Tolerance
 from tunebench.workloads.common.accumulation import F32, row_blocks
-from tunebench.workloads.common.matrix import MatrixWorkload
+from tunebench.workloads.common.matrix import LOGITS, MatrixWorkload
 
 if TYPE_CHECKING:
     import numpy
@@ -75,6 +76,18 @@ class CrossEntropy(MatrixWorkload):
             return lse
         return None
 
+    def stress(self) -> Mapping[str, Stress]:
+        """Return large, shifted, hidden and equal logits; NaN makes a row NaN, in the forward direction."""
+        finite = tuple(kind for kind in LOGITS if kind not in ("nan", "infinite"))
+        return {"x": Stress(kinds=finite if self.is_backward else LOGITS)}
+
+    def draw_stress(self, rng: numpy.random.Generator) -> dict[str, Array] | None:
+        """Draw extreme logits; for the gradient, lse is that of the logits."""
+        tensors = super().draw_stress(rng)
+        if tensors is not None and self.is_backward:
+            tensors["lse"] = self._lse(tensors["x"].astype(np.float64))[0].astype("float32")
+        return tensors
+
     def flops(self) -> int:
         """Count four or three operations per element, and a subtraction per row.
 
@@ -87,15 +100,21 @@ class CrossEntropy(MatrixWorkload):
         if self.is_backward:
             return {"dx": self.reference_block(inputs, 0, slice(0, self.rows), slice(0, self.cols))}
         x = inputs["x"]
-        lse, largest = np.empty((2, self.rows))
-        for part in row_blocks(self.rows, self.cols, BLOCK_ELEMENTS):
-            top = x[part].max(axis=1)
-            lse[part] = top + np.log(np.exp(x[part] - top[:, None]).sum(axis=1))
-            largest[part] = np.abs(x[part]).max(axis=1)
+        lse, largest = self._lse(x)
         chosen = x[np.arange(self.rows), inputs["target"].astype(np.int64)]
         # lse is a maximum plus the logarithm of a sum; the loss may cancel with either.
         scale = 1 + largest + np.abs(lse)
         return {"loss": Reference(value=lse - chosen, scale=scale), "lse": Reference(value=lse, scale=scale)}
+
+    def _lse(self, x: Array64) -> tuple[Array64, Array64]:
+        """Return the logarithm of each row's sum of exponentials, and its largest finite magnitude."""
+        lse, largest = np.empty((2, self.rows))
+        for part in row_blocks(self.rows, self.cols, BLOCK_ELEMENTS):
+            logits = x[part]
+            top = logits.max(axis=1)
+            lse[part] = top + np.log(np.exp(logits - top[:, None]).sum(axis=1))
+            largest[part] = np.abs(logits).max(axis=1, where=np.isfinite(logits), initial=0)
+        return lse, largest
 
     def reference_block(
         self, inputs: Mapping[str, Array64], batch_index: int, rows: slice, cols: slice
@@ -115,7 +134,8 @@ class CrossEntropy(MatrixWorkload):
         onehot = inputs["target"][rows, None] == np.arange(self.cols)[None, cols]
         p = np.exp(x - lse)
         # exp turns an absolute error of its argument into a relative one of the result.
-        scale = np.abs(dloss) * (p * (1 + np.abs(x) + np.abs(lse)) + onehot)
+        argument = np.where(np.isfinite(x), np.abs(x) + np.abs(lse), 0.0)
+        scale = np.abs(dloss) * (p * (1 + argument) + onehot)
         least = underflow(self.dtype) / self.tolerance().eps_acc
         return Reference(value=(p - onehot) * dloss, scale=scale + least)
 

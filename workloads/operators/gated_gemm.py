@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tunebench._lazy import np
 from tunebench.dtype import storage, underflow, unit_roundoff
+from tunebench.stress import Stress
 from tunebench.workload import (
     ActivationName,
     AllowedChanges,
@@ -70,6 +71,12 @@ class GatedGemm(Workload):
             Tensor(name="b_up", shape=shape, dtype=stored),
         )
 
+    def stress(self) -> Mapping[str, Stress]:
+        """Return rows of a and columns of both factors of the kinds of `accumulation.factors`."""
+        axes = (-1, -2 if self.trans == "nn" else -1)
+        a, b = accumulation.factors(self.dtype, axes, self.out).values()
+        return {"a": a, "b_gate": b, "b_up": b}
+
     def outputs(self) -> tuple[Tensor, ...]:
         """Return c (m, n)."""
         return (Tensor(name="c", shape=(self.m, self.n), dtype=self.out),)
@@ -122,9 +129,12 @@ class GatedGemm(Workload):
         return Reference(value=gate * up, scale=scale + underflow(self.out) / eps_acc)
 
     def _product(self, a: Array64, b: Array64, cols: slice) -> tuple[Array64, Array64]:
-        """Return columns of ``a @ op(b)``, and of the product of magnitudes."""
+        """Return columns of ``a @ op(b)``, and the magnitudes to which their error is relative."""
         part = b[:, cols] if self.trans == "nn" else b[cols].T
-        return a @ part, np.abs(a) @ np.abs(part)
+        value, scale = a @ part, accumulation.product_scale(a, part, self.k, self.dtype)
+        if accumulation.relative_error(self.k, self.dtype):
+            scale = scale + np.abs(value)
+        return value, scale
 
     def tolerance(self) -> Tolerance:
         """Allow one rounding of the result, f32 sums in any order, and roundings of the gating."""
@@ -132,6 +142,6 @@ class GatedGemm(Workload):
         return Tolerance(
             eps_out=unit_roundoff(self.out),
             eps_acc=accumulation.error(self.k, self.dtype) + steps * unit_roundoff("f32"),
-            reason=f"one rounding to {self.out}; {accumulation.REASON}; "
+            reason=f"one rounding to {self.out}; {accumulation.reason(self.dtype)}; "
             "errors of gate and up grow by the other's value; a few f32 roundings of activation and gating",
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tunebench._lazy import np
 from tunebench.dtype import is_integer, storage, underflow, unit_roundoff
 from tunebench.errors import InputError
+from tunebench.stress import Stress
 from tunebench.workload import (
     AllowedChanges,
     Expression,
@@ -136,6 +137,12 @@ class Gemm(FusedProduct):
             tensors.append(Tensor(name="residual", shape=(self.batch, self.m, self.n), dtype=self.out))
         return (*tensors, *prologues.tensors(self.pre, self.k, stored))
 
+    def stress(self) -> Mapping[str, Stress]:
+        """Return rows of op(a) and columns of op(b) of the kinds of `accumulation.factors`."""
+        axes = (-1 if self.trans[0] == "n" else -2, -2 if self.trans[1] == "n" else -1)
+        bounded = self.has_pre or self.act != IDENTITY
+        return accumulation.factors(self.dtype, axes, self.out, bounded=bounded)
+
     def outputs(self) -> tuple[Tensor, ...]:
         """Return c (batch, m, n)."""
         return (Tensor(name="c", shape=(self.batch, self.m, self.n), dtype=self.out),)
@@ -169,7 +176,11 @@ class Gemm(FusedProduct):
         a, magnitude = self._multiplied(inputs, batch_index, rows)
         b = inputs["b"][batch_index]
         b = b[:, cols] if self.trans[1] == "n" else b[cols].T
-        value, scale = a @ b, magnitude @ np.abs(b)
+        value, scale = a @ b, accumulation.product_scale(a, b, self.k, self.dtype, promoted=self.promoted)
+        if self.has_pre:
+            scale = scale + (magnitude - np.abs(a)) @ np.abs(b)
+        if self.activation != "none":
+            scale = scale + self._relative_scale * np.abs(value)
         if self.has_bias:
             value += inputs["bias"][cols]
             scale += np.abs(inputs["bias"][cols])
@@ -219,8 +230,11 @@ class Gemm(FusedProduct):
         b = b if self.trans[1] == "n" else b.T
         starts = np.arange(0, self.n, width)
         value = a @ np.add.reduceat(b * signs, starts, axis=1)
-        lengths = np.sqrt(np.square(magnitude).sum(axis=1))
-        scale = lengths[:, None] * np.sqrt(np.add.reduceat(np.square(b).sum(axis=0), starts))
+        if self.dtype == "f32" and not self.has_pre:
+            scale = np.sqrt(np.square(a) @ np.add.reduceat(np.square(b), starts, axis=1))
+        else:
+            lengths = np.sqrt(np.square(magnitude).sum(axis=1))
+            scale = lengths[:, None] * np.sqrt(np.add.reduceat(np.square(b).sum(axis=0), starts))
         if self.has_bias:
             bias = inputs["bias"]
             value += np.add.reduceat(bias * signs, starts)
@@ -245,6 +259,16 @@ class Gemm(FusedProduct):
         a = self.inputs()[0]
         return self._apart((a.shape[0] * a.shape[1], a.shape[2]), "columns" if rows_of_k else "vectors")
 
+    @property
+    def promoted(self) -> bool:
+        """Whether sums of e4m3 products are added in f32."""
+        return self.accumulate == "f32"
+
+    @property
+    def _relative_scale(self) -> float:
+        """Factor of the magnitude of a sum in its scale, ahead of an activation."""
+        return 1.0 if accumulation.relative_error(self.k, self.dtype) else 0.0
+
     def _least_scale(self) -> float:
         """Return the magnitude whose tolerance equals the rounding error of `out` near zero."""
         least = underflow(self.out)
@@ -257,17 +281,15 @@ class Gemm(FusedProduct):
         # The errors of an expression are bounded element by element, in `scale`.
         epilogue_steps = self.has_bias + self.has_residual
         epilogue_steps += activations.roundings(self.activation) if self.act == IDENTITY else 0
-        promoted = self.accumulate == "f32"
-        of_e4m3 = accumulation.REASON_PROMOTED if promoted else accumulation.REASON_E4M3
+        of_sum = accumulation.relative_error(self.k, self.dtype) if self.activation == "none" else 0.0
         return Tolerance(
-            eps_out=unit_roundoff(self.out),
-            eps_acc=accumulation.error(self.k, self.dtype, promoted=promoted)
+            eps_out=unit_roundoff(self.out) + of_sum,
+            eps_acc=accumulation.error(self.k, self.dtype, promoted=self.promoted)
             + epilogue_steps * unit_roundoff("f32"),
             reason="; ".join(
                 [
                     f"one rounding to {self.out}",
-                    accumulation.REASON,
-                    *([of_e4m3] if self.dtype == "e4m3" else []),
+                    accumulation.reason(self.dtype, promoted=self.promoted),
                     "a few f32 roundings of the epilogue",
                     *(["errors of pre are bounded element by element"] if self.has_pre else []),
                 ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tunebench._lazy import np
 from tunebench.dtype import itemsize, storage, underflow, unit_roundoff
 from tunebench.errors import InputError
+from tunebench.stress import Stress
 from tunebench.workload import (
     MAX_SIZE,
     AllowedChanges,
@@ -87,6 +88,10 @@ class GroupedGemm(Workload):
             Tensor(name="offsets", shape=(self.groups + 1,), dtype="i32"),
         )
 
+    def stress(self) -> Mapping[str, Stress]:
+        """Return rows of a and columns of op(b) of the kinds of `accumulation.factors`."""
+        return accumulation.factors(self.dtype, (-1, -2 if self.trans == "nn" else -1), self.out)
+
     def outputs(self) -> tuple[Tensor, ...]:
         """Return c (m, n)."""
         return (Tensor(name="c", shape=(self.m, self.n), dtype=self.out),)
@@ -140,7 +145,10 @@ class GroupedGemm(Workload):
         for group, part in self.parts(inputs["offsets"], rows):
             a, b = inputs["a"][part], self._matrix(inputs, group)[:, cols]
             part_rows = slice(part.start - rows.start, part.stop - rows.start)
-            value[part_rows], scale[part_rows] = a @ b, np.abs(a) @ np.abs(b)
+            value[part_rows] = a @ b
+            scale[part_rows] = accumulation.product_scale(
+                a, b, self.k, self.dtype, promoted=self.accumulate == "f32"
+            )
         return Reference(value=value, scale=scale + underflow(self.out) / self.tolerance().eps_acc)
 
     def reference_sums(
@@ -163,6 +171,9 @@ class GroupedGemm(Workload):
         for group, part in self.parts(inputs["offsets"]):
             a, b = inputs["a"][part], self._matrix(inputs, group)
             value[part] = a @ np.add.reduceat(b * signs, starts, axis=1)
+            if self.dtype == "f32":
+                scale[part] = np.sqrt(np.square(a) @ np.add.reduceat(np.square(b), starts, axis=1))
+                continue
             lengths = np.sqrt(np.square(a).sum(axis=1))
             scale[part] = lengths[:, None] * np.sqrt(np.add.reduceat(np.square(b).sum(axis=0), starts))
         least = math.sqrt(width) * underflow(self.out) / self.tolerance().eps_acc
@@ -187,9 +198,8 @@ class GroupedGemm(Workload):
 
     def tolerance(self) -> Tolerance:
         """Allow one rounding of the result, and f32 sums of k products in any order."""
-        reason = f"one rounding to {self.out}; {accumulation.REASON}"
         promoted = self.accumulate == "f32"
-        if self.dtype == "e4m3":
-            reason += f"; {accumulation.REASON_PROMOTED if promoted else accumulation.REASON_E4M3}"
+        reason = f"one rounding to {self.out}; {accumulation.reason(self.dtype, promoted=promoted)}"
         eps_acc = accumulation.error(self.k, self.dtype, promoted=promoted)
-        return Tolerance(eps_out=unit_roundoff(self.out), eps_acc=eps_acc, reason=reason)
+        eps_out = unit_roundoff(self.out) + accumulation.relative_error(self.k, self.dtype)
+        return Tolerance(eps_out=eps_out, eps_acc=eps_acc, reason=reason)

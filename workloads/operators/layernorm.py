@@ -11,7 +11,7 @@ from tunebench.workload import Reference
 from tunebench.workloads.common.norm import Norm
 
 if TYPE_CHECKING:
-    from tunebench.workload import Array64
+    from tunebench.workload import Array, Array64
 
 __all__ = ["LayerNorm"]
 
@@ -56,6 +56,12 @@ class LayerNorm(Norm):
             mean=(mean[:, 0], level[:, 0]),
             rstd=(rstd[:, 0], (rstd * excess)[:, 0]),
         )
+
+    def _statistics_of(self, x: Array64) -> dict[str, Array]:
+        return {
+            "mean": x.mean(axis=1).astype(np.float32),
+            "rstd": (1.0 / np.sqrt(x.var(axis=1) + self.eps)).astype(np.float32),
+        }
 
     def _gradients(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
         x, gamma, dy = inputs["x"], inputs["gamma"], inputs["dy"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, write
+from tunebench.stress import Stress
 from tunebench.workload import (
     AllowedChanges,
     Category,
@@ -71,6 +72,11 @@ class Reduction(ReducedExpression, ExpressionWorkload):
     def outputs(self) -> tuple[Tensor, ...]:
         """Return out (rows,) or (cols,)."""
         return (Tensor(name="out", shape=(self.results,), dtype=self.out),)
+
+    def stress(self) -> Mapping[str, Stress]:
+        """Return sparse, equal and shifted vectors along the reduced axis, for inputs of all elements."""
+        along = Stress(kinds=("sparse", "offset", "constant"), axes=(-1 if self.axis == "cols" else 0,))
+        return dict.fromkeys(self.whole_names, along)
 
     def flops(self) -> int:
         """Count the expression and one reduction per element, and `then` per result."""

@@ -11,7 +11,7 @@ from tunebench.workload import Reference
 from tunebench.workloads.common.norm import Norm
 
 if TYPE_CHECKING:
-    from tunebench.workload import Array64
+    from tunebench.workload import Array, Array64
 
 __all__ = ["RmsNorm"]
 
@@ -53,6 +53,9 @@ class RmsNorm(Norm):
             z=(z, magnitude),
             rstd=(rstd[:, 0], (rstd * excess)[:, 0]),
         )
+
+    def _statistics_of(self, x: Array64) -> dict[str, Array]:
+        return {"rstd": (1.0 / np.sqrt(np.square(x).mean(axis=1) + self.eps)).astype(np.float32)}
 
     def _gradients(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
         x, gamma, dy, rstd = inputs["x"], inputs["gamma"], inputs["dy"], inputs["rstd"][:, None]

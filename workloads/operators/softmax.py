@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from tunebench._lazy import np
 from tunebench.dtype import numpy_dtype, underflow, unit_roundoff
 from tunebench.errors import InputError
+from tunebench.stress import Stress, stressed
 from tunebench.workload import AllowedChanges, Reference, Tensor, Tolerance, Workload
 from tunebench.workloads.common.accumulation import F32, sum_error
-from tunebench.workloads.common.matrix import MatrixWorkload
+from tunebench.workloads.common.matrix import LOGITS, MatrixWorkload
 from tunebench.workloads.operators.elementwise import neighbour
 
 if TYPE_CHECKING:
@@ -91,11 +92,28 @@ class Softmax(MatrixWorkload):
         """Draw y for backward: rounded (log-)probabilities of standard normal rows."""
         if not self.is_backward or tensor.name != "y":
             return None
-        z = rng.standard_normal(tensor.shape, dtype="float32")
-        z -= z.max(axis=1, keepdims=True)
+        return self._result(rng.standard_normal(tensor.shape, dtype="float32"))
+
+    def _result(self, z: Array) -> Array:
+        """Return rounded (log-)probabilities of logits in f32."""
+        z = z - z.max(axis=1, keepdims=True)
         total = np.exp(z).sum(axis=1, keepdims=True)
         y: Array = z - np.log(total) if self.log else np.exp(z) / total
-        return y.astype(numpy_dtype(tensor.dtype))
+        return y.astype(numpy_dtype(self.dtype))
+
+    def stress(self) -> Mapping[str, Stress]:
+        """Return large, shifted, hidden and equal logits, and gradients of any size; NaN makes a row NaN."""
+        if self.is_backward:
+            return {"dy": Stress(kinds=("offset", "large", "mixed", "zeros", "tiny", "nan"))}
+        return {"x": Stress(kinds=LOGITS)}
+
+    def draw_stress(self, rng: numpy.random.Generator) -> dict[str, Array] | None:
+        """Draw extreme inputs; for the gradient, y is the result for extreme logits."""
+        tensors = super().draw_stress(rng)
+        if tensors is not None and self.is_backward:
+            z = rng.standard_normal((self.rows, self.cols), dtype="float32")
+            tensors["y"] = self._result(stressed(z, "f32", Stress(kinds=("logits", "constant")), rng))
+        return tensors
 
     def flops(self) -> int:
         """Count four or five operations per element, and 1 for each prologue step.
