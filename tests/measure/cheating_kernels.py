@@ -45,8 +45,9 @@ def honest(name: str) -> Callable[[Callable[[], Kernel]], Callable[[], Kernel]]:
 
 
 def softmax(x: Any, y: Any) -> None:
-    power = np.exp(x - x.max(axis=1, keepdims=True))
-    y[:] = power / power.sum(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):  # rows with infinity or NaN
+        power = np.exp(x - x.max(axis=1, keepdims=True))
+        y[:] = power / power.sum(axis=1, keepdims=True)
 
 
 def replaying(key: Callable[[Any, Any], Any]) -> Callable[[], Kernel]:
@@ -116,7 +117,9 @@ CHEATS["cache: by shape"] = replaying(lambda x, y: x.shape)
 CHEATS["cache: by the first row"] = replaying(lambda x, y: x[0].tobytes())
 CHEATS["cache: by corners"] = replaying(lambda x, y: x[:: x.shape[0] - 1, :: x.shape[1] - 1].tobytes())
 CHEATS["cache: by every 64th element"] = replaying(lambda x, y: x.reshape(-1)[::64].tobytes())
-CHEATS["cache: by a rounded sum"] = replaying(lambda x, y: round(float(x.sum()) / 1000))
+CHEATS["cache: by a rounded sum"] = replaying(
+    lambda x, y: round(float(np.where(np.isfinite(x), x, 0).sum()) / 1000)
+)
 
 # -- calls that differ -------------------------------------------------------------------------------------
 

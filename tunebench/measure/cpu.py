@@ -13,7 +13,7 @@ from tunebench.binary.compiled import Binary
 from tunebench.compile.numba_cpu import load_numba_cpu
 from tunebench.device import Device
 from tunebench.measure.machine import MachineState, RunTimes, ThreadClocks
-from tunebench.measure.runner import Runner, judge
+from tunebench.measure.runner import Runner, coverage, judge
 from tunebench.measure.timed_launches import TimedLaunches
 from tunebench.measure.timing import Protocol, collect
 from tunebench.measure.verify import GuardedArray, InputSet, OutputCheck
@@ -91,6 +91,11 @@ class _HostMemory:
         self._written = {tensor.name: GuardedArray(tensor) for tensor in written}
         self.arrays = {**self._inputs, **{name: guarded.array for name, guarded in self._written.items()}}
 
+    def load(self, inputs: InputSet) -> None:
+        """Overwrite all inputs."""
+        for name, array in self._inputs.items():
+            array[...] = inputs.inputs[name]
+
     def poison(self) -> None:
         """Overwrite everything that the kernel writes."""
         for guarded in self._written.values():
@@ -141,14 +146,19 @@ class CpuRunner(Runner):
         assert isinstance(variant, NumbaCpuVariant), variant
         kernel = load_numba_cpu(binary, variant, workload, task.config)
         inputs = self.input_set(workload, task.seed)
-        check, memory = self.check(inputs), _HostMemory(task, inputs)
+        first = self.first_inputs(inputs)
+        check, memory = self.check(first), _HostMemory(task, first)
         arguments = [kernel_argument(a, memory.arrays) for a in variant.arguments(workload, task.config)]
-        kernel(*arguments)
-        worst, wrong = _verify(memory, inputs, check)
-        verified = time.perf_counter()
+        with np.errstate(all="ignore"):  # extreme inputs lead to infinities and NaN
+            kernel(*arguments)
+        worst, wrong = _verify(memory, first, check)
         if wrong is not None:
-            return WrongResult(reason=wrong), Effort(verify_s=verified - start)
-        launches = TimedLaunches(memory, inputs, check, self.spare(inputs), thorough=task.thorough)
+            return WrongResult(reason=wrong), Effort(verify_s=time.perf_counter() - start)
+        memory.load(inputs)
+        verified = time.perf_counter()
+        launches = TimedLaunches(
+            memory, inputs, self.check(inputs), self.spare(inputs), thorough=task.thorough
+        )
 
         def sample_us() -> float:
             memory.poison()
@@ -175,7 +185,9 @@ class CpuRunner(Runner):
         if wrong is not None:
             return WrongResult(reason=wrong), effort
         verification = Verification(
-            how="reference", detail=check.detail + launches.detail, worst=max(worst, worst_timed)
+            how="reference",
+            detail=coverage(check, first, inputs) + launches.detail,
+            worst=max(worst, worst_timed),
         )
         outcome = judge(
             samples,

@@ -22,7 +22,7 @@ from tunebench.measure._gpu import AnyPrepared, Gpu, open_gpu
 from tunebench.measure._sampler import Sampler
 from tunebench.measure.direct_launch import MappedTensor
 from tunebench.measure.loader import CudaError, require_cuda_core
-from tunebench.measure.runner import Runner, judge, versions
+from tunebench.measure.runner import Runner, coverage, judge, versions
 from tunebench.measure.task_limit import outside_limit
 from tunebench.measure.timed_launches import TimedLaunches
 from tunebench.measure.timing import Protocol, collect
@@ -110,12 +110,14 @@ class CudaRunner(Runner):
     ) -> tuple[Outcome, Effort]:
         begun = time.perf_counter()
         inputs = self.input_set(task.workload, task.seed)
-        check = self.check(inputs)
-        launches = _prepare(on, task, binary, inputs)
+        first = self.first_inputs(inputs)
+        check = self.check(first)
+        launches = _prepare(on, task, binary, first)
         worst, wrong = _verify(on, task, check, launches)
-        verified = time.perf_counter()
         if wrong is not None:
-            return WrongResult(reason=wrong), Effort(verify_s=verified - begun)
+            return WrongResult(reason=wrong), Effort(verify_s=time.perf_counter() - begun)
+        on.memory.upload(inputs)
+        verified = time.perf_counter()
         memory = _TaskMemory(on.memory, task)
         sampler = Sampler(
             on.gpu,
@@ -125,7 +127,7 @@ class CudaRunner(Runner):
             max_clock_mhz=self._device.max_clock_mhz,
             poison=memory.poison,
         )
-        timed = TimedLaunches(memory, inputs, check, self.spare(inputs), thorough=task.thorough)
+        timed = TimedLaunches(memory, inputs, self.check(inputs), self.spare(inputs), thorough=task.thorough)
         limit_us = None if task.thorough else abort_above_us
         samples = collect(timed.wrap(sampler.sample_us), self.protocol_for(task), abort_above_us=limit_us)
         measured = time.perf_counter()
@@ -139,7 +141,9 @@ class CudaRunner(Runner):
             on.memory.forget_inputs()
             return WrongResult(reason=wrong), effort
         verification = Verification(
-            how="reference", detail=check.detail + timed.detail, worst=max(worst, worst_timed)
+            how="reference",
+            detail=coverage(check, first, inputs) + timed.detail,
+            worst=max(worst, worst_timed),
         )
         outcome = judge(
             samples,

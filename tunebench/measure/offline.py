@@ -10,7 +10,7 @@ from tunebench.binary.compiled import Binary
 from tunebench.emulate.emulator import ORDERS, EmulationFailed, NotEmulated, emulate
 from tunebench.emulate.numba_simulator import simulate
 from tunebench.errors import InputError
-from tunebench.measure.runner import Runner, versions
+from tunebench.measure.runner import Runner, coverage, versions
 from tunebench.outcome import Effort, Outcome, Predicted, Verification, WrongResult
 from tunebench.task import Task
 from tunebench.variant import CudaVariant, NumbaCudaVariant
@@ -79,14 +79,15 @@ class OfflineRunner(Runner):
     def _emulate(self, variant: CudaVariant[Any], task: Task) -> Verification | WrongResult:
         small = variant.emulation_workload(task.workload, task.config)
         inputs = self.input_set(small, task.seed)
-        check = self.check(inputs)
+        first = self.first_inputs(inputs)
         worst = 0.0
-        for order in ORDERS:
+        for order, tensors in zip(ORDERS, (first, inputs, first), strict=True):
+            check = self.check(tensors)
             outputs: Mapping[str, Array] = emulate(
                 variant,
                 small,
                 task.config,
-                inputs.inputs,
+                tensors.inputs,
                 order=order,
                 seed=task.seed,
                 timeout_s=EMULATION_TIMEOUT_S,
@@ -95,18 +96,21 @@ class OfflineRunner(Runner):
             if not worst <= 1:
                 reason = f"emulated on {small}, threads in {order} order: {check.describe(outputs, worst)}"
                 return WrongResult(reason=reason)
-        detail = f"{check.detail} of {small}, threads in {', '.join(ORDERS)} order"
+        detail = f"{coverage(check, first, inputs)} of {small}, threads in {', '.join(ORDERS)} order"
         return Verification(how="emulated", detail=detail, worst=worst)
 
     def _simulate(self, variant: NumbaCudaVariant[Any], task: Task) -> Verification | WrongResult:
         small = variant.emulation_workload(task.workload, task.config)
         inputs = self.input_set(small, task.seed)
-        check = self.check(inputs)
-        outputs = simulate(variant, small, task.config, inputs.inputs, timeout_s=SIMULATION_TIMEOUT_S)
+        first = self.first_inputs(inputs)
+        check = self.check(first)
+        outputs = simulate(variant, small, task.config, first.inputs, timeout_s=SIMULATION_TIMEOUT_S)
         worst = check.worst(outputs)
         if not worst <= 1:
             return WrongResult(reason=f"simulated on {small}: {check.describe(outputs, worst)}")
-        return Verification(how="simulated", detail=f"{check.detail} of {small}", worst=worst)
+        return Verification(
+            how="simulated", detail=f"{coverage(check, first, inputs)} of {small}", worst=worst
+        )
 
     def conditions(self) -> Mapping[str, Any]:
         """Return the versions of the compilers and simulators in use."""

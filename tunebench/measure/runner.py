@@ -14,7 +14,7 @@ from tunebench.binary.compiled import Binary
 from tunebench.measure.sampled import check_of
 from tunebench.measure.timed_launches import spare_inputs
 from tunebench.measure.timing import Protocol, Samples, median_interval
-from tunebench.measure.verify import InputSet, OutputCheck, draw
+from tunebench.measure.verify import InputSet, OutputCheck, draw, draw_stress
 from tunebench.outcome import Aborted, CacheState, Effort, Measured, Outcome, Verification, WrongResult
 from tunebench.task import Task
 from tunebench.workload import Workload
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tunebench.measure._device_arrays import ReferenceDevice
     from tunebench.workload import Array
 
-__all__ = ["THOROUGH", "Runner", "judge"]
+__all__ = ["THOROUGH", "Runner", "coverage", "judge"]
 
 INPUT_SET_LIFE = 16
 """Configurations verified on one set of inputs before a new set is drawn."""
@@ -45,7 +45,8 @@ class Runner(ABC):
     def __init__(self, protocol: Protocol) -> None:
         self.protocol = protocol
         self._inputs: tuple[Workload, int, InputSet] | None = None
-        self._check: tuple[InputSet, OutputCheck] | None = None
+        self._extreme: tuple[Workload, int, InputSet | None] | None = None
+        self._checks: dict[int, tuple[InputSet, OutputCheck]] = {}
         self._spare: tuple[InputSet, Mapping[str, Array]] | None = None
         self._uses = 0
 
@@ -80,18 +81,37 @@ class Runner(ABC):
         generation = self._uses // INPUT_SET_LIFE
         self._uses += 1
         if self._inputs is None or self._inputs[:2] != (workload, generation):
-            self._inputs = self._check = self._spare = None
+            self._forget(workload, seed)
             on = self.reference_device(workload)
             if on is not None:
                 on.release()
             self._inputs = (workload, generation, draw(workload, seed, on))
         return self._inputs[2]
 
+    def _forget(self, workload: Workload, seed: int) -> None:
+        """Drop all inputs but extreme ones of this workload, which serve as long as it is measured."""
+        self._inputs = self._spare = None
+        if self._extreme is not None and self._extreme[:2] != (workload, seed):
+            self._extreme = None
+        extreme = None if self._extreme is None else self._extreme[2]
+        self._checks = {key: pair for key, pair in self._checks.items() if pair[0] is extreme}
+
+    def first_inputs(self, inputs: InputSet) -> InputSet:
+        """Return the inputs of the first launch: half of them extreme, if the operator states any.
+
+        Args:
+            inputs: Inputs of timed launches, from `input_set`.
+        """
+        key = (inputs.workload, inputs.seed)
+        if self._extreme is None or self._extreme[:2] != key:
+            self._extreme = (*key, draw_stress(inputs))
+        return self._extreme[2] or inputs
+
     def check(self, inputs: InputSet) -> OutputCheck:
         """Return the check of outputs computed from `inputs`; large outputs are checked in parts."""
-        if self._check is None or self._check[0] is not inputs:
-            self._check = (inputs, check_of(inputs))
-        return self._check[1]
+        if id(inputs) not in self._checks:
+            self._checks[id(inputs)] = (inputs, check_of(inputs))
+        return self._checks[id(inputs)][1]
 
     def spare(self, inputs: InputSet) -> Mapping[str, Array]:
         """Return spare inputs from which timed launches exchange parts; each input set has new ones."""
@@ -136,6 +156,17 @@ def judge(
         verification=verification,
         conditions=conditions,
     )
+
+
+def coverage(check: OutputCheck, first: InputSet, inputs: InputSet) -> str:
+    """Return what the first launch covered, for `Verification.detail`.
+
+    Args:
+        check: Check of its outputs.
+        first: Its inputs.
+        inputs: Inputs of timed launches.
+    """
+    return check.detail if first is inputs else f"{check.detail}, also for extreme inputs"
 
 
 def versions(*packages: str) -> dict[str, str]:
