@@ -18,7 +18,6 @@ from tunebench.tuning.choice import choose_config
 from tunebench.tuning.tunable import find_variants
 from tunebench.workloads import parse
 
-DEVICES = ("h100-sxm", "a100-80-sxm", "rtx-4090")
 WORKLOADS = (
     "gemm:m=64,n=7168,k=2048,dtype=bf16,trans=nt",
     "gemm:m=1000,n=1023,k=1023,dtype=f16",
@@ -31,9 +30,9 @@ WORKLOADS = (
     "reduction:rows=4096,cols=512,dtype=f32,axis=rows,expression=x,reduce=sum",
 )
 CASES = [
-    pytest.param(text, name, marks=[pytest.mark.slow] if name != "h100-sxm" else [])
-    for text in WORKLOADS
-    for name in DEVICES
+    *((text, "h100-sxm") for text in WORKLOADS),
+    *(pytest.param(text, "a100-80-sxm", marks=pytest.mark.slow) for text in WORKLOADS[::2]),
+    *(pytest.param(text, "rtx-4090", marks=pytest.mark.slow) for text in WORKLOADS[1::2]),
 ]
 
 
