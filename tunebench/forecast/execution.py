@@ -41,6 +41,9 @@ __all__ = [
     "LAUNCH_US",
     "MEMORY_INTERVAL",
     "MEMORY_SHARE",
+    "SHORT_TENSOR_INTERVAL",
+    "SHORT_US",
+    "TENSOR_INTERVAL",
     "ExecutionConstants",
     "expected_execution",
     "interval_us",
@@ -145,6 +148,20 @@ MEMORY_INTERVAL = (0.85, 1.3)
 From elementwise operators of more than 200 MB on P4, P100, V100, T4 and A100, whose bandwidth reaches 0.72 to
 0.91 of its peak. Source: operator latencies of sitar-lab/NeuSight.
 """
+
+TENSOR_INTERVAL = (0.83, 1.31)
+"""The same for tensor cores, from `SHORT_US` on.
+
+From the fastest published kernel of each of 490 products and attentions, on A100, H100, RTX 4090 and RTX PRO
+6000, against the configuration predicted best. 90 % of each device's times lie in the interval that the other
+devices give, but for 2 % (docs/bound.md). Source: benchmarks/results/forecast_ranking/published.md.
+"""
+
+SHORT_TENSOR_INTERVAL = (0.78, 1.7)
+"""The same for shorter times. From 357 products of the same files; the devices differ more."""
+
+SHORT_US = 10.0
+"""Time in microseconds below which launches, first waits and last blocks take a large part of it."""
 
 MEMORY_SHARE = 0.7
 """Share of the memory floor in the expected time from which `MEMORY_INTERVAL` applies."""
@@ -366,7 +383,7 @@ def interval_us(expected: Array, bounds: Bounds) -> tuple[Array, Array]:
     """Return both ends of the 90 % prediction interval in microseconds, at least the bound.
 
     Its width follows from the regime: `MEMORY_INTERVAL` where memory traffic takes most of the time, else
-    `INTERVAL`.
+    `TENSOR_INTERVAL` or `SHORT_TENSOR_INTERVAL` on tensor cores, else `INTERVAL`.
 
     Args:
         expected: Times returned by `predict_us`.
@@ -374,5 +391,11 @@ def interval_us(expected: Array, bounds: Bounds) -> tuple[Array, Array]:
     """
     memory_us = bounds.floors.get("dram", np.zeros(len(bounds)))
     by_memory = memory_us >= MEMORY_SHARE * expected
-    low, high = (np.where(by_memory, *ends) for ends in zip(MEMORY_INTERVAL, INTERVAL, strict=True))
+    on_tensor_cores = bounds.floors.get("tensor pipe", np.zeros(len(bounds))) > 0
+    regimes = [by_memory, on_tensor_cores & (expected < SHORT_US), on_tensor_cores]
+    intervals = (MEMORY_INTERVAL, SHORT_TENSOR_INTERVAL, TENSOR_INTERVAL)
+    low, high = (
+        np.select(regimes, ends, default)
+        for ends, default in zip(zip(*intervals, strict=True), INTERVAL, strict=True)
+    )
     return np.maximum(expected * low, bounds.us), expected * high
