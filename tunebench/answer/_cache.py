@@ -133,10 +133,8 @@ def timed(workload: Workload | str, *, device: Device | str | None = None) -> An
     Raises:
         DatabaseError: if the default database cannot be read.
     """
-    lookup_cache.refresh()
-    _await_server(None)
-    with lookup_cache.reading() as view_of:
-        return LookupQuery(_text(workload), device, None, None, view_of).timed()
+    with _question(_text(workload), device) as question:
+        return question.timed()
 
 
 def tried_operators(device: Device | str | None = None) -> set[str]:
@@ -148,10 +146,8 @@ def tried_operators(device: Device | str | None = None) -> set[str]:
     Raises:
         DatabaseError: if the default database cannot be read.
     """
-    lookup_cache.refresh()
-    _await_server(None)
-    with lookup_cache.reading() as view_of:
-        return LookupQuery("", device, None, None, view_of).tried_operators()
+    with _question("", device) as question:
+        return question.tried_operators()
 
 
 def records_state(device: Device | str | None = None) -> str:
@@ -165,10 +161,8 @@ def records_state(device: Device | str | None = None) -> str:
     Raises:
         DatabaseError: if the default database cannot be read.
     """
-    lookup_cache.refresh()
-    _await_server(None)
-    with lookup_cache.reading() as view_of:
-        return LookupQuery("", device, None, None, view_of).records_state()
+    with _question("", device) as question:
+        return question.records_state()
 
 
 def recorded(
@@ -190,10 +184,19 @@ def recorded(
         DatabaseError: if the database cannot be read.
         LookupMiss: if only variants were measured whose files are not loaded.
     """
+    with _question(_text(workload), device, db, variant) as question:
+        return question.recorded()
+
+
+@contextlib.contextmanager
+def _question(
+    text: str, device: Device | str | None, db: str | Path | None = None, variant: str | None = None
+) -> Iterator[LookupQuery]:
+    """Yield a query of the current files, whose answer is not cached."""
     lookup_cache.refresh()
     _await_server(db)
     with lookup_cache.reading() as view_of:
-        return LookupQuery(_text(workload), device, db, variant, view_of).recorded()
+        yield LookupQuery(text, device, db, variant, view_of)
 
 
 def generation() -> int:
