@@ -113,8 +113,9 @@ operator latencies of sitar-lab/NeuSight.
 Luo et al., "Dissecting the NVIDIA Hopper architecture through microbenchmarking and multiple level analysis",
 2025 (96 % by wgmma of 256 columns).
 
-`asynchronous_shared`: products of 64 rows and 64 columns, whose operands need all 128 bytes of a clock, are
-as fast as those with operands in registers. Source: as of `tensor`.
+`asynchronous_shared`: wgmma of 64 columns, whose operands take all 128 bytes that shared memory delivers in a
+clock, is reported to reach the rate of wider ones. Source: Luo et al., "Benchmarking and dissecting the
+NVIDIA Hopper GPU architecture", 2024.
 
 `asynchronous_pipes` follows from the fastest bf16 library products on H100 SXM, whose tensor cores and shared
 memory are both busy for about three quarters of the time. Source: library_gemm_h100_sxm.csv of
