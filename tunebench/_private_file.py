@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tunebench.errors import EnvironmentFault
 
-__all__ = ["check_folder", "create_folder", "is_private", "read_private"]
+__all__ = ["check_folder", "create_folder", "distrust", "is_private", "read_private"]
 
 _REMEDY = "use a folder of your own: set TUNEBENCH_CACHE, or delete this one"
 
@@ -59,7 +59,7 @@ def create_folder(root: Path, *names: str) -> Path:
 
 
 def _require_trust(folder: Path, status: os.stat_result) -> None:
-    reason = _distrust(status)
+    reason = distrust(status)
     if reason is not None:
         raise EnvironmentFault(f"cache folder {folder} {reason}: its kernels cannot be trusted; {_REMEDY}")
 
@@ -67,7 +67,7 @@ def _require_trust(folder: Path, status: os.stat_result) -> None:
 def is_private(path: Path) -> bool:
     """Return whether a file exists, belongs to this user or root, and no other user may write it."""
     try:
-        return _distrust(path.stat()) is None
+        return distrust(path.stat()) is None
     except OSError:
         return False
 
@@ -79,14 +79,18 @@ def read_private(path: Path) -> bytes:
         OSError: if the file cannot be read, or if another user may write it.
     """
     with path.open("rb") as file:
-        reason = _distrust(os.fstat(file.fileno()))
+        reason = distrust(os.fstat(file.fileno()))
         if reason is not None:
             raise PermissionError(f"{path} {reason}")
         return file.read()
 
 
-def _distrust(status: os.stat_result) -> str | None:
-    """Return why others may have written a file or a folder, or None if only this user can."""
+def distrust(status: os.stat_result) -> str | None:
+    """Return why others may have written a file or a folder, or None if only this user and root can.
+
+    Args:
+        status: Its status.
+    """
     if os.name != "posix":
         return None
     if status.st_uid not in (os.geteuid(), 0):

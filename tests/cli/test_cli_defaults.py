@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -95,11 +96,52 @@ def test_prices_of_other_devices_are_ignored(folder: Path, run_json: Run, run_re
         ("db = 'postgresql://evil/d'", "{file}: db must be a file"),
         ("db = 'host=evil'", "{file}: db must be a file"),
         ("trials =", "{file} is not valid TOML"),
+        ("a = " + "[" * 3000, "{file} is nested more than"),
+        ("a = " + "[" * 300 + "]" * 300, "{file} is nested more than"),
+        ("trials = 100000000000000000000000", "{file} has the number 1"),
+        ("minutes = nan", "{file} has the number nan"),
     ],
 )
 def test_bad_files_are_one_error(text: str, error: str, folder: Path, run_refused: Run) -> None:
     file = write(folder / "tunebench.toml", text)
     assert error.format(file=file) in run_refused("devices")
+
+
+def test_files_that_others_may_have_written_are_skipped_with_a_warning(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reachable = write(folder / "tunebench.toml", 'device = "t4"')
+    inner = write(folder / "inner" / "tunebench.toml", 'device = "l4"')
+    inner.chmod(0o666)
+    with pytest.warns(UserWarning, match=rf"{inner} is ignored: it can be written by other users"):
+        find = _defaults.find()
+    assert find is not None
+    assert find.path == reachable
+    inner.unlink()
+    project = write(folder / "inner" / "pyproject.toml", "[tool.tunebench]\ndevice = 'l4'\n")
+    project.chmod(0o666)
+    with pytest.warns(UserWarning, match="pyproject.toml is ignored"):
+        assert _defaults.find() == find
+    project.write_text("[tool.other]\n")  # nothing to warn about
+    assert _defaults.find() == find
+    project.unlink()
+    if os.geteuid() == 0:
+        os.chown(reachable, 4321, 4321)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    with pytest.warns(UserWarning, match="belongs to user"):
+        assert _defaults.find() is None
+    os.mkfifo(project)
+    assert _defaults.is_trusted(project) is False
+
+
+@pytest.mark.parametrize("text", ['device = "p.toml"', 'db = "p.toml"', 'db = "/dev/zero"'])
+def test_pipes_and_devices_are_refused_at_once(text: str, folder: Path, run_refused: Run) -> None:
+    write(folder / "tunebench.toml", text)
+    os.mkfifo(folder / "p.toml")
+    for words in (("lookup", WORKLOAD), ("show", WORKLOAD), ("db", "stats"), ("tune", WORKLOAD, "-q")):
+        if "device" not in text or words[0] in ("lookup", "tune"):
+            run_refused(*words, exit_code=4 if "db" in text else 2)
 
 
 def test_own_files_may_name_a_server_and_doctor_shows_the_values(

@@ -4,21 +4,28 @@ The nearest file counts: from the working folder upwards, then `tunebench.toml` 
 folder. `TUNEBENCH_CONFIG` names another file, or `none`. The command line and the environment come first.
 
 A file of a folder that somebody else made must be harmless. Its values are plain data, no key loads code or
-connects to a machine, and a server as the database is accepted only from the user's own files.
+connects to a machine, and a server as the database is accepted only from the user's own files. A file that
+another user owns or may write is skipped with a warning, as files of the cache are: everyone can put one into
+a folder above, such as /tmp.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import stat
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tunebench import _environment, datasheet
+from tunebench._foreign_file import read_table
+from tunebench._private_file import distrust
 from tunebench.errors import InputError, UnknownName
 
-__all__ = ["KEYS", "DefaultsFile", "Key", "apply", "find"]
+__all__ = ["KEYS", "DefaultsFile", "Key", "apply", "find", "is_trusted"]
 
 NAME = "tunebench.toml"
 MAX_BYTES = 1 << 20
@@ -111,37 +118,30 @@ def find() -> DefaultsFile | None:
     if named is not None:
         return (
             None
-            if named == "none"
+            if named in ("none", os.devnull)
             else _read(_environment.expanded(named, "TUNEBENCH_CONFIG"), user_file=True)
         )
     current_folder = Path.cwd()
     for folder in (current_folder, *current_folder.parents):
-        if (folder / NAME).is_file():
-            return _read(folder / NAME, user_file=False)
-        project = folder / "pyproject.toml"
-        if project.is_file() and (defaults_file := _read(project, user_file=False)) is not None:
-            return defaults_file
+        for name in (NAME, "pyproject.toml"):
+            path = folder / name
+            if is_trusted(path) and (defaults_file := _read(path, user_file=False)) is not None:
+                return defaults_file
     user = _environment.config_folder()
     return _read(user / NAME, user_file=True) if user is not None and (user / NAME).is_file() else None
 
 
 def _read(path: Path, *, user_file: bool) -> DefaultsFile | None:
     """Return the defaults of a file; None for a `pyproject.toml` without `[tool.tunebench]`."""
-    with path.open("rb") as file:
-        text = file.read(MAX_BYTES + 1)
     project = path.name == "pyproject.toml"
-    if project and b"tunebench" not in text:
+    if project and b"tunebench" not in _first_bytes(path):
         return None
-    if len(text) > MAX_BYTES:
-        raise InputError(f"{path} is larger than {MAX_BYTES >> 20} MiB: it is no file of defaults")
-    import tomllib
-
     try:
-        data: Any = tomllib.loads(text.decode())
-    except (ValueError, RecursionError) as error:
-        if project and b"tool.tunebench" not in text:
+        data: Any = read_table(path, largest_bytes=MAX_BYTES, longest_text=MAX_BYTES)
+    except InputError:
+        if project and b"tool.tunebench" not in _first_bytes(path):
             return None
-        raise InputError(f"{path} is not valid TOML: {error}") from None
+        raise
     if project:
         tool = data.get("tool")
         data = tool.get("tunebench") if isinstance(tool, dict) else None
@@ -150,6 +150,33 @@ def _read(path: Path, *, user_file: bool) -> DefaultsFile | None:
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected tool.tunebench to be a table")
     return DefaultsFile(path=path, values=dict(_checked(path, data, user_file=user_file)))
+
+
+def is_trusted(path: Path) -> bool:
+    """Return whether a file exists and no other user may have written it; warn about one that has defaults.
+
+    Args:
+        path: The file.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    if not stat.S_ISREG(status.st_mode):
+        return False
+    reason = distrust(status)
+    if reason is not None and (path.name == NAME or b"tool.tunebench" in _first_bytes(path)):
+        warnings.warn(f"{path} is ignored: it {reason}; to use it, name it by TUNEBENCH_CONFIG", stacklevel=2)
+    return reason is None
+
+
+def _first_bytes(path: Path) -> bytes:
+    """Return the beginning of a file, in which a table for tunebench may be; empty if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError:
+        return b""
 
 
 def _checked(path: Path, data: Mapping[str, Any], *, user_file: bool) -> Iterator[tuple[str, Any]]:

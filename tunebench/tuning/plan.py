@@ -6,11 +6,22 @@ import math
 from dataclasses import dataclass, field
 
 from tunebench._deprecation import renamed_fields
-from tunebench.errors import InputError, UnknownName
+from tunebench.errors import InputError, UnknownName, quoted
 from tunebench.measure.timing import Protocol
 from tunebench.search.variant_search import SAMPLERS
 
 __all__ = ["Plan"]
+
+_RANGES = {
+    "trials": (1, 1_000_000_000),
+    "finalists": (1, 1_000_000_000),
+    "workers": (0, 4096),
+    "seed": (0, 2**32 - 1),
+}
+"""Least and largest value of the whole numbers; databases and generators of random numbers accept no others."""
+
+_LONGEST_S = 1e7
+"""Longest time limit of a configuration, in seconds."""
 
 
 @renamed_fields({"calibrated": "learned_pruner"})
@@ -71,14 +82,16 @@ class Plan:
     minutes: float | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("trials", 1), ("finalists", 1), ("workers", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} must be {least} or more; got {getattr(self, name)}")
-        if not 0 < self.timeout_s < math.inf:
-            raise InputError(f"timeout_s must be a positive, finite number of seconds; got {self.timeout_s}")
-        if self.stop_at_gap is not None and not self.stop_at_gap >= 1:
+        for name, (least, most) in _RANGES.items():
+            if not least <= getattr(self, name) <= most:
+                raise InputError(f"{name} must be from {least} to {most}; got {quoted(getattr(self, name))}")
+        if not 0 < self.timeout_s <= _LONGEST_S:
             raise InputError(
-                f"stop_at_gap is best time / lowest open bound, 1 or more; got {self.stop_at_gap}"
+                f"timeout_s must be above 0 and at most {_LONGEST_S:.0e} seconds; got {self.timeout_s}"
+            )
+        if self.stop_at_gap is not None and not 1 <= self.stop_at_gap < math.inf:
+            raise InputError(
+                f"stop_at_gap is best time / lowest open bound, 1 or more and finite; got {self.stop_at_gap}"
             )
         if not 0 <= self.audit <= 1:
             raise InputError(f"audit is a fraction of the trials, from 0 to 1; got {self.audit}")
