@@ -18,7 +18,7 @@ _RANGES = {
     "workers": (0, 4096),
     "seed": (0, 2**32 - 1),
 }
-"""Least and largest value of the whole numbers; databases and generators of random numbers accept no others."""
+"""Least and largest value of the whole numbers, which databases and random generators accept."""
 
 _LONGEST_S = 1e7
 """Longest time limit of a configuration, in seconds."""

@@ -62,6 +62,7 @@ def serve(dashboard: Dashboard, on_ready: Callable[[str], object]) -> None:
         raise MissingDependency(error.name or "starlette", "dashboard") from error
     from tunebench.report.dashboard.app import create_app
     from tunebench.report.dashboard.catalogue import Catalogue
+    from tunebench.report.dashboard.connection import connection_class
     from tunebench.report.dashboard.page import Pages
     from tunebench.report.dashboard.prediction import prepare
 
@@ -72,6 +73,7 @@ def serve(dashboard: Dashboard, on_ready: Callable[[str], object]) -> None:
         app = create_app(pages, names=(dashboard.host, *dashboard.names))
         config = uvicorn.Config(
             app,
+            http=connection_class(),
             log_level="warning",
             access_log=False,
             server_header=False,
