@@ -412,6 +412,32 @@ def test_signal_within_the_first_moments_ends_the_command_without_a_traceback(na
         assert _ended(process) in (130, 0)  # 0: it had ended
 
 
+SLOW_END = """
+import os, sys, time
+sys.argv[:] = ["tunebench", "devices"]
+import tunebench.__main__
+
+class Slow:
+    def __del__(self, write=os.write, sleep=time.sleep):
+        write(2, b"ending")
+        sleep(1)
+
+sys.modules["kept until the end"] = Slow()
+tunebench.__main__.main()
+"""
+"""A command after which the interpreter takes a second to end."""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_signal_while_the_interpreter_ends_keeps_the_exit_code(name: str) -> None:
+    command = [sys.executable, "-c", SLOW_END]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert process.stderr.read(6) == b"ending"
+        process.send_signal(getattr(signal, name))
+        assert process.wait(60) == 0
+
+
 def test_importing_the_package_keeps_the_signals_of_a_program() -> None:
     code = "import signal, tunebench; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -19,6 +19,7 @@ import typer
 from typer.main import get_command
 
 from tunebench import __version__, _environment
+from tunebench._start import is_command_line, quit_at_once
 from tunebench._user_code import IMPORT_S, end_process, limit_user_code
 from tunebench.cli._current_folder import distrust
 from tunebench.cli._help import HelpCommand, HelpGroup, WorkloadCommand, write_section
@@ -155,7 +156,10 @@ def main() -> None:
     _open_closed_streams()
     warnings.showwarning = _warn
     distrust()
-    sys.exit(run(sys.argv[1:]))
+    exit_code = run(sys.argv[1:])
+    if is_command_line():
+        quit_at_once()
+    sys.exit(exit_code)
 
 
 def _open_closed_streams() -> None:

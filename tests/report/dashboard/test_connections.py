@@ -79,6 +79,7 @@ def test_request_that_arrives_byte_by_byte_ends(monkeypatch: pytest.MonkeyPatch)
         for _ in range(1000):  # a second request on the same connection
             writer.write(b"G")
             if not connections:
+                writer.close()
                 return
             await asyncio.sleep(0.02)
         pytest.fail("the connection is still open")
