@@ -172,7 +172,7 @@ _RECORDS = (
         definition="x*min(max(x+3,0),6)/6",
         torch="nn.functional.hardswish",
         module="Hardswish",
-        gradient="dy*where(lt(x,-3),0,where(lt(3,x),1,x/3+0.5))",
+        gradient="dy*where(le(x,-3),0,where(lt(x,3),x/3+0.5,1))",
         backward="hardswish_backward",
     ),
     # Source: Misra, "Mish: a self regularized non-monotonic activation function", 2019.

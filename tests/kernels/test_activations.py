@@ -271,8 +271,10 @@ def test_gradients_of_the_torch_operators(record: Activation) -> None:
 
     from tunebench.torch.functional._activation import activation_gradient
 
-    z = torch.linspace(-4.3, 4.1, 40, dtype=torch.float64).requires_grad_()
-    dy = torch.linspace(0.5, 1.5, 40, dtype=torch.float64)
+    smooth = torch.linspace(-4.3, 4.1, 40, dtype=torch.float64)
+    bends = torch.tensor([-3.0, 0.0, 3.0], dtype=torch.float64)  # of relu and the hard activations
+    z = torch.cat([smooth, bends]).requires_grad_()
+    dy = torch.linspace(0.5, 1.5, len(z), dtype=torch.float64)
     (expected,) = torch.autograd.grad(by_torch(record)(z), z, dy)
     with torch.no_grad():
         torch.testing.assert_close(activation_gradient(record.name, z.detach(), dy), expected)
