@@ -283,6 +283,16 @@ def moments_in(dtype: Any) -> Callable[[Any], tuple[Any, Any]]:
     return moments
 
 
+def moments_of(rounded: Callable[[Any], Any]) -> Callable[..., tuple[Any, Any]]:
+    """Return moments of rounded elements, exact but for their last rounding."""
+
+    def moments(x: Any, axis: int = 1) -> tuple[Any, Any]:
+        elements = rounded(x).astype(np.float64)
+        return elements.mean(axis=axis).astype(F32), elements.var(axis=axis).astype(F32)
+
+    return moments
+
+
 def rmsnorm(total: Callable[[Any], Any]) -> Kernel:
     def kernel(w: Any, t: Arrays) -> dict[str, Any]:
         x = np.asarray(t["x"], F32)
@@ -425,6 +435,14 @@ BROKEN = (
     BrokenKernel("mean of squares less squared mean", f"layernorm:{_ROWS}bf16", layernorm(of_squares)),
     BrokenKernel("the same, at least 0", f"layernorm:{_ROWS}f32", layernorm(clamped)),
     BrokenKernel("sums in bf16", f"layernorm:{_ROWS}f32", layernorm(moments_in(BF16))),
+    BrokenKernel(
+        "statistics of elements in tf32", "layernorm:rows=37,cols=4096,dtype=f32", layernorm(moments_of(tf32))
+    ),
+    BrokenKernel(
+        "statistics of elements in tf32",
+        "batchnorm_stats:rows=4096,cols=37,dtype=f32",
+        column_statistics(moments_of(tf32)),
+    ),
     BrokenKernel("sums in f16", f"layernorm:{_ROWS}f16", layernorm(moments_in(F16))),
     BrokenKernel("sum of squares in f16", f"rmsnorm:{_ROWS}f16", rmsnorm(lambda x: summed(x, F16))),
     BrokenKernel(
@@ -521,6 +539,11 @@ BROKEN = (
         "erf accurate to 2.5e-5",
         "elementwise:rows=37,cols=131,dtype=f16,expression=erf(x)",
         elementwise(erf),
+    ),
+    BrokenKernel(
+        "NaN lost",
+        "elementwise:rows=37,cols=131,dtype=f16,expression=max(x,0)",
+        elementwise(lambda x: np.fmax(x, F32(0))),
     ),
     BrokenKernel(
         "computed in f16",

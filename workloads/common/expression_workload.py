@@ -15,7 +15,7 @@ from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, Node, Number, names, parse, steps
 from tunebench.workload import Expression, Names, Reference, Size, Tensor, Tolerance, Workload
 from tunebench.workloads.common.accumulation import row_blocks
-from tunebench.workloads.common.expression_value import Range, evaluate, span
+from tunebench.workloads.common.expression_value import COMPARISONS, Range, evaluate, span
 
 if TYPE_CHECKING:
     import numpy
@@ -30,6 +30,8 @@ DRAWN: tuple[Range, ...] = ((-8.0, 8.0), (0.5, 1.5), (0.125, 0.875))
 The first is the range of normal numbers: out of 1e12 none is expected outside.
 """
 _EXPONENTS = (20, 15, 10, 7, 6, 5, 4)
+NAN_SHARE = 0.02
+"""Fraction of elements of an extreme input that are NaN."""
 WIDE: tuple[Range, ...] = (
     *((-(2.0**exponent), 2.0**exponent) for exponent in _EXPONENTS),
     *((2.0**-exponent, 2.0**exponent) for exponent in _EXPONENTS),
@@ -124,22 +126,30 @@ class DrawnExpression(Workload):
     def draw_stress(self, rng: numpy.random.Generator) -> dict[str, Array] | None:
         """Draw inputs of which half come from the widest range in which the expression has a value.
 
-        Their magnitudes are spread over all powers of two; an eighth are 0 and an eighth are numbers of the
-        expression, where they are in the range: there it bends, as ``max(x,0)`` does.
+        Their magnitudes are spread over all powers of two; a quarter are 0 or numbers of the expression, if
+        they are in the range: there it bends, as ``max(x,0)`` does. Where each value of the expression is a
+        result, some are NaN, if the expression compares nothing.
         """
         widest = self._widest
-        if widest is None:
+        floating = [t for t in self.inputs() if t.shape and t.dtype in ("f32", "f16", "bf16")]
+        if widest is None or not floating:
             return None
         tensors = self.draw(rng)
-        for tensor in self.inputs():
-            if tensor.shape and tensor.dtype in ("f32", "f16", "bf16"):
-                values = _spread(widest, _numbers(self.tree), tensor.shape, rng)
-                chosen = rng.random((*tensor.shape[:-1], 1)) < 0.5
-                if chosen.size == 1:
-                    chosen = rng.random(tensor.shape) < 0.5
-                drawn = tensors[tensor.name]
-                tensors[tensor.name] = np.where(chosen, values.astype(drawn.dtype), drawn)
+        for tensor in floating:
+            values = _spread(widest, _numbers(self.tree), tensor.shape, rng)
+            chosen = rng.random((*tensor.shape[:-1], 1)) < 0.5
+            if chosen.size == 1:
+                chosen = rng.random(tensor.shape) < 0.5
+            drawn = tensors[tensor.name]
+            tensors[tensor.name] = np.where(chosen, values.astype(drawn.dtype), drawn)
+        if self.has_nan:
+            tensors[floating[0].name][rng.random(floating[0].shape) < NAN_SHARE] = np.nan
         return tensors
+
+    @property
+    def has_nan(self) -> bool:
+        """Whether extreme inputs have NaN: results are then NaN, unless an expression compares it."""
+        return propagates_nan(self.tree) and self.result_type != "bool"
 
     @property
     def _widest(self) -> Range | None:
@@ -176,6 +186,14 @@ class DrawnExpression(Workload):
             return None
         array: Array = np.asarray(rng.uniform(*drawn, tensor.shape)).astype(numpy_dtype(tensor.dtype))
         return array
+
+
+def propagates_nan(node: Node) -> bool:
+    """Return whether the value of an expression is NaN if one of its names is: it compares nothing."""
+    if not isinstance(node, Apply):
+        return True
+    compares = node.operation in ("where", "step", *COMPARISONS)
+    return not compares and all(map(propagates_nan, node.arguments))
 
 
 def _numbers(node: Node) -> tuple[float, ...]:

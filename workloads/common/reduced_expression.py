@@ -140,6 +140,11 @@ class ReducedExpression(DrawnExpression):
                 tensors[tensor.name] = stressed(drawn, tensor.dtype, stress[tensor.name], rng)
         return tensors
 
+    @property
+    def has_nan(self) -> bool:
+        """Whether single elements are NaN: no, vectors have them (`stress`), or all results would be NaN."""
+        return False
+
     def _holds(self, image: Range) -> bool:
         """Return whether f32 can represent the sum of values in a range, and the result's type the result."""
         total = (image[0] * self.terms, image[1] * self.terms)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tunebench.errors import InputError
 from tunebench.expression import Apply, Name, write
-from tunebench.stress import Stress
+from tunebench.stress import Stress, StressKind
 from tunebench.workload import (
     AllowedChanges,
     Category,
@@ -19,7 +19,7 @@ from tunebench.workload import (
     defaults_to,
 )
 from tunebench.workloads.common.expression_value import flops
-from tunebench.workloads.common.expression_workload import ExpressionWorkload, substitute
+from tunebench.workloads.common.expression_workload import ExpressionWorkload, propagates_nan, substitute
 from tunebench.workloads.common.reduced_expression import Reduce, ReducedExpression
 from tunebench.workloads.operators.elementwise import Elementwise
 
@@ -74,8 +74,11 @@ class Reduction(ReducedExpression, ExpressionWorkload):
         return (Tensor(name="out", shape=(self.results,), dtype=self.out),)
 
     def stress(self) -> Mapping[str, Stress]:
-        """Return sparse, equal and shifted vectors along the reduced axis, for inputs of all elements."""
-        along = Stress(kinds=("sparse", "offset", "constant"), axes=(-1 if self.axis == "cols" else 0,))
+        """Return sparse, equal, shifted and NaN vectors along the reduced axis of inputs of all elements."""
+        kinds: tuple[StressKind, ...] = ("sparse", "offset", "constant")
+        if propagates_nan(self.tree) and propagates_nan(self.end):
+            kinds = (*kinds, "nan")
+        along = Stress(kinds=kinds, axes=(-1 if self.axis == "cols" else 0,))
         return dict.fromkeys(self.whole_names, along)
 
     def flops(self) -> int:
