@@ -117,7 +117,7 @@ class ReducedExpression(DrawnExpression):
         """Return the values and further arrays to reduce, from which the error of the result follows."""
         if self.is_sum:
             size = np.abs(value) + error
-            filled: Array64 = (size > 0.0) * 1.0
+            filled: Array = (size > 0.0) * 1.0
             return value, error, np.square(size), filled
         return value, value + error, value - error
 
