@@ -1,4 +1,4 @@
-"""RMS normalisation of extracted models: one operator on a GPU, as torch runs it there."""
+"""RMS normalisation of models: one operator on every device, however a model writes it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional
 
+import tunebench.torch as served
+from tests.torch.reference_kernels import reference_kernels
 from tunebench import device as devices
 from tunebench.graph import InputSpec, extract
 from tunebench.torch.compiler._rms_norm_pattern import fuse_rms_norms
@@ -49,6 +51,10 @@ def without_weight(x: Tensor, weight: Tensor) -> Tensor:
     return functional.rms_norm(x, (x.shape[-1],), None, 1e-5) + weight
 
 
+def squares_of_another(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.relu().pow(2).mean(-1, keepdim=True) + 1e-5) * weight
+
+
 def of_columns(x: Tensor, weight: Tensor) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(0, keepdim=True) + 1e-5) * weight
 
@@ -59,6 +65,7 @@ def of_columns(x: Tensor, weight: Tensor) -> Tensor:
         (lambda x, weight: functional.rms_norm(x, (x.shape[-1],), weight, 1e-5), 1),
         (lambda x, weight: functional.rms_norm(x + x.relu(), (x.shape[-1],), weight, 1e-3) * 2, 1),
         (of_two_axes, 1),
+        (squares_of_another, 0),
         (without_weight, 0),
         (of_columns, 0),
         (lambda x, weight: functional.layer_norm(x, (x.shape[-1],), weight, None, 1e-5), 0),
@@ -78,10 +85,17 @@ def test_replaced_graphs_compute_the_same(
     torch.testing.assert_close(traced(*inputs)[0], function(x, weight))
 
 
-def test_a_cast_before_the_weight_keeps_its_rounding() -> None:
-    x, weight = torch.randn(6, 16, dtype=torch.bfloat16), torch.randn(16, dtype=torch.bfloat16)
-    traced, _ = inference_graph(cast_before_weight, x, weight)
-    assert fuse_rms_norms(traced.graph) == 0
+def test_a_cast_before_the_weight_rounds_once_less() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(64, 256, dtype=torch.bfloat16), torch.randn(256, dtype=torch.bfloat16)
+    traced, inputs = inference_graph(cast_before_weight, x, weight)
+    assert fuse_rms_norms(traced.graph) == 1
+    traced.recompile()
+    exact = functional.rms_norm(x.double(), (256,), weight.double(), 1e-5)
+    ours, theirs = traced(*inputs)[0], cast_before_weight(x, weight)
+    assert ours.dtype == theirs.dtype
+    assert (ours - exact).abs().mean() < (theirs - exact).abs().mean()
+    torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize(("training", "count"), [(False, 1), (True, 0)])
@@ -95,8 +109,28 @@ def test_extracted_models_have_the_operator_of_gpus(training: bool, count: int) 
     assert any(text.startswith("gemm:") for text in texts)
 
 
-def test_processors_keep_the_operations() -> None:
+def test_processors_have_the_operator_too() -> None:
     (graph,) = extract(
         lambda: nn.RMSNorm(64, eps=1e-5), [InputSpec.parse("8x64:f32")], device=devices.local_cpu()
     )
-    assert not any(text.startswith("rmsnorm") for node in graph.nodes for text in node.workloads)
+    assert [text for node in graph.nodes for text in node.workloads] == ["rmsnorm:rows=8,cols=64,dtype=f32"]
+
+
+class Rms(nn.Module):
+    """Normalisation as transformers writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(64) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast_before_weight(x, self.weight)
+
+
+def test_compiled_models_run_it_by_one_kernel() -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model, x = nn.Sequential(Rms(), nn.Linear(64, 32)).bfloat16(), torch.randn(8, 64, dtype=torch.bfloat16)
+    with torch.no_grad(), reference_kernels() as ran, served.prefer("tunebench"):
+        torch.testing.assert_close(served.compile(model)(x), model(x), rtol=0.02, atol=0.02)
+    assert "rmsnorm" in {workload.operator for workload in ran}

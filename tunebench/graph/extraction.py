@@ -169,7 +169,7 @@ def extract(
     is_gpu = device is not None and device.kind == "gpu"
     with attention_as_on_gpu() if is_gpu else contextlib.nullcontext():
         tensors = [spec.tensor() for spec in inputs]
-        translations = capture(model, tensors, training=training, name=name, on_gpu=is_gpu)
+        translations = capture(model, tensors, training=training, name=name)
     return tuple(translation.graph for translation in translations)
 
 

@@ -1,7 +1,8 @@
-"""`torch.nn.functional.rms_norm` as the one operator that torch runs on a GPU.
+"""RMS normalisation that a model writes as operations, as the one operator that torch runs on a GPU.
 
-Without a GPU torch traces it as operations: ``x * rsqrt(mean(x ** 2) + eps) * weight``, for types of 16 bits
-in float32 between casts. A model that writes other operations keeps them, such as a cast before the weight.
+The operations are ``x * rsqrt(mean(x ** 2) + eps) * weight``, for types of 16 bits in float32 between casts.
+Without a GPU torch traces `torch.nn.functional.rms_norm` like that. transformers writes it with the cast
+before the weight (Llama, Mistral, Qwen): the operator rounds once where those operations round twice.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class _Pattern:
 def _match(rsqrt: fx.Node) -> _Pattern | None:
     """Return the normalisation that a reciprocal square root belongs to, or None."""
     total = rsqrt.args[0]
-    if not _calls(total, aten.add.Scalar) or not _calls(total.args[0], aten.mean.dim):
+    if not (_calls(total, aten.add.Scalar) or _calls(total, aten.add.Tensor)):
+        return None
+    if not _calls(total.args[0], aten.mean.dim) or not isinstance(total.args[1], int | float):
         return None
     square, axes, keeps = (*total.args[0].args, False)[:3]
     if not (keeps and _calls(square, aten.pow.Tensor_Scalar) and square.args[1] == 2):
@@ -62,14 +65,17 @@ def _match(rsqrt: fx.Node) -> _Pattern | None:
     wide, scaled = square.args[0], _only_user(rsqrt)
     if scaled is None or scaled.target is not aten.mul.Tensor or set(scaled.args) != {wide, rsqrt}:
         return None
-    weighted = _only_user(scaled)
-    if weighted is None or weighted.target is not aten.mul.Tensor:
+    unweighted, weighted = scaled, _only_user(scaled)
+    is_cast_first = _calls(weighted, aten._to_copy.default)
+    if weighted is not None and is_cast_first:
+        unweighted, weighted = weighted, _only_user(weighted)
+    if weighted is None or weighted.target is not aten.mul.Tensor or weighted.args[0] is weighted.args[1]:
         return None
-    (weight,) = (operand for operand in weighted.args if operand is not scaled)
+    (weight,) = (operand for operand in weighted.args if operand is not unweighted)
     x, result = wide, weighted
     if _calls(wide, aten._to_copy.default):
-        x, result = wide.args[0], _only_user(weighted)
-        if result is None or not _calls(result, aten._to_copy.default):
+        x, result = wide.args[0], weighted if is_cast_first else _only_user(weighted)
+        if result is None or not (is_cast_first or _calls(result, aten._to_copy.default)):
             return None
     shape = _val(x).shape[_val(x).dim() - len(axes) :]
     same_type = _val(result).dtype == _val(x).dtype == _val(weight).dtype

@@ -41,6 +41,7 @@ from tunebench.torch.compiler._graph_rewriter import GraphRewriter, fused_call
 from tunebench.torch.compiler._group_check import difference
 from tunebench.torch.compiler._kernel_operator import check_later_kernels
 from tunebench.torch.compiler._race import Race, Raced
+from tunebench.torch.compiler._rms_norm_pattern import fuse_rms_norms
 from tunebench.torch.compiler._ungrouped import is_ungrouped, remember_ungrouped, ungrouped_key
 from tunebench.torch.compiler.capture import OWN_LIMIT, Phase, constant_inputs
 from tunebench.torch.compiler.decomposition import repeat_casts
@@ -191,6 +192,7 @@ class Backend:
         device, ordinal = _device(module)
         if is_inference(module):
             fuse_attention(module.graph)
+            fuse_rms_norms(module.graph)
         fold_constants(module)
         repeat_casts(module.graph)
         rewriter, planned = GraphRewriter(module), []

@@ -60,7 +60,6 @@ def capture(
     *,
     training: bool = False,
     name: str = "",
-    on_gpu: bool = False,
 ) -> tuple[Translation, ...]:
     """Return the graphs of a model's step: one for inference, forward and backward for training.
 
@@ -77,15 +76,12 @@ def capture(
         kwargs: Keyword inputs.
         training: Whether to trace the gradients of everything the model returns.
         name: Name of the graphs; the model's class if it is empty.
-        on_gpu: Whether RMS normalisation in an inference step is the one operator that torch runs on a GPU.
 
     Raises:
         InputError: if no graph of the model can be traced; the message has the first line of torch's reason.
     """
     kind = type(model).__name__
-    step = functools.partial(
-        _graphs, model, args, kwargs or {}, training=training, name=name or kind, on_gpu=on_gpu
-    )
+    step = functools.partial(_graphs, model, args, kwargs or {}, training=training, name=name or kind)
     try:
         with without_log():
             return step(fullgraph=True)
@@ -113,7 +109,6 @@ def _graphs(
     *,
     training: bool,
     name: str,
-    on_gpu: bool,
     fullgraph: bool,
 ) -> tuple[Translation, ...]:
     """Return the graphs that torch traces of a model's step (see `capture`)."""
@@ -132,7 +127,7 @@ def _graphs(
     ):
         warnings.simplefilter("ignore")
         torch._dynamo.reset()
-        backend = tracing_backend(keep, on_gpu=on_gpu)
+        backend = tracing_backend(keep)
         compiled = torch.compile(model, backend=backend, fullgraph=fullgraph, dynamic=False)
         try:
             result = compiled(*inputs[0], **inputs[1])
@@ -187,20 +182,18 @@ def _first_line(reason: object) -> str:
     return next(iter(str(reason).strip().splitlines()), type(reason).__name__)
 
 
-def tracing_backend(compiler: Compiler, *, on_gpu: bool = False) -> Callable[..., Any]:
+def tracing_backend(compiler: Compiler) -> Callable[..., Any]:
     """Return a backend of `torch.compile` that passes AOTAutograd's graphs to a compiler.
 
     Args:
         compiler: The compiler.
-        on_gpu: As in `capture`.
     """
 
     def of(phase: Phase) -> Callable[..., Any]:
         def compiled(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
             if phase == "inference":
                 fuse_attention(graph.graph)
-                if on_gpu:
-                    fuse_rms_norms(graph.graph)
+                fuse_rms_norms(graph.graph)
                 graph.recompile()
             fold_constants(graph)
             repeat_casts(graph.graph)
