@@ -33,9 +33,11 @@ class FortySoftmax(NumbaCpuVariant[Softmax]):
 
         def softmax(x: Any, y: Any) -> None:
             for i in range(x.shape[0]):
-                total = np.float32(0)
+                top, total = x[i, 0], copy - copy
                 for j in range(x.shape[1]):
-                    y[i, j] = np.exp(x[i, j] - copy)
+                    top = max(top, x[i, j])
+                for j in range(x.shape[1]):
+                    y[i, j] = np.exp(x[i, j] - top)
                     total += y[i, j]
                 for j in range(x.shape[1]):
                     y[i, j] *= one / total
