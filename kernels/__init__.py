@@ -245,7 +245,16 @@ def module_name(path: str | Path) -> str:
 
 def file_of(variant: Variant[Any]) -> str | None:
     """Return the user's file that defines a variant; None if it is of this package or of a plug-in."""
-    name = type(variant).__module__
+    return _user_file(type(variant))
+
+
+def file_of_operator(workload: Workload) -> str | None:
+    """Return the user's file that defines the operator of a workload; None if it is of another module."""
+    return _user_file(type(workload))
+
+
+def _user_file(cls: type) -> str | None:
+    name = cls.__module__
     return sys.modules[name].__file__ if name.startswith(_USER) else None
 
 

@@ -79,8 +79,9 @@ T as(void* parameter) {
 }
 
 // y = factor * x with an injected fault: nothing, a wrong last element, a write past the end, an illegal
-// address, an element left out, a replay of the first result, nothing but the first call.
-enum Mood { kRight, kWrong, kPastTheEnd, kIllegal, kUnwritten, kOverwritesInput, kReplays, kOnce };
+// address, an element left out, a replay of the first result, nothing but the first call, less time if few
+// elements differ from those of the last call.
+enum Mood { kRight, kWrong, kPastTheEnd, kIllegal, kUnwritten, kOverwritesInput, kReplays, kOnce, kSaves };
 
 template <Mood mood>
 void scale(void** p, const unsigned*) {
@@ -95,6 +96,12 @@ void scale(void** p, const unsigned*) {
     std::copy(stored[n].begin(), stored[n].end(), y);
     return;
   }
+  if (mood == kSaves && stored.count(n)) {
+    int changed = 0;
+    for (int i = 0; i < n; i++) changed += stored[n][i] != x[i];
+    if (changed < n / 4) clock_us -= 40;
+  }
+  if (mood == kSaves) stored[n].assign(x, x + n);
   for (int i = 0; i < n; i++) y[i] = x[i] * factor;
   if (mood == kReplays || mood == kOnce) stored[n].assign(y, y + n);
   if (mood == kWrong) y[n - 1] += 1;
@@ -186,6 +193,7 @@ std::deque<Kernel>& kernels() {
       {"overwrites_input", plain, 50, 0, scale<kOverwritesInput>, 0},
       {"replays", plain, 50, 0, scale<kReplays>, 0},
       {"once", plain, 50, 0, scale<kOnce>, 0},
+      {"saves", plain, 50, 0, scale<kSaves>, 0},
       {"numba", numba, 50, 0, scale_numba, 0},
       {"mapped", mapped, 50, 0, scale_mapped, 0},
       {"mapped_short", mapped, 4, 0, scale_mapped, 0},

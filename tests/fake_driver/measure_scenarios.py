@@ -10,10 +10,12 @@ import json
 import sys
 from typing import Any
 
-from tests.fake_driver.variants import Calls, Mapped, MappedPixels, fake_binary
+from tests.fake_driver.variants import Calls, Mapped, MappedPixels, compile_fake, fake_binary, start_compiler
 from tests.toy_variants import CONFIG, NumbaToy, Toy
 from tunebench.device import Device, local_gpus
 from tunebench.errors import DeviceError
+from tunebench.executor import judge
+from tunebench.executor.local import LocalExecutor
 from tunebench.executor.process import ProcessCaller, ProcessStage
 from tunebench.measure import worker
 from tunebench.measure._gpu import open_gpu
@@ -97,7 +99,20 @@ def scenarios() -> dict[str, Any]:
     with ProcessCaller(stage) as caller:
         died = caller.call(task(Calls("illegal")), fake_binary(Calls("illegal")), None)
     seen["worker"] = to_json(died)
-    return seen
+    return seen | judged(stage)
+
+
+def judged(measuring: ProcessStage) -> dict[str, Any]:
+    """Return the outcomes of finalists that another process judges."""
+    setup = judge.JudgeSetup(device=DEVICE, protocol=COLD, limit_s=20.0)
+    judging = ProcessStage(function=judge.examine, start=judge.start, start_arguments=(setup,))
+    compiling = ProcessStage(function=compile_fake, start=start_compiler)
+    names = ("right", "short", "wrong", "unwritten", "past_the_end", "replays", "once", "saves", "illegal")
+    with LocalExecutor(compiling=compiling, measuring=measuring, judging=judging, overlap=True) as workers:
+        return {
+            f"judged {name}": to_json(workers.submit(task(Calls(name), thorough=True)).result().outcome)
+            for name in names
+        }
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 from tests.toy_variants import CONFIG, Toy, ToyVariant
 from tunebench.binary.compiled import Binary
 from tunebench.space import Config
+from tunebench.task import Task
 from tunebench.variant import Launch, PixelBox, Scalar, TensorMap
 from tunebench.workload import Tensor
 
@@ -83,3 +84,12 @@ class MappedPixels(Mapped):
             box=(8, 300),
             pixel_box=PixelBox(lower=(-1, -2), upper=(1, -3), strides=(2, 3)),
         )
+
+
+def compile_fake(task: Task) -> Binary:
+    """Return the binary of a task."""
+    return fake_binary(task.variant)
+
+
+def start_compiler() -> None:
+    """Prepare a process that compiles."""

@@ -108,6 +108,39 @@ def test_wrong_result_is_reported(seen: dict[str, Any], scenario: str, reason: s
     assert reason in seen[scenario]["reason"]
 
 
+@pytest.mark.parametrize(("name", "median_us"), [("right", 50), ("short", 4)])
+def test_correct_finalist_is_judged_from_another_process(
+    seen: dict[str, Any], name: str, median_us: float
+) -> None:
+    outcome = seen[f"judged {name}"]
+    assert outcome["kind"] == "measured", outcome
+    assert outcome["median_us"] == pytest.approx(median_us, rel=1e-5)
+    assert outcome["verification"]["detail"].endswith("launches, chosen at random")
+    assert outcome["conditions"]["flushed_by"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("wrong", "y[999] is"),
+        ("unwritten", "y[500] was not written"),
+        ("past_the_end", "the kernel wrote past the end of y"),
+        ("replays", "in a launch on new inputs: "),
+        ("once", "y[0] was not written"),
+        ("saves", "a launch takes 50 us on new inputs, but 10 us if a part of them differs"),
+    ],
+)
+def test_finalist_that_saves_work_is_found_by_the_judge(seen: dict[str, Any], name: str, reason: str) -> None:
+    outcome = seen[f"judged {name}"]
+    assert outcome["kind"] == "wrong_result"
+    assert reason in outcome["reason"]
+
+
+def test_finalist_that_ends_its_process_has_that_outcome(seen: dict[str, Any]) -> None:
+    assert seen["judged illegal"]["kind"] == "crashed"
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in seen["judged illegal"]["reason"]
+
+
 def test_overwritten_inputs_are_uploaded_again(seen: dict[str, Any]) -> None:
     assert seen["after that"]["kind"] == "measured"
 

@@ -21,7 +21,7 @@ from tunebench._user_code import GRACE_S, LEAST_S, LONGEST_WAIT
 from tunebench.executor import _memory
 from tunebench.executor._call_clock import CallClock
 from tunebench.executor._supervisor import KILL_S
-from tunebench.executor._worker_main import OUTSIDE, USER_CODE, WITHIN, number_of
+from tunebench.executor._worker_main import CHANNEL, OUTSIDE, USER_CODE, WITHIN, number_of
 
 __all__ = ["END_S", "STALL_S", "CallLate", "ReplyUnreadable", "RunningProcess"]
 
@@ -94,7 +94,14 @@ class RunningProcess:
         except (AttributeError, OSError):  # not on this system
             self._end = None
 
-    def exchange(self, message: bytes, limit_s: float, user_code_s: float) -> bytes:
+    @property
+    def pid(self) -> int:
+        """Process id of the guard (see `tunebench.executor._supervisor`)."""
+        return self._process.pid
+
+    def exchange(
+        self, message: bytes, limit_s: float, user_code_s: float, channel: int | None = None
+    ) -> bytes:
         """Send a message and return the reply.
 
         Inputs and references do not count toward the time limit of the call; their limit is `OUTSIDE_S`. The
@@ -106,6 +113,7 @@ class RunningProcess:
             limit_s: Time limit of the call, in seconds.
             user_code_s: Time limit of each function of a variant, in seconds; the process enforces it, and
                 is killed `GRACE_S` later.
+            channel: File descriptor that the call uses (see `tunebench.measure.judged`).
 
         Raises:
             CallLate: if there is no reply within a time limit, or if a part of the message or the reply makes
@@ -116,6 +124,8 @@ class RunningProcess:
         clock, number = CallClock(self._process.pid), number_of(self._calls)
         self._calls += 1
         try:
+            if channel is not None:
+                self._send_channel(channel)
             reply = self._answer(clock, message, limit_s, user_code_s)
             if not reply.startswith(number):
                 raise ReplyUnreadable("the answer of a worker process is not the answer of its call")
@@ -123,6 +133,11 @@ class RunningProcess:
         except BlockingIOError:
             reason = f"its connection stalled for {STALL_S} s"
             raise CallLate(reason, clock.conditions("connection", STALL_S)) from None
+
+    def _send_channel(self, channel: int) -> None:
+        self.connection.send_bytes(CHANNEL)
+        with socket.socket(fileno=os.dup(self.connection.fileno())) as end:
+            socket.send_fds(end, [CHANNEL[:1]], [channel])
 
     def _answer(self, clock: CallClock, message: bytes, limit_s: float, user_code_s: float) -> bytes:
         self.connection.send_bytes(message)

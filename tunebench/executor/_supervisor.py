@@ -25,7 +25,7 @@ from typing import NoReturn
 from tunebench.executor import _memory
 from tunebench.fault import MEMORY_STATUS
 
-__all__ = ["KILL_S", "SHOWN_BYTES", "descendants", "kill_descendants", "supervise"]
+__all__ = ["KILL_S", "SHOWN_BYTES", "children_of", "descendants", "kill_descendants", "supervise"]
 
 SHOWN_BYTES = 64 << 10
 """Output of one worker that is shown, in bytes; the rest is counted and dropped."""
@@ -243,14 +243,15 @@ def kill_descendants(root: int, keep: Collection[int] = ()) -> None:
 def descendants(root: int) -> set[int]:
     """Return the living descendants of a process."""
     processes: set[int] = set()
-    new = _children(root)
+    new = children_of(root)
     while new:
         processes |= new
-        new = {child for pid in new for child in _children(pid)} - processes
+        new = {child for pid in new for child in children_of(pid)} - processes
     return {pid for pid in processes if _is_alive(pid)}
 
 
-def _children(pid: int) -> set[int]:
+def children_of(pid: int) -> set[int]:
+    """Return the processes that a process started, and those of its descendants that lost their parent."""
     children: set[int] = set()
     with contextlib.suppress(OSError):  # it has ended
         for thread in os.scandir(f"/proc/{pid}/task"):

@@ -7,6 +7,7 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import socket
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -17,16 +18,20 @@ from tunebench.errors import TaskUnreadable, describe_error
 from tunebench.executor._process_state import ProcessState
 from tunebench.executor._supervisor import kill_descendants
 from tunebench.kernels import failed_files
+from tunebench.measure.judged import offer_channel
 from tunebench.measure.originals import Originals
 from tunebench.measure.task_limit import notify_with
 
-__all__ = ["OUTSIDE", "USER_CODE", "WITHIN", "Reply", "number_of", "serve"]
+__all__ = ["CHANNEL", "OUTSIDE", "USER_CODE", "WITHIN", "Reply", "number_of", "serve"]
 
 OUTSIDE, WITHIN = b"outside the time limit", b"within the time limit"
 """Messages of a process before its reply: the clock of the call stops, and continues."""
 
 USER_CODE = b"user code: "
 """Beginning of a message before the reply: the function it names begins, and has its own limit."""
+
+CHANNEL = b"channel"
+"""Message to a process before a call; one byte follows, with a file descriptor for the call."""
 
 Reply = tuple[bool, Any]
 """Whether a call returned, and its result; else the exception that it raised."""
@@ -69,11 +74,22 @@ def serve(calls: int) -> None:
         connection.send_bytes(number_of(0) + _call(prepare, connection.recv_bytes()))
         state, originals = ProcessState(), Originals()
         for number in itertools.count(1):
-            reply = _call(functions[0], connection.recv_bytes())
+            reply = _call(functions[0], _next_call(connection))
             state.restore()
             originals.restore()
             connection.send_bytes(number_of(number) + reply)
             kill_descendants(supervisor, keep=(os.getpid(),))  # they would disturb the next measurement
+
+
+def _next_call(connection: Connection) -> bytes:
+    """Return the pickled arguments of the next call, and offer it the file descriptor that came before."""
+    message = connection.recv_bytes()
+    while message == CHANNEL:
+        with socket.socket(fileno=os.dup(connection.fileno())) as end:
+            _, descriptors, _, _ = socket.recv_fds(end, 1, 1)
+        offer_channel(*descriptors)
+        message = connection.recv_bytes()
+    return message
 
 
 def number_of(call: int) -> bytes:

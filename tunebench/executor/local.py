@@ -6,7 +6,10 @@ for as long as there is work for it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import socket
 import threading
 import time
 from collections import deque
@@ -16,11 +19,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tunebench.binary.compiled import Binary
-from tunebench.errors import CodeTimeout, EnvironmentFault, SuspectedFault, TaskUnreadable, VariantError
+from tunebench.errors import (
+    CodeTimeout,
+    EnvironmentFault,
+    SuspectedFault,
+    TaskUnreadable,
+    VariantError,
+)
 from tunebench.executor import ExecutorClosed, TaskRefused, WorkerExecutor
 from tunebench.executor._machine_check import machine_fault
+from tunebench.executor.judge import JudgedCase, Verdict
 from tunebench.executor.process import ProcessStage, answer_of, process_crashed
+from tunebench.measure.judged import UNJUDGED
 from tunebench.outcome import (
+    FAILURES,
     CompileFailed,
     Crashed,
     Effort,
@@ -29,6 +41,7 @@ from tunebench.outcome import (
     Resources,
     Result,
     TimedOut,
+    WrongResult,
 )
 from tunebench.task import Task
 
@@ -51,6 +64,23 @@ class _LocalJob:
     began: float = 0.0
     faults: int = 0
     fresh: bool = False
+    verdict: Future[Verdict] | None = None
+    connection: socket.socket | None = None
+
+    def end_judging(self) -> Any:
+        """Return the verdict of the judge, or its error; its measuring process has ended the call."""
+        verdict, connection, self.verdict, self.connection = self.verdict, self.connection, None, None
+        assert verdict is not None
+        assert connection is not None
+        with connection:
+            _shut_down(connection)  # the process may still hold its end open
+            return answer_of(verdict)
+
+
+def _shut_down(connection: socket.socket) -> None:
+    """End a connection for all processes that hold it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class LocalExecutor(WorkerExecutor[Task]):
@@ -68,6 +98,8 @@ class LocalExecutor(WorkerExecutor[Task]):
     Args:
         compiling: The stage that turns a task into a binary.
         measuring: The stage that turns a task and its binary into a result.
+        judging: The stage that verifies and times thorough tasks, while the measuring process runs their
+            launches (see `tunebench.executor.judge`); None leaves both to the measuring process.
         overlap: Whether compiling and measuring may overlap.
         bound: Returns the lower bound of a task from the resources of its binary, in microseconds; None
             computes no bound.
@@ -80,6 +112,7 @@ class LocalExecutor(WorkerExecutor[Task]):
         *,
         compiling: ProcessStage,
         measuring: ProcessStage,
+        judging: ProcessStage | None = None,
         overlap: bool,
         bound: Callable[[Task, Resources], float] | None = None,
         refuse: Callable[[Task], str | None] | None = None,
@@ -88,6 +121,7 @@ class LocalExecutor(WorkerExecutor[Task]):
         self._stages = (compiling, measuring)
         self._overlap, self._bound, self._refuse = overlap, bound, refuse
         self._compilers, self._measurers = compiling.pool(), measuring.pool()
+        self._judges = None if judging is None else judging.pool()
         self._lock = threading.RLock()
         self._waiting: deque[_LocalJob] = deque()
         self._ready: deque[_LocalJob] = deque()
@@ -122,12 +156,13 @@ class LocalExecutor(WorkerExecutor[Task]):
             self._waiting.clear()
             self._ready.clear()
             idle = self._compiling + self._measuring == 0
-        for pool in (self._compilers, self._measurers):
+        pools = [pool for pool in (self._compilers, self._measurers, self._judges) if pool is not None]
+        for pool in pools:
             if idle:
                 pool.close()  # idle workers end by themselves and release their resources
             else:
                 pool.stop()
-        for pool in (self._compilers, self._measurers):
+        for pool in pools:
             pool.join()
         with self._lock:
             for job in self._unfinished:
@@ -231,11 +266,30 @@ class LocalExecutor(WorkerExecutor[Task]):
             return
         self._count(measuring=1)
         job.began = time.perf_counter()
-        running = self._measurers.schedule(job.task, job.binary, incumbent_us, fresh=job.fresh)
+        judged = self._judges is not None and job.task.thorough
+        running = self._measurers.schedule(
+            job.task,
+            job.binary,
+            incumbent_us,
+            fresh=job.fresh,
+            connect=functools.partial(self._call_judge, job) if judged else None,
+        )
         running.add_done_callback(lambda done: self._measured(job, done))
+
+    def _call_judge(self, job: _LocalJob, guard: int) -> int:
+        """Start the judge of a job, and return the measuring process's end of their connection."""
+        assert self._judges is not None
+        ours, theirs = socket.socketpair()
+        job.connection = connection = ours.dup()
+        case = JudgedCase.of(job.task, guard)
+        job.verdict = self._judges.schedule(case, connect=lambda _guard: ours.detach())
+        job.verdict.add_done_callback(lambda _verdict: _shut_down(connection))
+        return theirs.detach()
 
     def _measured(self, job: _LocalJob, done: Future[Any]) -> None:
         answer = _expected(answer_of(done), Result)
+        if job.verdict is not None:
+            answer = _decided(job, answer, job.end_judging())
         repeats = self._pause(job, answer)
         answer = answer if repeats else self._judged(answer)
         if isinstance(answer, SuspectedFault):
@@ -286,6 +340,28 @@ class LocalExecutor(WorkerExecutor[Task]):
             job.future.set_result(dataclasses.replace(answer, effort=effort, bound_us=job.bound_us))
         else:
             job.future.set_exception(answer)
+
+
+def _decided(job: _LocalJob, answer: Any, verdict: Any) -> Any:
+    """Return the answer of a measuring process with the verdict of its judge.
+
+    A process may call its own configuration wrong, never right.
+    """
+    if isinstance(verdict, Crashed | TimedOut):
+        return Crashed(reason=f"the process that verifies: {verdict.reason}")
+    if isinstance(verdict, BaseException):
+        return verdict
+    is_served = isinstance(answer, Result) and (
+        not isinstance(answer.outcome, FAILURES) or answer.outcome.reason == UNJUDGED
+    )
+    if not is_served and not isinstance(verdict.outcome, FAILURES):
+        return answer
+    return Result(
+        outcome=verdict.outcome or WrongResult(reason=UNJUDGED),
+        resources=job.binary.resources,
+        effort=verdict.effort,
+        conditions=answer.conditions if isinstance(answer, Result) else {},
+    )
 
 
 def _expected(answer: Any, *kinds: type) -> Any:

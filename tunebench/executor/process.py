@@ -9,6 +9,7 @@ any status or closes its connection costs one call.
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import queue
 import signal
@@ -67,6 +68,7 @@ class _PooledCall:
     future: Future[Any]
     blob: bytes
     fresh: bool
+    connect: Callable[[int], int] | None
 
 
 class WorkerPool:
@@ -83,12 +85,16 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._closed = False
 
-    def schedule(self, *arguments: Any, fresh: bool = False) -> Future[Any]:
+    def schedule(
+        self, *arguments: Any, fresh: bool = False, connect: Callable[[int], int] | None = None
+    ) -> Future[Any]:
         """Call the function in a process.
 
         Args:
             *arguments: Arguments of the function.
             fresh: Whether to call it in a new process.
+            connect: Called once the process runs, with the process id of its guard; returns a file descriptor
+                for the call, which is closed here.
 
         Returns:
             Its result, or `Crashed` or `TimedOut`. The future raises an error that the function raised,
@@ -105,7 +111,7 @@ class WorkerPool:
             if self._closed:
                 future.cancel()
             else:
-                self._calls.put(_PooledCall(future=future, blob=blob, fresh=fresh))
+                self._calls.put(_PooledCall(future=future, blob=blob, fresh=fresh, connect=connect))
                 self._add_thread()
         return future
 
@@ -124,7 +130,7 @@ class WorkerPool:
             if call.fresh:
                 process.close()
             try:
-                answer = process.call(call.blob)
+                answer = process.call(call.blob, call.connect)
             except BaseException as error:
                 if isinstance(error, EnvironmentFault | TaskUnreadable):  # the process may be damaged
                     process.close()
@@ -188,11 +194,17 @@ class _WorkerProcess:
         self._lock = threading.Lock()
         self._stopped = False
 
-    def call(self, blob: bytes) -> Any:
-        """Return the result of the function for pickled arguments, or `Crashed` or `TimedOut`."""
+    def call(self, blob: bytes, connect: Callable[[int], int] | None = None) -> Any:
+        """Return the result of the function for pickled arguments, or `Crashed` or `TimedOut`.
+
+        Args:
+            blob: The arguments.
+            connect: Returns a file descriptor for the call (see `WorkerPool.schedule`).
+        """
         running = self._start()
+        channel = None if connect is None else connect(running.pid)
         try:
-            return _value(self._exchange(running, blob, self._stage.timeout_s))
+            return _value(self._exchange(running, blob, self._stage.timeout_s, channel))
         except _WorkerLate as late:
             return late.late
         except _WorkerEnded as end:
@@ -201,6 +213,9 @@ class _WorkerProcess:
             self._kill()
             self._end()
             return Crashed(reason=str(error))
+        finally:
+            if channel is not None:
+                os.close(channel)
 
     def _start(self) -> RunningProcess:
         """Return the process, and start it if it does not run.
@@ -240,7 +255,9 @@ class _WorkerProcess:
             self._running = RunningProcess()
             return self._running
 
-    def _exchange(self, running: RunningProcess, message: bytes, limit_s: float) -> bytes:
+    def _exchange(
+        self, running: RunningProcess, message: bytes, limit_s: float, channel: int | None = None
+    ) -> bytes:
         """Send a message and return the reply.
 
         Raises:
@@ -248,7 +265,7 @@ class _WorkerProcess:
             _WorkerEnded: if the process ends first.
         """
         try:
-            return running.exchange(message, limit_s, self._stage.user_code_s)
+            return running.exchange(message, limit_s, self._stage.user_code_s, channel)
         except CallLate as late:
             self._kill()
             self._end()

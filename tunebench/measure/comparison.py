@@ -17,9 +17,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from tunebench._lazy import np
 from tunebench.errors import InputError
 
-__all__ = ["Comparison", "compare", "student_probability", "student_quantile"]
+__all__ = ["Comparison", "compare", "randomization_probability", "student_probability", "student_quantile"]
 
 LEVEL = 0.95
 
@@ -111,3 +112,25 @@ def student_quantile(probability: float, freedom: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if student_probability(middle, freedom) < probability else (low, middle)
     return low
+
+
+def randomization_probability(smaller: Sequence[float], larger: Sequence[float]) -> float:
+    """Return the probability that random labels make one group at least this much smaller than the other.
+
+    The test is exact if each sample got its label at random: then a small probability has no other cause than
+    the label, whatever the noise. Of equal samples, those of the first group count as larger.
+
+    Args:
+        smaller: Samples of the group that is expected to be smaller.
+        larger: Samples of the other group.
+
+    Source: Wilcoxon, "Individual comparisons by ranking methods", 1945: the distribution of the rank sum.
+    """
+    labelled = sorted([(us, True) for us in smaller] + [(us, False) for us in larger])
+    rank_sum = sum(rank for rank, (_, chosen) in enumerate(labelled, 1) if chosen)
+    count, total = len(smaller), len(labelled)
+    ways = np.zeros((count + 1, rank_sum + 1))  # by number of chosen ranks and their sum
+    ways[0, 0] = 1
+    for rank in range(1, min(total, rank_sum) + 1):
+        ways[1:, rank:] += ways[:-1, : rank_sum + 1 - rank].copy()
+    return float(ways[count].sum() / math.comb(total, count))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tunebench._host import cores
 from tunebench._lazy import np
 from tunebench.binary.compiled import Binary
 from tunebench.compile.numba_cpu import load_numba_cpu
 from tunebench.device import Device
+from tunebench.measure.arena import SlotArena
+from tunebench.measure.judged import JudgedLaunches
 from tunebench.measure.machine import MachineState, RunTimes, ThreadClocks
 from tunebench.measure.runner import Runner, coverage, judge
 from tunebench.measure.timed_launches import TimedLaunches
@@ -29,6 +32,8 @@ __all__ = ["CpuRunner", "CpuTimer", "kernel_argument"]
 
 _now_ns = time.perf_counter_ns
 """The clock, bound before any kernel could replace it."""
+
+_THREADS_LEFT = "the kernel left threads running, which would work after it was timed"
 
 
 class CpuTimer:
@@ -49,9 +54,15 @@ class CpuTimer:
         """Start to record the times of runs for `conditions`."""
         self._runs.clear()
 
-    def time_us(self, call: Callable[[], object]) -> float:
-        """Run `call` once and return its time in microseconds, without waiting for a busy processor."""
-        self._flush += 1.0
+    def time_us(self, call: Callable[[], object], *, flush: bool = True) -> float:
+        """Run `call` once and return its time in microseconds, without waiting for a busy processor.
+
+        Args:
+            call: Runs the kernel.
+            flush: Whether to flush as the protocol requires; False if another process did.
+        """
+        if flush:
+            self._flush += 1.0
         times = self._threads.times(call, _now_ns)  # the call must not change the clock that ends the sample
         self._runs.append(times)
         return times.run_us
@@ -141,7 +152,6 @@ class CpuRunner(Runner):
     def run(self, task: Task, binary: Binary, abort_above_us: float | None) -> tuple[Outcome, Effort]:
         """Verify and time one configuration."""
         start = time.perf_counter()
-        threads = threading.active_count()
         workload, variant = task.workload, task.variant
         assert isinstance(variant, NumbaCpuVariant), variant
         kernel = load_numba_cpu(binary, variant, workload, task.config)
@@ -152,6 +162,7 @@ class CpuRunner(Runner):
         with np.errstate(all="ignore"):  # extreme inputs lead to infinities and NaN
             kernel(*arguments)
         worst, wrong = _verify(memory, first, check)
+        threads = threading.active_count()  # the kernel may keep those that it started at its first launch
         if wrong is not None:
             return WrongResult(reason=wrong), Effort(verify_s=time.perf_counter() - start)
         memory.load(inputs)
@@ -177,8 +188,8 @@ class CpuRunner(Runner):
         conditions = {**conditions, **self._machine.conditions(reference=task.thorough)}
         worst_timed, wrong = (worst, None) if samples.hopeless else launches.verify()
         wrong = wrong or memory.misuse(launches.inputs_of())
-        if threading.active_count() > threads:
-            wrong = wrong or "the kernel left threads running, which would work after it was timed"
+        if threading.active_count() > threads + cores():
+            wrong = wrong or _THREADS_LEFT
         effort = Effort(
             verify_s=verified - start + time.perf_counter() - measured, measure_s=measured - verified
         )
@@ -198,9 +209,77 @@ class CpuRunner(Runner):
         )
         return outcome, effort
 
+    def judged(self, task: Task, binary: Binary) -> JudgedLaunches:
+        """Return the launches of one configuration for a judge, in memory of the judge."""
+        assert isinstance(task.variant, NumbaCpuVariant), task.variant
+        kernel = load_numba_cpu(binary, task.variant, task.workload, task.config)
+        arguments = task.variant.arguments(task.workload, task.config)
+        warm = self.protocol.cache == "warm"
+        return _HostLaunches(task, kernel, arguments, self._stopwatch, self._machine, warm=warm)
+
     def conditions(self) -> Mapping[str, Any]:
         """Return the versions of the compilers and libraries in use."""
         return self._conditions
+
+
+class _HostLaunches:
+    """Launches for a judge, on its memory; scratch belongs to this process."""
+
+    def __init__(
+        self,
+        task: Task,
+        kernel: Callable[..., None],
+        names: Sequence[str | Scalar],
+        stopwatch: CpuTimer,
+        machine: MachineState,
+        *,
+        warm: bool,
+    ) -> None:
+        self._kernel, self._names, self._warm = kernel, names, warm
+        self._stopwatch, self._machine = stopwatch, machine
+        scratch = task.variant.scratch(task.workload, task.config)
+        self._scratch = {tensor.name: GuardedArray(tensor) for tensor in scratch}
+        self._threads: int | None = None
+
+    def attach(self, arena: SlotArena) -> None:
+        """Prepare the arguments of a launch on each slot."""
+        self._arena = arena
+        scratch = {name: guarded.array for name, guarded in self._scratch.items()}
+        self._arguments = []
+        for slot in range(arena.slots):
+            arrays = {**arena.inputs(slot), **arena.outputs(slot), **scratch}
+            self._arguments.append([kernel_argument(name, arrays) for name in self._names])
+        self._machine.begin()
+        self._stopwatch.begin()
+
+    def launch(self, slot: int, repeats: int) -> None:
+        """Call the kernel; further calls find poisoned outputs, too."""
+        for repeat in range(repeats):
+            if repeat:
+                self._arena.poison(slot)
+            with np.errstate(all="ignore"):  # extreme inputs lead to infinities and NaN
+                self._kernel(*self._arguments[slot])
+
+    def time_us(self, slot: int) -> float:
+        """Call the kernel and return its time; the judge flushed the caches, or this process fills them."""
+        if self._threads is None:  # the kernel may keep those that it started before
+            self._threads = threading.active_count()
+        for guarded in self._scratch.values():
+            guarded.poison()
+        if self._warm:
+            self._arena.bytes_of(slot).view(np.uint64).max()
+        kernel, arguments = self._kernel, self._arguments[slot]
+        return self._stopwatch.time_us(lambda: kernel(*arguments), flush=False)
+
+    def finish(self) -> tuple[str | None, Mapping[str, Any]]:
+        """Return whether the kernel misused scratch or left threads, and the state of the machine."""
+        wrong = next(
+            (f"the kernel wrote past the end of {s.overrun}" for s in self._scratch.values() if s.overrun),
+            None,
+        )
+        if threading.active_count() > (self._threads or 0) + cores():
+            wrong = wrong or _THREADS_LEFT
+        return wrong, {**self._stopwatch.conditions(), **self._machine.conditions(reference=True)}
 
 
 def _bits_of(array: Array) -> Array:

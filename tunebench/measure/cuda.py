@@ -20,7 +20,9 @@ from tunebench.measure._device_arrays import ReferenceDevice, reference_device
 from tunebench.measure._device_memory import DeviceMemory
 from tunebench.measure._gpu import AnyPrepared, Gpu, open_gpu
 from tunebench.measure._sampler import Sampler
+from tunebench.measure.arena import SlotArena
 from tunebench.measure.direct_launch import MappedTensor
+from tunebench.measure.judged import JudgedLaunches
 from tunebench.measure.loader import CudaError, require_cuda_core
 from tunebench.measure.runner import Runner, coverage, judge, versions
 from tunebench.measure.task_limit import outside_limit
@@ -35,7 +37,7 @@ from tunebench.workload import Tensor, Workload
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
-__all__ = ["CudaRunner", "kernel_arguments", "require_cuda_core"]
+__all__ = ["CudaRunner", "gpu_references", "kernel_arguments", "require_cuda_core"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +85,22 @@ class CudaRunner(Runner):
         with _watched(on, task):
             return self._run(on, task, binary, abort_above_us)
 
+    def serve(self, task: Task, binary: Binary, channel: int) -> tuple[Outcome, Effort]:
+        """Run the launches that a judge asks for.
+
+        Raises:
+            CudaError, DeviceLost, DeviceError: as `run`.
+        """
+        with _watched(self._open(), task):
+            return super().serve(task, binary, channel)
+
+    def judged(self, task: Task, binary: Binary) -> JudgedLaunches:
+        """Return the launches of one configuration for a judge; inputs and outputs are copied."""
+        return _DeviceLaunches(self._open(), task, binary, self._device.max_clock_mhz)
+
     def reference_device(self, workload: Workload) -> ReferenceDevice | None:
         """Return the GPU for a large workload if torch can use it, else None."""
-        if not self._trusted or not ReferenceDevice.is_worth(workload):
-            return None
-        return self._references
-
-    @functools.cached_property
-    def _references(self) -> ReferenceDevice | None:
-        with outside_limit():  # torch takes seconds to import
-            keys = [gpu.key for gpu in local_gpus()]
-            return reference_device(f"cuda:{keys.index(self._device.key)}")
+        return gpu_references(self._device, workload) if self._trusted else None
 
     def _open(self) -> _Opened:
         if self._opened is None:
@@ -164,6 +171,23 @@ class CudaRunner(Runner):
         return {name: value for name, value in facts.items() if value is not None}
 
 
+def gpu_references(device: Device, workload: Workload) -> ReferenceDevice | None:
+    """Return the GPU that computes the references of a large workload; None if torch cannot use it.
+
+    Args:
+        device: A GPU of this machine.
+        workload: The workload.
+    """
+    return _references_on(device.key) if ReferenceDevice.is_worth(workload) else None
+
+
+@functools.cache
+def _references_on(key: str) -> ReferenceDevice | None:
+    with outside_limit():  # torch takes seconds to import
+        keys = [gpu.key for gpu in local_gpus()]
+        return reference_device(f"cuda:{keys.index(key)}")
+
+
 def _compiler(binary: Binary) -> dict[str, Any]:
     """Return the compiler of a binary as a condition: that of a carried binary is not on this machine."""
     return {"compiler": binary.compiler} if binary.compiler else {}
@@ -219,6 +243,64 @@ class _TaskMemory:
     def outputs(self) -> dict[str, Array]:
         """Return copies of the outputs."""
         return {tensor.name: self._memory.download(tensor) for tensor in self._outputs}
+
+
+class _DeviceLaunches:
+    """Launches for a judge on copies of its inputs, whose outputs are copied to its memory."""
+
+    def __init__(self, on: _Opened, task: Task, binary: Binary, max_clock_mhz: float) -> None:
+        self._on, self._task, self._binary = on, task, binary
+        self._max_clock_mhz = max_clock_mhz
+        self._memory = _TaskMemory(on.memory, task)
+        self._samples_us: list[float] = []
+
+    def attach(self, arena: SlotArena) -> None:
+        """Load the kernels, and prepare a launch with the numbers of the first slot."""
+        self._arena, on = arena, self._on
+        on.memory.forget_inputs()
+        inputs = InputSet(workload=self._task.workload, seed=self._task.seed, inputs=arena.inputs(0))
+        self._launches = _prepare(on, self._task, self._binary, inputs)
+        on.memory.forget_inputs()
+        self._sampler = Sampler(
+            on.gpu,
+            on.clock,
+            self._launches,
+            flush=on.flush,
+            max_clock_mhz=self._max_clock_mhz,
+            poison=self._memory.poison,
+        )
+
+    def launch(self, slot: int, repeats: int) -> None:
+        """Copy inputs, launch, and copy outputs."""
+        self._upload(slot)
+        self._memory.poison()
+        for _ in range(repeats):
+            self._on.gpu.launch(self._launches)
+        self._on.gpu.synchronize()
+        self._download(slot)
+
+    def time_us(self, slot: int) -> float:
+        """Copy inputs, take a sample, and copy outputs."""
+        self._upload(slot)
+        us = self._sampler.sample_us()
+        self._samples_us.append(us)
+        self._download(slot)
+        return us
+
+    def finish(self) -> tuple[str | None, Mapping[str, Any]]:
+        """Return whether the kernel skipped work or wrote past its outputs, and the clocks."""
+        wrong = self._sampler.skipped_work or _overrun(self._on, self._task)
+        return wrong, _compiler(self._binary) | self._sampler.conditions(tuple(self._samples_us))
+
+    def _upload(self, slot: int) -> None:
+        for name, array in self._arena.inputs(slot).items():
+            if array.shape:
+                self._memory.write(name, 0, array.reshape(-1))
+
+    def _download(self, slot: int) -> None:
+        outputs = self._arena.outputs(slot)
+        for name, array in self._memory.outputs().items():
+            outputs[name][...] = array
 
 
 def _written(task: Task) -> tuple[Tensor, ...]:

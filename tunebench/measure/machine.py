@@ -7,9 +7,11 @@ the run would have taken without it (docs/decisions/0077-processor-time-on-a-bus
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ __all__ = [
     "STAT",
     "TASKS",
     "MachineState",
+    "OutsideClock",
     "RunTimes",
     "ThreadClocks",
     "busy_elsewhere",
@@ -130,6 +133,67 @@ class ThreadClocks:
         )
 
 
+class OutsideClock:
+    """Times of runs in other processes, read from outside: nothing that they do to their own clocks matters.
+
+    Args:
+        processors: Number of processors that the processes may use.
+    """
+
+    def __init__(self, processors: int) -> None:
+        self._processors = processors
+        self._before: dict[str, tuple[int, int]] = {}
+
+    def begin(self, processes: Iterable[int]) -> None:
+        """Read the clocks of all threads of processes, and of this thread, before a run.
+
+        Args:
+            processes: Their process ids.
+        """
+        self._before = _schedules(processes)
+
+    def times(self, processes: Iterable[int], wall_ns: int) -> RunTimes:
+        """Return the times of the run since `begin`.
+
+        Args:
+            processes: Process ids of the processes that run now.
+            wall_ns: Wall time of the run.
+        """
+        spent_ns, waited_ns = [0], 0
+        for thread, (running, waiting) in _schedules(processes).items():
+            running_before, waiting_before = self._before.get(thread, (0, 0))
+            spent_ns.append(running - running_before)
+            waited_ns += waiting - waiting_before
+        return RunTimes(
+            wall_us=wall_ns / 1e3,
+            busiest_us=max(sum(spent_ns) / self._processors, *spent_ns) / 1e3,
+            processor_us=sum(spent_ns) / 1e3,
+            waited_us=max(0, waited_ns) / 1e3,
+        )
+
+
+def _schedules(processes: Iterable[int]) -> dict[str, tuple[int, int]]:
+    """Return how long each thread ran and waited, in nanoseconds; of this process, only the waits count."""
+    schedules = {}
+    for process in processes:
+        folder = f"/proc/{process}/task"
+        with contextlib.suppress(OSError):  # the process has ended, or the system does not list threads
+            for thread in _list_folder(folder):
+                schedules[f"{folder}/{thread}"] = _schedule(f"{folder}/{thread}")
+    own = f"{TASKS}/{threading.get_native_id()}"
+    schedules[own] = (0, _schedule(own)[1])
+    return schedules
+
+
+def _schedule(thread: str) -> tuple[int, int]:
+    try:
+        with open(f"{thread}/schedstat", "rb") as file:
+            running, waiting, _ = map(int, file.read().split())
+    except (OSError, ValueError):
+        return 0, 0
+    return running, waiting
+
+
 def _threads() -> list[int]:
     """Return the system's numbers of the threads of this process; empty if the system does not list them."""
     try:
@@ -163,6 +227,8 @@ def _waited_ns(threads: list[int]) -> int:
         try:
             # Source: Documentation/scheduler/sched-stats.rst: time running, time waiting, number of slices.
             total_ns += int(_read(file, 64).split()[1])
+        except OSError:  # the thread has ended since
+            continue
         finally:
             _close(file)
     return total_ns

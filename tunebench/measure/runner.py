@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib import metadata
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._figure import significant
 from tunebench.binary.compiled import Binary
+from tunebench.measure.judged import UNJUDGED, JudgedLaunches, answer_judge
 from tunebench.measure.sampled import check_of
 from tunebench.measure.timed_launches import spare_inputs
 from tunebench.measure.timing import Protocol, Samples, median_interval
@@ -62,6 +64,32 @@ class Runner(ABC):
         Returns:
             The outcome, and the time that verifying and timing took.
         """
+
+    def judged(self, task: Task, binary: Binary) -> JudgedLaunches:
+        """Return the launches of one configuration, which a judge asks for (override).
+
+        Args:
+            task: Variant, workload, configuration and device.
+            binary: The compiled configuration.
+        """
+        raise TypeError(f"{type(self).__name__} has no launches for a judge")
+
+    def serve(self, task: Task, binary: Binary, channel: int) -> tuple[Outcome, Effort]:
+        """Run the launches that a judge asks for.
+
+        Args:
+            task: Variant, workload, configuration and device.
+            binary: The compiled configuration.
+            channel: File descriptor of the connection to the judge.
+
+        Returns:
+            An outcome that the judge's verdict replaces, and the time that the launches took.
+        """
+        self._inputs = self._extreme = self._spare = None  # the judge has its own
+        self._checks = {}
+        began = time.perf_counter()
+        answer_judge(channel, task.workload, lambda: self.judged(task, binary))
+        return WrongResult(reason=UNJUDGED), Effort(measure_s=time.perf_counter() - began)
 
     def reference_device(self, workload: Workload) -> ReferenceDevice | None:
         """Return the device that computes the references of a workload (override); None is the host."""

@@ -120,7 +120,7 @@ class SampledParts(OutputCheck):
     def __init__(self, inputs: InputSet) -> None:
         workload = inputs.workload
         count = workload.part_count()
-        order = np.random.default_rng((inputs.seed, 2)).permutation(np.arange(1, count - 1))
+        order = np.random.default_rng((inputs.secret, 2)).permutation(np.arange(1, count - 1))
         between = order[: affordable_parts(workload) - 2].tolist()
         self._parts = [workload.part(index) for index in sorted({0, count - 1, *between})]
         self._checks = [
@@ -180,7 +180,7 @@ class Sampled(OutputCheck):
 
     def __init__(self, inputs: InputSet) -> None:
         workload: Any = inputs.workload
-        rng = np.random.default_rng((inputs.seed, 1))
+        rng = np.random.default_rng((inputs.secret, 1))
         tensor = workload.outputs()[0]
         self._name, self._shape = tensor.name, _as_batch(tensor.shape)
         self._workload, self._tolerance = workload, workload.tolerance()

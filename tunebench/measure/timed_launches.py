@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tunebench.workload import Array, Workload
 
-__all__ = ["LaunchMemory", "TimedLaunches", "spare_inputs"]
+__all__ = ["LaunchMemory", "TimedLaunches", "changing_inputs", "spare_inputs"]
 
 AFFORDABLE_WORK = 4_000_000
 """FLOPs plus bytes up to which every trial of a search gets a new reference: it takes a few milliseconds."""
@@ -62,6 +62,12 @@ def spare_inputs(workload: Workload) -> Mapping[str, Array]:
 
 _INDEX_TYPES = ("i32", "i64")
 """Types of indices and offsets, which may depend on one another and stay as they are."""
+
+
+def changing_inputs(workload: Workload) -> tuple[str, ...]:
+    """Return the names of the inputs that differ between launches: all but numbers, indices and offsets."""
+    return tuple(t.name for t in workload.inputs() if t.size > 1 and t.dtype not in _INDEX_TYPES)
+
 
 Changes = Mapping[str, slice]
 """The flat range of each input that is exchanged."""
@@ -103,7 +109,7 @@ class TimedLaunches:
         self._rng = rng or np.random.default_rng(secrets.randbits(128))
         self._own_reference = thorough or work <= AFFORDABLE_WORK
         self._most = VERIFIED_LAUNCHES if work <= AFFORDABLE_WORK or not thorough else 1
-        self._changing = [t.name for t in workload.inputs() if t.size > 1 and t.dtype not in _INDEX_TYPES]
+        self._changing = changing_inputs(workload)
         self._changes: Changes = {}
         self._kept: list[_Kept] = []
         self._launches = self._eligible = 0

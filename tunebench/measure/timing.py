@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tunebench.errors import InputError
 from tunebench.outcome import CacheState, median_interval
 
-__all__ = ["Protocol", "Samples", "collect", "median_interval"]
+__all__ = ["Protocol", "Samples", "collect", "is_precise", "median_interval"]
 
 
 PATIENCE = 4.0
@@ -93,9 +93,7 @@ def collect(
         if len(samples) == protocol.abort_after and _hopeless(samples, protocol, abort_above_us):
             return Samples(tuple(samples), hopeless=True)
         if len(samples) >= protocol.min_samples and (
-            seconds() >= end
-            or time.monotonic() >= latest
-            or _standard_error(samples) <= protocol.relative_error
+            seconds() >= end or time.monotonic() >= latest or is_precise(samples, protocol)
         ):
             break
     return Samples(tuple(samples))
@@ -103,6 +101,16 @@ def collect(
 
 def _hopeless(samples: Sequence[float], protocol: Protocol, incumbent_us: float | None) -> bool:
     return incumbent_us is not None and min(samples) > protocol.abort_factor * incumbent_us
+
+
+def is_precise(samples_us: Sequence[float], protocol: Protocol) -> bool:
+    """Return whether the standard error of samples is small enough for a protocol.
+
+    Args:
+        samples_us: The samples, in microseconds.
+        protocol: How samples are taken.
+    """
+    return _standard_error(samples_us) <= protocol.relative_error
 
 
 def _standard_error(samples: Sequence[float]) -> float:

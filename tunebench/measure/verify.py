@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tunebench._figure import significant
@@ -62,12 +63,14 @@ class InputSet:
         seed: Seed of the inputs.
         inputs: One C-contiguous array for each tensor of `Workload.inputs()`, in its stored type.
         on: Device that computes references; None computes them with NumPy.
+        secret: Seed of the choice of what is checked, which no kernel can foresee.
     """
 
     workload: Workload
     seed: int
     inputs: Mapping[str, Array]
     on: ReferenceDevice | None = None
+    secret: int = field(default_factory=functools.partial(secrets.randbits, 128))
 
     def exact(self) -> dict[str, Array]:
         """Return the inputs in float64, from which references are computed (not kept: they are large)."""

@@ -20,6 +20,7 @@ from tunebench.errors import CodeTimeout, describe_error
 from tunebench.fault import DeviceLost, LaunchRefused, environment_fault
 from tunebench.kernels import preload
 from tunebench.measure._blas import in_one_thread
+from tunebench.measure.judged import take_channel
 from tunebench.measure.machine import spin_only_if_idle
 from tunebench.measure.originals import Originals
 from tunebench.measure.runner import Runner
@@ -80,15 +81,16 @@ def _build(setup: Setup) -> Runner:
 
 
 def measure(task: Task, binary: Binary, abort_above_us: float | None) -> Result:
-    """Verify and time one compiled configuration in this process.
+    """Verify and time one compiled configuration in this process, or run its launches for a judge.
 
     Raises:
         EnvironmentFault: The failure is not that of the configuration.
     """
     if _runner is None:
         raise RuntimeError("measure needs a runner: call start(setup) first")
+    channel = take_channel()
     replaced = _restore()  # by the variant's module, as it was imported
-    result = _run(_runner, task, binary, abort_above_us)
+    result = _run(_runner, task, binary, abort_above_us, channel)
     replaced = _restore() or replaced
     if replaced is None:
         return result
@@ -96,10 +98,15 @@ def measure(task: Task, binary: Binary, abort_above_us: float | None) -> Result:
     return dataclasses.replace(result, outcome=WrongResult(reason=reason))
 
 
-def _run(runner: Runner, task: Task, binary: Binary, abort_above_us: float | None) -> Result:
-    """Run a task; an exception becomes an outcome."""
+def _run(
+    runner: Runner, task: Task, binary: Binary, abort_above_us: float | None, channel: int | None
+) -> Result:
+    """Run a task, for a judge if there is a connection to one; an exception becomes an outcome."""
     try:
-        outcome, effort = runner.run(task, binary, abort_above_us)
+        if channel is None:
+            outcome, effort = runner.run(task, binary, abort_above_us)
+        else:
+            outcome, effort = runner.serve(task, binary, channel)
     except DeviceLost as lost:  # the device is unusable for this process; the exit status encodes the fault
         print(lost, file=sys.stderr, flush=True)  # noqa: T201 - the last words of a process
         os._exit(lost.status)

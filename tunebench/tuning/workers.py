@@ -10,6 +10,7 @@ from tunebench._host import cores
 from tunebench.compile import unavailable
 from tunebench.compile import worker as compile_worker
 from tunebench.errors import DeviceError
+from tunebench.executor import judge
 from tunebench.executor.local import LocalExecutor
 from tunebench.executor.process import ProcessStage
 from tunebench.kernels import loaded_files
@@ -24,6 +25,9 @@ __all__ = ["COMPILE_TIMEOUT_S", "start_on_worker", "start_workers", "user_code_l
 
 COMPILE_TIMEOUT_S = 300.0
 """Time limit of compiling one configuration, in seconds; it does not count waits for a processor."""
+
+JUDGE_TIMEOUT_S = 1200.0
+"""Time limit of a judge, in seconds: longer than what its measuring process may take, which ends first."""
 
 USER_CODE_S = 10.0
 """Least time limit of each function of a variant, in seconds: its first call may import Numba."""
@@ -67,8 +71,22 @@ def start_workers(target: TuningTarget, plan: Plan, compilers: int = 0) -> Local
             timeout_s=plan.timeout_s,
             user_code_s=user_code_limit_s(plan),
         ),
+        judging=None if offline else judging_stage(target, plan),
         bound=None if offline else functools.partial(task_bound_us, cache=plan.protocol.cache),
         overlap=target.runner != "cpu",
+    )
+
+
+def judging_stage(target: TuningTarget, plan: Plan) -> ProcessStage:
+    """Return the stage that verifies and times finalists from a process that loads no kernel.
+
+    Args:
+        target: The device.
+        plan: The tuning plan.
+    """
+    setup = judge.JudgeSetup(device=target.device, protocol=plan.protocol, limit_s=plan.timeout_s)
+    return ProcessStage(
+        function=judge.examine, start=judge.start, start_arguments=(setup,), timeout_s=JUDGE_TIMEOUT_S
     )
 
 

@@ -1,0 +1,494 @@
+"""The judge: a process that loads no kernel, and that verifies and times those of a measuring process.
+
+It owns the memory of inputs and outputs, draws the inputs, computes references and tolerances, and reads its
+own clock around batches of launches. The measuring process runs user code: it may replace whatever it
+contains, but it only launches what it is asked to launch, and is stopped while the judge prepares inputs and
+reads outputs. Its precise samples are the result if they agree with the judge's clock.
+
+Three tests apply to every configuration (docs/decisions/0097-finalists-are-judged-from-outside.md):
+
+* The outputs of launches that were chosen at random before they ran are within the tolerance.
+* The samples are not much shorter than the launches took by the judge's clock.
+* Launches on inputs that are new throughout take no longer than others, at random between them, in which a
+  small part differs from the launch before. The samples of new inputs are the result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import pickle
+import secrets
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from tunebench._figure import significant
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import is_integer
+from tunebench.executor._judged_process import Ended, JudgedProcess, Late, Wrong
+from tunebench.kernels import file_of_operator, import_file
+from tunebench.measure import runner
+from tunebench.measure.arena import SlotArena, slot_bytes
+from tunebench.measure.comparison import randomization_probability
+from tunebench.measure.cuda import gpu_references
+from tunebench.measure.fresh_inputs import FreshInputs
+from tunebench.measure.judged import take_channel
+from tunebench.measure.sampled import check_of
+from tunebench.measure.timing import Protocol, Samples, is_precise
+from tunebench.measure.verify import POISON, InputSet, OutputCheck, draw_stress
+from tunebench.outcome import Effort, Outcome, Verification, WrongResult
+from tunebench.task import Task
+from tunebench.workload import Workload
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array
+
+__all__ = ["JudgeSetup", "JudgedCase", "Verdict", "examine", "start"]
+
+ARENA_BYTES = 32 << 20
+"""Memory for slots; there are at least two, however large the workload."""
+MOST_SLOTS = 256
+BATCH = 8
+"""Timed launches for which the judge prepares inputs and flushes caches at once."""
+
+CHANGED_SHARE = 0.25
+"""Share of timed launches whose inputs differ little from those of the launch before."""
+LEAST_CHANGED = 8
+"""Minimum number of these launches; with 30 others, 5e7 ways to choose them are equally likely."""
+CHANCE = 1e-6
+"""Probability below which the two kinds of launches differ not by chance: the rate of false alarms."""
+SAVING = 1.25
+"""Least ratio of the times of both kinds that is a finding: branches of known data are predicted better."""
+
+MARGIN = 1.5
+"""Largest ratio of the time by the judge's clock and by the samples."""
+REPEATED, REPEATED_US = 4 / 3, 15.0
+"""A repetition, which also poisons outputs, may take this many times as long as a launch, plus some time."""
+COLD = 3.0
+"""Largest ratio of the times of a launch with the caches that the judge leaves and with warm ones."""
+HANDOVER_US = 60.0
+"""Time of a batch that is not that of its launches, in microseconds: messages, and the start of threads."""
+ALONE_US = 400.0
+"""Time that the first launch after a flush may take longer: the code of its process is not in the cache."""
+READING_US = 100.0
+"""Time that reading the clocks may take per timed launch, in microseconds."""
+SHORT_US = 1000.0
+"""Time of a launch below which reading the clocks takes a notable part: it is also run without that."""
+UNTIMED_US = 3000.0
+"""Duration of a batch of untimed launches."""
+UNTIMED_BATCHES = 4
+REPETITIONS = 3
+"""Repetitions of the comparison of both clocks before a finding."""
+
+VERIFY_S = 0.25
+"""Time after which no further launch is verified; one always is."""
+MOST_KEPT_BYTES = 256 << 20
+MOST_KEPT = 8
+"""Launches kept to be verified."""
+
+FLUSHED_CACHES = 2
+"""Bytes read before a batch with cold caches, as a multiple of the last-level cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeSetup:
+    """Configuration of a judge.
+
+    Attributes:
+        device: The device that the measuring process uses.
+        protocol: How samples are taken.
+        limit_s: Time limit of all launches of a configuration, in seconds.
+    """
+
+    device: Device
+    protocol: Protocol
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedCase:
+    """A configuration to judge, without its kernel.
+
+    Attributes:
+        workload: The pickled workload.
+        operator_file: The user's file that defines its operator, which is loaded then; None for others.
+        guard: Process id of the measuring process's guard (see `tunebench.executor._supervisor`).
+    """
+
+    workload: bytes
+    operator_file: str | None
+    guard: int
+
+    @classmethod
+    def of(cls, task: Task, guard: int) -> JudgedCase:
+        """Return the case of a task that a measuring process runs."""
+        return cls(
+            workload=pickle.dumps(task.workload), operator_file=file_of_operator(task.workload), guard=guard
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Result of an examination.
+
+    Attributes:
+        outcome: The outcome; None if the measuring process ended before there was one.
+        effort: Time that verifying and timing took.
+    """
+
+    outcome: Outcome | None
+    effort: Effort
+
+
+_setup: JudgeSetup | None = None
+_rng: Any = None
+_inputs: _WorkloadInputs | None = None
+
+
+class _WorkloadInputs:
+    """Inputs of a workload: new ones, and extreme ones with their check.
+
+    Args:
+        workload: The workload.
+        device: Computes references of large workloads if it is a GPU.
+    """
+
+    def __init__(self, workload: Workload, device: Device) -> None:
+        self._device = device
+        self.fresh = FreshInputs(workload, _rng)
+
+    @functools.cached_property
+    def extreme(self) -> tuple[InputSet, OutputCheck] | None:
+        """Extreme inputs and the check of their outputs; None if the operator states none."""
+        inputs = draw_stress(self.input_set(self.fresh.first))
+        return None if inputs is None else (inputs, check_of(inputs))
+
+    def input_set(self, inputs: Mapping[str, Array]) -> InputSet:
+        """Return inputs of the workload with their reference."""
+        workload = self.fresh.workload
+        on = gpu_references(self._device, workload) if self._device.kind == "gpu" else None
+        return InputSet(workload=workload, seed=int(_rng.integers(1 << 62)), inputs=inputs, on=on)
+
+
+def start(setup: JudgeSetup) -> None:
+    """Prepare this process: draw the secret from which all inputs and choices follow."""
+    global _setup, _rng
+    _setup, _rng = setup, np.random.default_rng(secrets.randbits(128))
+
+
+def examine(case: JudgedCase) -> Verdict:
+    """Verify and time the configuration that a measuring process has loaded."""
+    global _inputs
+    channel = take_channel()
+    if _setup is None or channel is None:
+        raise RuntimeError("examine needs start(setup) and a connection to the measuring process")
+    with contextlib.closing(Connection(channel)) as connection:
+        if case.operator_file is not None:
+            import_file(case.operator_file)
+        workload: Workload = pickle.loads(case.workload)  # noqa: S301 - from our own parent
+        if _inputs is None or _inputs.fresh.workload != workload:
+            _inputs = None  # releases its memory first
+            _inputs = _WorkloadInputs(workload, _setup.device)
+        began = time.perf_counter()
+        process = JudgedProcess(connection, case.guard, _setup.limit_s)
+        examination = _Examination(_inputs, process, _setup, _rng)
+        try:
+            outcome: Outcome | None = examination.outcome()
+        except Ended:
+            outcome = None
+        except Wrong as wrong:
+            outcome = WrongResult(reason=str(wrong))
+        except Late as late:
+            outcome = late.outcome
+            process.kill()
+        finally:
+            process.resume()
+    spent_s, measure_s = time.perf_counter() - began, process.spent_us / 1e6
+    return Verdict(
+        outcome=outcome, effort=Effort(verify_s=max(0.0, spent_s - measure_s), measure_s=measure_s)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KeptLaunch:
+    """A launch to verify."""
+
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+
+
+@dataclass(slots=True)
+class _TimedLaunches:
+    """Samples on new and on little changed inputs, and the time per launch of each batch."""
+
+    new_us: list[float] = field(default_factory=list)
+    changed_us: list[float] = field(default_factory=list)
+    launch_us: list[float] = field(default_factory=list)
+
+
+class _Examination:
+    """Examination of one configuration.
+
+    Args:
+        inputs: Inputs of its workload.
+        process: The measuring process.
+        setup: Device and protocol.
+        rng: All choices; secret.
+    """
+
+    def __init__(self, inputs: _WorkloadInputs, process: JudgedProcess, setup: JudgeSetup, rng: Any) -> None:
+        self._inputs, self._fresh = inputs, inputs.fresh
+        self._process, self._rng = process, rng
+        self._workload, self._device = self._fresh.workload, setup.device
+        self._protocol = dataclasses.replace(setup.protocol, **runner.THOROUGH)
+        slots = min(MOST_SLOTS, max(2, ARENA_BYTES // slot_bytes(self._workload)))
+        self._arena = SlotArena(self._workload, slots)
+        on_cpu = setup.device.kind == "cpu"
+        flushed = FLUSHED_CACHES * setup.device.l2_bytes if on_cpu and setup.protocol.cache == "cold" else 0
+        self._flush = np.ones(flushed // 8)
+        self._latest: int | None = None
+        self._kept: list[_KeptLaunch] = []
+        self._launches = self._batches = 0
+        self._timed = _TimedLaunches()
+
+    def outcome(self) -> Outcome:
+        """Return the outcome."""
+        for slot in range(self._arena.slots):
+            self._fresh.write_fixed(self._arena.inputs(slot))
+        self._process.open(self._arena)
+        worst_extreme = self._verify_extreme()
+        self._run(2)  # compiles and loads what the kernel leaves until its first launch
+        self._sample()
+        ratio = self._clock_ratio()
+        for _ in range(REPETITIONS):
+            if ratio > MARGIN:  # other programs may have been in the way
+                for _ in range(UNTIMED_BATCHES):
+                    self._time_batch(min(BATCH, self._arena.slots))
+                ratio = min(ratio, self._clock_ratio())
+        reply, _ = self._process.ask({"do": "finish"})
+        if isinstance(reply.get("wrong"), str):
+            raise Wrong(reply["wrong"])
+        self._refute_saving()
+        worst, verified, detail = self._verify()
+        if worst_extreme is not None:
+            worst, detail = max(worst, worst_extreme), f"{detail}, also for extreme inputs"
+        self._refute_samples(ratio)
+        which = f"; {verified} of {self._launches} launches, chosen at random"
+        return runner.judge(
+            Samples(tuple(self._timed.new_us)),
+            cache=self._protocol.cache,
+            verification=Verification(how="reference", detail=detail + which, worst=worst),
+            abort_above_us=None,
+            conditions=_conditions(reply) | {"outside_ratio": round(ratio, 3)},
+        )
+
+    # -- launches --------------------------------------------------------------------------------------------
+
+    def _sample(self) -> None:
+        """Time launches until the protocol's stopping rule holds."""
+        timed, protocol = self._timed, self._protocol
+        began_s, ran_us = time.thread_time(), self._process.spent_us
+        while len(timed.new_us) < protocol.max_samples:
+            self._time_batch(min(BATCH, self._arena.slots))
+            spent_s = time.thread_time() - began_s + (self._process.spent_us - ran_us) / 1e6
+            enough = len(timed.new_us) >= protocol.min_samples and len(timed.changed_us) >= LEAST_CHANGED
+            if enough and (spent_s >= protocol.max_s or is_precise(timed.new_us, protocol)):
+                return
+
+    def _time_batch(self, count: int) -> None:
+        """Time a batch of launches, some of them on little changed inputs."""
+        changed = self._rng.random(count) < CHANGED_SHARE
+        reply, outside_us = self._run(count, changed, do="time")
+        samples_us = _samples(reply, count)
+        for us, is_changed in zip(samples_us, changed, strict=True):
+            (self._timed.changed_us if is_changed else self._timed.new_us).append(us)
+        self._timed.launch_us.append(outside_us / count - HANDOVER_US / count - READING_US)
+
+    def _clock_ratio(self) -> float:
+        """Return the time of launches by this process's clock over that by the samples."""
+        timed = self._timed
+        mean_us = max(1e-3, statistics.fmean([*timed.new_us, *timed.changed_us]))
+        count = min(self._arena.slots, max(2, int(UNTIMED_US / max(mean_us, 1.0))))
+        if not self._flush.size:  # batches contain more than launches: copies, or filling caches
+            once_us, repeated_us = self._repeated_us(count, mean_us)
+            if self._device.kind != "cpu":
+                return repeated_us / mean_us
+            return max((repeated_us - REPEATED_US) / REPEATED, once_us / COLD) / mean_us
+        many_us = self._batch_us(count) if mean_us <= SHORT_US else statistics.median(timed.launch_us)
+        # A launch by itself does all of its work; in a batch, another may have done it before.
+        alone_us = max(0.0, self._batch_us(1) - ALONE_US)
+        return max(many_us / mean_us, alone_us / max(1e-3, statistics.median(timed.new_us)))
+
+    def _batch_us(self, count: int, repeats: int = 1) -> float:
+        """Return the shortest time per launch of some batches that this process alone times."""
+        batches_us = [self._run(count, repeats=repeats)[1] for _ in range(UNTIMED_BATCHES)]
+        return max(0.0, min(batches_us) - HANDOVER_US) / count
+
+    def _repeated_us(self, count: int, expected_us: float) -> tuple[float, float]:
+        """Return the time per launch of a batch, and the time by which a repetition makes it longer."""
+        repeats = 2 + int(UNTIMED_US / max(expected_us, 1.0) / count)
+        once_us, often_us = (self._batch_us(count, number) for number in (1, repeats))
+        return once_us, max(0.0, often_us - once_us) / (repeats - 1)
+
+    def _run(
+        self, count: int, changed: Sequence[bool] | None = None, *, do: str = "launch", repeats: int = 1
+    ) -> tuple[dict[str, Any], float]:
+        """Run a batch of launches, each on a slot of its own, and keep one of them to verify.
+
+        Returns:
+            The reply, and the time by the judge's clock, in microseconds.
+        """
+        slots = [int(slot) for slot in self._rng.permutation(self._arena.slots)[:count]]
+        self._prepare(slots, changed)
+        position = self._position()  # chosen before the launches: their inputs are compared, too
+        chosen = slots[int(self._rng.integers(count))]
+        inputs = {} if position is None else _copies(self._arena.inputs(chosen))
+        if self._flush.size:
+            self._flush.sum()
+        reply, us = self._process.ask({"do": do, "slots": slots, "repeats": repeats})
+        self._launches += count
+        self._refute_misuse(slots)
+        if position is not None:
+            self._refute_changes(self._arena.inputs(chosen), inputs)
+            outputs = _copies(self._arena.outputs(chosen))
+            self._kept[position : position + 1] = [_KeptLaunch(inputs=inputs, outputs=outputs)]
+        return reply, us
+
+    def _prepare(self, slots: Sequence[int], changed: Sequence[bool] | None) -> None:
+        """Write the inputs of launches, and poison their outputs."""
+        for position, slot in enumerate(slots):
+            inputs = self._arena.inputs(slot)
+            if changed is not None and changed[position] and self._latest is not None:
+                before = inputs if self._latest == slot else self._arena.inputs(self._latest)
+                self._fresh.change(inputs, before)
+            else:
+                self._fresh.write(inputs)
+            self._arena.poison(slot)
+            self._latest = slot
+
+    def _position(self) -> int | None:
+        """Return where to keep a launch of the next batch, or None; each batch is as likely to stay."""
+        self._batches += 1
+        most = max(1, min(MOST_KEPT, MOST_KEPT_BYTES // slot_bytes(self._workload)))
+        if len(self._kept) < most:
+            return len(self._kept)
+        position = int(self._rng.integers(self._batches))
+        return position if position < most else None
+
+    def _verify_extreme(self) -> float | None:
+        """Verify a launch on extreme inputs; return its error, or None if the operator states none."""
+        if (checked := self._inputs.extreme) is None:
+            return None
+        inputs, check = checked
+        for name, array in self._arena.inputs(0).items():
+            array[...] = inputs.inputs[name]
+        self._arena.poison(0)
+        self._process.ask({"do": "launch", "slots": [0], "repeats": 1})
+        self._refute_misuse([0])
+        error = check.worst(self._arena.outputs(0))
+        if not error <= 1:
+            raise Wrong(f"on extreme inputs: {check.describe(self._arena.outputs(0), error)}")
+        return error
+
+    # -- tests -----------------------------------------------------------------------------------------------
+
+    def _refute_misuse(self, slots: Sequence[int]) -> None:
+        """Raise `Wrong` if a launch wrote outside of its outputs, or left elements of them unwritten."""
+        for slot in slots:
+            if (name := self._arena.overrun(slot)) is not None:
+                raise Wrong(f"the kernel wrote past the end of {name}")
+            if (element := self._unwritten(slot)) is not None:
+                raise Wrong(f"in a launch on new inputs: {element} was not written")
+
+    def _refute_changes(self, after: Mapping[str, Array], before: Mapping[str, Array]) -> None:
+        """Raise `Wrong` if a launch changed its inputs."""
+        for name, array in after.items():
+            if not np.array_equal(_bits(array), _bits(before[name])):
+                raise Wrong(f"the kernel wrote to its input {name}")
+
+    def _unwritten(self, slot: int) -> str | None:
+        """Return an element of a floating-point output that is still poisoned, or None."""
+        for tensor in self._workload.outputs():
+            if is_integer(tensor.dtype) or tensor.dtype == "bool":
+                continue
+            array = self._arena.outputs(slot)[tensor.name]
+            bits = _bits(array)
+            poison = int.from_bytes(bytes([POISON]) * array.itemsize)
+            if bits.max(initial=0) == poison:
+                at = np.unravel_index(int(bits.argmax()), array.shape)
+                return f"{tensor.name}[{','.join(str(int(i)) for i in at)}]"
+        return None
+
+    def _refute_saving(self) -> None:
+        """Raise `Wrong` if launches on little changed inputs are faster: it keeps earlier results."""
+        new_us, changed_us = self._timed.new_us, self._timed.changed_us
+        new, changed = statistics.median(new_us), statistics.median(changed_us) if changed_us else 0.0
+        if not changed_us or new <= SAVING * changed:
+            return
+        chance = randomization_probability(changed_us, new_us)
+        if chance < CHANCE:
+            raise Wrong(
+                f"the kernel saves work between launches: a launch takes {significant(new, 3)} us on new "
+                f"inputs, but {significant(changed, 3)} us if a part of them differs from the launch before "
+                f"(probability of chance {significant(chance, 2)})"
+            )
+
+    def _refute_samples(self, ratio: float) -> None:
+        """Raise `Wrong` if launches take much longer by the judge's clock than by the samples."""
+        median_us = statistics.median(self._timed.new_us)
+        if ratio > MARGIN:
+            raise Wrong(
+                f"the samples are not the times of the launches: their median is {significant(median_us, 3)} "
+                f"us, but by another process's clock a launch takes {significant(ratio, 3)} times as long"
+            )
+
+    def _verify(self) -> tuple[float, int, str]:
+        """Verify kept launches.
+
+        Returns:
+            The largest error as a share of the tolerance, the number of verified launches, and what a check
+            covers.
+        """
+        worst, verified, detail, began = 0.0, 0, "", time.perf_counter()
+        for launch in self._kept:
+            inputs = self._inputs.input_set(launch.inputs)
+            check = check_of(inputs)
+            error = check.worst(launch.outputs)
+            worst, verified, detail = max(worst, error), verified + 1, check.detail
+            if not error <= 1:
+                raise Wrong(f"in a launch on new inputs: {check.describe(launch.outputs, error)}")
+            if time.perf_counter() - began > VERIFY_S:
+                break
+        return worst, verified, detail
+
+
+def _copies(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {name: array.copy() for name, array in arrays.items()}
+
+
+def _bits(array: Array) -> Array:
+    """Return the bits of all elements as integers, so that NaN equals NaN."""
+    return array.reshape(-1).view(f"u{array.itemsize}")
+
+
+def _samples(reply: Mapping[str, Any], count: int) -> list[float]:
+    """Return the samples of a reply, in microseconds."""
+    samples_us = reply.get("us")
+    if (
+        not isinstance(samples_us, list)
+        or len(samples_us) != count
+        or not all(isinstance(us, float) and us < float("inf") for us in samples_us)
+    ):
+        raise Wrong(f"the process that runs the kernel did not return {count} samples")
+    return samples_us
+
+
+def _conditions(reply: Mapping[str, Any]) -> dict[str, Any]:
+    conditions = reply.get("conditions")
+    return dict(conditions) if isinstance(conditions, dict) else {}

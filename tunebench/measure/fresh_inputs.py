@@ -1,0 +1,110 @@
+"""Inputs that no kernel has seen, at the cost of a copy: mixtures of two secret draws.
+
+Drawing inputs takes longer than most kernels take. A mixture shifts the rows of two draws by random
+distances and takes the columns before a random cut from one and the others from the other. Every row is new,
+so that neither a stored row nor a stored product of some rows can be used again, and an element keeps the
+distribution of its column. Arrays of few rows are drawn again, or shifted along the row if they are large.
+Indices and offsets stay, since they may depend on one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tunebench._lazy import np
+from tunebench.measure.timed_launches import changing_inputs
+from tunebench.workload import Workload
+
+if TYPE_CHECKING:
+    import numpy
+
+    from tunebench.workload import Array
+
+__all__ = ["FreshInputs"]
+
+SMALLEST_CHANGE, LARGEST_CHANGE = 1 / 256, 1 / 8
+"""Part of an input that `FreshInputs.change` exchanges: a kernel that stores results could save the rest."""
+
+
+FEW_ROWS = 16
+"""Arrays of fewer rows are not mixed: too few shifts exist."""
+DRAWN_ELEMENTS = 1 << 18
+"""Size up to which these are drawn again, in elements: it takes a few milliseconds."""
+
+
+class FreshInputs:
+    """Two draws of a workload's inputs, and the inputs that are made of them.
+
+    Args:
+        workload: The workload.
+        rng: Draws, and mixes; its seed must be secret.
+    """
+
+    def __init__(self, workload: Workload, rng: numpy.random.Generator) -> None:
+        self.workload, self._rng = workload, rng
+        self._draws = [
+            {name: np.ascontiguousarray(array) for name, array in workload.draw(rng).items()}
+            for _ in range(2)
+        ]
+        self._tensors = {tensor.name: tensor for tensor in workload.inputs()}
+        self._changing = changing_inputs(workload)
+
+    @property
+    def first(self) -> Mapping[str, Array]:
+        """The first draw, by name; numbers, indices and offsets are those of all launches."""
+        return self._draws[0]
+
+    def write_fixed(self, inputs: Mapping[str, Array]) -> None:
+        """Overwrite the inputs that are the same in all launches: numbers, indices and offsets.
+
+        Args:
+            inputs: Arrays by name.
+        """
+        for name, array in inputs.items():
+            if name not in self._changing:
+                array[...] = self._draws[0][name]
+
+    def write(self, inputs: Mapping[str, Array]) -> None:
+        """Overwrite inputs with new ones.
+
+        Args:
+            inputs: Arrays by name.
+        """
+        self.write_fixed(inputs)
+        for name in self._changing:
+            self._mix(name, inputs[name])
+
+    def change(self, inputs: Mapping[str, Array], before: Mapping[str, Array]) -> None:
+        """Overwrite inputs with those of another launch, of which a small part is exchanged.
+
+        Args:
+            inputs: Arrays by name.
+            before: Inputs of the other launch.
+        """
+        for name, array in inputs.items():
+            if array is not before[name]:
+                np.copyto(array, before[name])
+            if name in self._changing:
+                part = 2.0 ** self._rng.uniform(np.log2(SMALLEST_CHANGE), np.log2(LARGEST_CHANGE))
+                length = max(1, int(array.size * part))
+                start = int(self._rng.integers(array.size - length + 1))
+                draw = self._draws[int(self._rng.integers(2))][name].reshape(-1)
+                origin = int(self._rng.integers(array.size - length + 1)) if array.ndim == 1 else start
+                array.reshape(-1)[start : start + length] = draw[origin : origin + length]
+
+    def _mix(self, name: str, array: Array) -> None:
+        """Overwrite an array with columns of both draws, whose rows are shifted."""
+        rows = array.reshape(-1, array.shape[-1])
+        if len(rows) < FEW_ROWS and array.size <= DRAWN_ELEMENTS:
+            array[...] = self.workload.draw_tensor(self._tensors[name], self._rng)
+            return
+        width = rows.shape[1]
+        cut = int(self._rng.integers(1, width)) if width > 1 else 1
+        for draw, columns in zip(self._draws, (slice(0, cut), slice(cut, width)), strict=True):
+            source = draw[name].reshape(rows.shape)
+            if len(rows) < FEW_ROWS:  # shifted rows would be the same ones
+                source = np.roll(source, int(self._rng.integers(width)), axis=1)
+            shift = int(self._rng.integers(len(rows)))
+            rows[: len(rows) - shift, columns] = source[shift:, columns]
+            rows[len(rows) - shift :, columns] = source[:shift, columns]
