@@ -260,6 +260,14 @@ def packages(session: nox.Session) -> None:
 
 
 @nox.session
+def licences(session: nox.Session) -> None:
+    """List the licence of every package that tunebench needs: `nox -s licences -- postgres dashboard`."""
+    extras = session.posargs or ["cuda", "postgres", "cluster", "plot", "dataframe", "dashboard"]
+    _install(session, "-e", f".[{','.join(extras)}]")
+    session.run("python", "-m", "tests.packaging.licences", *extras)
+
+
+@nox.session
 def tune(session: nox.Session) -> None:
     """Tune a workload: `nox -s tune -- --workload gemm:m=256,n=256,k=256,dtype=f32`."""
     _install_for_this_machine(session)

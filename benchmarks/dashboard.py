@@ -113,7 +113,7 @@ def rows(trials: int, devices: Sequence[int]) -> Iterator[tuple[list[Row], list[
             end,
         )
         trial_rows = [_trial(draw, trial_id, device_id, workload) for trial_id in ids]
-        yield [(*run, 0, 0, 3000.0, 900.0, 200.0, 1500.0, 400.0, PER_PAIR)], trial_rows, measured
+        yield [(*run, 0, 0, 3000.0, 900.0, 200.0, 1500.0, 400.0, PER_PAIR, None)], trial_rows, measured
 
 
 def _trial(draw: random.Random, trial_id: int, device_id: int, workload: str) -> Row:
