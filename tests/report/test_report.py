@@ -34,7 +34,7 @@ from tunebench.tuning.replay import replay
 from tunebench.workloads import parse
 
 WORKLOAD = "softmax:rows=16,cols=16,dtype=f32"
-HOSTILE = "<script>alert('x')</script>\"&"
+HOSTILE = "<script>alert('x')</script>\"&\u202e\x1b[2J"
 VOID = {"meta", "link", "br", "wbr", "input"}
 
 
@@ -96,7 +96,7 @@ def test_history_has_best_default_failures_and_effects(tmp_path: Path) -> None:
 
 
 def test_page_is_well_formed_self_contained_and_escaped(tmp_path: Path) -> None:
-    path = database(tmp_path / "a.db", {32: 8.0, 64: 2.0}, workload="recorded:kernel=<img src=x>")
+    path = database(tmp_path / "a.db", {32: 8.0, 64: 2.0}, workload="recorded:kernel=<img src=x>\u202e\x07")
     with open_store(path, read_only=True) as store:
         text = history_page(search_histories(store), database=str(path))
     outline = Outline()
@@ -105,6 +105,8 @@ def test_page_is_well_formed_self_contained_and_escaped(tmp_path: Path) -> None:
     assert outline.scripts == 1  # that of the page; the reason of the failure is text
     assert "&lt;script&gt;" in text
     assert "<img" not in text
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+    assert "\\u202e" in text
     assert not re.search(r"(src|href)=\"?(https?:)?//", text)
     assert "4.00x" in text
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tunebench.report.svg import titled
+from tunebench.report.svg import safe, titled
 
 __all__ = ["FONT_PX", "Label", "PlacedLabel", "label_svg", "place_labels", "spread"]
 
@@ -132,8 +131,8 @@ def label_svg(placed: Iterable[PlacedLabel]) -> str:
 def _svg(placed: PlacedLabel) -> str:
     label, middle = placed.label, (placed.top + placed.bottom) / 2
     base = placed.top + LINE_PX - 4
-    value = f'<tspan class="value" x="{placed.left:.1f}" dy="{LINE_PX}">{html.escape(label.value)}</tspan>'
-    lines = f'<tspan x="{placed.left:.1f}">{html.escape(placed.name)}</tspan>{value * bool(label.value)}'
+    value = f'<tspan class="value" x="{placed.left:.1f}" dy="{LINE_PX}">{safe(label.value)}</tspan>'
+    lines = f'<tspan x="{placed.left:.1f}">{safe(placed.name)}</tspan>{value * bool(label.value)}'
     marked = titled(
         "g", f'class="label" data-y="{label.y:.1f}"', f"{label.name} {label.value}".strip()
     ).removesuffix("</g>")

@@ -5,12 +5,12 @@ Every text of a database is escaped: names, configurations and reasons may come 
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
 
 from tunebench._figure import duration, ratio, significant
 from tunebench._version import __version__
 from tunebench.report.style import script, style_sheet
+from tunebench.report.svg import safe
 from tunebench.report.unit import ColumnUnit, unit_of
 from tunebench.space import Config
 
@@ -198,8 +198,3 @@ def config_cell(config: Config) -> str:
 def breakable(text: str) -> str:
     """Return a workload or the key of a device, whose lines break only after a comma."""
     return ",<wbr>".join(f'<span class="token">{safe(part)}</span>' for part in text.split(","))
-
-
-def safe(text: str) -> str:
-    """Return a text with the characters escaped that HTML would interpret."""
-    return html.escape(text)

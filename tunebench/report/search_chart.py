@@ -6,7 +6,6 @@ and marks trials and lines outside of it at its edges.
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import TypeVar
 
 from tunebench._figure import duration
 from tunebench.report.label import LEADER_PX, Label, label_svg, place_labels
-from tunebench.report.svg import Axis, Box, linked, log_axis, time_unit, titled, trial_axis, trial_ticks
+from tunebench.report.svg import Axis, Box, linked, log_axis, safe, time_unit, titled, trial_axis, trial_ticks
 
 __all__ = [
     "LEGEND",
@@ -270,7 +269,7 @@ def _panel(
         top=2,
         bottom=box.y_end + 6,
     )
-    head = f'<svg viewBox="0 0 {box.width:.0f} {box.height:.0f}" role="img" aria-label="{html.escape(name)}"'
+    head = f'<svg viewBox="0 0 {box.width:.0f} {box.height:.0f}" role="img" aria-label="{safe(name)}"'
     axes = f'data-x="{x.low} {x.high}" data-y="{y.low!r} {y.high!r} {scale} {"log" if y.log else "linear"}"'
     x_min, top = box.left - PAD, box.top - PAD
     size = f"{box.x_end - box.left + 2 * PAD} {box.y_end - box.top + 2 * PAD}"

@@ -6,6 +6,7 @@ import html
 import math
 from dataclasses import dataclass
 
+from tunebench._console import printable
 from tunebench._figure import significant
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "linked",
     "log_axis",
     "rate_text",
+    "safe",
     "svg",
     "text",
     "time_unit",
@@ -24,6 +26,15 @@ __all__ = [
 
 MARGIN = 1.06
 """Ratio of the ends of a logarithmic axis to the extreme values."""
+
+
+def safe(text: str) -> str:
+    r"""Return a text for a page: characters that HTML would interpret, and control characters, are escaped.
+
+    Names come from imported files and databases. A control character that reverses the direction of writing
+    would make a name look like another one.
+    """
+    return html.escape(printable(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +69,7 @@ class Box:
         return (
             text((self.left + self.x_end) / 2, self.height - 6, x)
             + f'<text transform="translate(14 {middle:.1f}) rotate(-90)" text-anchor="middle">'
-            f"{html.escape(y)}</text>"
+            f"{safe(y)}</text>"
         )
 
     def horizontal_grid(self, axis: Axis, scale: float = 1.0) -> str:
@@ -125,7 +136,7 @@ def svg(box: Box, name: str, *parts: str) -> str:
         name: Accessible name.
         parts: Elements of SVG.
     """
-    head = f'<svg viewBox="0 0 {box.width:.0f} {box.height:.0f}" role="img" aria-label="{html.escape(name)}">'
+    head = f'<svg viewBox="0 0 {box.width:.0f} {box.height:.0f}" role="img" aria-label="{safe(name)}">'
     return "".join((head, *parts, "</svg>"))
 
 
@@ -138,7 +149,7 @@ def text(x: float, y: float, content: str, anchor: str = "middle") -> str:
         content: Plain text.
         anchor: Which part of the text is at `x`: ``start``, ``middle`` or ``end``.
     """
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(content)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{safe(content)}</text>'
 
 
 def titled(element: str, attributes: str, title: str) -> str:
@@ -149,7 +160,7 @@ def titled(element: str, attributes: str, title: str) -> str:
         attributes: Its attributes.
         title: Plain text.
     """
-    return f"<{element} {attributes}><title>{html.escape(title)}</title></{element}>"
+    return f"<{element} {attributes}><title>{safe(title)}</title></{element}>"
 
 
 def linked(element: str, href: str) -> str:
@@ -159,7 +170,7 @@ def linked(element: str, href: str) -> str:
         element: The element.
         href: The URL.
     """
-    return f'<a href="{html.escape(href)}" tabindex="-1">{element}</a>'
+    return f'<a href="{safe(href)}" tabindex="-1">{element}</a>'
 
 
 def rate_text(gflop_s: float) -> str:
