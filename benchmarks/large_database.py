@@ -44,10 +44,10 @@ IDLE_S = 0.3
 
 TEXT = """# Large databases
 
-`python -m benchmarks.large_database` on {date}, with {machine} that had
-other work at the same time: load {load:.0f}. Each command runs once, in a new process. Memory is the most resident
-memory of the process. The time of the dashboard is that from the command to its third page; its processor time
-includes the reading of all times in the background.
+`python -m benchmarks.large_database` on {date}, with {machine}
+that had other work at the same time: load {load:.0f}. Each command runs once, in a new process. Memory is the
+most resident memory of the process. The time of the dashboard is that from the command to its third page; its
+processor time includes the reading of all times in the background.
 
 {table}
 """
