@@ -825,9 +825,7 @@ def _() -> Kernel:
 @honest("branches on its data")
 def _() -> Kernel:
     def kernel(x: Any, y: Any) -> None:
-        softmax(x, y)
-        if (x > 3).any():
-            y[y < 1e-30] = 0
+        (softmax if (x > 4).any() else in_blocks)(x, y)
 
     return kernel
 

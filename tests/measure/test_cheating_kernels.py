@@ -110,7 +110,7 @@ def assert_not_served_falsely(workers: LocalExecutor, name: str) -> None:
 @pytest.mark.parametrize("name", outside_cheats.HONEST)
 def test_honest_but_unusual_kernel_is_served(name: str) -> None:
     with executor(Protocol()) as workers:
-        for outcome in outcomes_of(workers, name, LARGE):
+        for outcome in outcomes_of(workers, name, LARGE, 10):
             assert isinstance(outcome, Measured), outcome
 
 
