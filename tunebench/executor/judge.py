@@ -86,7 +86,7 @@ UNTIMED_BATCHES = 4
 REPETITIONS = 3
 """Repetitions of the comparison of both clocks before a finding."""
 
-VERIFY_S = 0.25
+VERIFY_S = 0.05
 """Time after which no further launch is verified; one always is."""
 MOST_KEPT_BYTES = 256 << 20
 MOST_KEPT = 8
@@ -119,17 +119,22 @@ class JudgedCase:
         workload: The pickled workload.
         operator_file: The user's file that defines its operator, which is loaded then; None for others.
         guard: Process id of the measuring process's guard (see `tunebench.executor._supervisor`).
+        name: Variant and configuration: extreme inputs are tried once for each.
     """
 
     workload: bytes
     operator_file: str | None
     guard: int
+    name: str
 
     @classmethod
     def of(cls, task: Task, guard: int) -> JudgedCase:
         """Return the case of a task that a measuring process runs."""
         return cls(
-            workload=pickle.dumps(task.workload), operator_file=file_of_operator(task.workload), guard=guard
+            workload=pickle.dumps(task.workload),
+            operator_file=file_of_operator(task.workload),
+            guard=guard,
+            name=f"{task.variant.key} {task.config}",
         )
 
 
@@ -162,6 +167,7 @@ class _WorkloadInputs:
     def __init__(self, workload: Workload, device: Device) -> None:
         self._device = device
         self.fresh = FreshInputs(workload, _rng)
+        self.extreme_errors: dict[str, float] = {}
 
     @functools.cached_property
     def extreme(self) -> tuple[InputSet, OutputCheck] | None:
@@ -197,7 +203,7 @@ def examine(case: JudgedCase) -> Verdict:
             _inputs = _WorkloadInputs(workload, _setup.device)
         began = time.perf_counter()
         process = JudgedProcess(connection, case.guard, _setup.limit_s)
-        examination = _Examination(_inputs, process, _setup, _rng)
+        examination = _Examination(case.name, _inputs, process, _setup, _rng)
         try:
             outcome: Outcome | None = examination.outcome()
         except Ended:
@@ -236,13 +242,17 @@ class _Examination:
     """Examination of one configuration.
 
     Args:
+        name: Variant and configuration.
         inputs: Inputs of its workload.
         process: The measuring process.
         setup: Device and protocol.
         rng: All choices; secret.
     """
 
-    def __init__(self, inputs: _WorkloadInputs, process: JudgedProcess, setup: JudgeSetup, rng: Any) -> None:
+    def __init__(
+        self, name: str, inputs: _WorkloadInputs, process: JudgedProcess, setup: JudgeSetup, rng: Any
+    ) -> None:
+        self._name = name
         self._inputs, self._fresh = inputs, inputs.fresh
         self._process, self._rng = process, rng
         self._workload, self._device = self._fresh.workload, setup.device
@@ -262,7 +272,9 @@ class _Examination:
         for slot in range(self._arena.slots):
             self._fresh.write_fixed(self._arena.inputs(slot))
         self._process.open(self._arena)
-        worst_extreme = self._verify_extreme()
+        worst_extreme = self._inputs.extreme_errors.get(self._name)
+        if worst_extreme is None and (worst_extreme := self._verify_extreme()) is not None:
+            self._inputs.extreme_errors[self._name] = worst_extreme
         self._run(2)  # compiles and loads what the kernel leaves until its first launch
         self._sample()
         ratio = self._clock_ratio()
