@@ -42,8 +42,9 @@ def test_a_llama_has_gated_products_residuals_and_grouped_queries() -> None:
     size = LlamaSize(layers=2, width=512, heads=8, key_heads=2, inner=1024, words=1000)
     plan, counts = planned(lambda: Llama(size), "2x256:i64", "bf16")
     assert plan.coverage == pytest.approx(1)
-    assert (counts["gated_gemm"], counts["gemm epilogue=residual"], counts["attention"]) == (2, 4, 2)
+    assert (counts["gated_gemm"], counts["rmsnorm"], counts["attention"]) == (2, 5, 2)
     texts = [text for offer in plan.chosen for text in offer.group.workloads]
+    assert sum("rmsnorm" in text and "prologue=residual" in text for text in texts) == 4
     assert sum("heads_k=2,causal=true" in text for text in texts) == 2
     rotations = [text for text in texts if "(-x2+x3)*x4" in text]
     assert len(rotations) == 4  # of queries and keys, each one kernel

@@ -11,6 +11,7 @@ import pytest
 
 from tests.report.test_report import HOSTILE, WORKLOAD, database
 from tests.support import needs_browser
+from tunebench._console import printable
 from tunebench.db import open_store
 from tunebench.report import (
     compare_databases,
@@ -126,7 +127,7 @@ def test_links_lead_to_sections_and_hostile_text_stays_text(chromium: Any, pages
     page.get_by_role("link", name=WORKLOAD).click()
     assert page.url.endswith("#history0")
     page.locator("summary").first.click()
-    assert page.locator("table", has_text=HOSTILE).count() >= 1
+    assert page.locator("table", has_text=printable(HOSTILE)).count() >= 1
     page = opened(chromium, pages["comparison"], faults)
     assert page.locator("span.regression").inner_text() == "regression"
     assert faults == []
