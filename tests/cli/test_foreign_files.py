@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,8 @@ def test_configuration_with_a_wrong_value_is_refused(
     changed: dict[str, Any], tmp_path: Path, run_refused: Run
 ) -> None:
     path = foreign_files.written(tmp_path, "llama", LLAMA | changed)
-    run_refused(*MODEL, str(path))
+    message = run_refused(*MODEL, str(path))
+    assert re.search(r"^error: .*(must be|expected|unknown|larger than)", message), message
 
 
 @pytest.mark.parametrize("kind", foreign_files.KINDS)

@@ -175,9 +175,9 @@ def test_an_interval_follows_the_regime() -> None:
     expected, floors = np.array([5.0, 50.0, 50.0, 50.0]), np.zeros(4)
     tensor, dram = np.array([1.0, 1.0, 1.0, 0.0]), np.array([1.0, 1.0, 45.0, 1.0])
     bounds = Bounds(us=floors, floors={"tensor pipe": tensor, "dram": dram}, assumed=False)
-    low, high = (ends / expected for ends in interval_us(expected, bounds))
+    low, high = (limit / expected for limit in interval_us(expected, bounds))
     regimes = (SHORT_TENSOR_INTERVAL, TENSOR_INTERVAL, MEMORY_INTERVAL, INTERVAL)
-    assert list(zip(low, high, strict=True)) == [pytest.approx(ends) for ends in regimes]
+    assert list(zip(low, high, strict=True)) == [pytest.approx(interval) for interval in regimes]
 
 
 # ------------------------------------------------------------------- the known error, as the docstring has it

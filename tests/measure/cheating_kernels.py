@@ -11,6 +11,7 @@ categories of Wafer ("A field guide to reward hacking in AI kernel generation").
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import queue
 import random
@@ -34,14 +35,14 @@ HONEST: dict[str, Callable[[], Kernel]] = {}
 """Factory of each honest kernel."""
 
 
-def cheat(name: str) -> Callable[[Callable[[], Kernel]], Callable[[], Kernel]]:
-    """Register a factory of a dishonest kernel."""
-    return lambda factory: CHEATS.setdefault(name, factory)
+def registering(
+    kernels: dict[str, Callable[[], Kernel]],
+) -> Callable[[str], Callable[..., Callable[[], Kernel]]]:
+    """Return the decorator that registers a factory in `kernels` under a name."""
+    return lambda name: functools.partial(kernels.setdefault, name)
 
 
-def honest(name: str) -> Callable[[Callable[[], Kernel]], Callable[[], Kernel]]:
-    """Register a factory of an honest kernel."""
-    return lambda factory: HONEST.setdefault(name, factory)
+cheat, honest = registering(CHEATS), registering(HONEST)
 
 
 def softmax(x: Any, y: Any) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.measure.cheating_kernels import Kernel, softmax, sometimes, uniform
+from tests.measure.cheating_kernels import Kernel, registering, softmax, sometimes, uniform
 
 CHEATS: dict[str, Callable[[], Kernel]] = {}
 """Factory of each dishonest kernel: "what it changes: how"."""
@@ -35,14 +35,7 @@ HONEST: dict[str, Callable[[], Kernel]] = {}
 """Factory of each honest kernel."""
 
 
-def cheat(name: str) -> Callable[[Callable[[], Kernel]], Callable[[], Kernel]]:
-    """Register a factory of a dishonest kernel."""
-    return lambda factory: CHEATS.setdefault(name, factory)
-
-
-def honest(name: str) -> Callable[[Callable[[], Kernel]], Callable[[], Kernel]]:
-    """Register a factory of an honest kernel."""
-    return lambda factory: HONEST.setdefault(name, factory)
+cheat, honest = registering(CHEATS), registering(HONEST)
 
 
 def zeros(x: Any, y: Any) -> None:

@@ -396,7 +396,7 @@ def interval_us(expected: Array, bounds: Bounds) -> tuple[Array, Array]:
     regimes = [by_memory, on_tensor_cores & (expected < SHORT_US), on_tensor_cores]
     intervals = (MEMORY_INTERVAL, SHORT_TENSOR_INTERVAL, TENSOR_INTERVAL)
     low, high = (
-        np.select(regimes, ends, default)
-        for ends, default in zip(zip(*intervals, strict=True), INTERVAL, strict=True)
+        np.select(regimes, multiples, default)
+        for multiples, default in zip(zip(*intervals, strict=True), INTERVAL, strict=True)
     )
     return np.maximum(expected * low, bounds.us), expected * high

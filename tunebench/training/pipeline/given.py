@@ -178,9 +178,11 @@ def read_stages(path: str | Path, ranks: int | None = None) -> GivenStages:
     for index, part_table in enumerate(tables):
         table = dict(part_table)
         count = table.pop("count", 1)
-        most = MOST_PARTS - len(parts)
-        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= most:
-            raise InputError(f"{path}, stage {index}: expected a count of 1 to {most} parts, found {count!r}")
+        parts_left = MOST_PARTS - len(parts)
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= parts_left:
+            raise InputError(
+                f"{path}, stage {index}: expected a count of 1 to {parts_left} parts, found {count!r}"
+            )
         parts += [_stage(f"{path}, stage {index}", table)] * count
     links = data.get("interconnect", {})
     if not isinstance(links, dict):
