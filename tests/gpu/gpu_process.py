@@ -45,9 +45,9 @@ from tunebench._environment import binary_folder
 from tunebench.compile import BinaryCache, compile_config
 from tunebench.device import Device, find, representative
 from tunebench.errors import TunebenchError
+from tunebench.libraries import torch_calls
 from tunebench.measure._device_arrays import reference_device
 from tunebench.measure._torch_gpu import TorchGpu
-from tunebench.measure.baselines import torch_calls
 from tunebench.measure.cuda import CudaRunner
 from tunebench.measure.timed_launches import spare_inputs
 from tunebench.measure.timing import Protocol, collect

@@ -24,7 +24,7 @@ from tests.gpu.acceptance_run import MOST_HANGS, AcceptanceRun
 from tests.gpu.rehearsal import SECONDS, Fault, rehearse
 from tests.support import measured, needs_torch
 from tunebench import device
-from tunebench.measure.baselines import torch_tensor
+from tunebench.libraries import torch_tensor
 from tunebench.measure.timing import Protocol
 from tunebench.measure.verify import draw
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.measure.baselines import torch_type
+from tunebench.libraries import torch_type
 from tunebench.workload import Workload
 from tunebench.workloads.operators.attention import Attention
 from tunebench.workloads.operators.gemm import Gemm

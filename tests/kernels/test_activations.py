@@ -22,7 +22,7 @@ from tunebench.kernels.common import cuda_expression
 from tunebench.kernels.common.cuda import helpers
 from tunebench.kernels.common.numba_expression import in_cuda, on_cpu
 from tunebench.kernels.elementwise.cuda_vector import CudaVectorElementwise
-from tunebench.measure.baselines import elementwise, gated_gemm, gemm
+from tunebench.libraries import elementwise, gated_gemm, gemm
 from tunebench.measure.verify import draw, worst_error
 from tunebench.space import Config
 from tunebench.variant import CudaVariant, Launch, NumbaCpuVariant, NumbaCudaVariant, Scalar

@@ -25,7 +25,7 @@ from tunebench.kernels.common import cuda_expression, numba_expression
 from tunebench.kernels.common.expression import least_operations, lines, variable
 from tunebench.kernels.common.numba_expression import by_libm, by_polynomials
 from tunebench.kernels.elementwise import cuda_vector, numba_cpu, numba_cuda
-from tunebench.measure.baselines import elementwise as library
+from tunebench.libraries import elementwise as library
 from tunebench.measure.verify import worst_error
 from tunebench.space import Config
 from tunebench.workloads.common import expression_value

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.kernels import kernel_checks as checks
 from tests.kernels.kernel_checks import A100, GPUS, H100, HGMMA, QGMMA, UTMALDG, parser
 from tests.support import needs_compiler, needs_numba_cuda, needs_nvrtc
+from tunebench import libraries
 from tunebench.bound import bound
 from tunebench.device import representative
 from tunebench.dtype import itemsize, numpy_dtype
@@ -27,7 +28,7 @@ from tunebench.kernels.grouped_gemm.cuda_simt import VARIANT as SIMT
 from tunebench.kernels.grouped_gemm.cuda_wgmma import VARIANT as WGMMA
 from tunebench.kernels.grouped_gemm.cuda_wgmma_promoted import VARIANT as PROMOTED
 from tunebench.kernels.grouped_gemm.numba_cuda import VARIANT as NUMBA
-from tunebench.measure import baseline, baselines
+from tunebench.measure import baseline
 from tunebench.measure.sampled import Sampled, is_sampled
 from tunebench.measure.verify import InputSet
 from tunebench.space import Config
@@ -467,7 +468,7 @@ def test_planted_faults_are_found(fault: str) -> None:
 def test_libraries_compute_the_same(dtype: str, trans: str) -> None:
     workload = grouped(f"groups=6,m=40,n=24,k=32,dtype={dtype},trans={trans},skew=zipf")
     inputs = inputs_of(workload)
-    call: Any = baselines.numpy_call(workload, inputs)
+    call: Any = libraries.numpy_call(workload, inputs)
     checks.assert_right(workload, inputs, {"c": call()})
     torch = pytest.importorskip("torch")
     calls = baseline.torch_cpu(workload, inputs)

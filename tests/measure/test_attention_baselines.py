@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tunebench.measure.baselines import _attention_backward as backward
-from tunebench.measure.baselines import _attention_forward as forward
+from tunebench.libraries import _attention_backward as backward
+from tunebench.libraries import _attention_forward as forward
 from tunebench.measure.verify import draw
 from tunebench.workloads import parse
 from tunebench.workloads.operators.attention import Attention

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tests.toy_variants import Toy
+from tunebench import libraries
 from tunebench.device import find
-from tunebench.measure import baseline, baselines
+from tunebench.measure import baseline
 from tunebench.measure.timing import Protocol
 from tunebench.measure.verify import InputSet, worst_error
 from tunebench.workload import Workload
@@ -123,7 +124,7 @@ def worst(workload: Workload, inputs: Any, got: Any) -> float:
 def test_numpy_baselines_match_operator_reference(text: str) -> None:
     workload = parse(text)
     inputs = workload.draw(np.random.default_rng(0))
-    call = baselines.numpy_call(workload, inputs)
+    call = libraries.numpy_call(workload, inputs)
     if call is not None:
         assert worst(workload, inputs, call()) <= 1
 
@@ -148,8 +149,8 @@ def _as_stored(torch: Any, workload: Any, part: Any) -> Any:
 
 def test_operator_without_baseline_module_has_no_baselines() -> None:
     toy = Toy(n=3)
-    assert baselines.numpy_call(toy, {}) is None
-    assert baselines.torch_calls(toy, {}) == {}
+    assert libraries.numpy_call(toy, {}) is None
+    assert libraries.torch_calls(toy, {}) == {}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import torch_tensor
+from tunebench.libraries import torch_tensor
 from tunebench.workload import Workload
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from tunebench._lazy import np
 from tunebench.device import Device, local_gpus
 from tunebench.errors import DeviceError, MissingDependency
+from tunebench.libraries import LibraryCall, torch_tensor
 from tunebench.measure._cache_flush import FLUSHED_CACHES, Flush
 from tunebench.measure._clock import Clock
 from tunebench.measure._gpu import open_gpu
 from tunebench.measure._sampler import Sampler, Timing
-from tunebench.measure.baselines import BaselineCall, torch_tensor
 from tunebench.measure.timing import Protocol
 from tunebench.workload import Workload
 
@@ -66,7 +66,7 @@ class TorchGpu:
         torch.backends.cudnn.allow_tf32 = in_tf32
         torch.backends.cudnn.benchmark = True
 
-    def sampler(self, call: BaselineCall, protocol: Protocol) -> Sampler:
+    def sampler(self, call: LibraryCall, protocol: Protocol) -> Sampler:
         """Run a call once, and return a sampler of it.
 
         Args:
@@ -86,7 +86,7 @@ class TorchGpu:
 
     # -- operations for the sampler ------------------------------------------------------------
 
-    def launch(self, launches: Sequence[BaselineCall]) -> None:
+    def launch(self, launches: Sequence[LibraryCall]) -> None:
         """Enqueue calls."""
         for call in launches:
             call()
@@ -95,7 +95,7 @@ class TorchGpu:
         """Enqueue reading memory, on the stream of torch."""
         self._gpu.read(address, nbytes, int(self._torch.cuda.current_stream().cuda_stream))
 
-    def graph(self, launches: Sequence[BaselineCall], count: int) -> Any:
+    def graph(self, launches: Sequence[LibraryCall], count: int) -> Any:
         """Capture calls `count` times in a graph."""
         graph = self._torch.cuda.CUDAGraph()
         with self._torch.cuda.graph(graph):

@@ -2,7 +2,7 @@
 
 Baselines run in a separate process, under the same protocol and on inputs drawn in the same way as variants,
 so that the times are comparable. torch is used if it is installed, and never required. The programs are in
-`tunebench.measure.baselines`.
+`tunebench.libraries`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from tunebench import libraries
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.errors import DeviceError, MissingDependency
-from tunebench.measure import baselines
 from tunebench.measure.timing import Protocol, collect, median_interval
 from tunebench.workload import Workload
 
 __all__ = ["Baseline", "BaselineFailed", "measure_baselines"]
 
 T = TypeVar("T")
-CallsOf = Callable[[Workload, baselines.Tensors], Mapping[str, baselines.BaselineCall]]
-SamplerOf = Callable[[baselines.BaselineCall], Callable[[], float]]
+CallsOf = Callable[[Workload, libraries.Tensors], Mapping[str, libraries.LibraryCall]]
+SamplerOf = Callable[[libraries.LibraryCall], Callable[[], float]]
 
 LONGEST_REASON = 500
 """Maximum length of a stored reason, in characters: some libraries print their stack."""
@@ -111,7 +111,7 @@ def _libraries(
 
         stopwatch = CpuTimer(device, protocol)
 
-        def on_cpu(call: baselines.BaselineCall) -> Callable[[], float]:
+        def on_cpu(call: libraries.LibraryCall) -> Callable[[], float]:
             return functools.partial(stopwatch.time_us, call)
 
         yield "numpy", numpy_cpu, on_cpu
@@ -126,7 +126,7 @@ def _libraries(
     gpu.allow_for(workload)
     yield (
         "torch",
-        lambda workload, inputs: baselines.torch_calls(workload, gpu.tensors(inputs)),
+        lambda workload, inputs: libraries.torch_calls(workload, gpu.tensors(inputs)),
         lambda call: gpu.sampler(call, protocol).sample_us,
     )
 
@@ -147,18 +147,18 @@ def _time(
 # -- CPU ---------------------------------------------------------------------------------------------
 
 
-def numpy_cpu(workload: Workload, inputs: baselines.Tensors) -> dict[str, baselines.BaselineCall]:
+def numpy_cpu(workload: Workload, inputs: libraries.Tensors) -> dict[str, libraries.LibraryCall]:
     """Return NumPy's program for a workload, if there is one, as ``{"numpy": program}``.
 
     Args:
         workload: The workload.
         inputs: Inputs by name.
     """
-    call = baselines.numpy_call(workload, inputs)
+    call = libraries.numpy_call(workload, inputs)
     return {} if call is None else {"numpy": call}
 
 
-def torch_cpu(workload: Workload, inputs: baselines.Tensors) -> dict[str, baselines.BaselineCall]:
+def torch_cpu(workload: Workload, inputs: libraries.Tensors) -> dict[str, libraries.LibraryCall]:
     """Return torch's programs for a workload on this processor; empty if torch is not installed.
 
     Args:
@@ -169,14 +169,14 @@ def torch_cpu(workload: Workload, inputs: baselines.Tensors) -> dict[str, baseli
         import torch
     except ImportError:
         return {}
-    tensors = {name: baselines.torch_tensor(value) for name, value in inputs.items()}
+    tensors = {name: libraries.torch_tensor(value) for name, value in inputs.items()}
 
-    def without_gradients(call: baselines.BaselineCall) -> baselines.BaselineCall:
+    def without_gradients(call: libraries.LibraryCall) -> libraries.LibraryCall:
         def run() -> object:
             with torch.inference_mode():
                 return call()
 
         return run
 
-    calls = baselines.torch_calls(workload, tensors)
+    calls = libraries.torch_calls(workload, tensors)
     return {name: without_gradients(call) for name, call in calls.items()}

@@ -16,7 +16,7 @@ from tunebench.device import Device
 from tunebench.dispatch import BoundKernel
 from tunebench.dtype import DType, numpy_dtype
 from tunebench.errors import TunebenchError
-from tunebench.measure.baselines import torch_tensor
+from tunebench.libraries import torch_tensor
 from tunebench.measure.sampled import check_of
 from tunebench.measure.verify import draw, poisoned
 from tunebench.outcome import Result, WrongResult

@@ -8,8 +8,8 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.dtype import numpy_dtype, storage
 from tunebench.expression import parse
-from tunebench.measure.baselines import Tensors
-from tunebench.measure.baselines._expression import Library, numpy_library, torch_library
+from tunebench.libraries import Tensors
+from tunebench.libraries._expression import Library, numpy_library, torch_library
 from tunebench.workloads.common.activation import IDENTITY
 from tunebench.workloads.common.prologue import PREFIX, vectors
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import BaselineCall, Tensors, single
+from tunebench.libraries import LibraryCall, Tensors, single
 from tunebench.workloads.operators.softmax import Softmax
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["numpy_call", "torch_calls"]
 
 
-def numpy_call(workload: Softmax, inputs: Tensors) -> BaselineCall:
+def numpy_call(workload: Softmax, inputs: Tensors) -> LibraryCall:
     """Return the program that normalises, or computes the gradient, by NumPy."""
     tensors = single(inputs)
     if workload.is_backward:
@@ -47,7 +47,7 @@ def _numpy_backward(workload: Softmax, t: Tensors) -> Array:
     return dx
 
 
-def torch_calls(workload: Softmax, t: Tensors) -> dict[str, BaselineCall]:
+def torch_calls(workload: Softmax, t: Tensors) -> dict[str, LibraryCall]:
     """Return torch's softmax after the prologue, or its gradient followed by the prologue's."""
     return {"torch": lambda: (_torch_backward if workload.is_backward else _torch)(workload, t)}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import BaselineCall, Tensors, single
+from tunebench.libraries import LibraryCall, Tensors, single
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["numpy_call", "torch_calls"]
 
 
-def numpy_call(workload: GroupedGemm, inputs: Tensors) -> BaselineCall:
+def numpy_call(workload: GroupedGemm, inputs: Tensors) -> LibraryCall:
     """Return a loop over the groups in NumPy."""
     return _numpy(workload, single(inputs), workload.parts(inputs["offsets"]))
 
@@ -33,7 +33,7 @@ def _numpy(workload: GroupedGemm, t: Tensors, parts: list[tuple[int, slice]]) ->
     return run
 
 
-def torch_calls(workload: GroupedGemm, t: Tensors) -> dict[str, BaselineCall]:
+def torch_calls(workload: GroupedGemm, t: Tensors) -> dict[str, LibraryCall]:
     """Return a loop over the groups, and torch's grouped product if it has one."""
     grouped = _grouped_mm(workload, t)
     return {"torch": _torch(workload, t)} | ({} if grouped is None else {"torch grouped_mm": grouped})

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tunebench.dtype import storage
-from tunebench.measure.baselines import BaselineCall, Tensors, single
-from tunebench.measure.baselines._activation import numpy_activation, torch_activation
+from tunebench.libraries import LibraryCall, Tensors, single
+from tunebench.libraries._activation import numpy_activation, torch_activation
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["numpy_call", "torch_calls"]
 
 
-def numpy_call(workload: GatedGemm, inputs: Tensors) -> BaselineCall | None:
+def numpy_call(workload: GatedGemm, inputs: Tensors) -> LibraryCall | None:
     """Return the program with NumPy's BLAS, in f32; None if NumPy lacks a function of the activation."""
     t = single(inputs)
     gate, up = (t[b] if workload.trans == "nn" else t[b].T for b in ("b_gate", "b_up"))
@@ -32,7 +32,7 @@ def numpy_call(workload: GatedGemm, inputs: Tensors) -> BaselineCall | None:
     return run
 
 
-def torch_calls(workload: GatedGemm, t: Tensors) -> dict[str, BaselineCall]:
+def torch_calls(workload: GatedGemm, t: Tensors) -> dict[str, LibraryCall]:
     """Return the layer with two matrices b, and with both concatenated.
 
     The concatenation is not timed: models with this layout store their weights concatenated.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import BaselineCall, Tensors, single
-from tunebench.measure.baselines._norm import summed
+from tunebench.libraries import LibraryCall, Tensors, single
+from tunebench.libraries._norm import summed
 from tunebench.workloads.operators.rmsnorm import RmsNorm
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["numpy_call", "torch_calls"]
 
 
-def numpy_call(workload: RmsNorm, inputs: Tensors) -> BaselineCall:
+def numpy_call(workload: RmsNorm, inputs: Tensors) -> LibraryCall:
     """Return the program that normalises, or computes the gradients, by NumPy."""
     tensors, run = single(inputs), _numpy_gradients if workload.is_backward else _numpy
     return lambda: run(workload, tensors)
@@ -36,7 +36,7 @@ def _numpy_gradients(workload: RmsNorm, t: Tensors) -> tuple[Array, ...]:
     return dx, (t["dy"] * normal).sum(axis=0)
 
 
-def torch_calls(workload: RmsNorm, t: Tensors) -> dict[str, BaselineCall]:
+def torch_calls(workload: RmsNorm, t: Tensors) -> dict[str, LibraryCall]:
     """Return torch's rms_norm after the sum; with statistics, or backward, the operators it calls.
 
     torch has rms_norm since 2.4, those operators since later versions, the gradients' on GPUs only.

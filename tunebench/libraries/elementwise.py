@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from tunebench.expression import Name
-from tunebench.measure.baselines import BaselineCall, Tensors, single, torch_type
-from tunebench.measure.baselines._expression import Library, numpy_library, spread, torch_library
+from tunebench.libraries import LibraryCall, Tensors, single, torch_type
+from tunebench.libraries._expression import Library, numpy_library, spread, torch_library
 from tunebench.workloads.operators.elementwise import Elementwise
 
 __all__ = ["numpy_call", "torch_calls"]
 
 
-def numpy_call(workload: Elementwise, inputs: Tensors) -> BaselineCall | None:
+def numpy_call(workload: Elementwise, inputs: Tensors) -> LibraryCall | None:
     """Return NumPy's program, or None for erf and gelu, which NumPy lacks."""
     library = numpy_library(workload.tree)
     return None if library is None else _program(workload, single(inputs), library)
 
 
-def torch_calls(workload: Elementwise, t: Tensors) -> dict[str, BaselineCall]:
+def torch_calls(workload: Elementwise, t: Tensors) -> dict[str, LibraryCall]:
     """Return torch's program, which rounds each step to the type of its inputs."""
     out = torch_type(workload.out)
     call = _program(workload, t, torch_library(t[workload.whole_names[0]].device))
@@ -25,7 +25,7 @@ def torch_calls(workload: Elementwise, t: Tensors) -> dict[str, BaselineCall]:
     return {"torch": lambda: call().to(out)}
 
 
-def _program(workload: Elementwise, tensors: Tensors, library: Library) -> BaselineCall:
+def _program(workload: Elementwise, tensors: Tensors, library: Library) -> LibraryCall:
     """Return a function that computes the expression; a plain copy adds 0."""
     if isinstance(workload.tree, Name):
         (name,) = workload.whole_names

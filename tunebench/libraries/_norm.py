@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunebench.measure.baselines import Tensors
+from tunebench.libraries import Tensors
 
 __all__ = ["summed"]
 

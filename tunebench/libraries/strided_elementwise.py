@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from tunebench._lazy import np
 from tunebench.dtype import numpy_dtype
-from tunebench.measure.baselines import BaselineCall, Tensors, single, torch_type
-from tunebench.measure.baselines._expression import numpy_library, torch_library
-from tunebench.measure.baselines._strided import of_numpy, of_torch, program, torch_memory
+from tunebench.libraries import LibraryCall, Tensors, single, torch_type
+from tunebench.libraries._expression import numpy_library, torch_library
+from tunebench.libraries._strided import of_numpy, of_torch, program, torch_memory
 from tunebench.workloads.operators.strided_elementwise import StridedElementwise
 
 __all__ = ["numpy_call", "torch_calls"]
 
 
-def numpy_call(workload: StridedElementwise, inputs: Tensors) -> BaselineCall | None:
+def numpy_call(workload: StridedElementwise, inputs: Tensors) -> LibraryCall | None:
     """Return NumPy's program, or None for erf and gelu, which NumPy lacks."""
     library = numpy_library(workload.tree)
     if library is None:
@@ -22,7 +22,7 @@ def numpy_call(workload: StridedElementwise, inputs: Tensors) -> BaselineCall | 
     return lambda: np.array(np.broadcast_to(compute(), workload.extents), stored, order="C")
 
 
-def torch_calls(workload: StridedElementwise, t: Tensors) -> dict[str, BaselineCall]:
+def torch_calls(workload: StridedElementwise, t: Tensors) -> dict[str, LibraryCall]:
     """Return torch's program, which rounds each step to the type of its operands."""
     import torch
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from tunebench.measure.baselines import BaselineCall, Tensors, single
-from tunebench.measure.baselines import _attention_backward as backward
-from tunebench.measure.baselines import _attention_forward as forward
+from tunebench.libraries import LibraryCall, Tensors, single
+from tunebench.libraries import _attention_backward as backward
+from tunebench.libraries import _attention_forward as forward
 from tunebench.workloads.operators.attention import Attention
 
 __all__ = ["numpy_call", "torch_calls"]
 
 
-def numpy_call(workload: Attention, inputs: Tensors) -> BaselineCall:
+def numpy_call(workload: Attention, inputs: Tensors) -> LibraryCall:
     """Return the program with NumPy's BLAS, with all scores in memory."""
     tensors = single(inputs)
     program = backward.by_numpy if workload.direction == "backward" else forward.by_numpy
     return lambda: program(workload, tensors)
 
 
-def torch_calls(workload: Attention, tensors: Tensors) -> dict[str, BaselineCall]:
+def torch_calls(workload: Attention, tensors: Tensors) -> dict[str, LibraryCall]:
     """Return torch's programs for attention, or for its gradients."""
     if workload.direction == "backward":
         return backward.by_torch(workload, tensors)

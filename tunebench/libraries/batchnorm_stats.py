@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import BaselineCall, Tensors, single
+from tunebench.libraries import LibraryCall, Tensors, single
 from tunebench.workloads.operators.batchnorm_stats import BatchNormStats
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["numpy_call", "torch_calls"]
 
 
-def numpy_call(workload: BatchNormStats, inputs: Tensors) -> BaselineCall:
+def numpy_call(workload: BatchNormStats, inputs: Tensors) -> LibraryCall:
     """Return the program that computes the statistics, or the gradients, by NumPy."""
     tensors, run = single(inputs), _numpy_gradients if workload.is_backward else _numpy
     return lambda: run(workload, tensors)
@@ -38,7 +38,7 @@ def _updated(workload: BatchNormStats, t: Tensors, mean: Any, variance: Any) -> 
     return decay * t["running_mean"] + share * mean, decay * t["running_var"] + unbiased * variance
 
 
-def torch_calls(workload: BatchNormStats, t: Tensors) -> dict[str, BaselineCall]:
+def torch_calls(workload: BatchNormStats, t: Tensors) -> dict[str, LibraryCall]:
     """Return the functions of torch's batch normalisation and, on a GPU, of its synchronised one.
 
     On a CPU, variance and mean over rows replace the latter.
@@ -64,7 +64,7 @@ def torch_calls(workload: BatchNormStats, t: Tensors) -> dict[str, BaselineCall]
     return {"torch": update, **({"torch-sync": synchronised} if t["x"].is_cuda else {"torch-plain": plain})}
 
 
-def _torch_gradients(workload: BatchNormStats, t: Tensors) -> BaselineCall:
+def _torch_gradients(workload: BatchNormStats, t: Tensors) -> LibraryCall:
     import torch
 
     # An f32 scale sets the type of the gradients; its values are unused.

@@ -7,8 +7,8 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import BaselineCall, Tensors
-from tunebench.measure.baselines._attention_mask import hidden_keys, sdpa_arguments, torch_mask
+from tunebench.libraries import LibraryCall, Tensors
+from tunebench.libraries._attention_mask import hidden_keys, sdpa_arguments, torch_mask
 from tunebench.workloads.operators.attention import Attention
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def by_numpy(workload: Attention, t: Tensors) -> tuple[Array, Array, Array]:
     return (ds @ k).reshape(t["q"].shape), dk, dv
 
 
-def by_torch(workload: Attention, t: Tensors) -> dict[str, BaselineCall]:
+def by_torch(workload: Attention, t: Tensors) -> dict[str, LibraryCall]:
     """Return the function that computes torch's gradients on a CPU, or torch's autograd on a GPU.
 
     On a GPU torch chooses among its backends; cuDNN's is an additional program, which rejects some workloads.
@@ -49,7 +49,7 @@ def by_torch(workload: Attention, t: Tensors) -> dict[str, BaselineCall]:
     return {"torch": chosen, "torch-cudnn": by_autograd(workload, t, cudnn=True)}
 
 
-def _of_processors(workload: Attention, t: Tensors) -> BaselineCall:
+def _of_processors(workload: Attention, t: Tensors) -> LibraryCall:
     """Call the function directly, with o and lse as given. Its causal mask is aligned with the first key."""
     import torch
 
@@ -60,7 +60,7 @@ def _of_processors(workload: Attention, t: Tensors) -> BaselineCall:
     return lambda: gradients(*inputs, 0.0, aligned, attn_mask=mask, scale=workload.scale)
 
 
-def by_autograd(workload: Attention, t: Tensors, *, cudnn: bool = False) -> BaselineCall:
+def by_autograd(workload: Attention, t: Tensors, *, cudnn: bool = False) -> LibraryCall:
     """Return the repeated differentiation of torch's attention, which is computed once, in the first run.
 
     It computes o and lse itself, from q, k and v; the timed work is the same.

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
 from tunebench.dtype import storage
-from tunebench.measure.baselines import BaselineCall, Tensors, torch_type
-from tunebench.measure.baselines._activation import numpy_activation, torch_activation
-from tunebench.measure.baselines._prologue import numpy_prologue, torch_prologue
+from tunebench.libraries import LibraryCall, Tensors, torch_type
+from tunebench.libraries._activation import numpy_activation, torch_activation
+from tunebench.libraries._prologue import numpy_prologue, torch_prologue
 from tunebench.workloads.operators.gemm import Gemm
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["numpy_call", "torch_calls"]
 
 
-def numpy_call(workload: Gemm, inputs: Tensors) -> BaselineCall | None:
+def numpy_call(workload: Gemm, inputs: Tensors) -> LibraryCall | None:
     """Return the program with NumPy's BLAS; integers in float64, where sums are exact and BLAS applies."""
     activate = numpy_activation(workload.activation)
     if activate is None:
@@ -48,7 +48,7 @@ def _numpy_gemm(workload: Gemm, t: Tensors, activate: Callable[[Array], None]) -
     return c
 
 
-def torch_calls(workload: Gemm, t: Tensors) -> dict[str, BaselineCall]:
+def torch_calls(workload: Gemm, t: Tensors) -> dict[str, LibraryCall]:
     """Return torch's matrix product, with its prologue and epilogue as its users write them."""
     call = _torch_8bit(workload, t) if workload.dtype in ("e4m3", "i8") else _torch_with_prologue(workload, t)
     return {} if call is None else {"torch": call}

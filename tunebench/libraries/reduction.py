@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import BaselineCall, Tensors, single, torch_type
-from tunebench.measure.baselines._expression import Library, numpy_library, spread, torch_library
+from tunebench.libraries import LibraryCall, Tensors, single, torch_type
+from tunebench.libraries._expression import Library, numpy_library, spread, torch_library
 from tunebench.workloads.operators.reduction import Reduction
 
 __all__ = ["numpy_call", "torch_calls"]
 
 
-def numpy_call(workload: Reduction, inputs: Tensors) -> BaselineCall | None:
+def numpy_call(workload: Reduction, inputs: Tensors) -> LibraryCall | None:
     """Return NumPy's program, or None for erf and gelu, which NumPy lacks."""
     library = numpy_library(workload.tree, workload.end)
     if library is None:
@@ -22,7 +22,7 @@ def numpy_call(workload: Reduction, inputs: Tensors) -> BaselineCall | None:
     return _program(workload, single(inputs), library, lambda x: reduce(x, axis=axis))
 
 
-def torch_calls(workload: Reduction, t: Tensors) -> dict[str, BaselineCall]:
+def torch_calls(workload: Reduction, t: Tensors) -> dict[str, LibraryCall]:
     """Return torch's program, which rounds each step to the type of the inputs and sums in f32."""
     import torch
 
@@ -41,7 +41,7 @@ def _axis(workload: Reduction) -> int:
 
 def _program(
     workload: Reduction, tensors: Tensors, library: Library, reduce: Callable[[Any], Any]
-) -> BaselineCall:
+) -> LibraryCall:
     elements = library.function(workload.tree, spread(workload, tensors))
     finish = library.function(workload.end, {})
     return lambda: finish(reduce(elements()))

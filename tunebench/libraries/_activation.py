@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
 from tunebench.activation import ACTIVATIONS
-from tunebench.measure.baselines._expression import numpy_function, torch_function
+from tunebench.libraries._expression import numpy_function, torch_function
 
 if TYPE_CHECKING:
     from tunebench.workload import Array

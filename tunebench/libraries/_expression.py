@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tunebench._lazy import np
 from tunebench.activation import ACTIVATIONS
 from tunebench.expression import Apply, Name, Node, Number, names, parse, steps
-from tunebench.measure.baselines import Tensors
+from tunebench.libraries import Tensors
 from tunebench.workloads.common.expression_workload import ExpressionWorkload
 
 __all__ = [

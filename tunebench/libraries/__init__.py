@@ -1,4 +1,6 @@
-"""Programs of baselines: how NumPy and torch compute each operator, one module per operator.
+"""Programs of libraries: how NumPy and torch compute each operator, one module per operator.
+
+They are baselines of searches, and candidates (`tunebench.kernels.common.library_cpu`).
 
 A module has one or both of these functions:
 
@@ -10,7 +12,7 @@ Preparation (views, transposes without a copy) happens when a program is created
 may reject happen in the first run. A program recomputes everything in each run, and returns the output, or
 a tuple of outputs in the order of `Workload.outputs`; outputs that the library does not return are omitted at
 the end. A program raises if its library rejects the workload. Operators without a module, such as users' own,
-have no baselines.
+have none.
 """
 
 from __future__ import annotations
@@ -28,32 +30,32 @@ from tunebench.workload import Workload
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
-__all__ = ["BaselineCall", "Tensors", "numpy_call", "single", "torch_calls", "torch_tensor", "torch_type"]
+__all__ = ["LibraryCall", "Tensors", "numpy_call", "single", "torch_calls", "torch_tensor", "torch_type"]
 
-BaselineCall = Callable[[], Any]
+LibraryCall = Callable[[], Any]
 Tensors = Mapping[str, Any]
 """Arrays of NumPy or tensors of torch by name; a number for one of shape `()`."""
 
 
-def numpy_call(workload: Workload, inputs: Tensors) -> BaselineCall | None:
+def numpy_call(workload: Workload, inputs: Tensors) -> LibraryCall | None:
     """Return a NumPy program for the workload, or None.
 
     Args:
         workload: The workload.
         inputs: An array for each input by name, in its stored type.
     """
-    call: Callable[..., BaselineCall | None] | None = getattr(_module(workload), "numpy_call", None)
+    call: Callable[..., LibraryCall | None] | None = getattr(_module(workload), "numpy_call", None)
     return call(workload, inputs) if call is not None else None
 
 
-def torch_calls(workload: Workload, tensors: Tensors) -> Mapping[str, BaselineCall]:
+def torch_calls(workload: Workload, tensors: Tensors) -> Mapping[str, LibraryCall]:
     """Return torch's programs for the workload by name; empty if torch has none.
 
     Args:
         workload: The workload.
         tensors: A torch tensor for each input by name; a number for one of shape `()`.
     """
-    calls: Callable[..., Mapping[str, BaselineCall]] | None = getattr(_module(workload), "torch_calls", None)
+    calls: Callable[..., Mapping[str, LibraryCall]] | None = getattr(_module(workload), "torch_calls", None)
     return calls(workload, tensors) if calls is not None else {}
 
 

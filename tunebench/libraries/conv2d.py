@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import BaselineCall, Tensors, single
-from tunebench.measure.baselines._activation import numpy_activation, torch_activation
-from tunebench.measure.baselines._prologue import numpy_prologue, torch_prologue
+from tunebench.libraries import LibraryCall, Tensors, single
+from tunebench.libraries._activation import numpy_activation, torch_activation
+from tunebench.libraries._prologue import numpy_prologue, torch_prologue
 from tunebench.workloads.operators.conv2d import Conv2d
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["numpy_call", "torch_calls"]
 
 
-def numpy_call(workload: Conv2d, inputs: Tensors) -> BaselineCall | None:
+def numpy_call(workload: Conv2d, inputs: Tensors) -> LibraryCall | None:
     """Return forward convolution by NumPy, or None."""
     tensors = single(inputs)
     activate = numpy_activation(workload.activation)
@@ -56,7 +56,7 @@ def _numpy(workload: Conv2d, t: Tensors, activate: Callable[[Array], None]) -> A
     return y if nhwc else np.ascontiguousarray(y.transpose(0, 3, 1, 2))
 
 
-def torch_calls(workload: Conv2d, t: Tensors) -> dict[str, BaselineCall]:
+def torch_calls(workload: Conv2d, t: Tensors) -> dict[str, LibraryCall]:
     """Return torch's convolution or its gradient."""
     return {"torch": _torch(workload, t)}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import BaselineCall, Tensors
-from tunebench.measure.baselines._attention_mask import hidden_keys, sdpa_arguments
+from tunebench.libraries import LibraryCall, Tensors
+from tunebench.libraries._attention_mask import hidden_keys, sdpa_arguments
 from tunebench.workloads.operators.attention import HIDDEN_ROW_LSE, Attention
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def by_numpy(workload: Attention, t: Tensors) -> tuple[Array, Array]:
     return ((e @ t["v"]) / total).reshape(o.shape), (top + np.log(total)).reshape(lse.shape)
 
 
-def by_torch(workload: Attention, t: Tensors) -> dict[str, BaselineCall]:
+def by_torch(workload: Attention, t: Tensors) -> dict[str, LibraryCall]:
     """Return torch's scaled_dot_product_attention, which does not return lse; on a GPU cuDNN's, too.
 
     torch chooses its kernel itself; cuDNN's kernels reject some workloads.
@@ -46,14 +46,14 @@ def by_torch(workload: Attention, t: Tensors) -> dict[str, BaselineCall]:
     return {"torch": fused, "torch-cudnn": by_cudnn(fused)}
 
 
-def _fused(workload: Attention, t: Tensors) -> BaselineCall:
+def _fused(workload: Attention, t: Tensors) -> LibraryCall:
     from torch.nn.functional import scaled_dot_product_attention
 
     options = sdpa_arguments(workload, t)
     return lambda: scaled_dot_product_attention(t["q"], t["k"], t["v"], **options)
 
 
-def by_cudnn(call: BaselineCall) -> BaselineCall:
+def by_cudnn(call: LibraryCall) -> LibraryCall:
     """Return the same program with cuDNN's kernels only, which raise if they reject the workload."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

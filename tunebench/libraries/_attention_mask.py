@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import Tensors
+from tunebench.libraries import Tensors
 from tunebench.workloads.operators.attention import Attention
 
 if TYPE_CHECKING:

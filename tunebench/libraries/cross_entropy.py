@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
-from tunebench.measure.baselines import BaselineCall, Tensors, single
+from tunebench.libraries import LibraryCall, Tensors, single
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["numpy_call", "torch_calls"]
 
 
-def numpy_call(workload: CrossEntropy, inputs: Tensors) -> BaselineCall:
+def numpy_call(workload: CrossEntropy, inputs: Tensors) -> LibraryCall:
     """Return the program that computes loss and log-sum-exp, or the gradient, by NumPy."""
     rows, target = np.arange(workload.rows), inputs["target"]
     tensors = single(inputs)
@@ -36,7 +36,7 @@ def _numpy_backward(t: Tensors, rows: Array, target: Array) -> Array:
     return dx
 
 
-def torch_calls(workload: CrossEntropy, t: Tensors) -> dict[str, BaselineCall]:
+def torch_calls(workload: CrossEntropy, t: Tensors) -> dict[str, LibraryCall]:
     """Return torch's loss, and its gradient from the sum that the loss is divided by.
 
     torch's own gradient uses log-probabilities that its loss keeps, which are not inputs here.

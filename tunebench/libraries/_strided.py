@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from tunebench._lazy import np
 from tunebench.expression import Apply, Name, Node, names
 from tunebench.index_map import Guard, IndexMap
-from tunebench.measure.baselines import Tensors
-from tunebench.measure.baselines._expression import Library
+from tunebench.libraries import Tensors
+from tunebench.libraries._expression import Library
 from tunebench.workloads.common.strided_workload import StridedWorkload, places_of
 
 __all__ = ["Arrays", "of_numpy", "of_torch", "program", "torch_memory"]
