@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = [
     "DTYPES",
     "DType",
+    "bits_dtype",
+    "bits_of",
     "is_integer",
     "itemsize",
     "numpy_dtype",
@@ -96,3 +99,18 @@ def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     else:
         numpy_type = np.dtype(_NUMPY[storage(dtype)])
     return numpy_type
+
+
+def bits_dtype(dtype: DType) -> np.dtype[Any]:
+    """Return the NumPy type in which CPU kernels receive `dtype`: integers for floats of 16 and 8 bits."""
+    import numpy as np
+
+    integers = {"f16": "uint16", "bf16": "uint16", "e4m3": "uint8"}
+    return np.dtype(integers[dtype]) if dtype in integers else numpy_dtype(dtype)
+
+
+def bits_of(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of a stored type as CPU kernels receive it, without a copy (see `bits_dtype`)."""
+    integers = {"float16": "uint16", "bfloat16": "uint16", "float8_e4m3fn": "uint8"}
+    name = integers.get(array.dtype.name)
+    return array if name is None else array.view(name)

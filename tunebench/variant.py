@@ -643,8 +643,9 @@ class NumbaCpuVariant(NumbaVariant[W]):
     """A variant written for Numba on the CPU.
 
     Its kernel takes `arguments`: tensors as C-contiguous arrays, scalars and tensors of shape `()` as
-    numbers. It is compiled with `parallel=True`. f16 and bf16 arrays are passed as uint16, since Numba
-    supports neither type on a CPU; `tunebench.kernels.common.numba_cpu` converts them.
+    numbers. It is compiled with `parallel=True`. f16 and bf16 arrays are passed as uint16 and e4m3 arrays as
+    uint8, since Numba supports none of these types on a CPU; `tunebench.kernels.common.numba_cpu` converts
+    them.
 
     Attributes:
         fastmath: LLVM fast-math flags allowed for the kernel (no `nnan` or `ninf` if it uses infinities).

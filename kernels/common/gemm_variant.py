@@ -23,10 +23,11 @@ from tunebench.variant import Argument, CudaVariant, Launch, Tiling
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 from tunebench.workloads.operators.gemm import Gemm
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
+from tunebench.workloads.operators.scaled_gemm import ScaledGemm
 
 __all__ = ["GemmOperation", "TiledGemm", "Traffic", "W", "traffic_of"]
 
-W = TypeVar("W", bound=Gemm | GatedGemm | GroupedGemm)
+W = TypeVar("W", bound=Gemm | GatedGemm | GroupedGemm | ScaledGemm)
 
 Constants = dict[str, str | bool | int]
 
@@ -34,7 +35,8 @@ Constants = dict[str, str | bool | int]
 class GemmOperation(Protocol):
     """Shapes, arguments and share of work of one operator's matrix products.
 
-    Three modules implement it: `tunebench.kernels.common.gemm`, `gated_gemm._gated`, `grouped_gemm._grouped`.
+    Three modules implement it: `tunebench.kernels.common.gemm`, `gated_gemm._gated`,
+    `grouped_gemm._grouped`, `scaled_gemm._scaled`.
 
     Attributes:
         MATRICES: Number of matrices b that the same rows of a are multiplied by.

@@ -32,6 +32,8 @@ EVERY = [
         "gemm:m=300,n=7,k=64,dtype=i8",
         "gemm:m=2147483647,n=2147483647,k=2147483647,batch=2147483647,dtype=tf32",
         "gated_gemm:m=16,n=11008,k=4096,dtype=bf16",
+        "scaled_gemm:m=1,n=14336,k=4096,dtype=bf16,weight=i4,scales=group",
+        "scaled_gemm:m=4096,n=4096,k=4096,dtype=e4m3,scales=block",
         "grouped_gemm:groups=64,m=1,n=64,k=64,dtype=f16,skew=one",
         f"{CONV},dtype=f16,epilogue=scale+bias+residual+relu",
         f"{CONV},dtype=tf32,groups=64,direction=wgrad",
@@ -119,6 +121,7 @@ anything = st.one_of(
     made("gemm", m=sizes, n=sizes, k=sizes, batch=few, dtype=st.one_of(products, st.just("e4m3"))),
     made("gemm", m=sizes, n=sizes, k=st.integers(1, 2**14), dtype=st.just("i8")),
     made("gated_gemm", m=sizes, n=sizes, k=sizes, dtype=products),
+    made("scaled_gemm", m=sizes, n=sizes, k=sizes, dtype=st.sampled_from(["f32", "bf16", "e4m3"])),
     made("grouped_gemm", groups=sizes, m=sizes, n=sizes, k=sizes, dtype=products),
     made(
         "elementwise", rows=sizes, cols=sizes, dtype=types, expression=st.sampled_from(["x", "relu(x+y)*z"])

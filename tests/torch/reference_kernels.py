@@ -14,7 +14,7 @@ from tunebench import kernels
 from tunebench.device import Device
 from tunebench.dispatch import BoundKernel, KernelChoice, choice
 from tunebench.dispatch.choice import BoundChoice, Dispatcher
-from tunebench.dtype import itemsize, numpy_dtype
+from tunebench.dtype import bits_dtype, numpy_dtype
 from tunebench.errors import InputError
 from tunebench.space import Config
 from tunebench.variant import Variant
@@ -49,7 +49,7 @@ def _typed(spec: Tensor, array: Any) -> Any:
     """Return an array in the type of its tensor, of which compiled code reads 16-bit floats as integers."""
     if not spec.shape:
         return array
-    stored = np.uint16 if itemsize(spec.dtype) == 2 else numpy_dtype(spec.dtype)
+    stored = bits_dtype(spec.dtype)
     assert (array.shape, array.dtype) == (spec.shape, stored), f"{spec} from {array.shape} {array.dtype}"
     assert array.flags.c_contiguous, f"{spec} is strided"
     return array.view(numpy_dtype(spec.dtype))

@@ -32,6 +32,7 @@ from tunebench.workloads.operators.gated_gemm import GatedGemm
 from tunebench.workloads.operators.gemm import Gemm
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 from tunebench.workloads.operators.layernorm import LayerNorm
+from tunebench.workloads.operators.scaled_gemm import ScaledGemm
 from tunebench.workloads.operators.softmax import Softmax
 
 Array = NDArray[Any]
@@ -715,6 +716,26 @@ def _run_grouped_gemm(workload: GroupedGemm, inputs: Mapping[str, Array], terms:
     return c.astype(numpy_dtype(workload.out))
 
 
+def _run_scaled_gemm(workload: ScaledGemm, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
+    """Scale single elements in f32, round scaled weights to the type of a, and add product after product."""
+    a, b = inputs["a"].astype(np.float32), inputs["b"]
+    if workload.weight == "i4":
+        nibbles = np.stack([b.view(np.uint8) & 15, b.view(np.uint8) >> 4], axis=-1).reshape(workload.n, -1)
+        b = np.where(nibbles > 7, nibbles.astype(np.int8) - 16, nibbles)
+    b, scale_b = b.astype(np.float32), inputs["scale_b"].astype(np.float32)
+    c = np.zeros((workload.m, workload.n), np.float32)
+    for p in range(workload.k if terms is None else terms):
+        place = (slice(None), p // workload.group) if workload.scales == "group" else slice(None)
+        left, right = a[:, p], b[:, p] * scale_b[place]
+        if workload.is_quantized:
+            left = left * inputs["scale_a"][place]
+        elif workload.shift:
+            right = right + inputs["shift"].astype(np.float32)[place]
+        rounded = np.float32 if workload.is_quantized else numpy_dtype(workload.dtype)
+        c += left[:, None] * right.astype(rounded).astype(np.float32)
+    return c.astype(numpy_dtype(workload.out))
+
+
 def _run_conv2d(workload: Conv2d, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
     """Add one product after the other in f32 (1x1 filters only: a product of matrices)."""
     x, w = (_operand(workload, inputs[name]) for name in ("x", "w"))
@@ -771,6 +792,7 @@ RUN: dict[str, Callable[..., Array]] = {
     "gemm": _run_gemm,
     "gated_gemm": _run_gated_gemm,
     "grouped_gemm": _run_grouped_gemm,
+    "scaled_gemm": _run_scaled_gemm,
     "conv2d": _run_conv2d,
     "cross_entropy": _run_cross_entropy,
     "softmax": _run_softmax,
@@ -801,6 +823,10 @@ EMULATED = [
     ),
     *(f"grouped_gemm:groups=7,m=61,n=67,k=499,dtype={d},skew=zipf" for d in ("f32", "tf32", "f16", "bf16")),
     "grouped_gemm:groups=3,m=61,n=67,k=129,dtype=e4m3,trans=nt",
+    "scaled_gemm:m=61,n=67,k=320,dtype=bf16,weight=i4,scales=group,shift=true",
+    "scaled_gemm:m=61,n=67,k=499,dtype=f16",
+    "scaled_gemm:m=61,n=67,k=320,dtype=e4m3,scales=group,out=f16",
+    "scaled_gemm:m=61,n=67,k=320,dtype=i8,out=f32",
     "gemm:m=61,n=67,k=129,dtype=e4m3,trans=nt",
     "gemm:m=61,n=67,k=997,dtype=i8,trans=tn",
     *(

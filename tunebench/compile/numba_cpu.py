@@ -111,7 +111,7 @@ def _signature(variant: NumbaCpuVariant[Any], workload: Workload, config: Config
     from numba import types
 
     stored = {"f32": types.float32, "f16": types.uint16, "bf16": types.uint16, "i32": types.int32}
-    stored |= {"i64": types.int64, "bool": types.boolean}
+    stored |= {"i64": types.int64, "bool": types.boolean, "i8": types.int8, "e4m3": types.uint8}
     tensors = variant.tensors(workload, config)
     kinds = []
     for argument in variant.arguments(workload, config):

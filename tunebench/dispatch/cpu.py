@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tunebench._lazy import np
 from tunebench.compile.numba_cpu import compile_numba_cpu, key_numba_cpu, load_numba_cpu
 from tunebench.dispatch.kernel import BoundKernel, cache
-from tunebench.dtype import itemsize, numpy_dtype
+from tunebench.dtype import bits_dtype, numpy_dtype
 from tunebench.errors import InputError
 from tunebench.space import Config
 from tunebench.variant import NumbaCpuVariant, Scalar
@@ -73,7 +73,7 @@ class CpuKernel(BoundKernel):
         super().__init__(workload, variant, config)
         self._entry = entry
         scratch = variant.scratch(workload, config)
-        self._scratch = tuple((tensor.shape, _stored(tensor)) for tensor in scratch)
+        self._scratch = tuple((tensor.shape, bits_dtype(tensor.dtype)) for tensor in scratch)
         arguments = variant.arguments(workload, config)
         names = [tensor.name for tensor in (*self.tensors, *scratch)]
         self._constants = tuple(_number(a) for a in arguments if isinstance(a, Scalar))
@@ -87,7 +87,7 @@ class CpuKernel(BoundKernel):
         self._ordered = None if positions == list(range(len(names))) else itemgetter(*positions)
 
     def run(self, *tensors: Any, **options: Any) -> None:
-        """Run on valid arrays: 16-bit floats as uint16, and numbers for tensors without a shape."""
+        """Run on valid arrays: floats of 16 and 8 bits as integers, tensors without a shape as numbers."""
         if self._scratch:
             tensors = (*tensors, *(np.empty(shape, dtype) for shape, dtype in self._scratch))
         if self._ordered is None:
@@ -96,7 +96,7 @@ class CpuKernel(BoundKernel):
             self._entry(*self._ordered((*tensors, *self._constants)))
 
     def __call__(self, *arrays: Array | float) -> None:
-        """Run on C-contiguous arrays of the workload's dtypes; 16-bit floats may also be passed as uint16.
+        """Run on C-contiguous arrays of the workload's dtypes; floats of 16 and 8 bits may also be integers.
 
         Args:
             arrays: Inputs, then outputs.
@@ -108,10 +108,6 @@ class CpuKernel(BoundKernel):
         self.run(*(_checked(tensor, array) for tensor, array in zip(self.tensors, arrays, strict=True)))
 
 
-def _stored(tensor: Tensor) -> Any:
-    return np.uint16 if itemsize(tensor.dtype) == 2 else numpy_dtype(tensor.dtype)
-
-
 def _number(scalar: Scalar) -> Any:
     return float(scalar.value) if scalar.ctype == "float" else int(scalar.value)
 
@@ -120,7 +116,7 @@ def _checked(tensor: Tensor, array: Any) -> Any:
     """Return an array as the compiled code expects it, or a number for a tensor without a shape."""
     if not tensor.shape:
         return float(array)
-    dtype = _stored(tensor)
+    dtype = bits_dtype(tensor.dtype)
     if not isinstance(array, np.ndarray):
         raise InputError(
             f"{tensor.name} must be a NumPy array of shape {tensor.shape}, got {type(array).__name__}"

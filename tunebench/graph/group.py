@@ -9,6 +9,7 @@ A group is a single node, or several nodes whose internal values need not be wri
 - two products of one input, where one gates the other
 - a normalisation with the sum before it
 - a convolution of concatenated images, as a sum of convolutions
+- nodes that were recognised as one workload when the model was traced (`Graph.patterns`)
 
 Only the group itself reads the values that it writes, except its last value and the outputs of its kernel.
 """
@@ -45,7 +46,7 @@ from tunebench.workloads.operators.gated_gemm import GatedGemm
 
 __all__ = ["FusedGroup", "GroupKind", "groups"]
 
-GroupKind = Literal["alone", "chain", "epilogue", "gated", "parted", "prologue", "torch"]
+GroupKind = Literal["alone", "chain", "epilogue", "gated", "parted", "pattern", "prologue", "torch"]
 """Why the nodes are together; `torch` if no operator of tunebench computes them."""
 
 
@@ -91,6 +92,8 @@ def groups(graph: Graph) -> tuple[FusedGroup, ...]:
         for group in fused:
             # The same group may be found from several sinks or prologues.
             several.setdefault((group.nodes, group.workloads), group)
+    for group in _patterns(graph):
+        several.setdefault((group.nodes, group.workloads), group)
     # Single nodes stand first and in order: prices and plans index them by node.
     candidates = (*alone, *several.values())
     wider = (
@@ -104,6 +107,22 @@ def groups(graph: Graph) -> tuple[FusedGroup, ...]:
         for candidate in (*candidates, *filter(None, wider))
         if not _reads_unwritten(graph, candidate)
     )
+
+
+def _patterns(graph: Graph) -> Iterator[FusedGroup]:
+    """Yield the patterns of a graph whose results alone are read by other nodes."""
+    index_of = {node.name: index for index, node in enumerate(graph.nodes)}
+    for pattern in graph.patterns:
+        members = {index_of[name] for name in pattern.nodes}
+        written = {value for index in members for value in graph.nodes[index].writes}
+        inner = written - set(pattern.roles.values())
+        if all(graph.is_internal(value, members) for value in inner) and _is_convex(graph, members):
+            yield FusedGroup(
+                nodes=tuple(sorted(members)),
+                kind="pattern",
+                workloads=(pattern.workload,),
+                roles=pattern.roles,
+            )
 
 
 def _reads_unwritten(graph: Graph, group: FusedGroup) -> bool:

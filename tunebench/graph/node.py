@@ -18,7 +18,7 @@ from typing import Any, Literal
 from tunebench._foreign_file import interpreting, read_table
 from tunebench.index_map import Gather, Guard, IndexMap
 
-__all__ = ["Broadcast", "Graph", "Node", "NodeOperand", "Value"]
+__all__ = ["Broadcast", "Graph", "Node", "NodeOperand", "Pattern", "Value"]
 
 LARGEST_BYTES = 256 << 20
 """Largest size of a file."""
@@ -48,6 +48,7 @@ ITEM_BYTES = {
     "bool": 1,
     "u8": 1,
     "i8": 1,
+    "e4m3": 1,
 }
 
 
@@ -138,6 +139,21 @@ class Node:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pattern:
+    """Nodes that were recognised as one workload, whatever each of them computes alone.
+
+    Attributes:
+        nodes: Names of the nodes.
+        workload: Canonical text of what they compute together.
+        roles: Value of each input and output tensor of the workload, by the tensor's name.
+    """
+
+    nodes: tuple[str, ...]
+    workload: str
+    roles: Mapping[str, str]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Graph:
     """The nodes of a step, in an order in which they can run.
@@ -148,6 +164,7 @@ class Graph:
         nodes: The nodes; each comes after all nodes that write what it reads.
         values: All values by name.
         outputs: Values that the step returns, or saves for the gradients.
+        patterns: Nodes that are one workload together.
     """
 
     name: str
@@ -155,6 +172,7 @@ class Graph:
     nodes: tuple[Node, ...]
     values: Mapping[str, Value]
     outputs: frozenset[str]
+    patterns: tuple[Pattern, ...] = ()
 
     @functools.cached_property
     def writer(self) -> Mapping[str, int]:
@@ -198,6 +216,7 @@ class Graph:
             "values": [dataclasses.asdict(value) for value in self.values.values()],
             "nodes": [dataclasses.asdict(node) for node in self.nodes],
             "outputs": sorted(self.outputs),
+            "patterns": [dataclasses.asdict(pattern) for pattern in self.patterns],
         }
 
     def save(self, path: str | Path) -> None:
@@ -234,6 +253,10 @@ class Graph:
             nodes=tuple(_node(node) for node in given["nodes"]),
             values={value.name: value for value in values},
             outputs=frozenset(given["outputs"]),
+            patterns=tuple(
+                Pattern(**{**pattern, "nodes": tuple(pattern["nodes"])})
+                for pattern in given.get("patterns", ())
+            ),
         )
         graph.check()
         return graph
@@ -255,6 +278,11 @@ class Graph:
                 )
             if any(before >= index for before in self.predecessors[index]):
                 raise ValueError(f"{node.name} reads a value that is written after it")
+        names = {node.name for node in self.nodes}
+        for pattern in self.patterns:
+            unknown = {*pattern.nodes} - names | {*pattern.roles.values()} - self.values.keys()
+            if unknown:
+                raise ValueError(f"a pattern names {', '.join(sorted(unknown))}, which the graph lacks")
 
 
 def _node(data: Mapping[str, Any]) -> Node:

@@ -13,6 +13,7 @@ from tunebench._lazy import np
 from tunebench.binary.compiled import Binary
 from tunebench.compile.numba_cpu import load_numba_cpu
 from tunebench.device import Device
+from tunebench.dtype import bits_of
 from tunebench.measure.arena import SlotArena
 from tunebench.measure.judged import JudgedLaunches
 from tunebench.measure.machine import MachineState, RunTimes, ThreadClocks
@@ -316,10 +317,10 @@ def _conditions() -> Mapping[str, Any]:
 
 
 def kernel_argument(argument: str | Scalar, arrays: Mapping[str, Array]) -> Any:
-    """Return a kernel's argument: f16 and bf16 arrays as uint16, tensors of shape `()` as numbers."""
+    """Return a kernel's argument: arrays as `bits_of` returns them, tensors of shape `()` as numbers."""
     if isinstance(argument, Scalar):
         return argument.number()
     array = arrays[argument]
     if not array.shape:
         return np.float32(array)
-    return array.view(np.uint16) if array.dtype.itemsize == 2 else array
+    return bits_of(array)

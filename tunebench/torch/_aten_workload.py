@@ -113,6 +113,22 @@ def _addmm(
     raise _Unsupported(f"an addend of shape {tuple(addend.shape)}")
 
 
+def _int_mm(args: Arguments) -> tuple[str, ...]:
+    a, b = args["self"], args["mat2"]
+    if {a.dtype, b.dtype} != {torch.int8}:
+        raise _Unsupported("products of unsigned bytes")
+    sizes = {"m": a.shape[0], "n": b.shape[1], "k": a.shape[1]}
+    return _one("gemm", **sizes, dtype="i8", trans=_order(a) + _order(b))
+
+
+def _int4_weights(args: Arguments) -> tuple[str, ...]:
+    """Return the product with weights of 4 bits, whose order in memory depends on the device."""
+    a, numbers, group = args["self"], args["qScaleAndZeros"], args["qGroupSize"]
+    (m, k), (_, n, _) = a.shape, numbers.shape
+    sizes = {"m": m, "n": n, "k": k, "dtype": _dtype(a, numbers), "weight": "i4"}
+    return _one("scaled_gemm", **sizes, scales="group", group=group, shift=True)
+
+
 def _addmm_activation(args: Arguments) -> tuple[str, ...]:
     if args["use_gelu"]:
         raise _Unsupported("gelu, by tanh on some devices")
@@ -308,6 +324,9 @@ def _mask(args: Arguments) -> Any:
 
 _READERS: Mapping[str, Callable[[Arguments], tuple[str, ...]]] = {
     "aten::mm": _mm,
+    "aten::_int_mm": _int_mm,
+    "aten::_weight_int4pack_mm": _int4_weights,
+    "aten::_weight_int4pack_mm_for_cpu": _int4_weights,
     "aten::bmm": _mm,
     "aten::addmm": _addmm,
     "aten::baddbmm": functools.partial(_addmm, first="batch1", second="batch2"),

@@ -17,6 +17,7 @@ from tunebench.workload import Workload
 __all__ = [
     "DTYPES",
     "aligned",
+    "bits_of",
     "compute_type",
     "device_of",
     "launch",
@@ -31,6 +32,8 @@ DTYPES: dict[torch.dtype, DType] = {torch.float32: "f32", torch.float16: "f16", 
 _STORED: dict[DType, torch.dtype] = {
     **{ours: theirs for theirs, ours in DTYPES.items()},
     "tf32": torch.float32,
+    "e4m3": torch.float8_e4m3fn,
+    "i8": torch.int8,
     "i32": torch.int32,
     "i64": torch.int64,
     "bool": torch.bool,
@@ -89,15 +92,19 @@ def _use_threads_of_torch(kernel: BoundKernel) -> None:
         _threads.count = count
 
 
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a tensor as CPU kernels receive it: integers for floats of 16 and 8 bits."""
+    bits = {torch.float16: torch.uint16, torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8}
+    return tensor.view(bits[tensor.dtype]) if tensor.dtype in bits else tensor
+
+
 def _array(tensor: Any, shape: tuple[int, ...]) -> Any:
-    """Return an array on a tensor's memory, in memory order; 16-bit types as integers."""
+    """Return an array on a tensor's memory, in memory order; floats of 16 and 8 bits as integers."""
     if not shape:
         return float(tensor)
     if tensor.requires_grad:
         tensor = tensor.detach()
-    if tensor.itemsize == 2:
-        tensor = tensor.view(torch.uint16)
-    array = tensor.numpy()
+    array = bits_of(tensor).numpy()
     if not array.flags.c_contiguous:  # dense in another order: a transposed matrix, or channels last
         array = array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
     return array.reshape(shape)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tunebench.workloads.operators.gated_gemm import GatedGemm
     from tunebench.workloads.operators.gemm import Gemm
     from tunebench.workloads.operators.grouped_gemm import GroupedGemm
+    from tunebench.workloads.operators.scaled_gemm import ScaledGemm
 
 __all__ = ["COLUMNS", "OPERATORS", "Arithmetic", "Family", "LibraryKernel", "library_kernels"]
 
@@ -176,6 +177,18 @@ def _gemm(workload: Gemm, device: Device) -> Iterator[LibraryKernel]:
 
 def _gated_gemm(workload: GatedGemm, device: Device) -> Iterator[LibraryKernel]:
     yield from _parts(workload, device)
+
+
+def _scaled_gemm(workload: ScaledGemm, device: Device) -> Iterator[LibraryKernel]:
+    """Yield the product of 8-bit types, or the conversion of the weights and the product of their results."""
+    w = workload
+    if not w.is_quantized:
+        read_bytes = sum(tensor.nbytes for tensor in w.inputs()[1:])
+        proxy = "" if w.dtype == "f32" else f"{w.dtype} predicted as f32 with the same bytes"
+        yield LibraryKernel(
+            "elementwise", "f32", (w.n, w.k, read_bytes, w.n * w.k * itemsize(w.dtype)), proxy
+        )
+    yield _product(device, w.dtype, w.out, w.m, w.n, w.k)
 
 
 def _grouped_gemm(workload: GroupedGemm, device: Device) -> Iterator[LibraryKernel]:
@@ -353,6 +366,7 @@ OPERATORS: dict[str, Callable[[Any, Device], Iterator[LibraryKernel]]] = {
     "layernorm": _norm,
     "reduction": _reduction,
     "rmsnorm": _norm,
+    "scaled_gemm": _scaled_gemm,
     "softmax": _softmax,
     "strided_elementwise": _strided,
     "strided_reduction": _strided,

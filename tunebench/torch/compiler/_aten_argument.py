@@ -23,6 +23,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "bias": ("self",),
         "residual": ("self",),
     },
+    "scaled_gemm": {},
     "grouped_gemm": {"a": ("self", "input"), "b": ("mat2", "weight"), "offsets": ("offs",)},
     "conv2d": {"x": ("input",), "w": ("weight",), "bias": ("bias",), "dy": ("grad_output",)},
     "transposed": {"dy": ("input",), "w": ("weight",), "x": ("grad_output",)},

@@ -33,7 +33,17 @@ STORED: Mapping[torch.dtype, DType] = {**DTYPES, torch.bool: "bool"}
 INDEX_TYPES = (torch.int64, torch.int32)
 """Types of indices that kernels read from memory."""
 
-TYPES = {**DTYPES, torch.float64: "f64", torch.int64: "i64", torch.int32: "i32", torch.bool: "bool"}
+TYPES = {
+    **DTYPES,
+    torch.float64: "f64",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.float8_e4m3fn: "e4m3",
+    torch.bool: "bool",
+}
 
 
 class GraphValues:
@@ -122,7 +132,9 @@ class GraphValues:
         roles = {}
         for tensor in workload.inputs():
             operands = [
-                arguments[name] for name in names[tensor.name] if isinstance(arguments.get(name), fx.Node)
+                arguments[name]
+                for name in names.get(tensor.name, ())
+                if isinstance(arguments.get(name), fx.Node)
             ]
             if operands:
                 roles[tensor.name] = self._role(workload, tensor.name, operands[0])

@@ -20,7 +20,7 @@ from tunebench.libraries import torch_tensor
 from tunebench.measure.sampled import check_of
 from tunebench.measure.verify import draw, poisoned
 from tunebench.outcome import Result, WrongResult
-from tunebench.torch._tensor import launch
+from tunebench.torch._tensor import bits_of, launch
 
 __all__ = ["store_wrong_result", "wrong_result"]
 
@@ -52,8 +52,7 @@ def wrong_result(kernel: BoundKernel, device: torch.device) -> str:
 
 
 def _array(tensor: Tensor, dtype: DType) -> Any:
-    cpu = tensor.cpu()
-    array = cpu.view(torch.uint16).numpy() if cpu.itemsize == 2 else cpu.numpy()
+    array = bits_of(tensor.cpu()).numpy()
     return array.view(numpy_dtype(dtype))
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from tunebench.errors import InputError
 from tunebench.expression import canonical, names
 from tunebench.expression import parse as parse_expression
 from tunebench.graph.convolution_split import channels_of, sum_of, zeros_of
-from tunebench.graph.node import Graph, Node, NodeOperand
+from tunebench.graph.node import Graph, Node, NodeOperand, Pattern
 from tunebench.torch._aten_workload import bound_arguments, is_known, workloads_of
 from tunebench.torch._layout import (
     channel_broadcast,
@@ -44,6 +44,7 @@ from tunebench.torch.compiler._derived_tensor import (
     zero_bias,
 )
 from tunebench.torch.compiler._graph_values import STORED, GraphValues
+from tunebench.torch.compiler._scaled_product import ScaledProduct, call_of, scaled_products
 from tunebench.workloads import parse
 from tunebench.workloads import workload as make_workload
 from tunebench.workloads.common.strided_workload import StridedOperand
@@ -124,6 +125,7 @@ class _Translator:
             nodes=tuple(self._nodes),
             values=self._held.values,
             outputs=frozenset(outputs),
+            patterns=tuple(self._patterns(graph)),
         )
         return Translation(
             translated,
@@ -133,6 +135,35 @@ class _Translator:
             self._held.copied,
             self._held.relaid,
         )
+
+    def _patterns(self, graph: fx.Graph) -> Iterator[Pattern]:
+        """Yield the products of quantised matrices that the graph writes as several operations."""
+        for product in scaled_products(graph):
+            text, roles = product.text(), self._product_roles(product)
+            names_of_calls = tuple(call.name for call in product.calls)
+            if (
+                text
+                and roles
+                and traced(product.result).is_contiguous()
+                and set(names_of_calls) <= set(self._calls)
+            ):
+                yield Pattern(nodes=names_of_calls, workload=text, roles=roles)
+
+    def _product_roles(self, product: ScaledProduct) -> dict[str, str] | None:
+        """Return the value of each tensor of a product, or None if one has no value."""
+        nodes = [
+            *product.tensors.values(),
+            *(part for parts, _ in product.numbers.values() for part in parts),
+        ]
+        if any(node not in self._held.value_of for node in (*nodes, product.result)):
+            return None
+        roles = {name: self._held.value_of[node] for name, node in product.tensors.items()}
+        for name, (parts, compute) in product.numbers.items():
+            derived = f"{product.result.name}~{name}"
+            with traced(parts[0]).fake_mode:
+                tensor = compute(*(traced(part) for part in parts))
+            roles[name] = self._held.derive(derived, tensor, parts, compute)
+        return {**roles, "c": self._held.value_of[product.result]}
 
     # -- nodes ---------------------------------------------------------------------------------------------
 
@@ -209,6 +240,8 @@ class _Translator:
         arguments = bound_arguments(func, node.args, node.kwargs)
         if name == "aten::_native_batch_norm_legit_no_training":
             return self._batch_norm_fields(arguments)
+        if name in _SCALED_CALLS:
+            return self._scaled_fields(node, arguments)
         if name in _BY_BATCH:
             add_value = functools.partial(self._held.add, None)
             return _BY_BATCH[name](node, arguments, self._held.as_f32, add_value)
@@ -301,6 +334,14 @@ class _Translator:
         if roles.get("x") in self._concatenations and not copied + relaid:
             self._split(node, workloads[0], roles)
         return {"workloads": texts, "roles": roles, "copied": copied, "relaid": relaid}
+
+    def _scaled_fields(self, node: fx.Node, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of a call that is one product of quantised matrices."""
+        product = call_of(node, arguments)
+        if isinstance(product, str):
+            return {"reason": product}
+        self._held.add(node, node.name, traced(node))
+        return {"workloads": (product.text(),), "roles": self._product_roles(product) or {}}
 
     def _concatenated(self, node: fx.Node, arguments: dict[str, Any]) -> tuple[str, ...]:
         """Return the images that are concatenated along channels, if channels are innermost; else nothing."""
@@ -424,6 +465,8 @@ _BY_BATCH = {
     "aten::_native_batch_norm_legit_functional": batch_norm_fields,
     "aten::native_batch_norm_backward": batch_norm_gradient_fields,
 }
+
+_SCALED_CALLS = frozenset({"aten::_scaled_mm", "aten::_weight_int8pack_mm"})
 
 _REDUCTIONS = {"aten::amax": "max", "aten::amin": "min", "aten::mean": "mean", "aten::sum": "sum"}
 
