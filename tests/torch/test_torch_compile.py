@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -20,16 +22,17 @@ from torch.nn import functional  # noqa: E402
 import tunebench.torch as served  # noqa: E402
 from benchmarks.torch_models import Bert, Gpt2, Resnet, Size  # noqa: E402
 from tests.support import measured  # noqa: E402
-from tests.torch.reference_kernels import reference_kernels  # noqa: E402
+from tests.torch.reference_kernels import reference_bindings, reference_kernels  # noqa: E402
 from tunebench.cli import run as run_cli  # noqa: E402
-from tunebench.db import RunStart, TrialKey, open_store  # noqa: E402
+from tunebench.db import RunStart, TrialKey, Verdict, open_store  # noqa: E402
 from tunebench.device import described, local_cpu  # noqa: E402
 from tunebench.dispatch import DispatchedCall  # noqa: E402
+from tunebench.dispatch.cpu import _start_threads  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
 from tunebench.graph import Graph, InputSpec, extract, groups, load_factory  # noqa: E402
 from tunebench.kernels import variant as find_variant  # noqa: E402
 from tunebench.outcome import Result  # noqa: E402
-from tunebench.torch.compiler import _kernel_operator, _race, backend  # noqa: E402
+from tunebench.torch.compiler import _group_planner, _kernel_operator, _race, backend  # noqa: E402
 from tunebench.torch.compiler import translation as _translation  # noqa: E402
 from tunebench.torch.compiler.backend import Backend, backend_of  # noqa: E402
 from tunebench.torch.compiler.capture import capture  # noqa: E402
@@ -774,7 +777,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_planned_where_nothing_was_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "translate", None)
+    monkeypatch.setattr(_group_planner, "translate", None)
     made, model, x = Backend("model"), nn.Linear(8, 4), torch.randn(2, 8)
     compiled = torch.compile(model, backend=made)
     compiled(x).sum().backward()
@@ -783,38 +786,108 @@ def test_nothing_is_planned_where_nothing_was_tuned(monkeypatch: pytest.MonkeyPa
     assert made.skipped == [f"nothing was tuned on {local_cpu().name}"]
 
 
-def test_a_graph_without_groups_is_planned_again_only_for_new_records(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Use empty caches and an empty database; return a list with an element for each planned graph."""
     planned: list[str] = []
-    translate, db = backend.translate, str(tmp_path / "some.db")
-    monkeypatch.setattr(backend, "translate", lambda *args: planned.append("") or translate(*args))
-    monkeypatch.setenv("TUNEBENCH_DB", db)
+    translate = _group_planner.translate
+    monkeypatch.setattr(_group_planner, "translate", lambda *args: planned.append("") or translate(*args))
+    monkeypatch.setenv("TUNEBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setenv("TUNEBENCH_DB", str(tmp_path / "some.db"))
+    return planned
 
-    def compiled(columns: int) -> int:
+
+def test_a_graph_without_groups_is_planned_again_only_for_new_records(planned: list[str]) -> None:
+    def compiled(rows: int) -> int:
         """Return how often the graph was planned."""
         torch._dynamo.reset()
         planned.clear()
         made = Backend("model")
         with torch.no_grad():
-            torch.compile(nn.Linear(8, 4), backend=made)(torch.randn(columns, 8))
+            torch.compile(nn.Linear(8, 4), backend=made)(torch.randn(rows, 8))
         assert len(made.skipped) == (0 if planned else 1)
         return len(planned)
 
-    _record(db, "softmax:rows=4,cols=16,dtype=f32")
+    _record("softmax:rows=4,cols=16,dtype=f32")
     assert [compiled(2), compiled(2), compiled(3), compiled(2)] == [1, 0, 1, 0]
-    _record(db, "softmax:rows=8,cols=16,dtype=f32")
-    assert [compiled(2), compiled(2)] == [1, 0]
+    _record("softmax:rows=8,cols=16,dtype=f32")  # of no group of this graph
+    assert [compiled(2), compiled(3)] == [0, 0]
+    _record("gemm:m=2,n=4,k=8,dtype=f32,trans=nt,epilogue=bias")
+    assert [compiled(2), compiled(2), compiled(3)] == [1, 0, 0]
 
 
-def _record(db: str, text: str) -> None:
+@pytest.mark.slow
+@pytest.mark.inductor
+@pytest.mark.parametrize("training", [False, True])
+def test_compiled_graphs_with_kernels_are_found_again_until_a_record_of_theirs_changes(
+    training: bool, planned: list[str]
+) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.Softmax(-1)), torch.randn(4, 8)
+
+    def compiled() -> tuple[int, list[list[str]], list[Any]]:
+        """Return how often the graph was planned, its groups and the results of a step."""
+        torch._dynamo.reset()
+        planned.clear()
+        model.zero_grad()
+        run = served.compile(model)
+        with torch.set_grad_enabled(training), served.watching(calls.append):
+            y = run(x)
+            if training:
+                y.square().sum().backward()
+        gradients = [parameter.grad for parameter in model.parameters() if training]
+        return len(planned), [list(plan.workloads) for plan in served.plans(run)], [y, *gradients]
+
+    softmax = "softmax:rows=4,cols=16,dtype=f32"
+    calls: list[DispatchedCall] = []
+    _record(softmax, ratio=2.0)
+    _start_threads()  # as real kernels do: torch's thread count is part of the keys of its caches
+    with reference_bindings():
+        times, groups, first = compiled()
+        assert times == (2 if training else 1)
+        assert softmax in groups[0]
+        assert [call.by for call in calls if str(call.workload) == softmax] == ["tunebench"]
+        calls.clear()
+        again = compiled()
+        assert again[:2] == (0, groups)
+        assert [call.by for call in calls if str(call.workload) == softmax] == ["tunebench"]
+        torch.testing.assert_close(again[2], first)
+        _record("softmax:rows=8,cols=16,dtype=f32", ratio=2.0)  # of no group of this graph
+        assert compiled()[0] == 0
+        _record("gemm:m=4,n=16,k=8,dtype=f32,trans=nt,epilogue=bias", ratio=2.0)
+        times, groups, third = compiled()
+        assert times == (2 if training else 1)
+        assert any("gemm" in text for text in groups[0])
+        torch.testing.assert_close(third, first)
+        assert compiled()[0] == 0
+        shutil.rmtree(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        assert compiled()[0] == (2 if training else 1)
+
+
+def test_plans_in_a_folder_that_others_may_write_are_not_read(planned: list[str], tmp_path: Path) -> None:
+    _record("softmax:rows=4,cols=16,dtype=f32")
+    with torch.no_grad():
+        torch.compile(nn.Linear(8, 4), backend=Backend("model"))(torch.randn(2, 8))
+    (path,) = (tmp_path / "cache" / "plans").glob("*.json")
+    path.chmod(0o666)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(nn.Linear(8, 4), backend=Backend("model"))(torch.randn(2, 8))
+    assert len(planned) == 2
+
+
+def _record(text: str, ratio: float = 0.0) -> None:
+    """Record a measurement of a workload's default; with a ratio, torch takes that many times as long."""
     workload, device = parse(text), local_cpu()
     numba = find_variant(f"{workload.operator}/numba_cpu")
     config = numba.default(workload, device)
-    key = TrialKey(device=device.key, workload=text, variant=numba.key, revision="1", config=config)
-    with open_store(db) as store:
+    revision = numba.revision(workload, config)
+    key = TrialKey(device=device.key, workload=text, variant=numba.key, revision=revision, config=config)
+    versus = {"ratio": ratio, "low": ratio - 0.1, "high": ratio + 0.1, "probability": 0.99}
+    verdict = Verdict(versus_default="itself", comparison={"libraries": {"torch": versus}}) if ratio else None
+    with open_store(os.environ["TUNEBENCH_DB"]) as store:
         store.begin_run(RunStart(device=device, workload=text, sampler="bound", seed=0))
-        store.record(key, Result(outcome=measured(3.0)), bound_us=0.1)
+        store.record(key, Result(outcome=measured(3.0)), bound_us=0.1, purpose="finalist", verdict=verdict)
 
 
 def test_sizes_that_depend_on_data_are_left_to_torch(tuned: None) -> None:

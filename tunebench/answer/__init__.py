@@ -29,6 +29,7 @@ from tunebench._deprecation import renamed
 from tunebench.answer._answer import HERE, Answer, BaselineComparison, How, Unmeasured
 from tunebench.answer._cache import (
     FRESH_S,
+    answers_state,
     generation,
     lookup,
     lookup_workload,
@@ -45,6 +46,7 @@ __all__ = [
     "BaselineComparison",
     "How",
     "Unmeasured",
+    "answers_state",
     "generation",
     "lookup",
     "lookup_workload",

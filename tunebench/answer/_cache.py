@@ -7,10 +7,11 @@ process, the files are checked for commits, which clear all cached answers.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from marshal import dumps
 from pathlib import Path
 from time import monotonic
@@ -30,6 +31,7 @@ from tunebench.workloads import workload as make_workload
 
 __all__ = [
     "FRESH_S",
+    "answers_state",
     "generation",
     "lookup",
     "lookup_workload",
@@ -163,6 +165,26 @@ def records_state(device: Device | str | None = None) -> str:
     """
     with _question("", device) as question:
         return question.records_state()
+
+
+def answers_state(workloads: Iterable[Workload | str], device: Device | str | None = None) -> str:
+    """Return a hash that differs when the stored answer of one of some workloads does.
+
+    Unlike `records_state`, it stays the same when a result of another workload is recorded.
+
+    Args:
+        workloads: The workloads.
+        device: As in `lookup`.
+
+    Raises:
+        DatabaseError: if the default database cannot be read.
+        LookupMiss: if only variants were measured whose files are not loaded.
+    """
+    state = hashlib.sha256()
+    for text in sorted(map(_text, workloads)):
+        answer = recorded(text, device=device)
+        state.update(f"{text}\0{answer and answer.to_json()}\0".encode())
+    return state.hexdigest()
 
 
 def recorded(

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from tunebench import _environment
 from tunebench._private_file import create_folder, read_private
-from tunebench._version import __version__
+from tunebench._source_state import source_state
 from tunebench.answer._reader import AnswerRow
 from tunebench.answer._target import LookupTarget
 from tunebench.device import Device
@@ -93,17 +92,4 @@ def _is_packaged(variant: str) -> bool:
 @functools.cache
 def signature() -> str:
     """Return a hash of names, sizes and times of all files on which validity depends."""
-    lines = [__version__]
-    for folder in (_PACKAGE, _PACKAGE / "kernels", _PACKAGE / "workloads"):
-        lines += sorted(_stamps(folder, deep=folder != _PACKAGE))
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _stamps(folder: Path, *, deep: bool) -> Iterator[str]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.endswith((".py", ".cuh", ".toml")):
-                status = entry.stat()
-                yield f"{entry.path} {status.st_size} {status.st_mtime_ns}"
-            elif deep and entry.name != "__pycache__" and entry.is_dir():
-                yield from _stamps(Path(entry.path), deep=True)
+    return source_state([_PACKAGE], [_PACKAGE / "kernels", _PACKAGE / "workloads"])

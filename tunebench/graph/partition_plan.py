@@ -65,6 +65,7 @@ class PartitionPlan:
         partition: Proof or optimality gap of the choice.
         alternatives: Groups of tuned kernels that were not chosen, with a predicted time within
             `FORECAST_ERROR` of what the chosen groups take for the same nodes: measured, they may be faster.
+        asked: Workloads whose records were read: as long as their answers are the same, so is the plan.
     """
 
     graph: Graph
@@ -74,6 +75,7 @@ class PartitionPlan:
     torch_prices: tuple[Price, ...]
     partition: Partition
     alternatives: tuple[PricedGroup, ...] = ()
+    asked: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         """Return the step, its time and its groups, one line each."""
@@ -215,6 +217,7 @@ def plan_partition(
         torch_prices=tuple(map(prices.torch, range(len(graph.nodes)))),
         partition=partition,
         alternatives=tuple(_alternatives(priced, chosen)),
+        asked=prices.asked,
     )
 
 

@@ -13,12 +13,10 @@ from tunebench.device import Device
 from tunebench.dispatch import Preference
 from tunebench.errors import DatabaseError, InputError, LookupMiss
 from tunebench.explanation import Forecaster
-from tunebench.forecast.network import predict_operations
 from tunebench.graph.group import FusedGroup
 from tunebench.graph.node import Graph
 from tunebench.workload import Traffic, Workload
 from tunebench.workloads import parse
-from tunebench.workloads.networks import Operation
 from tunebench.workloads.operators.elementwise import Elementwise
 
 __all__ = ["Price", "Prices"]
@@ -96,10 +94,16 @@ class Prices:
         self._measured_only = measured_only
         self._shares: dict[int, float] = {}
         """Times of nodes by torch in microseconds, derived from measured groups."""
+        self._asked: set[str] = set()
         self._forecaster = Forecaster(device=device)
         self._tuned = functools.cache(self._predict_tuned)
         self._torch_us = functools.cache(self._torch_us_of)
         self._timed = functools.cache(self._timed_of)
+
+    @property
+    def asked(self) -> frozenset[str]:
+        """Workloads whose records decided prices: these are valid as long as their answers are the same."""
+        return frozenset(self._asked)
 
     def learn(self, groups: Iterable[FusedGroup]) -> None:
         """Derive times of single nodes from torch's measured times of groups, smaller groups first."""
@@ -212,6 +216,9 @@ class Prices:
             return measured_us, True
         workload = parse(text)
         if self.device.kind == "gpu":
+            from tunebench.forecast.network import predict_operations
+            from tunebench.workloads.networks import Operation
+
             operation = Operation(workload=workload, part="")
             return float(predict_operations([operation], self.device, sustained=False)[0].each_us), False
         best = self._forecaster.best(workload)
@@ -225,6 +232,7 @@ class Prices:
 
     def _timed_of(self, text: str) -> Answer | None:
         """Return the measured answer of exactly this workload on this device, or None."""
+        self._asked.add(text)
         try:
             answer = recorded(text, device=self.device)
         except (DatabaseError, LookupMiss):

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from tunebench import __version__
-from tunebench.db import MeasurementBatch, NewMeasurement, RunStart, TrialKey, new_owner, open_store
 from tunebench.device import Device
 from tunebench.dispatch import BoundKernel
 from tunebench.dtype import DType, numpy_dtype
@@ -66,6 +65,8 @@ def store_wrong_result(kernel: BoundKernel, device: Device, reason: str) -> None
         device: Its device.
         reason: How its results are wrong.
     """
+    from tunebench.db import MeasurementBatch, NewMeasurement, RunStart, TrialKey, new_owner, open_store
+
     workload, variant, config = kernel.workload, kernel.variant, kernel.config
     start = RunStart(
         device=device,

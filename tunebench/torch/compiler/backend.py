@@ -14,47 +14,30 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
 from torch._dynamo.eval_frame import innermost_backend
 from torch._inductor import list_mode_options, list_options
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tunebench._deprecation import warn_renamed
 from tunebench.answer import tried_operators
 from tunebench.device import Device
-from tunebench.dispatch import Preference, choose, preference
+from tunebench.dispatch import preference
 from tunebench.dispatch.watch import is_watched
 from tunebench.errors import InputError, TunebenchError, UnknownName
-from tunebench.graph.partition_plan import PartitionPlan, plan_partition
 from tunebench.torch._tensor import device_of
-from tunebench.torch.compiler._attention_pattern import fuse_attention
-from tunebench.torch.compiler._compiled_graph import Compiled, CompiledGraph, is_static
-from tunebench.torch.compiler._constant_folding import fold_constants
-from tunebench.torch.compiler._fused_call import FusedCall
-from tunebench.torch.compiler._graph_rewriter import GraphRewriter, fused_call
-from tunebench.torch.compiler._group_check import difference
-from tunebench.torch.compiler._kernel_operator import check_later_kernels
+from tunebench.torch.compiler._compiled_graph import Compiled, CompiledGraph
+from tunebench.torch.compiler._plan_cache import PlanKey, RememberedPlan
 from tunebench.torch.compiler._race import Race, Raced
-from tunebench.torch.compiler._rms_norm_pattern import fuse_rms_norms
-from tunebench.torch.compiler._ungrouped import is_ungrouped, remember_ungrouped, ungrouped_key
-from tunebench.torch.compiler.capture import OWN_LIMIT, Phase, constant_inputs
-from tunebench.torch.compiler.decomposition import repeat_casts
-from tunebench.torch.compiler.inductor import (
-    compile_by_inductor,
-    is_inference,
-    is_repeatable,
-    mutated_inputs,
-    parts_of,
-    rewrite_in_place,
-)
-from tunebench.torch.compiler.translation import translate
-from tunebench.workloads import parse
+from tunebench.torch.compiler.inductor import OWN_LIMIT, compile_by_inductor, rewrite_in_place
+
+if TYPE_CHECKING:
+    from tunebench.graph.partition_plan import PartitionPlan
+    from tunebench.torch.compiler._fused_call import FusedCall
+    from tunebench.torch.compiler._group_planner import GroupPlanner
 
 __all__ = ["OPTIONS", "Backend", "backend", "backend_of", "compile", "plans", "register_compiled"]
 
@@ -74,12 +57,13 @@ class Backend:
         inductor: Options of inductor.
 
     Attributes:
-        plans: Plan of each graph, in the order of compilation: inference, or forward and backward.
-        fused: Groups of each plan that were planned for tuned kernels, in the plan's order.
+        fused: Groups of each plan that this process made and that were planned for tuned kernels, in the
+            plan's order.
         skipped: Why other graphs were left to torch, without a plan.
         seconds: Seconds of compilation so far: ``plan`` is the choice of groups, with loading and checking of
             their kernels; ``inductor`` is tracing by AOTAutograd and everything that torch does after it. A
             backward graph that inductor compiles at its first run is not included.
+        reuse: Whether to use plans and compiled graphs of earlier processes.
     """
 
     def __init__(
@@ -92,10 +76,16 @@ class Backend:
     ) -> None:
         self._name, self._benchmark, self._check = name, benchmark, check or benchmark
         self._inductor = dict(inductor or {})
-        self.plans: list[PartitionPlan] = []
+        self._plans: list[Callable[[], Sequence[PartitionPlan]]] = []
         self.fused: list[list[FusedCall]] = []
         self.skipped: list[str] = []
         self.seconds = {"plan": 0.0, "inductor": 0.0}
+        self.reuse = not self._check
+
+    @property
+    def plans(self) -> list[PartitionPlan]:
+        """Plan of each graph, in the order of compilation: inference, or forward and backward."""
+        return [partition for partitions in self._plans for partition in partitions()]
 
     @property
     def needs_inductor(self) -> bool:
@@ -126,123 +116,114 @@ class Backend:
         """
         if preference() == "torch" or self._has_no_records(inputs):
             return by_torch()
-        key = _key_of(module, inputs)
-        if is_ungrouped(key):
+        where = _where(inputs)
+        if preference() != "faster" or where is None:
+            return self._compiled_anew(module, inputs, by_torch, None)
+        key = PlanKey.of(module, inputs, where[0], repr(sorted(self._inductor.items())))
+        remembered = key.find()
+        if remembered is not None and not remembered.groups:
             self._leave("no group ran by a tuned kernel when it was planned, and nothing was recorded since")
             return by_torch()
-        step, began, planned_s = _Step(), time.monotonic(), self.seconds["plan"]
+        if remembered is not None and self.reuse and remembered.has_kernels(*where):
+            return self._compiled_again(module, inputs, by_torch, key, remembered)
+        return self._compiled_anew(module, inputs, by_torch, key)
+
+    def _compiled_again(
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        by_torch: Callable[[], Compiled],
+        key: PlanKey,
+        remembered: RememberedPlan,
+    ) -> Compiled:
+        """Compile a graph that has a plan: torch finds what it compiled for this plan in its caches."""
+        began = time.monotonic()
         try:
-            rewrite = functools.partial(self._rewritten, step)
-            ours = compile_by_inductor(module, inputs, rewrite, config=self._inductor)
-        except _NoGroupsError:
-            if not step.calls:  # what missed a kernel may have it the next time
-                remember_ungrouped(key)
+            ours = compile_by_inductor(
+                module, inputs, _plan_again, plan=remembered.compiled_as, config=self._inductor
+            )
+        except _PlanAgainError:  # torch's caches have been emptied, or the graph cannot be in them
+            return self._compiled_anew(module, inputs, by_torch, key)
+        self._plans.append(functools.cache(remembered.partitions))
+        self.seconds["inductor"] += time.monotonic() - began
+        where = _where(inputs)
+        assert where is not None
+        return _watched(
+            ours, [functools.partial(group.notify_watchers, *where) for group in remembered.left_to_torch]
+        )
+
+    def _compiled_anew(
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        by_torch: Callable[[], Compiled],
+        key: PlanKey | None,
+    ) -> Compiled:
+        """Plan and compile a graph, and remember the plan under its key."""
+        from tunebench.torch.compiler._group_planner import NoGroupsError
+
+        planner, began = self._planner(), time.monotonic()
+        records = "" if key is None else key.records()
+        plan = "" if key is None or not records or not self.reuse else key.plan_name(records)
+        try:
+            ours = compile_by_inductor(module, inputs, planner.rewritten, plan=plan, config=self._inductor)
+        except NoGroupsError:
             ours = by_torch()
         except InputError as error:
             self._skip(str(error))
             ours = by_torch()
         else:
-            if self._benchmark and step.may_repeat:
-                ours = Raced(ours, by_torch(), step.mutated, functools.partial(self._end_race, step))
-        self.seconds["inductor"] += time.monotonic() - began - (self.seconds["plan"] - planned_s)
-        return _watched(ours, step.calls)
+            if self._benchmark and planner.may_repeat:
+                ours = Raced(ours, by_torch(), planner.mutated, functools.partial(_end_race, planner))
+        self._keep(planner)
+        has_kernels = any(call.by == "tunebench" for call in planner.calls)
+        # What missed a kernel may have it the next time.
+        if key is not None and planner.plans and (not planner.calls or (plan and has_kernels)):
+            key.remember(records, plan, planner.groups, planner.plans)
+        self.seconds["inductor"] += time.monotonic() - began - planner.seconds
+        return _watched(ours, [functools.partial(_notify_if_left, call) for call in planner.calls])
+
+    def _planner(self) -> GroupPlanner:
+        from tunebench.torch.compiler._group_planner import GroupPlanner
+
+        return GroupPlanner(name=self._name, check=self._check)
+
+    def _keep(self, planner: GroupPlanner) -> None:
+        """Keep the plans and the groups of a graph."""
+        plans = planner.plans
+        self._plans.append(lambda: plans)
+        self.fused += planner.fused
+        self.seconds["plan"] += planner.seconds
 
     def replace_groups(self, module: fx.GraphModule) -> None:
         """Replace groups of a joint graph by calls of their kernels, in place, where there are any."""
         inputs = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
         if preference() == "torch" or self._has_no_records(inputs):
             return
+        from tunebench.torch.compiler._group_planner import NoGroupsError
+
+        planner = self._planner()
         try:
-            rewrite_in_place(module, functools.partial(self._rewritten, _Step()))
-        except _NoGroupsError:
+            rewrite_in_place(module, planner.rewritten)
+        except NoGroupsError:
             return
         except InputError as error:
             self._skip(str(error))
+        finally:
+            self._keep(planner)
 
     def _has_no_records(self, inputs: Iterable[Any]) -> bool:
         """Return whether torch runs every group, since nothing was tuned on the device of the inputs."""
-        device = _device_of(inputs)
-        if preference() != "faster" or device is None:
+        where = _where(inputs)
+        if preference() != "faster" or where is None:
             return False
         try:
-            if tried_operators(device):
+            if tried_operators(where[0]):
                 return False
         except TunebenchError:  # each group says why
             return False
-        self._leave(f"nothing was tuned on {device.name}")
+        self._leave(f"nothing was tuned on {where[0].name}")
         return True
-
-    def _end_race(self, step: _Step, race: Race) -> None:
-        """Leave the groups of a graph to torch if torch won the race."""
-        if race.winner == "torch":
-            for call in step.calls:
-                call.leave_to_torch(f"in this model torch.compile takes {race.ratio:.2f} times as long")
-
-    def _rewritten(self, step: _Step, module: fx.GraphModule) -> fx.GraphModule:
-        """Return a graph of ATen operators with calls of kernels.
-
-        Args:
-            step: Receives the groups.
-            module: The graph.
-
-        Raises:
-            InputError: if torch has to run the graph.
-        """
-        began = time.monotonic()
-        device, ordinal = _device(module)
-        if is_inference(module):
-            fuse_attention(module.graph)
-            fuse_rms_norms(module.graph)
-        fold_constants(module)
-        repeat_casts(module.graph)
-        rewriter, planned = GraphRewriter(module), []
-        for phase, part in parts_of(module).items():
-            partition, calls = self._planned(part, phase, device, ordinal)
-            planned.append((partition, calls))
-            for call in calls:
-                if call.by == "tunebench":
-                    rewriter.replace(call)
-        self.plans += [partition for partition, _ in planned]
-        self.fused += [calls for _, calls in planned]
-        step.calls += [call for _, calls in planned for call in calls]
-        self.seconds["plan"] += time.monotonic() - began
-        step.mutated, step.may_repeat = mutated_inputs(module), is_repeatable(module)
-        if not any(call.by == "tunebench" for call in step.calls):
-            raise _NoGroupsError
-        return rewriter.rewrite()
-
-    def _planned(
-        self, part: fx.GraphModule, phase: Phase, device: Device, ordinal: int
-    ) -> tuple[PartitionPlan, list[FusedCall]]:
-        """Return the plan of a graph, and its groups that tuned kernels may run."""
-        translation = translate(part.graph, self._name, phase, constant_inputs(phase))
-        preferred = preference()
-        # Workloads that were not measured would run by torch anyway.
-        partition = plan_partition(
-            translation.graph, device, preferred=preferred, measured_only=preferred == "faster"
-        )
-        groups = [offer.group for offer in partition.chosen if offer.price.by == "tunebench"]
-        calls = [
-            fused_call(translation, group, device, ordinal, f"{phase}_group_{index}")
-            for index, group in enumerate(groups)
-        ]
-        with unset_fake_temporarily():
-            for call in calls:
-                self._decide(call, preferred)
-        _log_plan(partition, calls, preferred)
-        return partition, calls
-
-    def _decide(self, call: FusedCall, preferred: Preference) -> None:
-        """Leave a group to torch if no kernel runs it, or if its results are wrong."""
-        reason = call.missing_kernel(preferred)
-        if not reason and self._check:
-            if reason := difference(call):
-                call.store_wrong_kernels()
-                warnings.warn(f"torch runs {' and '.join(call.group.workloads)}: {reason}", stacklevel=2)
-            for workload in call.group.workloads:
-                check_later_kernels(workload)
-        if reason:
-            call.leave_to_torch(reason)
 
     def _leave(self, reason: str) -> None:
         self.skipped.append(reason)
@@ -253,88 +234,46 @@ class Backend:
         warnings.warn(f"torch runs a graph of {self._name}: {reason}", stacklevel=2)
 
 
-@dataclass(slots=True)
-class _Step:
-    """Groups and effects of a compiled graph.
-
-    Attributes:
-        calls: Its groups that were planned for tuned kernels, forward and backward.
-        mutated: Places of inputs that it changes.
-        may_repeat: Whether it can run several times, on copies of the inputs that it changes.
-    """
-
-    calls: list[FusedCall] = field(default_factory=list)
-    mutated: frozenset[int] = frozenset()
-    may_repeat: bool = True
+class _PlanAgainError(Exception):
+    """Torch's caches do not have the graph of a remembered plan."""
 
 
-def _watched(run: Compiled, calls: Sequence[FusedCall]) -> Compiled:
+def _plan_again(module: fx.GraphModule) -> fx.GraphModule:
+    raise _PlanAgainError
+
+
+def _end_race(planner: GroupPlanner, race: Race) -> None:
+    """Leave the groups of a graph to torch if torch won the race."""
+    if race.winner == "torch":
+        for call in planner.calls:
+            call.leave_to_torch(f"in this model torch.compile takes {race.ratio:.2f} times as long")
+
+
+def _notify_if_left(call: FusedCall) -> None:
+    if call.by == "torch":
+        call.notify_watchers()
+
+
+def _watched(run: Compiled, notifications: Sequence[Callable[[], None]]) -> Compiled:
     """Return a compiled graph that reports the groups that torch runs to watchers."""
-    if not calls:
+    if not notifications:
         return run
 
     def watched(*arguments: Any) -> Any:
         result = run(*arguments)
         if is_watched():
-            for call in calls:
-                if call.by == "torch":
-                    call.notify_watchers()
+            for notify in notifications:
+                notify()
         return result
 
     return watched
 
 
-class _NoGroupsError(Exception):
-    """No group of a graph runs by tuned kernels."""
-
-
-def _key_of(module: fx.GraphModule, inputs: Sequence[Any]) -> str:
-    """Return the key of a graph for which only faster kernels are wanted; empty for others."""
-    device = _device_of(inputs)
-    return ungrouped_key(module, inputs, device) if preference() == "faster" and device is not None else ""
-
-
-def _device_of(inputs: Iterable[Any]) -> Device | None:
-    """Return the device of a graph's inputs; None if they are on several, or on one without kernels."""
+def _where(inputs: Iterable[Any]) -> tuple[Device, int] | None:
+    """Return the device of a graph's inputs and its ordinal; None without one device that has kernels."""
     devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
     device = device_of(devices.pop()) if len(devices) == 1 else ""
-    return None if isinstance(device, str) else device[0]
-
-
-def _device(module: fx.GraphModule) -> tuple[Device, int]:
-    """Return the device of a graph's inputs and its ordinal.
-
-    Raises:
-        InputError: if tuned kernels cannot run the graph.
-    """
-    leaves = [leaf for node in module.graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
-    if any(isinstance(leaf, torch.Tensor) and not is_static(leaf) for leaf in leaves):
-        raise InputError("sizes that depend on data")
-    inputs = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
-    devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
-    device = device_of(devices.pop()) if len(devices) == 1 else f"tensors on {len(devices)} devices"
-    if isinstance(device, str):
-        raise InputError(device)
-    return device
-
-
-def _log_plan(partition: PartitionPlan, calls: Iterable[FusedCall], preferred: Preference) -> None:
-    """Log a plan: its time, each group, and each operation left to torch with the reason."""
-    if not _log.isEnabledFor(logging.INFO):
-        return
-    head, *lines = str(partition).splitlines()
-    _log.info("%s", head)
-    planned = iter(calls)
-    for line, offer in zip(lines, partition.chosen, strict=True):
-        if offer.price.by == "tunebench":
-            reasons = {next(planned).reason}
-        else:
-            reasons = {
-                choose(parse(text), partition.device, preferred).reason for text in offer.group.workloads
-            }
-        _log.info("%s", " ".join([line, *(f"({reason})" for reason in reasons if reason)]))
-    for offer in partition.rejected:
-        _log.debug("  not fused, %.1f us longer: %s", -offer.saved_us, " and ".join(offer.group.workloads))
+    return None if isinstance(device, str) else device
 
 
 def backend(
@@ -487,8 +426,8 @@ def register_compiled(compiled: Any, made_by: Backend) -> None:
 def plans(compiled: Any) -> tuple[PartitionPlan, ...]:
     """Return the plans of all graphs that a compiled model has compiled so far.
 
-    A graph has none where nothing was tuned on the device, and where it had no groups when it was compiled
-    before, unless tuned kernels are preferred (`prefer`).
+    A graph has none where nothing was tuned on the device, and where it had no groups when another process
+    compiled it, unless tuned kernels are preferred (`prefer`).
 
     Args:
         compiled: Result of `compile` or ``torch.compile(module, backend="tunebench")``, or a copy of it.

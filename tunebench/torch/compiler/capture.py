@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,6 @@ from tunebench.torch.compiler.decomposition import DECOMPOSITIONS, repeat_casts
 from tunebench.torch.compiler.translation import Translation, translate
 
 __all__ = [
-    "OWN_LIMIT",
     "capture",
     "constant_inputs",
     "differentiable_results",
@@ -40,13 +38,6 @@ __all__ = [
     "without_data",
     "without_log",
 ]
-
-OWN_LIMIT: Any = (
-    {"isolate_recompiles": True}
-    if "isolate_recompiles" in inspect.signature(torch.compile).parameters
-    else {}
-)
-"""Arguments of `torch.compile` with which each compiled model has its own limit of compilations."""
 
 Phase = Literal["inference", "forward", "backward"]
 Compiler = Callable[[fx.GraphModule, Phase], Callable[..., Any]]

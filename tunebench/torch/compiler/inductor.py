@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -21,10 +22,13 @@ from torch.utils._triton import has_triton
 
 from tunebench.errors import InputError
 from tunebench.torch.compiler._kernel_operator import require_layouts
-from tunebench.torch.compiler.capture import Phase
 from tunebench.torch.compiler.decomposition import DECOMPOSITIONS
 
+if TYPE_CHECKING:
+    from tunebench.torch.compiler.capture import Phase
+
 __all__ = [
+    "OWN_LIMIT",
     "Rewrite",
     "compile_by_inductor",
     "is_inference",
@@ -33,6 +37,13 @@ __all__ = [
     "parts_of",
     "rewrite_in_place",
 ]
+
+OWN_LIMIT: Any = (
+    {"isolate_recompiles": True}
+    if "isolate_recompiles" in inspect.signature(torch.compile).parameters
+    else {}
+)
+"""Arguments of `torch.compile` with which each compiled model has its own limit of compilations."""
 
 Rewrite = Callable[[fx.GraphModule], fx.GraphModule]
 """Takes the graph of a step, of forward and backward in training, and returns the graph to compile."""
@@ -43,6 +54,7 @@ def compile_by_inductor(
     inputs: Sequence[Any],
     rewrite: Rewrite | None = None,
     *,
+    plan: str = "",
     config: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph that Dynamo traced, as `torch.compile` does.
@@ -54,6 +66,7 @@ def compile_by_inductor(
         inputs: Its inputs.
         rewrite: Changes the graph of ATen operators, in which only `DECOMPOSITIONS` have been applied. Its
             exceptions are raised.
+        plan: Name of what `rewrite` does to this graph, for torch's caches; empty if they must not be used.
         config: Options of inductor.
     """
     patches = dict(config or {})
@@ -61,9 +74,10 @@ def compile_by_inductor(
     missing = next(filter(None, map(missing_compiler, sorted(devices))), "")
     copied, inner = _copied(module), _by_operators if missing else _inner_compile
     if rewrite is not None:
-        patches["joint_custom_pre_pass"] = _RewritingPass(rewrite, _table(missing))
-    # AOTAutograd's cache would skip the pass; inductor's cache of compiled graphs works.
-    with functorch_config.patch(enable_autograd_cache=rewrite is None and not missing):
+        patches["joint_custom_pre_pass"] = _RewritingPass(rewrite, _table(missing), plan)
+    # AOTAutograd's cache skips the pass: its key must say what the pass does.
+    is_cached = functorch_config.enable_autograd_cache and not missing and (rewrite is None or bool(plan))
+    with functorch_config.patch(enable_autograd_cache=is_cached):
         return compile_fx(  # type: ignore[no-any-return]
             copied,
             inputs,
@@ -133,12 +147,12 @@ def _copied_graph(graph: fx.Graph) -> fx.Graph:
 class _RewritingPass(CustomGraphPass):  # type: ignore[misc]
     """Rewrites the graph of a step, then decomposes its operators as inductor expects them."""
 
-    def __init__(self, rewrite: Rewrite, table: Mapping[Any, Callable[..., Any]]) -> None:
-        self._rewrite, self._table = rewrite, table
+    def __init__(self, rewrite: Rewrite, table: Mapping[Any, Callable[..., Any]], plan: str) -> None:
+        self._rewrite, self._table, self._plan = rewrite, table, plan
 
     def uuid(self) -> str:
-        """Return a constant, since inductor's cache key contains the rewritten graph itself."""
-        return "tunebench"
+        """Return the name of the plan; inductor's cache key contains the rewritten graph itself."""
+        return f"tunebench {self._plan}"
 
     def __call__(self, graph: fx.Graph) -> None:
         module = graph.owning_module

@@ -21,8 +21,9 @@ from torch.fx.graph import _BoxedCodeGen
 from torch.utils._pytree import tree_leaves
 
 from tunebench.errors import InputError
-from tunebench.torch.compiler.capture import OWN_LIMIT, onednn
+from tunebench.torch.compiler.capture import onednn
 from tunebench.torch.compiler.decomposition import DECOMPOSITIONS
+from tunebench.torch.compiler.inductor import OWN_LIMIT
 from tunebench.training.fitting.host_store import FileStore, HostStore, PinnedStore
 from tunebench.training.fitting.joint_step import JointStep, joint_step
 from tunebench.training.fitting.operation_time import measured_times

@@ -1,0 +1,179 @@
+"""Choice of the groups of a graph, and their replacement by calls of kernels.
+
+Only graphs that no earlier process has planned need this module and what it imports.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._pytree import tree_leaves
+
+from tunebench.device import Device
+from tunebench.dispatch import Preference, choose, preference
+from tunebench.errors import InputError
+from tunebench.graph.partition_plan import PartitionPlan, plan_partition
+from tunebench.torch._tensor import device_of
+from tunebench.torch.compiler._attention_pattern import fuse_attention
+from tunebench.torch.compiler._compiled_graph import is_static
+from tunebench.torch.compiler._constant_folding import fold_constants
+from tunebench.torch.compiler._fused_call import FusedCall
+from tunebench.torch.compiler._graph_rewriter import GraphRewriter, fused_call
+from tunebench.torch.compiler._group_check import difference
+from tunebench.torch.compiler._kernel_operator import check_later_kernels
+from tunebench.torch.compiler._plan_cache import PlannedGroup
+from tunebench.torch.compiler._rms_norm_pattern import fuse_rms_norms
+from tunebench.torch.compiler.capture import Phase, constant_inputs
+from tunebench.torch.compiler.decomposition import repeat_casts
+from tunebench.torch.compiler.inductor import is_inference, is_repeatable, mutated_inputs, parts_of
+from tunebench.torch.compiler.translation import translate
+from tunebench.workloads import parse
+
+__all__ = ["GroupPlanner", "NoGroupsError"]
+
+_log = logging.getLogger("tunebench.torch.compiler.backend")
+
+
+class NoGroupsError(Exception):
+    """No group of a graph runs by tuned kernels."""
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupPlanner:
+    """Replaces groups of one graph by calls of their kernels.
+
+    Attributes:
+        name: Name of the model.
+        check: Whether to compare the results of groups with torch's.
+        plans: Plan of inference, or of forward and backward.
+        fused: Groups of each plan that were planned for tuned kernels, in the plan's order.
+        mutated: Places of inputs that the graph changes.
+        may_repeat: Whether it can run several times, on copies of the inputs that it changes.
+        seconds: Time that `rewritten` took.
+    """
+
+    name: str
+    check: bool
+    plans: list[PartitionPlan] = field(default_factory=list)
+    fused: list[list[FusedCall]] = field(default_factory=list)
+    mutated: frozenset[int] = frozenset()
+    may_repeat: bool = True
+    seconds: float = 0.0
+
+    @property
+    def calls(self) -> list[FusedCall]:
+        """Groups that were planned for tuned kernels."""
+        return [call for calls in self.fused for call in calls]
+
+    @property
+    def groups(self) -> list[PlannedGroup]:
+        """The same groups without their places in the graph."""
+        return [PlannedGroup(workloads=call.group.workloads, reason=call.reason) for call in self.calls]
+
+    def rewritten(self, module: fx.GraphModule) -> fx.GraphModule:
+        """Return a graph of ATen operators with calls of kernels.
+
+        Args:
+            module: The graph.
+
+        Raises:
+            InputError: if torch has to run the graph.
+            NoGroupsError: if no group runs by kernels.
+        """
+        began = time.monotonic()
+        device, ordinal = _device(module)
+        if is_inference(module):
+            fuse_attention(module.graph)
+            fuse_rms_norms(module.graph)
+        fold_constants(module)
+        repeat_casts(module.graph)
+        rewriter, planned = GraphRewriter(module), []
+        for phase, part in parts_of(module).items():
+            partition, calls = self._planned(part, phase, device, ordinal)
+            planned.append((partition, calls))
+            for call in calls:
+                if call.by == "tunebench":
+                    rewriter.replace(call)
+        self.plans = [partition for partition, _ in planned]
+        self.fused = [calls for _, calls in planned]
+        self.seconds += time.monotonic() - began
+        self.mutated, self.may_repeat = mutated_inputs(module), is_repeatable(module)
+        if not any(call.by == "tunebench" for call in self.calls):
+            raise NoGroupsError
+        return rewriter.rewrite()
+
+    def _planned(
+        self, part: fx.GraphModule, phase: Phase, device: Device, ordinal: int
+    ) -> tuple[PartitionPlan, list[FusedCall]]:
+        """Return the plan of a graph, and its groups that tuned kernels may run."""
+        translation = translate(part.graph, self.name, phase, constant_inputs(phase))
+        preferred = preference()
+        # Workloads that were not measured would run by torch anyway.
+        partition = plan_partition(
+            translation.graph, device, preferred=preferred, measured_only=preferred == "faster"
+        )
+        groups = [offer.group for offer in partition.chosen if offer.price.by == "tunebench"]
+        calls = [
+            fused_call(translation, group, device, ordinal, f"{phase}_group_{index}")
+            for index, group in enumerate(groups)
+        ]
+        with unset_fake_temporarily():
+            for call in calls:
+                self._decide(call, preferred)
+        _log_plan(partition, calls, preferred)
+        return partition, calls
+
+    def _decide(self, call: FusedCall, preferred: Preference) -> None:
+        """Leave a group to torch if no kernel runs it, or if its results are wrong."""
+        reason = call.missing_kernel(preferred)
+        if not reason and self.check:
+            if reason := difference(call):
+                call.store_wrong_kernels()
+                warnings.warn(f"torch runs {' and '.join(call.group.workloads)}: {reason}", stacklevel=2)
+            for workload in call.group.workloads:
+                check_later_kernels(workload)
+        if reason:
+            call.leave_to_torch(reason)
+
+
+def _device(module: fx.GraphModule) -> tuple[Device, int]:
+    """Return the device of a graph's inputs and its ordinal.
+
+    Raises:
+        InputError: if tuned kernels cannot run the graph.
+    """
+    leaves = [leaf for node in module.graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
+    if any(isinstance(leaf, torch.Tensor) and not is_static(leaf) for leaf in leaves):
+        raise InputError("sizes that depend on data")
+    inputs = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
+    devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
+    device = device_of(devices.pop()) if len(devices) == 1 else f"tensors on {len(devices)} devices"
+    if isinstance(device, str):
+        raise InputError(device)
+    return device
+
+
+def _log_plan(partition: PartitionPlan, calls: Iterable[FusedCall], preferred: Preference) -> None:
+    """Log a plan: its time, each group, and each operation left to torch with the reason."""
+    if not _log.isEnabledFor(logging.INFO):
+        return
+    head, *lines = str(partition).splitlines()
+    _log.info("%s", head)
+    planned = iter(calls)
+    for line, offer in zip(lines, partition.chosen, strict=True):
+        if offer.price.by == "tunebench":
+            reasons = {next(planned).reason}
+        else:
+            reasons = {
+                choose(parse(text), partition.device, preferred).reason for text in offer.group.workloads
+            }
+        _log.info("%s", " ".join([line, *(f"({reason})" for reason in reasons if reason)]))
+    for offer in partition.rejected:
+        _log.debug("  not fused, %.1f us longer: %s", -offer.saved_us, " and ".join(offer.group.workloads))

@@ -1,0 +1,239 @@
+"""Plans of graphs, remembered between processes beside the graphs that torch's caches keep compiled.
+
+A plan is valid as long as the stored answers of all workloads that it considered are the same: a result of
+another workload does not void it. The key of a graph has everything else that decides its plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pickle
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from tunebench import __version__
+from tunebench._environment import cache_folder
+from tunebench._private_file import create_folder, read_private
+from tunebench._source_state import source_state
+from tunebench.answer import answers_state, records_state
+from tunebench.device import Device
+from tunebench.dispatch import KernelChoice, dispatcher
+from tunebench.dispatch.choice import BoundChoice
+from tunebench.errors import TunebenchError
+from tunebench.kernels import loaded_files
+from tunebench.workloads import parse
+
+if TYPE_CHECKING:
+    from tunebench.graph.partition_plan import PartitionPlan
+
+__all__ = ["PlanKey", "PlannedGroup", "RememberedPlan"]
+
+KEPT_S = 30 * 86400.0
+"""Time in seconds after which a graph that was not compiled again is forgotten."""
+
+_FOLDER = "plans"
+_PACKAGE = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedGroup:
+    """A group that was planned for tuned kernels.
+
+    Attributes:
+        workloads: Canonical texts of its workloads.
+        reason: Why torch runs it; empty if kernels do.
+    """
+
+    workloads: tuple[str, ...]
+    reason: str = ""
+
+    def notify_watchers(self, device: Device, ordinal: int) -> None:
+        """Report to watchers that torch runs the group."""
+        for text in self.workloads:
+            workload = parse(text)
+            choice = KernelChoice(workload=workload, reason=self.reason)
+            dispatcher(workload, device, ordinal).notify(BoundChoice(0, choice, None))
+
+    def has_kernels(self, device: Device, ordinal: int) -> bool:
+        """Return whether kernels run all workloads of the group, and load them."""
+        choices = (dispatcher(parse(text), device, ordinal) for text in self.workloads)
+        return all(chosen.bound_choice("tunebench").kernel is not None for chosen in choices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RememberedPlan:
+    """A plan that an earlier process made.
+
+    Attributes:
+        compiled_as: Name of the plan in the keys of torch's caches.
+        groups: Its groups that were planned for tuned kernels; torch compiles a graph without any.
+        path: File of the plans themselves.
+    """
+
+    compiled_as: str
+    groups: tuple[PlannedGroup, ...]
+    path: Path
+
+    @property
+    def left_to_torch(self) -> list[PlannedGroup]:
+        """Groups that torch runs."""
+        return [group for group in self.groups if group.reason]
+
+    def has_kernels(self, device: Device, ordinal: int) -> bool:
+        """Return whether kernels run all groups that were left to them, and load these kernels."""
+        return all(group.reason or group.has_kernels(device, ordinal) for group in self.groups)
+
+    def partitions(self) -> list[PartitionPlan]:
+        """Return the plans; none if their file cannot be read."""
+        try:
+            # A file that only this user may write, like the machine code in the cache folder.
+            plans: list[PartitionPlan] = pickle.loads(read_private(self.path))  # noqa: S301
+        except (OSError, AttributeError, ImportError, EOFError, pickle.UnpicklingError):
+            return []
+        return plans
+
+
+@dataclass(frozen=True, slots=True)
+class PlanKey:
+    """Key of a graph among remembered plans.
+
+    Attributes:
+        text: Hash of everything but records that decides the plan.
+        device: Device of the graph.
+    """
+
+    text: str
+    device: Device
+
+    @classmethod
+    def of(cls, module: fx.GraphModule, inputs: Sequence[Any], device: Device, mode: str = "") -> PlanKey:
+        """Return the key of a graph.
+
+        Args:
+            module: The graph that Dynamo traced.
+            inputs: Its inputs.
+            device: Their device.
+            mode: Options that decide how it is compiled.
+        """
+        modules = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
+        parts = (
+            *(__version__, _source(), torch.__version__, device.key, mode, *loaded_files()),
+            *(str(torch.is_grad_enabled()), str(torch.is_autocast_enabled(_type_of(inputs)))),
+            *(part.code for part in modules),
+            *map(_described, inputs),
+        )
+        return cls(hashlib.sha256("\0".join(parts).encode()).hexdigest(), device)
+
+    def records(self) -> str:
+        """Return a hash of all records that plans may read; empty if they cannot be read now."""
+        try:
+            return hashlib.sha256(records_state(self.device).encode()).hexdigest()
+        except TunebenchError:
+            return ""
+
+    def plan_name(self, records: str) -> str:
+        """Return a name of the plan that the graph has with some records, for the keys of torch's caches."""
+        return hashlib.sha256(f"{self.text} {records}".encode()).hexdigest()
+
+    def find(self) -> RememberedPlan | None:
+        """Return the plan of the graph, if there is one and it is valid."""
+        try:
+            path = cache_folder() / _FOLDER / f"{self.text}.json"
+            stored = json.loads(read_private(path))
+            if not self._is_valid(stored, path):
+                return None
+            path.touch()
+            groups = tuple(
+                PlannedGroup(**{**g, "workloads": tuple(g["workloads"])}) for g in stored["groups"]
+            )
+            return RememberedPlan(
+                compiled_as=stored["compiled_as"], groups=groups, path=path.with_suffix(".pickle")
+            )
+        except (OSError, TunebenchError, ValueError, KeyError, TypeError):
+            return None
+
+    def _is_valid(self, stored: dict[str, Any], path: Path) -> bool:
+        records = self.records()
+        if records and stored["records"] == records:
+            return True
+        if not records or answers_state(stored["asked"], self.device) != stored["answers"]:
+            return False
+        _write(path, json.dumps({**stored, "records": records}).encode())  # the next process need not ask
+        return True
+
+    def remember(
+        self,
+        records: str,
+        compiled_as: str,
+        groups: Sequence[PlannedGroup],
+        partitions: Sequence[PartitionPlan],
+    ) -> None:
+        """Remember a plan; a folder that cannot be written is ignored.
+
+        Args:
+            records: What `records` returned before the graph was planned; the plan is not remembered if
+                records have changed since.
+            compiled_as: Name of the plan in the keys of torch's caches.
+            groups: Groups that were planned for tuned kernels.
+            partitions: The plans.
+        """
+        if not records or self.records() != records:
+            return
+        with contextlib.suppress(OSError, TunebenchError):
+            asked = sorted(frozenset[str]().union(*(partition.asked for partition in partitions)))
+            stored: Mapping[str, Any] = {
+                "records": records,
+                "asked": asked,
+                "answers": answers_state(asked, self.device),
+                "compiled_as": compiled_as,
+                "groups": [dataclasses.asdict(group) for group in groups],
+            }
+            folder = create_folder(cache_folder(), _FOLDER)
+            _write(folder / f"{self.text}.pickle", pickle.dumps(list(partitions)))
+            _write(folder / f"{self.text}.json", json.dumps(stored).encode())
+            _forget_old(folder)
+
+
+def _forget_old(folder: Path) -> None:
+    oldest_s = time.time() - KEPT_S
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(OSError):  # another process has deleted it
+            if path.stat().st_mtime < oldest_s:
+                path.unlink()
+                path.with_suffix(".pickle").unlink()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replace a file at once, readable by this user only."""
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    Path(name).replace(path)
+
+
+@functools.cache
+def _source() -> str:
+    folders = (_PACKAGE / "graph", _PACKAGE / "kernels", _PACKAGE / "torch", _PACKAGE / "workloads")
+    return source_state([_PACKAGE], folders)
+
+
+def _type_of(inputs: Iterable[Any]) -> str:
+    return next((value.device.type for value in inputs if isinstance(value, torch.Tensor)), "cpu")
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.device} {value.requires_grad}"
