@@ -1,6 +1,7 @@
 #pragma once
 // Forward layernorm and rmsnorm of rows of x, or of x + bias + residual. Needs types.cuh, reduce.cuh and
-// row_block.cuh.
+// row_block.cuh. Lines that end with "edges" are for rows with edges only (row_edges.cuh), and those that end with
+// "aligned" are for others.
 
 // Compile-time description of the norm. CENTRED: layernorm, which subtracts the mean and adds beta; otherwise
 // rmsnorm. RESIDUAL: the sum z = x + bias + residual is normalised and written. STATS: mean and rstd of each row
@@ -44,9 +45,14 @@ template <class P, int V>
 struct Parts {
   using T = typename P::T;
   const T* x;
-  const T* bias;
+  const T* bias;  // aligned
+  Unaligned<T, V> bias;  // edges
   const T* residual;
   T* z;
+
+  __device__ __forceinline__ Parts<P, 1> singly() const {  // edges
+    return {x, {bias.base, bias.at, bias.count}, residual, z};  // edges
+  }  // edges
 
   __device__ __forceinline__ void load(int vector, float (&values)[V]) const {
     load_floats(x + vector * V, values);
@@ -59,7 +65,9 @@ struct Parts {
   }
 
  private:
-  static __device__ __forceinline__ void add(const T* source, float (&values)[V]) {
+  template <class Source>  // edges
+  static __device__ __forceinline__ void add(Source source, float (&values)[V]) {  // edges
+  static __device__ __forceinline__ void add(const T* source, float (&values)[V]) {  // aligned
     float added[V];
     load_floats(source, added);
 #pragma unroll
@@ -71,10 +79,14 @@ struct Parts {
 template <class P, int V>
 struct Affine {
   using T = typename P::T;
-  const T* gamma;
-  const T* beta;
+  const T* gamma;  // aligned
+  const T* beta;  // aligned
+  Unaligned<T, V> gamma, beta;  // edges
   float mean, rstd;
 
+  __device__ __forceinline__ Affine<P, 1> singly() const {  // edges
+    return {{gamma.base, gamma.at, gamma.count}, {beta.base, beta.at, beta.count}, mean, rstd};  // edges
+  }  // edges
   __device__ __forceinline__ void store(T* target, int vector, float (&x)[V]) const {
     float scale[V], shift[V];
     load_floats(gamma + vector * V, scale);
@@ -121,18 +133,25 @@ struct Moments {
 
 // Row and vectors of a thread.
 template <class P, int ROW_THREADS, int ROWS, int V>
-struct Forward : Share<ROW_THREADS, ROWS, V> {
-  using Base = Share<ROW_THREADS, ROWS, V>;
+struct Forward : Share<ROW_THREADS, ROWS, V> {  // aligned
+struct Forward : EdgedShare<ROW_THREADS, ROWS, V> {  // edges
+  using Base = Share<ROW_THREADS, ROWS, V>;  // aligned
+  using Base = EdgedShare<ROW_THREADS, ROWS, V>;  // edges
   using T = typename P::T;
   Parts<P, V> parts;
 
   __device__ __forceinline__ Forward(const T* x, const T* bias, const T* residual, T* z, int rows, int cols)
-      : Base(rows, cols), parts{x + Base::offset, bias, residual + Base::offset, z + Base::offset} {}
+      : Base(rows, cols), parts{x + Base::offset, bias, residual + Base::offset, z + Base::offset} {}  // aligned
+      : Base(rows, cols),  // edges
+        parts{x + Base::offset, {bias, Base::before, cols}, residual + Base::offset, z + Base::offset} {}  // edges
 
   // The mean and factor of a row, from the sum of its squared deviations.
   __device__ __forceinline__ Affine<P, V> affine(const T* gamma, const T* beta, float* mean_of, float* rstd_of,
                                                  float mean, float squares, int cols, float eps) const {
-    const Affine<P, V> found = {gamma, beta, mean, fast_rsqrt(squares / cols + eps)};
+    const float rstd = fast_rsqrt(squares / cols + eps);  // edges
+    const int before = this->before;  // edges
+    const Affine<P, V> found = {{gamma, before, cols}, {beta, before, cols}, mean, rstd};  // edges
+    const Affine<P, V> found = {gamma, beta, mean, fast_rsqrt(squares / cols + eps)};  // aligned
     if (this->count > 0 && this->thread == 0)
       found.keep_statistics(mean_of, rstd_of, blockIdx.x * ROWS + this->row_of_block);
     return found;
@@ -142,17 +161,27 @@ struct Forward : Share<ROW_THREADS, ROWS, V> {
 template <class P, int ROW_THREADS, int ROWS, int V, int N>
 __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) norm_registers(NORM_PARAMETERS(typename P::T)) {
   const Forward<P, ROW_THREADS, ROWS, V> my(x, bias, residual, z, rows, cols);
+  const auto single = my.parts.singly();  // edges
+  float edge[my.EDGES][1];  // edges
+  my.each_edge([&](int element, int n) { single.load(element, edge[n]); });  // edges
   float values[N][V], mean = 0.0f, squares = 0.0f;
   each_held_vector<N>(my.thread, my.STEP, my.count, [&](int vector, int n) { my.parts.load(vector, values[n]); });
   if constexpr (P::CENTRED) {
     float total = 0.0f;
     each_held_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { total += sum_of(values[n]); });
+    my.each_edge([&](int, int n) { total += edge[n][0]; });  // edges
     mean = reduce_row<ROW_THREADS>(total, Sum()) / cols;
   }
   each_held_vector<N>(my.thread, my.STEP, my.count,
                       [&](int, int n) { squares += squares_of<P::CENTRED>(values[n], mean); });
+  my.each_edge([&](int, int n) { squares += squares_of<P::CENTRED>(edge[n], mean); });  // edges
   squares = reduce_row<ROW_THREADS>(squares, Sum());
   const auto affine = my.affine(gamma, beta, mean_of, rstd_of, mean, squares, cols, eps);
+  const auto single_affine = affine.singly();  // edges
+  my.each_edge([&](int element, int n) {  // edges
+    single.keep_sum(element, edge[n]);  // edges
+    single_affine.store(y + my.offset, element, edge[n]);  // edges
+  });  // edges
   each_held_vector<N>(my.thread, my.STEP, my.count, [&](int vector, int n) {
     my.parts.keep_sum(vector, values[n]);
     affine.store(y + my.offset, vector, values[n]);
@@ -163,6 +192,9 @@ template <class P, int ROW_THREADS, int ROWS, int V, int N>
 __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) norm_shared(NORM_PARAMETERS(typename P::T)) {
   extern __shared__ float all_kept[];
   const Forward<P, ROW_THREADS, ROWS, V> my(x, bias, residual, z, rows, cols);
+  const auto single = my.parts.singly();  // edges
+  float edge[my.EDGES][1];  // edges
+  my.each_edge([&](int element, int n) { single.load(element, edge[n]); });  // edges
   const KeptRow<V> kept = {all_kept + my.row_of_block * cols, my.count};
   float values[N][V], mean = 0.0f, total = 0.0f, squares = 0.0f;
 #pragma unroll 1
@@ -176,6 +208,7 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) norm_shared(NORM_PARAME
     });
   }
   if constexpr (P::CENTRED) {
+    my.each_edge([&](int, int n) { total += edge[n][0]; });  // edges
     mean = reduce_row<ROW_THREADS>(total, Sum()) / cols;
 #pragma unroll 1
     for (int first = my.thread; first < my.count; first += my.STEP * N)
@@ -184,8 +217,14 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) norm_shared(NORM_PARAME
         squares += squares_of<true>(values[n], mean);
       });
   }
+  my.each_edge([&](int, int n) { squares += squares_of<P::CENTRED>(edge[n], mean); });  // edges
   squares = reduce_row<ROW_THREADS>(squares, Sum());
   const auto affine = my.affine(gamma, beta, mean_of, rstd_of, mean, squares, cols, eps);
+  const auto single_affine = affine.singly();  // edges
+  my.each_edge([&](int element, int n) {  // edges
+    single.keep_sum(element, edge[n]);  // edges
+    single_affine.store(y + my.offset, element, edge[n]);  // edges
+  });  // edges
 #pragma unroll 1
   for (int first = my.thread; first < my.count; first += my.STEP * N)
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) {
@@ -198,6 +237,9 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) norm_shared(NORM_PARAME
 template <class P, int ROW_THREADS, int ROWS, int V, int N>
 __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) norm_online(NORM_PARAMETERS(typename P::T)) {
   const Forward<P, ROW_THREADS, ROWS, V> my(x, bias, residual, z, rows, cols);
+  const auto single = my.parts.singly();  // edges
+  float edge[my.EDGES][1];  // edges
+  my.each_edge([&](int element, int n) { single.load(element, edge[n]); });  // edges
   float values[N][V], mean = 0.0f;
   Moments seen = {0.0f, 0.0f, 0.0f};
 #pragma unroll 1
@@ -205,6 +247,7 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) norm_online(NORM_PARAME
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { my.parts.load(vector, values[n]); });
     each_vector<N>(first, my.STEP, my.count, [&](int, int n) { seen.see<P::CENTRED>(values[n]); });
   }
+  my.each_edge([&](int, int n) { seen.see<P::CENTRED>(edge[n]); });  // edges
   if constexpr (P::CENTRED) {
     mean = reduce_row<ROW_THREADS>(seen.count * seen.mean, Sum()) / cols;
     const float apart = seen.mean - mean;
@@ -212,6 +255,11 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) norm_online(NORM_PARAME
   }
   const float squares = reduce_row<ROW_THREADS>(seen.squares, Sum());
   const auto affine = my.affine(gamma, beta, mean_of, rstd_of, mean, squares, cols, eps);
+  const auto single_affine = affine.singly();  // edges
+  my.each_edge([&](int element, int n) {  // edges
+    single.keep_sum(element, edge[n]);  // edges
+    single_affine.store(y + my.offset, element, edge[n]);  // edges
+  });  // edges
 #pragma unroll 1
   for (int first = my.thread; first < my.count; first += my.STEP * N) {
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { my.parts.load(vector, values[n]); });

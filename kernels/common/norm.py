@@ -10,7 +10,14 @@ from typing import Any, TypeVar
 
 from tunebench.device import Device
 from tunebench.kernels.common.cuda import ctype, helpers
-from tunebench.kernels.common.row_block import SPACE, CudaRowBlock, RowWork, default_config, row_costs
+from tunebench.kernels.common.row_block import (
+    CudaRowBlock,
+    RowWork,
+    default_config,
+    kernels_for_rows,
+    row_costs,
+    row_space,
+)
 from tunebench.space import Config, Table
 from tunebench.variant import Argument, Costs, Launch, Scalar
 from tunebench.workloads.common.norm import Norm
@@ -49,6 +56,7 @@ def sums_leave_room(cache: Any, row_threads: Any, rows: Any, vector: Any, worklo
     return (cache != "registers") | (not workload.has_residual) | (vector == 1) | roomy
 
 
+SPACE = row_space(edges=True)
 FORWARD_SPACE = dataclasses.replace(SPACE, constraints=(*SPACE.constraints, sums_leave_room))
 
 
@@ -57,11 +65,12 @@ class CudaBlockNorm(CudaRowBlock[N]):
 
     name = "cuda_block"
     direction = "forward"
+    edges = True
     space = FORWARD_SPACE
 
     def default(self, workload: N, device: Device) -> Config:
         """Return wide accesses and about 16 elements per thread; the row is kept where there is room."""
-        usual = default_config(workload, device)
+        usual = default_config(workload, device, edges=True)
         elsewhere = ({**usual, "cache": cache} for cache in ("shared", "online"))
         return FORWARD_SPACE.first_valid((usual, *elsewhere), workload=workload, device=device)
 
@@ -85,7 +94,7 @@ class CudaBlockNorm(CudaRowBlock[N]):
 
     def source(self, workload: N, config: Config) -> str:
         """Return all three kernels; the entry selects the one that is instantiated."""
-        return helpers("types", "reduce", "row_block", "norm")
+        return helpers("types", "reduce", "row_block") + kernels_for_rows(helpers("norm"), workload, config)
 
     def launches(self, workload: N, config: Config) -> tuple[Launch, ...]:
         """Launch one block for every `rows` rows."""

@@ -6,6 +6,9 @@ processes several groups of rows, and sums the gradients of the weights. `sums` 
 - ``registers``: of the thread that has the columns, if its elements fit.
 - ``shared``: in shared memory, if a row of each gradient fits; one row at a time.
 - ``apart``: in a separate kernel, which reads everything again and owns columns.
+
+Where the length of rows is no multiple of an access, rows have edges (row_edges.cuh). The kernel that owns
+columns then loads each vector by two aligned accesses.
 """
 
 from __future__ import annotations
@@ -15,10 +18,19 @@ from typing import Any, TypeVar
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize
-from tunebench.kernels.common.cuda import helpers
+from tunebench.kernels.common.cuda import flag, helpers
 from tunebench.kernels.common.expected import PROLOGUE, STEP, converted, exchange, l1_passes, sector_bytes
 from tunebench.kernels.common.norm import is_centred, norm_type
-from tunebench.kernels.common.row_block import rows_of, widest_vector
+from tunebench.kernels.common.row_block import (
+    EDGE_PROLOGUE,
+    edge_elements,
+    kernels_for_rows,
+    least_vectors,
+    lines_of_access,
+    rows_of,
+    shifted_instructions,
+    widest_with_edges,
+)
 from tunebench.kernels.common.row_split import read_again_bytes
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Execution, Launch, Scalar, Tiling, ceil_div
@@ -49,7 +61,8 @@ def _sums(workload: Norm) -> int:
 
 def _held(workload: Norm, row_threads: Any, vector: Any) -> Any:
     """Return the elements of a row per thread; the arguments may be columns of a table."""
-    return ceil_div(workload.cols, row_threads * vector) * vector
+    vectors = ceil_div(workload.cols // vector, row_threads)
+    return vectors * vector + ceil_div(edge_elements(workload, vector), row_threads)
 
 
 def fits_registers(
@@ -122,8 +135,11 @@ SPACE = Space(
     (
         lambda row_threads, rows: (row_threads <= 32) | (rows == 1),
         lambda row_threads, rows: (row_threads * rows >= 32) & (row_threads * rows <= 1024),
-        # Every row must start at a multiple of an access.
-        lambda vector, workload: (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16),
+        # Every row must start at a multiple of an access, or have a vector wherever it starts.
+        lambda vector, workload: (
+            ((workload.cols % vector == 0) | (workload.cols >= 2 * vector))
+            & (vector * itemsize(workload.dtype) <= 16)
+        ),
         # Threads without a vector are useless.
         lambda row_threads, vector, workload: (row_threads == 8) | (row_threads * vector < 2 * workload.cols),
         fits_registers,
@@ -173,7 +189,7 @@ def _rows(workload: Norm, config: Config) -> Launch:
     row_threads, rows, vector, sums = (config[name] for name in ("row_threads", "rows", "vector", "sums"))
     once = config["reads"] == 1
     unrolled = once or sums == "registers"
-    batch = _held(workload, row_threads, vector) // vector if unrolled else config["unroll"]
+    batch = int(ceil_div(workload.cols // vector, row_threads)) if unrolled else config["unroll"]
     where = {"registers": "SumsInRegisters", "shared": "SumsInShared", "apart": "SumsApart"}[sums]
     return Launch(
         entry=f"norm_backward<{norm_type(workload)}, {where}, {str(once).lower()}, "
@@ -196,8 +212,10 @@ def _columns(workload: Norm, config: Config) -> Launch:
 
 def _finish(workload: Norm, config: Config) -> Launch:
     shift = "dbeta" if is_centred(workload) else "dgamma"
+    edged = workload.cols % config["vector"] != 0
+    lines = f", {config['vector']}, {flag(config['sums'] != 'apart')}" if edged else ""
     return Launch(
-        entry=f"norm_finish<{norm_type(workload)}>",
+        entry=f"norm_finish<{norm_type(workload)}{lines}>",
         grid=(int(ceil_div(_sums(workload) * workload.cols, LANES)), 1, 1),
         block=(LANES * FINISH_LINES, 1, 1),
         arguments=("partial", "dgamma", shift, *_sizes(_parts(workload, config), workload.cols)),
@@ -216,7 +234,7 @@ class CudaBackwardNorm(CudaVariant[N]):
 
     def default(self, workload: N, device: Device) -> Config:
         """Return sums in registers where they fit, about 16 elements per thread, and some blocks per SM."""
-        vector = widest_vector(workload)
+        vector = widest_with_edges(workload)
         row_threads = next((t for t in (8, 16, 32, 64, 128, 256, 512) if workload.cols <= 16 * t), 1024)
         while row_threads > 8 and row_threads * vector >= 2 * workload.cols:
             row_threads //= 2
@@ -228,16 +246,19 @@ class CudaBackwardNorm(CudaVariant[N]):
         turns = ceil_div(workload.rows, LEAST_TURNS * rows)
         max_blocks = max(BLOCKS[0], min(resident, max(2 * device.sm_count, turns)))
         usual = [blocks for blocks in reversed(BLOCKS) if blocks <= max_blocks]
-        ways = (("registers", 1, 1), ("registers", 2, 1), ("shared", 2, 2), ("shared", 2, 1), ("apart", 2, 1))
-        return SPACE.first_valid(
-            (
-                {"sums": sums, "reads": reads, **shape, "unroll": unroll, "blocks": blocks}
-                for sums, reads, unroll in ways
-                for blocks in usual
-            ),
-            workload=workload,
-            device=device,
+        ways = (("registers", 1, 1), ("registers", 2, 1), ("shared", 2, 2), ("shared", 2, 1))
+        summed = (
+            {"sums": sums, "reads": reads, **shape, "unroll": unroll, "blocks": blocks}
+            for sums, reads, unroll in ways
+            for blocks in usual
         )
+        # Blocks that own rows are many, and those that own columns as many as fit.
+        narrow = {**shape, "row_threads": min(row_threads, 128)}
+        apart = (
+            {"sums": "apart", "reads": 2, **narrow, "unroll": 1, "blocks": blocks}
+            for blocks in reversed(BLOCKS)
+        )
+        return SPACE.first_valid((*summed, *apart), workload=workload, device=device)
 
     def tiles(self, workload: N, config: Config) -> tuple[Tiling, ...]:
         """Return the rows of a block, and the elements of an access by all threads of a row."""
@@ -260,27 +281,27 @@ class CudaBackwardNorm(CudaVariant[N]):
         # The last group may be partial; it belongs to the last of the blocks with the most groups.
         full = groups - grid * (turns - 1) - (workload.rows % rows != 0)
         elements, sum_count = turns * rows * float(workload.cols), _sums(workload)
+        # At least; edges are read once, and their sums are in registers.
+        in_vectors = elements - turns * rows * edge_elements(workload, table["vector"])
         summed, shared, reads_twice = sums != "apart", sums == "shared", table["reads"] == 2
-        fma_per_element = (
-            (2.5 if sum_count == 2 else 2.0)
-            + 0.5 * sum_count * summed
-            + (1.0 if sum_count == 2 else 0.5) * reads_twice
-        )
+        fma_per_element = (2.5 if sum_count == 2 else 2.0) + 0.5 * sum_count * summed
+        repeated_fma = (1.0 if sum_count == 2 else 0.5) * reads_twice
         far = workload.cols * itemsize(workload.dtype) > 64  # otherwise another row may have brought it to L1
         exchanges = turns * (table["row_threads"] > LANES)
         # A thread adds the products g n of a row sequentially; rows may overlap.
-        adds = ceil_div(workload.cols, table["row_threads"] * table["vector"]) * table["vector"] - 1
+        vectors = ceil_div(least_vectors(workload, table["vector"]), table["row_threads"])
+        adds = vectors * table["vector"] - 1
         return Costs(
             blocks=workload.rows / (rows * turns),
             full_blocks=full,
             threads=table["row_threads"] * table["rows"],
             smem_bytes=np.where(shared, 4.0 * sum_count * workload.cols, 0.0),
-            fma=fma_per_element * elements,
+            fma=fma_per_element * elements + repeated_fma * in_vectors,
             # Each sum is read and written: four bytes per lane, without bank conflicts.
-            smem_traffic_bytes=np.where(shared, 8.0 * sum_count * elements, 0.0),
+            smem_traffic_bytes=np.where(shared, 8.0 * sum_count * in_vectors, 0.0),
             # One sector at either end of a row may be shared with another row.
             fill_bytes=2.0 * np.maximum(0.0, elements * itemsize(workload.dtype) - 64.0 * turns),
-            accesses=elements * ((2.0 * table["reads"] + 1.0) / table["vector"] + 2.0 * sum_count * shared),
+            accesses=in_vectors * ((2.0 * table["reads"] + 1.0) / table["vector"] + 2.0 * sum_count * shared),
             # No other block reads a row; its means are exchanged through shared memory.
             chain_clocks=(device.l2_latency if far else device.l1_latency)
             + exchanges * device.smem_latency
@@ -304,12 +325,17 @@ class CudaBackwardNorm(CudaVariant[N]):
         )
         size, sum_count, threads = itemsize(workload.dtype), _sums(workload), row_threads * rows
         shared, apart, held = sums == "shared", sums == "apart", reads == 1
-        each = ceil_div(workload.cols, row_threads * vector)  # vectors of a thread
+        each = ceil_div(workload.cols // vector, row_threads)  # vectors of a thread
+        edged, edges = workload.cols % vector != 0, edge_elements(workload, vector)
         unrolled = held | (sums == "registers")
         batches = np.where(unrolled, 1, ceil_div(each, table["unroll"]))
         lanes = np.minimum(LANES, row_threads)
-        accessed = turns * rows * ceil_div(workload.cols, lanes * vector) * lanes
+        accessed = turns * rows * ceil_div(workload.cols // vector, lanes) * lanes
+        single = turns * rows * ceil_div(edges, lanes) * lanes
         moved = 3.0 * reads + 1  # x, dy and gamma, and dx
+        # Gamma, and x and dy of the kernel for columns, start anywhere: two aligned accesses.
+        unaligned = edged * (reads + 2.0 * apart)
+        moved_lines = (2.0 * reads + 1) * lines_of_access(edged, vector * size) + reads + 2 * apart
         of_element = 2.0 * (3 + 0.5 * sum_count + 2 * (reads == 2)) + moved * converted(size)
         in_shared = np.where(shared, 2.0 * sum_count * accessed * vector, 0.0)
         exchanged = exchange(row_threads, threads, turns)
@@ -326,12 +352,17 @@ class CudaBackwardNorm(CudaVariant[N]):
         in_flight = np.where(unrolled, each, table["unroll"]) * vector * np.where(unrolled, per_element, 2)
         return Execution(
             registers=in_flight + OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1),
-            instructions=accessed * vector / LANES * of_element * np.where(apart, 1.5, 1.0)
-            + threads / LANES * (PROLOGUE + (STEP + 10) * turns * (1 + batches))
+            instructions=(accessed * vector + single) / LANES * of_element * np.where(apart, 1.5, 1.0)
+            + accessed / LANES * unaligned * shifted_instructions(edged, vector * size)
+            + threads / LANES * (PROLOGUE + (STEP + 10 + EDGE_PROLOGUE * edged) * turns * (1 + batches))
             + 2 * exchanged.instructions
             + in_shared / LANES,
-            accesses=accessed * (moved + 2 * apart) + in_shared + 2 * exchanged.accesses,
-            passes=accessed / LANES * (moved + 2 * apart) * l1_passes(adjacent, vector * size)
+            accesses=accessed * (moved + 2 * apart + unaligned)
+            + 4.0 * single
+            + in_shared
+            + 2 * exchanged.accesses,
+            passes=accessed / LANES * (moved_lines + unaligned) * l1_passes(adjacent, vector * size)
+            + 4.0 * single / LANES * (LANES / lanes + 1)
             + in_shared / LANES,
             l2_bytes=turns * rows * row_bytes * (2 * reads + 1) + again_bytes + left_bytes,
             # The last kernel starts, and adds every 16th part, four in flight.
@@ -348,12 +379,15 @@ class CudaBackwardNorm(CudaVariant[N]):
 
     def scratch(self, workload: N, config: Config) -> tuple[Tensor, ...]:
         """Return the partial sums of the gradients of weights."""
-        shape = (_parts(workload, config), _sums(workload), workload.cols)
+        vector, cols = config["vector"], workload.cols
+        pitch = cols if cols % vector == 0 else int(ceil_div(cols + vector - 1, vector)) * vector
+        shape = (_parts(workload, config), _sums(workload), pitch)
         return (Tensor(name="partial", shape=shape, dtype="f32"),)
 
     def source(self, workload: N, config: Config) -> str:
         """Return all kernels; the entries select those that are instantiated."""
-        return helpers("types", "reduce", "row_block", "norm", "norm_backward")
+        kernels = kernels_for_rows(helpers("norm", "norm_backward"), workload, config)
+        return helpers("types", "reduce", "row_block") + kernels
 
     def launches(self, workload: N, config: Config) -> tuple[Launch, ...]:
         """Launch the kernel that owns rows, then the one for columns if needed, then the final sum."""

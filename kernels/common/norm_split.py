@@ -1,7 +1,8 @@
 """Forward variant of layernorm and rmsnorm for few long rows in CUDA C++ (norm_split.cuh).
 
 If a GPU can run more blocks at a time than there are rows, each row is split into parts. One launch computes
-the moments of each part. A second merges the moments of a row, and normalises its parts.
+the moments of each part. A second merges the moments of a row, and normalises its parts. The first part has
+the edges of the row (row_edges.cuh).
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ from tunebench.dtype import itemsize
 from tunebench.kernels.common.cuda import helpers
 from tunebench.kernels.common.expected import PROLOGUE, STEP, converted, exchange, l1_passes, sector_bytes
 from tunebench.kernels.common.norm import forward_arguments, is_centred, norm_type
-from tunebench.kernels.common.row_block import OTHER_REGISTERS, WIDE_REGISTERS, widest_vector
+from tunebench.kernels.common.row_block import (
+    EDGE_PROLOGUE,
+    OTHER_REGISTERS,
+    WIDE_REGISTERS,
+    edge_elements,
+    kernels_for_rows,
+    lines_of_access,
+    shifted_instructions,
+    widest_with_edges,
+)
 from tunebench.kernels.common.row_split import read_again_bytes
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, CudaVariant, Execution, Launch, Scalar, Tiling, ceil_div
@@ -46,8 +56,7 @@ SPACE = Space(
     ),
     (
         rows_are_few,
-        # Every row must start at a multiple of an access.
-        lambda vector, workload: (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16),
+        lambda vector, workload: vector * itemsize(workload.dtype) <= 16,
         # Threads without a vector are useless.
         lambda threads, parts, vector, unroll, workload: (
             (unroll * threads * vector) * parts < 2 * workload.cols
@@ -78,7 +87,7 @@ class CudaSplitNorm(CudaVariant[N]):
 
     def default(self, workload: N, device: Device) -> Config:
         """Return wide accesses, and as many parts as give each SM two blocks of busy threads."""
-        vector = widest_vector(workload)
+        vector = widest_with_edges(workload)
         usual = [
             {"threads": threads, "parts": parts, "vector": vector, "unroll": unroll}
             for unroll in (2, 1)
@@ -131,6 +140,8 @@ class CudaSplitNorm(CudaVariant[N]):
         read, written = 1 + workload.has_residual, 1 + workload.has_residual
         weights = 1 + centred + 2 * workload.has_bias
         moved = 2 * read + written + weights
+        edged, edges = workload.cols % vector != 0, edge_elements(workload, vector)
+        shifted = weights * shifted_instructions(edged, vector * size)
         pitch, run = workload.cols * size, 32 * vector * size
         part_bytes = sector_bytes(chunk * vector * size, pitch)
         exchanged = exchange(threads, threads, 1 + centred)
@@ -139,11 +150,15 @@ class CudaSplitNorm(CudaVariant[N]):
         stored_bytes = written * chunk * vector * size / run * sector_bytes(run, pitch)
         return Execution(
             registers=read * vector * unroll + OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1),
-            instructions=0.5 * chunk * vector / 32 * of_element
-            + warps * (PROLOGUE + STEP * turns)
+            instructions=0.5 * chunk / 32 * (vector * of_element + shifted)
+            + warps * (PROLOGUE + EDGE_PROLOGUE * edged + STEP * turns)
             + 0.5 * exchanged.instructions,
-            accesses=0.5 * (chunk * moved + exchanged.accesses),
-            passes=0.5 * chunk / 32 * moved * l1_passes(32, vector * size),
+            accesses=0.5 * (chunk * (moved + weights * edged) + edges / parts * moved + exchanged.accesses),
+            passes=0.5
+            * chunk
+            / 32
+            * ((moved - weights) * lines_of_access(edged, vector * size) + weights * (1 + edged))
+            * l1_passes(32, vector * size),
             # Blocks of different rows share weights, but seldom an SM.
             l2_bytes=0.5 * ((2 * read + weights) * part_bytes + stored_bytes),
             # The second launch starts, and each warp waits for the moments of all parts, once or twice.
@@ -161,7 +176,8 @@ class CudaSplitNorm(CudaVariant[N]):
 
     def source(self, workload: N, config: Config) -> str:
         """Return both kernels; the entries select the instantiations."""
-        return helpers("types", "reduce", "row_block", "norm", "norm_split")
+        kernels = kernels_for_rows(helpers("norm", "norm_split"), workload, config)
+        return helpers("types", "reduce", "row_block") + kernels
 
     def launches(self, workload: N, config: Config) -> tuple[Launch, ...]:
         """Launch a block for each part, twice."""
@@ -182,4 +198,5 @@ class CudaSplitNorm(CudaVariant[N]):
         """Return up to two rows, whose parts have a batch of vectors per thread or one more."""
         batches = config["parts"] * config["threads"] * config["unroll"]
         cols = max(LEAST_COLS, (batches + config["parts"] - 1) * config["vector"])
+        cols += (workload.cols - cols) % config["vector"]  # the same edges
         return dataclasses.replace(workload, rows=min(workload.rows, 2), cols=min(workload.cols, cols))

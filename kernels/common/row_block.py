@@ -40,6 +40,7 @@ from tunebench.variant import Argument, Costs, CudaVariant, Execution, Launch, T
 from tunebench.workload import Workload
 
 __all__ = [
+    "EDGE_PROLOGUE",
     "OTHER_REGISTERS",
     "SPACE",
     "WIDE_REGISTERS",
@@ -48,12 +49,17 @@ __all__ = [
     "RowWork",
     "Rows",
     "default_config",
+    "edge_elements",
     "kernels_for_rows",
+    "least_vectors",
+    "lines_of_access",
     "most_held",
     "row_costs",
     "row_space",
     "rows_of",
+    "shifted_instructions",
     "widest_vector",
+    "widest_with_edges",
 ]
 
 HELD_ELEMENTS = 64
@@ -66,6 +72,8 @@ LEAST_VECTORS = 16
 """Vectors in a row from which edges are worth wider accesses."""
 EDGE_PROLOGUE = 15
 """Instructions of a warp that find the edges of its row."""
+SHIFT_PROLOGUE = 6
+"""Instructions of a warp that find the aligned accesses of a vector of weights."""
 
 
 class Rows(Protocol):
@@ -95,12 +103,44 @@ def _one(workload: Any) -> int:
 def _held(workload: Rows, row_threads: Any, vector: Any) -> Any:
     """Return the most elements of a row per thread; the arguments may be columns of a table."""
     vectors = ceil_div(workload.cols // vector, row_threads)
-    return vectors * vector + ceil_div(_edges(workload, vector), row_threads)
+    return vectors * vector + ceil_div(edge_elements(workload, vector), row_threads)
 
 
-def _edges(workload: Rows, vector: Any) -> Any:
+def edge_elements(workload: Rows, vector: Any) -> Any:
     """Return the most elements of a row outside of aligned vectors; `vector` may be a column of a table."""
     return (workload.cols % vector != 0) * 2 * (vector - 1)
+
+
+def least_vectors(workload: Rows, vector: Any) -> Any:
+    """Return the fewest vectors of a row wherever it starts; `vector` may be a column of a table."""
+    # A row has the fewest if it starts one element after a multiple of an access.
+    return (workload.cols - (workload.cols % vector != 0) * (vector - 1)) // vector
+
+
+def lines_of_access(edged: Any, lane_bytes: Any, adjacent: Any = LANES) -> Any:
+    """Return the mean cache lines for each line that an access of a warp has, for numbers or columns.
+
+    Vectors of rows with edges start anywhere in a line, so that lanes served together may be on two.
+
+    Args:
+        edged: Whether rows have edges.
+        lane_bytes: Bytes of a lane.
+        adjacent: Lanes with adjacent vectors.
+    """
+    return 1 + edged * (np.minimum(LINE, adjacent * lane_bytes) - lane_bytes) / LINE
+
+
+def shifted_instructions(edged: Any, lane_bytes: Any) -> Any:
+    """Return the further instructions that load a vector of weights in rows with edges (row_edges.cuh).
+
+    Each power of two of the shift selects among the words of two aligned accesses.
+
+    Args:
+        edged: Whether rows have edges.
+        lane_bytes: Bytes of a vector.
+    """
+    words = np.maximum(1, lane_bytes // 4)
+    return edged * (SHIFT_PROLOGUE + (2 * words - 1) * (1 + np.log2(words)))
 
 
 def most_held(threads: Any, vector: Any, device: Device) -> Any:
@@ -183,7 +223,7 @@ def widest_vector(workload: Rows) -> int:
     return max(v for v in (1, 2, 4, 8) if v <= widest and workload.cols % v == 0)
 
 
-def _widest_with_edges(workload: Rows) -> int:
+def widest_with_edges(workload: Rows) -> int:
     """Return the widest access whose vectors have most of a row's elements wherever it starts."""
     widest = 16 // itemsize(workload.dtype)
     useful = (v for v in (1, 2, 4, 8) if v <= widest and workload.cols >= LEAST_VECTORS * v)
@@ -207,7 +247,7 @@ def default_config(
         caches: Values of `cache` that the space has.
         edges: Whether rows may have edges.
     """
-    vector = _widest_with_edges(workload) if edges else widest_vector(workload)
+    vector = widest_with_edges(workload) if edges else widest_vector(workload)
     row_threads = next((t for t in (4, 8, 16, 32, 64, 128, 256, 512) if workload.cols <= 16 * t), 1024)
     while row_threads > 4 and row_threads * vector >= 2 * workload.cols:
         row_threads //= 2
@@ -286,21 +326,26 @@ class CudaRowBlock(CudaVariant[R]):
 def kernels_for_rows(kernels: str, workload: Rows, config: Config) -> str:
     """Return the text of kernels for the rows of a workload.
 
-    Lines that end with `// edges` process edges, which `EdgedShare` has in place of `Share`. The text for
-    rows without edges does not have these lines.
+    With edges, `EdgedShare` and `EdgedPart` replace `Share` and `Part`, and lines that end with `// aligned`
+    are left out. Without edges, lines that end with `// edges` are.
 
     Args:
         kernels: The text, with lines for edges.
         workload: The workload.
         config: The configuration.
     """
-    if workload.cols % config["vector"] != 0:
-        return helpers("row_edges") + kernels.replace(_SHARE, f"Edged{_SHARE}")
-    return "".join(line for line in kernels.splitlines(keepends=True) if not line.endswith(_EDGE_LINE))
+    edged = workload.cols % config["vector"] != 0
+    other_lines = "  // aligned\n" if edged else "  // edges\n"
+    text = "".join(line for line in kernels.splitlines(keepends=True) if not line.endswith(other_lines))
+    if not edged:
+        return text
+    for shared in _SHARED:
+        text = text.replace(shared, f"Edged{shared}")
+    return helpers("row_edges") + text
 
 
-_SHARE = "Share<ROW_THREADS, ROWS, V> my("
-_EDGE_LINE = "  // edges\n"
+_SHARED = ("Share<ROW_THREADS, ROWS, V> my(", "Part<THREADS, V>")
+"""Uses of the types that edges replace."""
 
 
 def rows_of(workload: R, rows: int) -> R:
@@ -346,7 +391,8 @@ def row_costs(workload: Rows, table: Table, device: Device, work: RowWork) -> Co
     """
     rows = np.minimum(table["rows"], workload.rows)  # a block with room for more rows counts as full
     elements = rows * float(workload.cols)
-    in_vectors = elements - rows * _edges(workload, table["vector"])  # at least; edges stay in registers
+    # At least; edges stay in registers.
+    in_vectors = elements - rows * edge_elements(workload, table["vector"])
     shared, online = table["cache"] == "shared", table["cache"] == "online"
     # One sector at either end may be shared with another row.
     fill_bytes = np.maximum(0.0, (elements * itemsize(workload.dtype) - 64.0) * work.row_tensors)
@@ -386,7 +432,7 @@ def _execution(workload: Rows, table: Table, device: Device, work: RowWork) -> E
     again = work.row_tensors if work.read_again is None else work.read_again
     vectors = ceil_div(workload.cols // vector, row_threads)  # of a thread
     turns = np.where(kept, 1, ceil_div(vectors, unroll))
-    edged, edges = workload.cols % vector != 0, _edges(workload, vector)
+    edged, edges = workload.cols % vector != 0, edge_elements(workload, vector)
     # A warp with any vector takes as long as a full one.
     lanes = np.minimum(LANES, row_threads)
     accessed = rows * ceil_div(workload.cols // vector, lanes) * lanes  # vectors of a matrix
@@ -395,11 +441,12 @@ def _execution(workload: Rows, table: Table, device: Device, work: RowWork) -> E
     moved_single = work.row_tensors + work.row_outputs
     adjacent = np.where(row_threads * vector < workload.cols, row_threads, LANES)
     lane_bytes = vector * size
-    # Vectors of rows with edges start anywhere in a line, so that lanes served together may be on two.
-    lines = 1 + edged * (np.minimum(LINE, adjacent * lane_bytes) - lane_bytes) / LINE
-    passes = accessed / LANES * (moved + work.weights) * l1_passes(adjacent, lane_bytes) * lines
+    lines = lines_of_access(edged, lane_bytes, adjacent)
+    # Weights of vectors that start anywhere are two aligned accesses.
+    weights = work.weights * (1 + edged)
+    passes = accessed / LANES * (moved * lines + weights) * l1_passes(adjacent, lane_bytes)
     # The last elements of a row are next to the first ones of the next row.
-    passes = passes + single / LANES * moved_single * (LANES / lanes + 1)
+    passes = passes + single / LANES * (moved_single + work.weights) * (LANES / lanes + 1)
     kept_words = accessed * vector * work.kept(workload) * (1.0 + work.reductions) * shared
     conflicts = np.array([_kept_passes(int(count), workload.cols) for count in row_threads])
     exchanged = exchange(row_threads, threads, work.reductions)
@@ -417,11 +464,15 @@ def _execution(workload: Rows, table: Table, device: Device, work: RowWork) -> E
     return Execution(
         registers=unrolled * work.kept(workload) + OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1),
         instructions=(accessed * vector + single) / LANES * of_element
+        + accessed / LANES * work.weights * shifted_instructions(edged, lane_bytes)
         + threads
         / LANES
         * (PROLOGUE + EDGE_PROLOGUE * edged + STEP * turns * np.where(kept, 1, 1 + work.reductions))
         + exchanged.instructions,
-        accesses=accessed * (moved + work.weights) + single * moved_single + kept_words + exchanged.accesses,
+        accesses=accessed * (moved + weights)
+        + single * (moved_single + work.weights)
+        + kept_words
+        + exchanged.accesses,
         passes=passes + kept_words / LANES * conflicts,
         l2_bytes=rows
         * (
@@ -451,9 +502,7 @@ def _chain_clocks(workload: Rows, table: Table, device: Device, sums: int, reduc
     is not kept, all sums are updated together, and one addition per vector waits for the previous one.
     """
     vector = table["vector"]
-    # A row has the fewest vectors if it starts one element after a multiple of an access.
-    least = (workload.cols - (workload.cols % vector != 0) * (vector - 1)) // vector
-    vectors = ceil_div(least, table["row_threads"])
+    vectors = ceil_div(least_vectors(workload, vector), table["row_threads"])
     adds = np.where(table["cache"] == "online", min(sums, 1), sums) * (vectors - 1)
     exchanges = reductions * (table["row_threads"] > 32)  # through shared memory
     far = workload.cols * itemsize(workload.dtype) > 64  # otherwise another row may have brought it to L1

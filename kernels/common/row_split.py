@@ -1,7 +1,8 @@
 """Search space and costs of CUDA kernels for few long rows: blocks share a row, in two launches.
 
 The first launch stores the contribution of each part of a row in scratch memory. In the second, each block
-merges the contributions of its row, in a fixed order, and writes its part.
+merges the contributions of its row, in a fixed order, and writes its part. The first block of a row also has
+its edges: elements before the first and after the last vector that is aligned in memory (row_edges.cuh).
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.common.expected import PROLOGUE, STEP, converted, exchange, l1_passes, sector_bytes
 from tunebench.kernels.common.row_block import (
+    EDGE_PROLOGUE,
     OTHER_REGISTERS,
     WIDE_REGISTERS,
     Rows,
+    edge_elements,
+    least_vectors,
+    lines_of_access,
     most_held,
     rows_of,
-    widest_vector,
+    widest_with_edges,
 )
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, CudaVariant, Execution, Launch, Scalar, Tiling, ceil_div
@@ -36,8 +41,8 @@ MOST_BLOCKS = 4
 
 
 def _lines(workload: Rows, vector: Any) -> Any:
-    """Return the warp accesses of a row, the last one possibly partial; for numbers or columns."""
-    return ceil_div(workload.cols // vector, WARP)
+    """Return the least warp accesses of a row, the last one possibly partial; for numbers or columns."""
+    return ceil_div(least_vectors(workload, vector), WARP)
 
 
 def split_space(tensors: int = 1) -> Space:
@@ -51,10 +56,7 @@ def split_space(tensors: int = 1) -> Space:
         ),
         (
             lambda split, workload, device: workload.rows * (split // 2) < MOST_BLOCKS * device.sm_count,
-            # Every row must start at a multiple of an access.
-            lambda vector, workload: (
-                (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16)
-            ),
+            lambda vector, workload: vector * itemsize(workload.dtype) <= 16,
             # Threads without a vector are useless, and so are empty parts.
             lambda split, threads, vector, unroll, workload: (
                 (_lines(workload, vector) >= split)
@@ -99,7 +101,7 @@ class CudaRowSplit(CudaVariant[R]):
 
     def default(self, workload: Any, device: Device) -> Config:
         """Return wide accesses, two blocks per SM, and threads with some vectors each."""
-        vector, split = widest_vector(workload), SPLITS[0]
+        vector, split = widest_with_edges(workload), SPLITS[0]
         while split < SPLITS[-1] and 2 * split * workload.rows <= 2 * device.sm_count:
             split *= 2
         # The part of a block keeps 64 threads busy with one access each.
@@ -113,7 +115,8 @@ class CudaRowSplit(CudaVariant[R]):
 
     def tiles(self, workload: Any, config: Config) -> tuple[Tiling, ...]:
         """Return one row per block, and the elements of a part: equal parts up to whole warp accesses."""
-        part = ceil_div(_lines(workload, config["vector"]), config["split"]) * WARP * config["vector"]
+        lines = ceil_div(workload.cols // config["vector"], WARP)
+        part = ceil_div(lines, config["split"]) * WARP * config["vector"]
         return (
             Tiling(dimension="rows", extent=workload.rows, tile=1),
             Tiling(dimension="cols", extent=workload.cols, tile=int(part)),
@@ -232,6 +235,7 @@ def _execution(
     part = ceil_div(_lines(workload, vector), split) * WARP  # vectors
     turns, writes = ceil_div(ceil_div(part, threads), unroll), second > 0
     moved = first + second + writes
+    edged, edges = workload.cols % vector != 0, edge_elements(workload, vector)
     pitch, run = workload.cols * size, WARP * vector * size
     part_bytes = sector_bytes(part * vector * size, pitch)
     exchanged = exchange(threads, threads, reductions * (1 + writes))
@@ -239,13 +243,13 @@ def _execution(
     return Execution(
         registers=first * vector * unroll + OTHER_REGISTERS + WIDE_REGISTERS * (vector > 1),
         instructions=part * vector / WARP * ((1 + writes) * of_element + moved * converted(size))
-        + warps * (1 + writes) * (PROLOGUE + STEP * turns)
+        + warps * (1 + writes) * (PROLOGUE + EDGE_PROLOGUE * edged + STEP * turns)
         + exchanged.instructions,
-        accesses=part * moved + exchanged.accesses,
-        passes=part / WARP * moved * l1_passes(WARP, vector * size),
+        accesses=part * moved + edges / split * moved + exchanged.accesses,
+        passes=part / WARP * moved * l1_passes(WARP, vector * size) * lines_of_access(edged, vector * size),
         l2_bytes=(first + second) * part_bytes
         + writes * part * vector * size / run * sector_bytes(run, pitch),
-        # The second launch starts, and waits for the numbers of all parts.
+        # The second launch starts, and waits for the numbers of all parts. Edges are in flight meanwhile.
         memory_waits=turns + 2,
         l2_waits=turns * writes,
         shared_waits=exchanged.waits,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from tunebench.device import Device
 from tunebench.kernels.common.cuda import ctype, helpers
+from tunebench.kernels.common.row_block import kernels_for_rows
 from tunebench.kernels.common.row_split import CudaRowSplit, part_costs
 from tunebench.space import Config, Table
 from tunebench.variant import Costs, Launch, Scalar
@@ -55,8 +56,8 @@ class CudaSplitCrossEntropy(CudaRowSplit[CrossEntropy]):
 
     def source(self, workload: CrossEntropy, config: Config) -> str:
         """Return both kernels."""
-        names = ("types", "reduce", "row_block", "softmax", "row_split", "softmax_split", "cross_entropy")
-        return helpers(*names) + KERNELS
+        kernels = kernels_for_rows(helpers("softmax_split", "cross_entropy") + KERNELS, workload, config)
+        return helpers("types", "reduce", "row_block", "softmax", "row_split") + kernels
 
     def launches(self, workload: CrossEntropy, config: Config) -> tuple[Launch, ...]:
         """Launch a block for each part of a row, then a warp for each row."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tunebench.device import Device
 from tunebench.kernels.common.cuda import ctype, flag, helpers
-from tunebench.kernels.common.row_block import CudaRowBlock, RowWork, row_costs, row_space
+from tunebench.kernels.common.row_block import CudaRowBlock, RowWork, kernels_for_rows, row_costs, row_space
 from tunebench.space import Config, Table
 from tunebench.variant import Argument, Costs, Launch, Scalar
 from tunebench.workloads.operators.softmax import Softmax
@@ -21,10 +21,15 @@ template <class T, bool LOG, int ROW_THREADS, int ROWS, int V, int N>
 __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_backward_registers(BACKWARD_PARAMETERS) {
   const Share<ROW_THREADS, ROWS, V> my(rows, cols);
   const Gradient<T, LOG, V> row = {y + my.offset, dy + my.offset, scale};
+  const Gradient<T, LOG, 1> single = {row.y, row.dy, scale};  // edges
+  float edge_p[my.EDGES][1], edge_g[my.EDGES][1];  // edges
+  my.each_edge([&](int element, int n) { single.load(element, edge_p[n], edge_g[n]); });  // edges
   float p[N][V], g[N][V], total = 0.0f;
   each_held_vector<N>(my.thread, my.STEP, my.count, [&](int vector, int n) { row.load(vector, p[n], g[n]); });
   each_held_vector<N>(my.thread, my.STEP, my.count, [&](int, int n) { total += row.sum_of(p[n], g[n]); });
+  my.each_edge([&](int, int n) { total += single.sum_of(edge_p[n], edge_g[n]); });  // edges
   total = reduce_row<ROW_THREADS>(total, Sum());
+  my.each_edge([&](int i, int n) { single.store(dx + my.offset, i, total, edge_p[n], edge_g[n]); });  // edges
   each_held_vector<N>(my.thread, my.STEP, my.count,
                       [&](int vector, int n) { row.store(dx + my.offset, vector, total, p[n], g[n]); });
 }
@@ -34,6 +39,9 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_backward_shared
   extern __shared__ float all_kept[];
   const Share<ROW_THREADS, ROWS, V> my(rows, cols);
   const Gradient<T, LOG, V> row = {y + my.offset, dy + my.offset, scale};
+  const Gradient<T, LOG, 1> single = {row.y, row.dy, scale};  // edges
+  float edge_p[my.EDGES][1], edge_g[my.EDGES][1];  // edges
+  my.each_edge([&](int element, int n) { single.load(element, edge_p[n], edge_g[n]); });  // edges
   const KeptRow<V> kept_g = {all_kept + my.row_of_block * cols, my.count};
   const KeptRow<V> kept_p = {all_kept + (ROWS + my.row_of_block) * cols, my.count};  // unused if LOG
   float p[N][V], g[N][V], total = 0.0f;
@@ -45,7 +53,9 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_backward_shared
       if constexpr (!LOG) kept_p.put(vector, p[n]);
     });
   }
+  my.each_edge([&](int, int n) { total += single.sum_of(edge_p[n], edge_g[n]); });  // edges
   total = reduce_row<ROW_THREADS>(total, Sum());
+  my.each_edge([&](int i, int n) { single.store(dx + my.offset, i, total, edge_p[n], edge_g[n]); });  // edges
   for (int first = my.thread; first < my.count; first += my.STEP * N)
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) {
       kept_g.get(vector, g[n]);
@@ -58,12 +68,17 @@ template <class T, bool LOG, int ROW_THREADS, int ROWS, int V, int N>
 __global__ void __launch_bounds__(ROW_THREADS * ROWS, 1) softmax_backward_online(BACKWARD_PARAMETERS) {
   const Share<ROW_THREADS, ROWS, V> my(rows, cols);
   const Gradient<T, LOG, V> row = {y + my.offset, dy + my.offset, scale};
+  const Gradient<T, LOG, 1> single = {row.y, row.dy, scale};  // edges
+  float edge_p[my.EDGES][1], edge_g[my.EDGES][1];  // edges
+  my.each_edge([&](int element, int n) { single.load(element, edge_p[n], edge_g[n]); });  // edges
   float p[N][V], g[N][V], total = 0.0f;
   for (int first = my.thread; first < my.count; first += my.STEP * N) {
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { row.load(vector, p[n], g[n]); });
     each_vector<N>(first, my.STEP, my.count, [&](int, int n) { total += row.sum_of(p[n], g[n]); });
   }
+  my.each_edge([&](int, int n) { total += single.sum_of(edge_p[n], edge_g[n]); });  // edges
   total = reduce_row<ROW_THREADS>(total, Sum());
+  my.each_edge([&](int i, int n) { single.store(dx + my.offset, i, total, edge_p[n], edge_g[n]); });  // edges
   for (int first = my.thread; first < my.count; first += my.STEP * N) {
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { row.load(vector, p[n], g[n]); });
     each_vector<N>(first, my.STEP, my.count,
@@ -84,7 +99,8 @@ class CudaBlockSoftmaxBackward(CudaRowBlock[Softmax]):
     name = "cuda_block_backward"
     operator = Softmax
     direction = "backward"
-    space = row_space(_kept)
+    edges = True
+    space = row_space(_kept, edges=True)
 
     def kept(self, workload: Softmax) -> int:
         """Return the tensors whose rows are kept."""
@@ -113,7 +129,8 @@ class CudaBlockSoftmaxBackward(CudaRowBlock[Softmax]):
 
     def source(self, workload: Softmax, config: Config) -> str:
         """Return all three kernels; the entry selects the one that is instantiated."""
-        return helpers("types", "reduce", "row_block", "softmax_backward") + KERNELS
+        kernels = kernels_for_rows(KERNELS, workload, config)
+        return helpers("types", "reduce", "row_block", "softmax_backward") + kernels
 
     def launches(self, workload: Softmax, config: Config) -> tuple[Launch, ...]:
         """Launch one block for every `rows` rows."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from tunebench.device import Device
 from tunebench.kernels.common.cuda import ctype, flag, helpers
+from tunebench.kernels.common.row_block import kernels_for_rows
 from tunebench.kernels.common.row_split import CudaRowSplit, part_costs
 from tunebench.space import Config, Table
 from tunebench.variant import Argument, Costs, Launch, Scalar
@@ -33,8 +34,13 @@ softmax_whole(const T* __restrict__ x, float scale, const T* __restrict__ mask,
               const float* __restrict__ partial, T* __restrict__ y, int cols) {
   const Part<THREADS, V> my(cols);
   const Arguments<T, MASKED, V> source = {x + my.offset, mask + my.offset, scale * LOG2_E};
+  const auto single = singly(source);  // edges
+  float edge[my.EDGES][1];  // edges
+  my.each_edge([&](int element, int n) { single.load(element, edge[n]); });  // edges
   const Powers row = powers_of_parts<THREADS>(partial + 2 * size_t(blockIdx.x) * gridDim.y, gridDim.y);
   const Finish<LOG> finish(row);
+  if constexpr (!LOG) my.each_edge([&](int, int n) { raise<true>(row.top, edge[n]); });  // edges
+  my.each_edge([&](int element, int n) { finish.store(y + my.offset + element, edge[n]); });  // edges
   float z[N][V];
   for (int first = my.thread; first < my.count; first += my.STEP * N) {
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { source.load(vector, z[n]); });
@@ -63,7 +69,8 @@ class CudaSplitSoftmax(CudaRowSplit[Softmax]):
 
     def source(self, workload: Softmax, config: Config) -> str:
         """Return both kernels."""
-        return helpers("types", "reduce", "row_block", "softmax", "row_split", "softmax_split") + KERNELS
+        kernels = kernels_for_rows(helpers("softmax_split") + KERNELS, workload, config)
+        return helpers("types", "reduce", "row_block", "softmax", "row_split") + kernels
 
     def launches(self, workload: Softmax, config: Config) -> tuple[Launch, ...]:
         """Launch a block for every part of a row, twice; a missing mask is passed as x and not read."""

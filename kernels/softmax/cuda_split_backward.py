@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tunebench.device import Device
 from tunebench.kernels.common.cuda import ctype, flag, helpers
+from tunebench.kernels.common.row_block import kernels_for_rows
 from tunebench.kernels.common.row_split import CudaRowSplit, part_costs, split_space
 from tunebench.space import Config, Table
 from tunebench.variant import Argument, Costs, Launch, Scalar
@@ -22,11 +23,15 @@ softmax_backward_part(const T* __restrict__ y, const T* __restrict__ dy, float* 
                       int cols) {
   const Part<THREADS, V> my(cols);
   const Gradient<T, LOG, V> row = {y + my.offset, dy + my.offset, 1.0f};
+  const Gradient<T, LOG, 1> single = {row.y, row.dy, 1.0f};  // edges
+  float edge_p[my.EDGES][1], edge_g[my.EDGES][1];  // edges
+  my.each_edge([&](int element, int n) { single.load(element, edge_p[n], edge_g[n]); });  // edges
   float p[N][V], g[N][V], total = 0.0f;
   for (int first = my.thread; first < my.count; first += my.STEP * N) {
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { row.load(vector, p[n], g[n]); });
     each_vector<N>(first, my.STEP, my.count, [&](int, int n) { total += row.sum_of(p[n], g[n]); });
   }
+  my.each_edge([&](int, int n) { total += single.sum_of(edge_p[n], edge_g[n]); });  // edges
   total = reduce_row<THREADS>(total, Sum());
   if (my.thread == 0) partial[my.index] = total;
 }
@@ -37,10 +42,14 @@ softmax_backward_whole(const T* __restrict__ y, const T* __restrict__ dy, float 
                        const float* __restrict__ partial, T* __restrict__ dx, int cols) {
   const Part<THREADS, V> my(cols);
   const Gradient<T, LOG, V> row = {y + my.offset, dy + my.offset, scale};
+  const Gradient<T, LOG, 1> single = {row.y, row.dy, scale};  // edges
+  float edge_p[my.EDGES][1], edge_g[my.EDGES][1];  // edges
+  my.each_edge([&](int element, int n) { single.load(element, edge_p[n], edge_g[n]); });  // edges
   float p[N][V], g[N][V], total = 0.0f;
   for (int part = threadIdx.x; part < gridDim.y; part += THREADS)
     total += partial[size_t(blockIdx.x) * gridDim.y + part];
   total = reduce_row<THREADS>(total, Sum());
+  my.each_edge([&](int i, int n) { single.store(dx + my.offset, i, total, edge_p[n], edge_g[n]); });  // edges
   for (int first = my.thread; first < my.count; first += my.STEP * N) {
     each_vector<N>(first, my.STEP, my.count, [&](int vector, int n) { row.load(vector, p[n], g[n]); });
     each_vector<N>(first, my.STEP, my.count,
@@ -74,7 +83,8 @@ class CudaSplitSoftmaxBackward(CudaRowSplit[Softmax]):
 
     def source(self, workload: Softmax, config: Config) -> str:
         """Return both kernels."""
-        return helpers("types", "reduce", "row_block", "softmax_backward", "row_split") + KERNELS
+        kernels = kernels_for_rows(KERNELS, workload, config)
+        return helpers("types", "reduce", "row_block", "softmax_backward", "row_split") + kernels
 
     def launches(self, workload: Softmax, config: Config) -> tuple[Launch, ...]:
         """Launch a block for every part of a row, twice."""

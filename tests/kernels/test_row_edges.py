@@ -14,6 +14,7 @@ import pytest
 from tests.kernels.kernel_checks import (
     A100,
     H100,
+    assert_emulates_right,
     assert_fault_is_found,
     assert_right,
     assert_right_in_every_order,
@@ -31,74 +32,133 @@ from tunebench.variant import CudaVariant
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
-OPERATORS = (
-    ("cross_entropy", ""),
-    ("softmax", ""),
-    ("softmax", ",prologue=scale+mask"),
-    ("softmax", ",prologue=mask,log=true"),
+CASES = (
+    ("cross_entropy/cuda_block", ""),
+    ("softmax/cuda_block", ""),
+    ("softmax/cuda_block", ",prologue=scale+mask"),
+    ("softmax/cuda_block", ",prologue=mask,log=true"),
+    ("softmax/cuda_block_backward", ",direction=backward"),
+    ("softmax/cuda_block_backward", ",direction=backward,log=true"),
+    ("layernorm/cuda_block", ",prologue=bias+residual,stats=true"),
+    ("rmsnorm/cuda_block", ""),
+    ("layernorm/cuda_backward", ",direction=backward"),
+    ("rmsnorm/cuda_backward", ",direction=backward"),
 )
+"""Variants in which threads share a row, and options of their workloads."""
+SPLIT_CASES = (
+    ("cross_entropy/cuda_split", ""),
+    ("softmax/cuda_split", ",prologue=scale+mask"),
+    ("softmax/cuda_split", ",log=true"),
+    ("softmax/cuda_split_backward", ",direction=backward"),
+    ("softmax/cuda_split_backward", ",direction=backward,log=true"),
+    ("layernorm/cuda_split", ",prologue=bias+residual,stats=true"),
+    ("rmsnorm/cuda_split", ""),
+)
+"""Variants in which blocks share a row."""
 LENGTHS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 127, 129, 255, 257, 1023)
+SPLIT_LENGTHS = (2049, 2051, 2054, 2063, 3000, 4109)
 
 
-def block(operator: str) -> CudaVariant[Any]:
-    variant = kernels.variant(f"{operator}/cuda_block")
+def cuda(key: str) -> CudaVariant[Any]:
+    variant = kernels.variant(key)
     assert isinstance(variant, CudaVariant)
     return variant
+
+
+def workload_of(key: str, sizes: str, options: str) -> Workload:
+    return parse(f"{key.partition('/')[0]}:{sizes}{options}")
 
 
 def with_edges(
     variant: CudaVariant[Any], workload: Any, device: Device, vector: int, count: int = 1
 ) -> Iterator[Config]:
-    """Yield configurations with this vector for each cache, the same ones in every run."""
+    """Yield configurations with this vector for each place of a row or sums, the same in every run."""
     table = variant.configs(workload, device)
     generator = random.Random(f"edges {variant.key} {workload} {vector}")
-    for cache in ("registers", "shared", "online"):
-        rows = np.flatnonzero((table["cache"] == cache) & (table["vector"] == vector))
+    kinds = [table[name] for name in ("cache", "sums", "reads") if name in variant.space.names]
+    keys = np.array([" ".join(map(str, row)) for row in zip(*kinds, strict=True)] or [""] * len(table))
+    for key in sorted(set(keys)):
+        rows = np.flatnonzero((keys == key) & (table["vector"] == vector))
         for row in generator.sample(list(rows), min(count, len(rows))):
             yield table.config(row)
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize(("operator", "options"), OPERATORS)
-def test_every_row_length_is_right(
-    operator: str, options: str, dtype: str, pytestconfig: pytest.Config
-) -> None:
+@pytest.mark.parametrize(("key", "options"), CASES)
+def test_every_row_length_is_right(key: str, options: str, pytestconfig: pytest.Config) -> None:
     """The rows begin at every element of an access, and nothing beyond the tensors is accessed."""
-    variant = block(operator)
-    # A few lengths of each case, all of them in `--configs 20`.
+    variant = cuda(key)
+    # A length, a type and a configuration, all of them in `--configs 20`.
     everything = pytestconfig.getoption("configs") >= 20
-    generator = random.Random(f"{operator} {options} {dtype}")
-    for cols in LENGTHS if everything else generator.sample(LENGTHS, 3):
-        workload = parse(f"{operator}:rows={generator.randint(1, 5)},cols={cols},dtype={dtype}{options}")
-        vectors = set(variant.configs(workload, H100)["vector"])
-        widest = 4 if dtype == "f32" else 8
-        assert vectors == {v for v in (1, 2, 4, 8) if v <= widest and (cols % v == 0 or cols >= 2 * v)}
-        for vector in vectors if everything else [max(vectors)]:
-            for config in with_edges(variant, workload, H100, int(vector)):
-                assert_right_in_every_order(variant, workload, config, sanitize=True)
+    generator = random.Random(f"{key} {options}")
+    types = (("f32", 4), ("f16", 8), ("bf16", 8))
+    for dtype, widest in types if everything else generator.sample(types, 1):
+        for cols in LENGTHS if everything else generator.sample(LENGTHS, 1):
+            # With eight blocks and more, some process several groups of rows.
+            rows = 35 if "cuda_backward" in key else generator.randint(1, 5)
+            workload = workload_of(key, f"rows={rows},cols={cols},dtype={dtype}", options)
+            vectors = set(variant.configs(workload, H100)["vector"])
+            assert vectors == {v for v in (1, 2, 4, 8) if v <= widest and (cols % v == 0 or cols >= 2 * v)}
+            for vector in vectors if everything else [max(vectors)]:
+                configs = list(with_edges(variant, workload, H100, int(vector)))
+                for config in configs if everything else generator.sample(configs, 1):
+                    assert_right_in_every_order(variant, workload, config, sanitize=True)
 
 
 @needs_compiler
-@pytest.mark.parametrize(("operator", "options"), OPERATORS[::2])
-def test_vocabulary_is_right(operator: str, options: str) -> None:
-    workload = parse(f"{operator}:rows=3,cols=50257,dtype=bf16{options}")
-    variant = block(operator)
+@pytest.mark.parametrize(("key", "options"), SPLIT_CASES)
+def test_every_length_of_split_rows_is_right(key: str, options: str, pytestconfig: pytest.Config) -> None:
+    variant = cuda(key)
+    everything = pytestconfig.getoption("configs") >= 20
+    generator = random.Random(f"{key} {options}")
+    dtypes = ("f32", "f16", "bf16")
+    for dtype in dtypes if everything else generator.sample(dtypes, 1):
+        for cols in SPLIT_LENGTHS if everything else generator.sample(SPLIT_LENGTHS, 1):
+            workload = workload_of(key, f"rows=3,cols={cols},dtype={dtype}", options)
+            for vector in (4 if dtype == "f32" else 8, 2)[: 2 if everything else 1]:
+                for config in with_edges(variant, workload, H100, vector):
+                    assert_right_in_every_order(variant, workload, config, sanitize=True)
+
+
+@needs_compiler
+@pytest.mark.parametrize("key", ["rmsnorm/cuda_split", "layernorm/cuda_split"])
+def test_the_last_part_of_some_rows_is_empty(key: str) -> None:
+    """A row that starts one element after a multiple of an access has a vector less than others."""
+    workload = workload_of(key, "rows=2,cols=2049,dtype=f16", "")
+    config = Config({"threads": 64, "parts": 256, "vector": 8, "unroll": 1})
+    assert {launch.grid[0] for launch in cuda(key).launches(workload, config)} == {2 * 256}
+    assert_emulates_right(cuda(key), workload, config, sanitize=True)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("key", "options"), [CASES[0], CASES[2], CASES[4], CASES[7], SPLIT_CASES[5]])
+def test_vocabulary_is_right(key: str, options: str) -> None:
+    workload = workload_of(key, "rows=3,cols=50257,dtype=bf16", options)
+    variant = cuda(key)
     assert variant.default(workload, H100)["vector"] == 8
     assert_right_in_every_order(variant, workload, variant.default(workload, H100), sanitize=True)
 
 
 @needs_compiler
-@pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize(
-    "text", ["cross_entropy:{},cols=257,dtype=f16", "softmax:{},cols=129,dtype=f32,log=true"]
+    ("key", "text"),
+    [
+        ("cross_entropy/cuda_block", "rows=1,cols=257,dtype=f16"),
+        ("softmax/cuda_block", "rows=5,cols=129,dtype=f32,log=true"),
+        ("softmax/cuda_block_backward", "rows=5,cols=259,dtype=bf16,direction=backward"),
+        ("layernorm/cuda_block", "rows=1,cols=133,dtype=f16,prologue=bias+residual"),
+        ("layernorm/cuda_backward", "rows=9,cols=131,dtype=f32,direction=backward"),
+        ("rmsnorm/cuda_backward", "rows=3,cols=263,dtype=bf16,direction=backward"),
+        ("softmax/cuda_split", "rows=2,cols=1031,dtype=f16,prologue=mask"),
+        ("softmax/cuda_split_backward", "rows=3,cols=1029,dtype=bf16,direction=backward,log=true"),
+        ("layernorm/cuda_split", "rows=2,cols=2055,dtype=bf16"),
+    ],
 )
-def test_costs_are_floors_and_nothing_races(text: str, rows: int, pytestconfig: pytest.Config) -> None:
-    workload: Workload = parse(text.format(f"rows={rows}"))
-    variant = block(workload.operator)
+def test_costs_are_floors_and_nothing_races(key: str, text: str, pytestconfig: pytest.Config) -> None:
+    workload, variant = workload_of(key, text, ""), cuda(key)
     inputs = workload.draw(np.random.default_rng(0))
     table = variant.configs(workload, H100)
-    for vector in (2, 4):
+    for vector in (2, 4) if pytestconfig.getoption("configs") > 1 else (4,):
         for config in with_edges(variant, workload, H100, vector, -(-pytestconfig.getoption("configs") // 4)):
             seen = watch(variant, workload, config, inputs)
             assert_right(workload, inputs, seen.outputs, str(config))
@@ -108,75 +168,132 @@ def test_costs_are_floors_and_nothing_races(text: str, rows: int, pytestconfig: 
 
 
 WIDE = {"row_threads": 32, "rows": 2, "vector": 8, "unroll": 1}
+SPLIT = {"threads": 64, "vector": 8, "unroll": 1}
+SUMMED = {
+    "sums": "registers",
+    "reads": 2,
+    "row_threads": 16,
+    "rows": 2,
+    "blocks": 8,
+    "vector": 4,
+    "unroll": 1,
+}
 FAULTS = (
-    ("cols - before) / V", "cols) / V", "registers"),  # a vector beyond the end of the row
-    ("before = (V - int(Base::offset % V)) % V", "before = 0", "online"),  # vectors that are not aligned
-    ("edge < before ? edge - before : ", "", "shared"),  # the elements before the first vector
-    ("edges = exists ? ", "edges = true ? ", "online"),  # rows beyond the end
+    # A vector beyond the end of the row.
+    ("softmax/cuda_block", {"cache": "registers", **WIDE}, "cols - before) / V", "cols) / V"),
+    # Vectors that are not aligned.
+    ("softmax/cuda_block", {"cache": "online", **WIDE}, "before = (V - int(row % V)) % V", "before = 0"),
+    # The elements before the first vector.
+    ("softmax/cuda_block", {"cache": "shared", **WIDE}, "edge < before ? edge - before : ", ""),
+    # Rows beyond the end.
+    ("softmax/cuda_block", {"cache": "online", **WIDE}, "cols, Base::count > 0)", "cols, true)"),
+    # The sum lacks the edges.
+    ("layernorm/cuda_backward", SUMMED, "along = multiply_add(one_g[0], one_normal[0], along);", ""),
+    # Each block of a row has its edges.
+    ("softmax/cuda_split", {"split": 4, **SPLIT}, "cols, blockIdx.y == 0)", "cols, true)"),
+    # No part begins after the first vectors of its row.
+    (
+        "softmax/cuda_split",
+        {"split": 4, **SPLIT},
+        "size_t(blockIdx.x) * cols, begin)",
+        "size_t(blockIdx.x) * cols)",
+    ),
+    # Weights of other columns.
+    ("rmsnorm/cuda_block", {"cache": "online", **WIDE}, "words[i] >> 16 | words[i + 1] << 16", "words[i]"),
+    ("rmsnorm/cuda_block", {"cache": "online", **WIDE}, "if (shift & step * PER_WORD)", ""),
+    # Memory beyond the end of the weights.
+    ("rmsnorm/cuda_block", {"cache": "online", **WIDE}, "first + 2 * V > source.count", "false"),
+    # Statistics without the edges.
+    ("layernorm/cuda_split", {"parts": 4, **SPLIT}, "seen.see<P::CENTRED>(edge[n]);  // edges\n  });", "});"),
+    # Sums of another column, or of rows beyond the end.
+    ("layernorm/cuda_backward", SUMMED, "(LEADS ? lead<V>(part, cols) : 0)", "0"),
+    ("layernorm/cuda_backward", SUMMED, "if (!there) of_row.edges = 0;", ""),
+    ("layernorm/cuda_backward", SUMMED, "edge_sums.add(0, n, one_normal, one_g)", ""),
 )
 
 
 @needs_compiler
-@pytest.mark.parametrize(("right", "wrong", "cache"), FAULTS)
-def test_planted_faults_are_found(right: str, wrong: str, cache: str) -> None:
-    workload = parse("softmax:rows=5,cols=257,dtype=f16,prologue=mask")
-    config = Config({"cache": cache, **WIDE})
-    assert_fault_is_found(planted(block("softmax"), right, wrong), workload, config, sanitize=True)
+@pytest.mark.parametrize(("key", "config", "right", "wrong"), FAULTS)
+def test_planted_faults_are_found(key: str, config: dict[str, Any], right: str, wrong: str) -> None:
+    options = ",direction=backward" if "backward" in key else ",prologue=mask" if "softmax" in key else ""
+    rows = 19 if config is SUMMED else 5
+    workload = workload_of(key, f"rows={rows},cols={2051 if 'split' in key else 257},dtype=f16", options)
+    inputs = workload.draw(np.random.default_rng(2))
+    if "layernorm" in key:
+        inputs["x"][:, [0, -1]] += np.float16(100)
+    assert_fault_is_found(planted(cuda(key), right, wrong), workload, Config(config), inputs, sanitize=True)
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("device", [A100, H100], ids=["sm_80", "sm_90"])
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize(("operator", "options"), OPERATORS)
-def test_binaries_do_not_spill(operator: str, options: str, dtype: str, device: Device) -> None:
-    variant = block(operator)
-    for cols in (257, 50257):
-        workload = parse(f"{operator}:rows=64,cols={cols},dtype={dtype}{options}")
-        compiled(variant, workload, device)
-    longest = parse(f"{operator}:rows=64,cols=30001,dtype={dtype}{options}")
-    for config in with_edges(variant, longest, device, 16 // (4 if dtype == "f32" else 2)):
+@pytest.mark.parametrize(
+    ("dtype", "device"), [("f32", A100), ("bf16", H100)], ids=["f32-sm_80", "bf16-sm_90"]
+)
+@pytest.mark.parametrize(("key", "options"), [*CASES, *SPLIT_CASES])
+def test_binaries_do_not_spill(key: str, options: str, dtype: str, device: Device) -> None:
+    variant = cuda(key)
+    for cols in (257, 50257) if key in {"softmax/cuda_block", "cross_entropy/cuda_block"} else (50257,):
+        compiled(variant, workload_of(key, f"rows=64,cols={cols},dtype={dtype}", options), device)
+    longest = workload_of(key, f"rows=64,cols=30001,dtype={dtype}", options)
+    configs = with_edges(variant, longest, device, 16 // (4 if dtype == "f32" else 2))
+    for config in configs if "cuda_block" in key else itertools.islice(configs, 1):
         compiled(variant, longest, device, config)
 
 
 def test_rows_without_edges_have_the_same_source_for_every_length() -> None:
-    for operator, dtype in (("softmax", "bf16"), ("cross_entropy", "f32")):
-        variant = block(operator)
-        sources = set()
-        for cols in (1024, 50257):
-            workload = parse(f"{operator}:rows=64,cols={cols},dtype={dtype}")
+    for key, options in (*CASES, *SPLIT_CASES):
+        variant, sources = cuda(key), set()
+        for cols in (4096, 50257):
+            workload = workload_of(key, f"rows=64,cols={cols},dtype=bf16", options)
             for vector in (1, 2):
                 config = next(with_edges(variant, workload, H100, vector))
                 source = variant.source(workload, config)
                 has_edges = cols % vector != 0
-                assert ("EdgedShare" in source) == ("// edges" in source) == has_edges
+                assert ("struct Edges" in source) == ("  // edges\n" in source) == has_edges
+                assert ("// aligned" in source) <= (not has_edges)
                 sources.add(source)
         assert len(sources) == 2
 
 
-def test_norms_still_start_at_multiples_of_an_access() -> None:
-    """Weights of rows with edges would not be aligned."""
-    workload = parse("layernorm:rows=64,cols=131,dtype=f16")
-    assert set(block("layernorm").configs(workload, H100)["vector"]) == {1}
-
-
 @needs_nvrtc
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize(("operator", "options"), OPERATORS)
-def test_only_edges_are_accessed_one_by_one(operator: str, options: str, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "options", "dtype", "loads", "stores"),
+    [
+        # An edge of each matrix. Cross entropy also reads an index and a logit, and stores two f32.
+        (*CASES[0], "bf16", 2, 0),
+        (*CASES[0], "f32", 3, 2),
+        (*CASES[2], "bf16", 2, 1),
+        (*CASES[3], "f32", 2, 1),
+        (*CASES[4], "bf16", 2, 1),
+        (*CASES[5], "f32", 2, 1),
+        # Weights at the end of a row are loaded one by one, so that loads are not counted.
+        (*CASES[6], "bf16", None, 2),
+        (*CASES[7], "bf16", None, 1),
+        # Gradients of weights are stored one by one.
+        (*CASES[8], "bf16", None, 3),
+        (*CASES[9], "bf16", None, 2),
+        (*SPLIT_CASES[0], "bf16", 2, 0),
+        (*SPLIT_CASES[1], "bf16", 4, 1),
+        (*SPLIT_CASES[4], "bf16", 3, 1),
+        (*SPLIT_CASES[5], "bf16", None, 2),
+        (*SPLIT_CASES[6], "bf16", None, 1),
+    ],
+)
+def test_only_edges_are_accessed_one_by_one(
+    key: str, options: str, dtype: str, loads: int | None, stores: int
+) -> None:
     """The compiler could split the access of a vector."""
-    variant = block(operator)
-    workload = parse(f"{operator}:rows=64,cols=5003,dtype={dtype}{options}")
-    # An edge of each matrix. Cross entropy also reads an index and a logit, and stores two numbers in f32.
-    loads, stores = (2 if "mask" in options else 1), 1
-    if operator == "cross_entropy":
-        loads, stores = (3, 2) if dtype == "f32" else (2, 0)
+    variant = cuda(key)
+    workload = workload_of(key, f"rows=64,cols=5003,dtype={dtype}", options)
     table = variant.configs(workload, H100)
-    for cache, vector in itertools.product(("registers", "shared", "online"), (2, 4, 8)):
-        chosen = (table["cache"] == cache) & (table["vector"] == vector) & (table["row_threads"] == 256)
-        for row in np.flatnonzero(chosen)[-1:]:
+    threads = "threads" if "threads" in table.space.names else "row_threads"
+    table = table.take(np.flatnonzero(table[threads] == 256))
+    for vector in (2, 4, 8):
+        for row in np.flatnonzero(table["vector"] == vector)[-1:]:
             ptx = ptx_of_cuda(variant, workload, table.config(row), H100)
             single = "[fub]32" if dtype == "f32" else "[ub]16"
             counts = [
                 len(re.findall(rf"{name}\.{single}\b", ptx)) for name in (r"ld\.global\.nc", r"st\.global")
             ]
-            assert counts == [loads, stores], table.config(row)
+            assert counts == [counts[0] if loads is None else loads, stores], table.config(row)
+            if vector == 8:
+                assert not re.search(r"(ld|st)\.global(\.nc)?\.v2\.[ub]16", ptx), table.config(row)
