@@ -15,6 +15,7 @@ from tunebench.kernels.common.row_block import (
     RowWork,
     default_config,
     kernels_for_rows,
+    most_held,
     row_costs,
     row_space,
 )
@@ -22,7 +23,7 @@ from tunebench.space import Config, Table
 from tunebench.variant import Argument, Costs, Launch, Scalar
 from tunebench.workloads.common.norm import Norm
 
-__all__ = ["CudaBlockNorm", "forward_arguments", "is_centred", "norm_type"]
+__all__ = ["CudaBlockNorm", "forward_arguments", "is_centred", "norm_type", "shifts_fit"]
 
 N = TypeVar("N", bound=Norm)
 
@@ -56,8 +57,36 @@ def sums_leave_room(cache: Any, row_threads: Any, rows: Any, vector: Any, worklo
     return (cache != "registers") | (not workload.has_residual) | (vector == 1) | roomy
 
 
+SHIFT_REGISTERS = 16
+"""Registers that shift weights: the words of two accesses, and their addresses."""
+
+
+def shifts_fit(threads: Any, vector: Any, unroll: Any, workload: Norm, device: Device) -> Any:
+    """Return whether vectors in flight leave registers to shift weights, for numbers or columns.
+
+    Args:
+        threads: Threads of a block.
+        vector: Elements of an access.
+        unroll: Vectors that a thread has in flight.
+        workload: The workload.
+        device: The device, for its registers.
+    """
+    held = vector * unroll * (1 + workload.has_residual)
+    room = most_held(threads, vector, device) - SHIFT_REGISTERS
+    return (workload.cols % vector == 0) | (unroll == 1) | (held <= room)
+
+
+def shifts_leave_room(
+    row_threads: Any, rows: Any, vector: Any, unroll: Any, workload: Norm, device: Device
+) -> Any:
+    """Weights of rows with edges start anywhere."""
+    return shifts_fit(row_threads * rows, vector, unroll, workload, device)
+
+
 SPACE = row_space(edges=True)
-FORWARD_SPACE = dataclasses.replace(SPACE, constraints=(*SPACE.constraints, sums_leave_room))
+FORWARD_SPACE = dataclasses.replace(
+    SPACE, constraints=(*SPACE.constraints, sums_leave_room, shifts_leave_room)
+)
 
 
 class CudaBlockNorm(CudaRowBlock[N]):

@@ -7,8 +7,8 @@
 // kernel adds them in a fixed order, so that results do not depend on the order of blocks.
 //
 // Lines that end with "edges" are for rows with edges (row_edges.cuh), those that end with "aligned" for others. The
-// rows of all blocks together are a multiple of V, so that all rows of a thread have the same edges, and it has the same
-// columns in each. Lines of partial sums have room for the vectors to start at the same multiples as those of the row.
+// rows of all blocks together are a multiple of V, so that all rows of a thread have the same edges, and it has the
+// same columns in each. Lines of partial sums have room for vectors to start at the same multiples as those of the row.
 
 // Gradients of weights: dgamma, and for layernorm dbeta.
 template <class P>

@@ -35,7 +35,8 @@ struct RowPart : Edges<THREADS, V> {  // edges
 
 // in_row: parts of a row. moments (rows * in_row, 2): mean and squared deviations; for rmsnorm 0 and squares.
 template <class P, int THREADS, int V, int N>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS)  // aligned
+__global__ void __launch_bounds__(THREADS, 1)  // edges
 norm_split_moments(NORM_PARAMETERS(typename P::T), float* __restrict__ moments, int in_row, int chunk) {
   const RowPart<P, V, THREADS> my(x, bias, residual, z, cols, in_row, chunk);  // edges
   const RowPart<P, V> my(x, bias, residual, z, cols, in_row, chunk);  // aligned
@@ -68,7 +69,8 @@ norm_split_moments(NORM_PARAMETERS(typename P::T), float* __restrict__ moments, 
 }
 
 template <class P, int THREADS, int V, int N>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS)  // aligned
+__global__ void __launch_bounds__(THREADS, 1)  // edges
 norm_split_finish(NORM_PARAMETERS(typename P::T), const float* __restrict__ moments, int in_row, int chunk) {
   const RowPart<P, V, THREADS> my(x, bias, residual, z, cols, in_row, chunk);  // edges
   const RowPart<P, V> my(x, bias, residual, z, cols, in_row, chunk);  // aligned

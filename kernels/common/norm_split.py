@@ -15,7 +15,7 @@ from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.kernels.common.cuda import helpers
 from tunebench.kernels.common.expected import PROLOGUE, STEP, converted, exchange, l1_passes, sector_bytes
-from tunebench.kernels.common.norm import forward_arguments, is_centred, norm_type
+from tunebench.kernels.common.norm import forward_arguments, is_centred, norm_type, shifts_fit
 from tunebench.kernels.common.row_block import (
     EDGE_PROLOGUE,
     OTHER_REGISTERS,
@@ -61,6 +61,7 @@ SPACE = Space(
         lambda threads, parts, vector, unroll, workload: (
             (unroll * threads * vector) * parts < 2 * workload.cols
         ),
+        shifts_fit,
     ),
 )
 
