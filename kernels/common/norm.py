@@ -100,7 +100,11 @@ class CudaBlockNorm(CudaRowBlock[N]):
     def default(self, workload: N, device: Device) -> Config:
         """Return wide accesses and about 16 elements per thread; the row is kept where there is room."""
         usual = default_config(workload, device, edges=True)
-        elsewhere = ({**usual, "cache": cache} for cache in ("shared", "online"))
+        elsewhere = (
+            {**usual, "cache": cache, "unroll": unroll}
+            for unroll in (usual["unroll"], 1)
+            for cache in ("shared", "online")
+        )
         return FORWARD_SPACE.first_valid((usual, *elsewhere), workload=workload, device=device)
 
     def costs(self, workload: N, table: Table, device: Device) -> Costs:
