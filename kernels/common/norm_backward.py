@@ -246,19 +246,21 @@ class CudaBackwardNorm(CudaVariant[N]):
         turns = ceil_div(workload.rows, LEAST_TURNS * rows)
         max_blocks = max(BLOCKS[0], min(resident, max(2 * device.sm_count, turns)))
         usual = [blocks for blocks in reversed(BLOCKS) if blocks <= max_blocks]
-        ways = (("registers", 1, 1), ("registers", 2, 1), ("shared", 2, 2), ("shared", 2, 1))
-        summed = (
-            {"sums": sums, "reads": reads, **shape, "unroll": unroll, "blocks": blocks}
-            for sums, reads, unroll in ways
-            for blocks in usual
-        )
-        # Blocks that own rows are many, and those that own columns as many as fit.
+        ways = (("registers", 1, 1), ("registers", 2, 1), ("shared", 2, 2), ("shared", 2, 1), ("apart", 2, 1))
+        # Blocks that own rows are then many, and those that own columns as many as fit.
         narrow = {**shape, "row_threads": min(row_threads, 128)}
-        apart = (
-            {"sums": "apart", "reads": 2, **narrow, "unroll": 1, "blocks": blocks}
-            for blocks in reversed(BLOCKS)
+        return SPACE.first_valid(
+            (
+                {
+                    **(narrow if sums == "apart" else shape),
+                    **{"sums": sums, "reads": reads, "unroll": unroll, "blocks": blocks},
+                }
+                for sums, reads, unroll in ways
+                for blocks in (reversed(BLOCKS) if sums == "apart" else usual)
+            ),
+            workload=workload,
+            device=device,
         )
-        return SPACE.first_valid((*summed, *apart), workload=workload, device=device)
 
     def tiles(self, workload: N, config: Config) -> tuple[Tiling, ...]:
         """Return the rows of a block, and the elements of an access by all threads of a row."""

@@ -80,7 +80,7 @@ def with_edges(
     for key in sorted(set(keys)):
         rows = np.flatnonzero((keys == key) & (table["vector"] == vector))
         for row in generator.sample(list(rows), min(count, len(rows))):
-            yield table.config(row)
+            yield table.config(int(row))
 
 
 @needs_compiler
