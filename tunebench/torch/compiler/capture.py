@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map_only
 from tunebench.errors import InputError
 from tunebench.torch.compiler._attention_pattern import fuse_attention
 from tunebench.torch.compiler._constant_folding import fold_constants
+from tunebench.torch.compiler._flex_attention import read_flex_attention
 from tunebench.torch.compiler._rms_norm_pattern import fuse_rms_norms
 from tunebench.torch.compiler.decomposition import DECOMPOSITIONS, repeat_casts
 from tunebench.torch.compiler.translation import Translation, translate
@@ -188,6 +189,8 @@ def tracing_backend(compiler: Compiler) -> Callable[..., Any]:
                 graph.recompile()
             fold_constants(graph)
             repeat_casts(graph.graph)
+            if phase == "inference":
+                read_flex_attention(graph)
             run = compiler(graph, phase)
 
             def boxed(values: list[Any]) -> Any:

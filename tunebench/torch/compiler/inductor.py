@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils._triton import has_triton
 
 from tunebench.errors import InputError
+from tunebench.torch.compiler._flex_attention import replace_flex_attention
 from tunebench.torch.compiler._kernel_operator import require_layouts
 from tunebench.torch.compiler.decomposition import DECOMPOSITIONS
 
@@ -158,6 +159,8 @@ class _RewritingPass(CustomGraphPass):  # type: ignore[misc]
         module = graph.owning_module
         assert module is not None
         inputs = graph.find_nodes(op="placeholder")
+        if is_inference(module):
+            replace_flex_attention(module)
         attributes = (getattr(module, str(node.target), None) for node in graph.find_nodes(op="get_attr"))
         if any(isinstance(attribute, fx.GraphModule) for attribute in attributes):
             raise InputError("a graph with control flow")

@@ -43,6 +43,7 @@ from tunebench.torch.compiler._derived_tensor import (
     filter_slice,
     zero_bias,
 )
+from tunebench.torch.compiler._flex_attention import flex_call_of
 from tunebench.torch.compiler._graph_values import STORED, GraphValues
 from tunebench.torch.compiler._scaled_product import ScaledProduct, call_of, scaled_products
 from tunebench.workloads import parse
@@ -229,6 +230,8 @@ class _Translator:
 
     def _fields(self, node: fx.Node) -> dict[str, Any] | None:
         """Return the fields of `Node` that describe what a call computes."""
+        if node.target is torch.ops.higher_order.flex_attention:
+            return self._flex_fields(node)
         if node.op != "call_function" or not hasattr(node.target, "_schema"):
             return {"reason": "not an ATen operator"}
         if any(
@@ -334,6 +337,13 @@ class _Translator:
         if roles.get("x") in self._concatenations and not copied + relaid:
             self._split(node, workloads[0], roles)
         return {"workloads": texts, "roles": roles, "copied": copied, "relaid": relaid}
+
+    def _flex_fields(self, node: fx.Node) -> dict[str, Any]:
+        """Return the fields of a call of flex_attention."""
+        call = flex_call_of(node)
+        if isinstance(call, str):
+            return {"reason": call}
+        return {"workloads": (call.text,), "roles": self._held.roles(parse(call.text), call.arguments)}
 
     def _scaled_fields(self, node: fx.Node, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a call that is one product of quantised matrices."""
