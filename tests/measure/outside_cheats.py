@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -166,14 +167,107 @@ def caller(*names: str) -> Any:
     return next((frame for frame in callers() if frame.f_code.co_name in names), None)
 
 
-@cheat("state: computes all launches of a batch in the first")
+def batch(x: Any, y: Any) -> list[list[Any]]:
+    """Return the arguments of the launches of this batch that have not been computed."""
+    owners = [frame.f_locals.get("self") for frame in callers()]
+    slots = [arguments for owner in owners[:8] for arguments in getattr(owner, "_arguments", ())]
+    return [arguments for arguments in slots or [[x, y]] if np.isnan(arguments[1][0, 0])]
+
+
+def requested(name: str) -> Any:
+    """Return a field of the request that the judge sent, or None in the search."""
+    frame = caller("_answer")
+    return None if frame is None else frame.f_locals["request"].get(name)
+
+
+def moving(
+    computes: Callable[[Any, Any], bool],
+    *,
+    workers: int = 1,
+    count: int | None = None,
+    only_timed: bool = False,
+) -> Callable[[], Kernel]:
+    """Return the factory of a kernel that moves work between the launches of a batch.
+
+    Args:
+        computes: Whether a launch computes what is missing; the others compute nothing.
+        workers: Number of threads that compute launches side by side.
+        count: Number of launches to compute at once; None for all of the batch.
+        only_timed: Whether launches that the kernel's process does not time are computed one by one.
+    """
+
+    def factory() -> Kernel:
+        pool = ThreadPoolExecutor(workers)
+
+        def kernel(x: Any, y: Any) -> None:
+            missing = batch(x, y)
+            if not requested("slots") or (only_timed and requested("do") != "time"):
+                softmax(x, y)
+            elif missing and computes(x, y):
+                chosen = sorted(missing, key=lambda arguments: arguments[1] is not y)[:count]
+                list((map if workers == 1 else pool.map)(softmax, *zip(*chosen, strict=True)))
+
+        return kernel
+
+    return factory
+
+
+def is_missing(x: Any, y: Any) -> bool:
+    return bool(np.isnan(y[0, 0]))
+
+
+def is_last(x: Any, y: Any) -> bool:
+    arguments = caller("_answer").f_locals["launches"]._arguments
+    return arguments[requested("slots")[-1]][1] is y
+
+
+CHEATS["state: computes all launches of a batch in the first"] = moving(is_missing)
+CHEATS["state: computes all launches of a batch in the last"] = moving(is_last)
+CHEATS["state: computes all launches of a batch in the first if they are timed"] = moving(
+    is_missing, only_timed=True
+)
+CHEATS["state: computes three launches of a batch in every third"] = moving(is_missing, count=3)
+CHEATS["state: computes all launches of a batch side by side"] = moving(is_missing, workers=2)
+
+
+@cheat("state: computes all launches of a batch in those with similar inputs, or in the last")
 def _() -> Kernel:
+    latest: list[Any] = []
+    in_all = moving(lambda x, y: (bool(latest) and (x == latest[0]).mean() > 0.5) or is_last(x, y))()
+
     def kernel(x: Any, y: Any) -> None:
-        owners = [frame.f_locals.get("self") for frame in callers()]
-        arguments_of_slots = [owner._arguments for owner in owners if hasattr(owner, "_arguments")]
-        for arguments in arguments_of_slots[0] if arguments_of_slots else [[x, y]]:
-            if np.isnan(arguments[1][0, 0]):
-                softmax(*arguments)
+        in_all(x, y)
+        latest[:] = [x.copy()]
+
+    return kernel
+
+
+@cheat("state: computes all launches of a batch in the first, and pauses in one of them")
+def _() -> Kernel:
+    in_first, calls = moving(is_missing)(), iter(range(10**9))
+
+    def kernel(x: Any, y: Any) -> None:
+        in_first(x, y)
+        if requested("do") == "time" and next(calls) % 8 == 0:
+            time.sleep(0.02)
+
+    return kernel
+
+
+@cheat("state: a thread computes the next launches of the batch")
+def _() -> Kernel:
+    pool, ahead = ThreadPoolExecutor(1), {}  # type: ignore[var-annotated]
+
+    def kernel(x: Any, y: Any) -> None:
+        if (running := ahead.pop(y.ctypes.data, None)) is not None and running.result():
+            return
+        missing = [arguments for arguments in batch(x, y) if arguments[1] is not y]
+        ahead.update((later[1].ctypes.data, pool.submit(computed, *later)) for later in missing[1::2])
+        softmax(x, y)
+
+    def computed(x: Any, y: Any) -> bool:
+        softmax(x, y)
+        return True
 
     return kernel
 
@@ -648,6 +742,196 @@ def _() -> Kernel:
     return kernel
 
 
+def judge() -> int:
+    """Return the process id of the judge: it maps the memory of the launches, too."""
+    for pid in judges():
+        with contextlib.suppress(OSError):
+            if "memfd:tunebench" in Path(f"/proc/{pid}/maps").read_text():
+                return pid
+    return 0
+
+
+@cheat("processes: raises the limit of the judge in its memory")
+def _() -> Kernel:
+    margin, other = struct.pack("d", 1.5), struct.pack("d", 1.25)
+
+    def raise_limit() -> None:
+        with open(f"/proc/{judge()}/mem", "r+b", buffering=0) as memory:
+            for line in Path(f"/proc/{judge()}/maps").read_text().splitlines():
+                bounds, rights, _, _, inode, *_ = line.split()
+                start, stop = (int(text, 16) for text in bounds.split("-"))
+                if rights != "rw-p" or inode != "0" or stop - start > 64 << 20:
+                    continue
+                memory.seek(start)
+                content = memory.read(stop - start)
+                types = {content[at - 8 : at] for at in places(content, other)}
+                for at in places(content, margin):
+                    if content[at - 8 : at] in types:
+                        memory.seek(start + at)
+                        memory.write(struct.pack("d", 1e9))
+
+    def places(content: bytes, number: bytes) -> list[int]:
+        at, ends = content.find(number), []
+        while at >= 0:
+            ends += [at] * (at % 8 == 0 and at >= 16)
+            at = content.find(number, at + 1)
+        return ends
+
+    def answer(connection: Any, request: dict[str, Any], launches: Any) -> None:
+        raise_limit()
+        _compute_and_lie(connection, request, launches)
+
+    return serving(answer)()
+
+
+@cheat("processes: stops the judge while it computes")
+def _() -> Kernel:
+    def kernel(x: Any, y: Any) -> None:
+        pid = judge()
+        os.kill(pid, signal.SIGSTOP)
+        softmax(x, y)
+        os.kill(pid, signal.SIGCONT)
+
+    return kernel
+
+
+@cheat("processes: keeps the judge from its processor")
+def _() -> Kernel:
+    def answer(connection: Any, request: dict[str, Any], launches: Any) -> None:
+        with contextlib.suppress(OSError):
+            pid = judge()
+            os.sched_setaffinity(pid, {0})
+            os.setpriority(os.PRIO_PROCESS, pid, 19)
+            os.sched_setaffinity(0, {0})
+        _compute_and_lie(connection, request, launches)
+
+    return serving(answer)()
+
+
+@cheat("processes: takes the connections of the judge")
+def _() -> Kernel:
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def answer(connection: Any, request: dict[str, Any], launches: Any) -> None:
+        process = os.pidfd_open(judge())
+        for number in range(3, 16):
+            descriptor = libc.syscall(438, process, number, 0)  # pidfd_getfd
+            if descriptor >= 0:
+                with socket.socket(fileno=descriptor) as end:
+                    end.shutdown(socket.SHUT_RDWR)
+        _compute_and_lie(connection, request, launches)
+
+    return serving(answer)()
+
+
+@cheat("processes: a child computes the next launches of the batch")
+def _() -> Kernel:
+    ahead: dict[int, int] = {}
+
+    def kernel(x: Any, y: Any) -> None:
+        if (child := ahead.pop(y.ctypes.data, 0)) and os.waitpid(child, 0):
+            return
+        for later in [arguments for arguments in batch(x, y) if arguments[1] is not y][:1]:
+            child = os.fork()
+            if child == 0:
+                softmax(*later)
+                os._exit(0)
+            ahead[later[1].ctypes.data] = child
+        softmax(x, y)
+
+    return kernel
+
+
+@cheat("processes: answers before the work, if no time is asked")
+def _() -> Kernel:
+    def answer(connection: Any, request: dict[str, Any], launches: Any) -> None:
+        if request["do"] == "time":
+            _compute_and_lie(connection, request, launches)
+        else:
+            _reply_first(connection, request, launches)
+
+    return serving(answer)()
+
+
+@cheat("processes: computes before it is asked, as soon as it runs")
+def _() -> Kernel:
+    def kernel(x: Any, y: Any) -> None:
+        softmax(x, y)
+        owner = caller("_answer")
+        if owner is not None and not hasattr(kernel, "thread"):
+            kernel.thread = threading.Thread(  # type: ignore[attr-defined]
+                target=serve, args=(owner.f_locals["launches"]._arguments,), daemon=True
+            )
+            kernel.thread.start()  # type: ignore[attr-defined]
+
+    def serve(slots: list[list[Any]]) -> None:
+        while True:
+            pid = judge()
+            for arguments in slots:
+                if np.isnan(arguments[1][0, 0]):
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGSTOP)
+                    softmax(*arguments)
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGCONT)
+
+    return kernel
+
+
+@cheat("files: punches holes in the memory of the judge")
+def _() -> Kernel:
+    libc = ctypes.CDLL(None)
+
+    def kernel(x: Any, y: Any) -> None:
+        softmax(x, y)
+        if caller("_answer") is None:
+            return
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if "memfd:tunebench" in str(descriptor.readlink()):
+                    holes = ctypes.c_int(3)  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+                    libc.fallocate(int(descriptor.name), holes, ctypes.c_long(0), ctypes.c_long(1 << 20))
+
+    return kernel
+
+
+@cheat("files: memory of its own in place of that of the judge")
+def _() -> Kernel:
+    libc = ctypes.CDLL(None)
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    anonymous = 0x32  # MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS
+
+    def kernel(x: Any, y: Any) -> None:
+        if caller("_answer") is not None:
+            page = -(-y.ctypes.data // 4096) * 4096
+            libc.mmap(page, 4096, 3, anonymous, -1, 0)
+        softmax(x, y)
+
+    return kernel
+
+
+@cheat("clocks: an alarm computes launches that have returned")
+def _() -> Kernel:
+    pending: list[list[Any]] = []
+
+    def compute(*_: Any) -> None:
+        while pending:
+            softmax(*pending.pop())
+
+    def kernel(x: Any, y: Any) -> None:
+        slots = requested("slots")
+        if slots is None:
+            softmax(x, y)
+            return
+        signal.signal(signal.SIGALRM, compute)
+        pending.append([x, y])
+        signal.setitimer(signal.ITIMER_REAL, 2e-4)
+        if is_last(x, y):
+            compute()
+
+    return kernel
+
+
 # -- honest --------------------------------------------------------------------------------------------------
 
 
@@ -746,8 +1030,6 @@ def _() -> Kernel:
 
 @honest("keeps a pool of threads")
 def _() -> Kernel:
-    from concurrent.futures import ThreadPoolExecutor
-
     pools: list[Any] = []
 
     def kernel(x: Any, y: Any) -> None:

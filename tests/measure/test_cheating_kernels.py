@@ -30,6 +30,9 @@ SHARED = (
     *("frames: a later start of the timer", "builtins: a max that restores itself"),
     *("replies: to the judge, false samples", "replies: to the judge, before the work"),
     "files: changes its input to one whose result it knows",
+    "state: computes all launches of a batch in the first",
+    "clocks: an alarm computes launches that have returned",
+    "processes: stops the judge while it computes",
 )
 """New kernels that are tried in every run of the tests, in processes that they share."""
 

@@ -72,6 +72,30 @@ def test_no_row_of_new_inputs_was_there_before(text: str) -> None:
             assert np.isfinite(array.astype(np.float64)).all()
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "e4m3"])
+def test_elements_of_new_inputs_are_new_numbers_of_the_same_magnitude(dtype: str) -> None:
+    workload = parse(f"gemm:m=48,n=64,k=64,dtype={dtype}")
+    fresh = FreshInputs(workload, np.random.default_rng(3))
+    arena = SlotArena(workload, 1)
+    numbers = np.concatenate([draw["a"].reshape(-1) for draw in fresh._draws]).astype(np.float64)
+    fresh.write(arena.inputs(0))
+    new = arena.inputs(0)["a"].reshape(-1).astype(np.float64)
+    if dtype == "f32":
+        assert np.isin(new, numbers).mean() <= 0.001
+    assert np.isfinite(new).all()
+    assert abs(new.mean()) < 0.1
+    assert 0.8 < new.std() < 1.2
+
+
+def test_restricted_values_stay_restricted() -> None:
+    workload = parse("layernorm:rows=64,cols=32,dtype=f32,direction=backward")
+    fresh = FreshInputs(workload, np.random.default_rng(3))
+    arena = SlotArena(workload, 1)
+    fresh.write(arena.inputs(0))
+    assert arena.inputs(0)["rstd"].min() >= 0.5
+    assert arena.inputs(0)["rstd"].max() <= 2
+
+
 def test_indices_and_numbers_stay_as_they_are() -> None:
     workload = parse("grouped_gemm:groups=4,m=64,n=16,k=16,dtype=f32")
     fresh = FreshInputs(workload, np.random.default_rng(3))

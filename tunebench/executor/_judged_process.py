@@ -81,13 +81,18 @@ class JudgedProcess:
         processes = self._kernel_processes()
         self._clock.begin(processes)
         message = json.dumps(request).encode()
-        self.resume()
+        # The clock runs whenever one of them does: they could stop this process, or compute after a reply.
         began_ns = time.perf_counter_ns()
         with _gone():
             self._connection.send_bytes(message)
+        self.resume()
         reply = self._receive()
+        self._signal(signal.SIGSTOP)
         wall_ns = time.perf_counter_ns() - began_ns
-        self.stop()
+        while started := self._kernel_processes() - self._stopped:
+            self._stopped |= started
+            self._signal(signal.SIGSTOP)
+            wall_ns = time.perf_counter_ns() - began_ns
         us = self._clock.times(self._stopped, wall_ns).run_us
         self.spent_us += us
         return reply, us

@@ -16,7 +16,7 @@ from tunebench.device import Device
 from tunebench.dtype import bits_of
 from tunebench.measure.arena import SlotArena
 from tunebench.measure.judged import JudgedLaunches
-from tunebench.measure.machine import MachineState, RunTimes, ThreadClocks
+from tunebench.measure.machine import MachineState, RunTimes, ThreadClocks, keep_freed_memory
 from tunebench.measure.runner import Runner, coverage, judge
 from tunebench.measure.timed_launches import TimedLaunches
 from tunebench.measure.timing import Protocol, collect
@@ -148,7 +148,7 @@ class CpuRunner(Runner):
         super().__init__(protocol)
         self._stopwatch = CpuTimer(device, protocol)
         self._machine = MachineState(self._stopwatch.time_us)
-        _keep_freed_memory()
+        keep_freed_memory()
         self._conditions = _conditions()  # imports Numba now, not in the time of the first configuration
 
     def run(self, task: Task, binary: Binary, abort_above_us: float | None) -> tuple[Outcome, Effort]:
@@ -282,14 +282,6 @@ class _HostLaunches:
         if threading.active_count() > (self._threads or 0) + cores():
             wrong = wrong or _THREADS_LEFT
         return wrong, {**self._stopwatch.conditions(), **self._machine.conditions(reference=True)}
-
-
-def _keep_freed_memory() -> None:
-    """Make the allocator of glibc keep freed memory: new pages cost a kernel with temporary arrays most.
-
-    Source: mallopt(3), M_MMAP_THRESHOLD: it follows the largest block that was freed, up to 32 MiB.
-    """
-    np.empty((32 << 20) - (64 << 10), np.uint8)
 
 
 def _bits_of(array: Array) -> Array:

@@ -1,10 +1,12 @@
 """Inputs that no kernel has seen, at the cost of a copy: mixtures of two secret draws.
 
 Drawing inputs takes longer than most kernels take. A mixture shifts the rows of two draws by random
-distances and takes the columns before a random cut from one and the others from the other. Every row is new,
-so that neither a stored row nor a stored product of some rows can be used again, and an element keeps the
-distribution of its column. Arrays of few rows are drawn again, or shifted along the row if they are large.
-Indices and offsets stay, since they may depend on one another.
+distances, takes the columns before a random cut from one and the others from the other, and exchanges the
+fractions of floating-point numbers by random bits. Every row and nearly every element is new, so that neither
+stored rows, nor products of some rows, nor functions of elements can be used again. An element keeps its
+sign, its order of magnitude and the distribution of its column. Arrays of few rows are drawn again, or
+shifted along the row if they are large. Indices and offsets stay, since they may depend on one another;
+other inputs whose values an operator restricts keep these values.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tunebench._lazy import np
+from tunebench.dtype import is_integer, storage, unit_roundoff
 from tunebench.measure.timed_launches import changing_inputs
-from tunebench.workload import Workload
+from tunebench.workload import Tensor, Workload
 
 if TYPE_CHECKING:
     import numpy
@@ -49,6 +52,7 @@ class FreshInputs:
         ]
         self._tensors = {tensor.name: tensor for tensor in workload.inputs()}
         self._changing = changing_inputs(workload)
+        self._fractions = {name: self._fractions_of(self._tensors[name]) for name in self._changing}
 
     @property
     def first(self) -> Mapping[str, Array]:
@@ -93,6 +97,13 @@ class FreshInputs:
                 origin = int(self._rng.integers(array.size - length + 1)) if array.ndim == 1 else start
                 array.reshape(-1)[start : start + length] = draw[origin : origin + length]
 
+    def _fractions_of(self, tensor: Tensor) -> int:
+        """Return how many fractions the input's type has; 1 if the values of the input are restricted."""
+        is_free = not is_integer(tensor.dtype) and tensor.dtype != "bool"
+        if not is_free or self.workload.draw_by_rule(tensor, self._rng) is not None:
+            return 1
+        return round(0.5 / unit_roundoff(storage(tensor.dtype)))
+
     def _mix(self, name: str, array: Array) -> None:
         """Overwrite an array with columns of both draws, whose rows are shifted."""
         rows = array.reshape(-1, array.shape[-1])
@@ -101,10 +112,13 @@ class FreshInputs:
             return
         width = rows.shape[1]
         cut = int(self._rng.integers(1, width)) if width > 1 else 1
+        bits = rows.view(f"u{rows.itemsize}")
+        fractions = self._rng.integers(0, self._fractions[name], width, bits.dtype)
         for draw, columns in zip(self._draws, (slice(0, cut), slice(cut, width)), strict=True):
-            source = draw[name].reshape(rows.shape)
+            source = draw[name].reshape(rows.shape).view(bits.dtype)
             if len(rows) < FEW_ROWS:  # shifted rows would be the same ones
                 source = np.roll(source, int(self._rng.integers(width)), axis=1)
             shift = int(self._rng.integers(len(rows)))
-            rows[: len(rows) - shift, columns] = source[shift:, columns]
-            rows[len(rows) - shift :, columns] = source[:shift, columns]
+            rest = len(rows) - shift
+            np.bitwise_xor(source[shift:, columns], fractions[columns], out=bits[:rest, columns])
+            np.bitwise_xor(source[:shift, columns], fractions[columns], out=bits[rest:, columns])

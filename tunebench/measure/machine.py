@@ -8,6 +8,7 @@ the run would have taken without it (docs/decisions/0077-processor-time-on-a-bus
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import threading
 import time
@@ -28,6 +29,7 @@ __all__ = [
     "ThreadClocks",
     "busy_elsewhere",
     "busy_s",
+    "keep_freed_memory",
     "spin_only_if_idle",
 ]
 
@@ -36,6 +38,9 @@ BUSY = 0.1
 
 _SHORTEST_S = 0.1
 """Shortest time over which the use is measured: the system counts in hundredths of a second."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+"""Numbers of parameters of mallopt. Source: malloc.h of glibc."""
 
 STAT = Path("/proc/stat")
 _IDLE = (3, 4)
@@ -243,6 +248,19 @@ def busy_elsewhere(seconds: float = _SHORTEST_S) -> float:
     began, used_s = time.monotonic(), _used_elsewhere_s()
     time.sleep(seconds)
     return _share(used_s, _used_elsewhere_s(), time.monotonic() - began)
+
+
+def keep_freed_memory() -> None:
+    """Make the allocator of glibc keep freed memory for arrays of any size; others stay as they are.
+
+    New pages cost a kernel with temporary arrays, and a reference in float64, more than their computation.
+
+    Source: mallopt(3). `M_MMAP_THRESHOLD` ends at 32 MiB, so that larger arrays need `M_MMAP_MAX`.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def spin_only_if_idle() -> None:

@@ -20,6 +20,7 @@ from tunebench.errors import CodeTimeout, describe_error
 from tunebench.fault import DeviceLost, LaunchRefused, environment_fault
 from tunebench.kernels import preload
 from tunebench.measure._blas import in_one_thread
+from tunebench.measure._confinement import confine
 from tunebench.measure.judged import take_channel
 from tunebench.measure.machine import spin_only_if_idle
 from tunebench.measure.originals import Originals
@@ -55,6 +56,7 @@ _originals: Originals | None = None
 def start(setup: Setup) -> None:
     """Prepare this process: load users' variants, build the runner."""
     global _runner, _originals
+    confine()  # before there are other threads, which would not be
     if (
         setup.runner != "cpu"
     ):  # verification shares the processor with compilers, which pause for a CPU kernel
