@@ -253,7 +253,10 @@ class CudaBackwardNorm(CudaVariant[N]):
             (
                 {
                     **(narrow if sums == "apart" else shape),
-                    **{"sums": sums, "reads": reads, "unroll": unroll, "blocks": blocks},
+                    "sums": sums,
+                    "reads": reads,
+                    "unroll": unroll,
+                    "blocks": blocks,
                 }
                 for sums, reads, unroll in ways
                 for blocks in (reversed(BLOCKS) if sums == "apart" else usual)
