@@ -33,6 +33,7 @@ WORKLOADS = (
     "gemm:m=512,n=512,k=512,dtype=f32,epilogue=bias+residual",
     "gated_gemm:m=512,n=1024,k=512,dtype=bf16,trans=nt",
     "gated_gemm:m=300,n=500,k=200,dtype=f32",
+    "scaled_gemm:m=16,n=1024,k=512,dtype=bf16,weight=i4,scales=group,bias=true",
     "conv2d:n=8,c=64,h=28,w=28,k=128,r=3,s=3,stride=1,pad=1,dtype=f16,layout=nhwc",
     "conv2d:n=8,c=64,h=28,w=28,k=128,r=3,s=3,stride=1,pad=1,dtype=bf16,layout=nhwc,direction=wgrad",
     "conv2d:n=8,c=64,h=28,w=28,k=128,r=1,s=1,stride=1,pad=0,dtype=f16,layout=nhwc",
