@@ -170,7 +170,7 @@ def test_kernels_compute_the_layer(name: str) -> None:
     make, expected = LAYERS[name]
     torch.manual_seed(0)
     layer, x = make().eval(), rows()
-    compiled = served.compile(layer)
+    compiled = served.compile(layer, check=True)
     with reference_kernels() as workloads, torch.no_grad():
         y, _ = ran(lambda: compiled(x))
         assert parse(expected) in workloads
