@@ -3,7 +3,8 @@
 The kernel is generated from the expression. A thread processes every `row_threads`-th vector of its row, with
 `unroll` in flight and one result for each of those. If at most a warp shares a row, several rows share a
 block. Few rows are split: `split` blocks share a row and store their results in scratch memory, and a second
-launch joins them in a fixed order.
+launch joins them in a fixed order. If rows do not all start at a multiple of an access, they have edges,
+whose elements the first of these blocks accesses one by one (row_edges.cuh).
 
 Source: Harris, "Optimizing Parallel Reduction in CUDA", 2007; Luitjens, "Faster Parallel Reductions on
 Kepler", NVIDIA, 2014.
@@ -41,7 +42,16 @@ from tunebench.kernels.common.reduction import (
     sfu_of_element,
     source,
 )
-from tunebench.kernels.common.row_block import widest_vector
+from tunebench.kernels.common.row_block import (
+    EDGE_PROLOGUE,
+    edge_elements,
+    kernels_for_rows,
+    least_vectors,
+    lines_of_access,
+    shifted_instructions,
+    widest_vector,
+    widest_with_edges,
+)
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, Execution, Tiling, ceil_div
 from tunebench.workloads.operators.reduction import Reduction
@@ -51,8 +61,8 @@ WARP = 32
 
 
 def _lines(workload: Reduction, vector: Any) -> Any:
-    """Return the warp accesses of a row, the last one possibly partial; for numbers or columns."""
-    return ceil_div(workload.cols // vector, WARP)
+    """Return the least warp accesses of a row, the last one possibly partial; for numbers or columns."""
+    return ceil_div(least_vectors(workload, vector), WARP)
 
 
 SPACE = Space(
@@ -66,8 +76,11 @@ SPACE = Space(
     (
         lambda row_threads, rows: (row_threads <= 32) | (rows == 1),
         lambda row_threads, rows: (row_threads * rows >= 32) & (row_threads * rows <= 1024),
-        # Every row must start at a multiple of an access.
-        lambda vector, workload: (workload.cols % vector == 0) & (vector * itemsize(workload.dtype) <= 16),
+        # Every row must start at a multiple of an access, or have a vector wherever it starts.
+        lambda vector, workload: (
+            ((workload.cols % vector == 0) | (_may_have_edges(workload) & (workload.cols >= 2 * vector)))
+            & (vector * itemsize(workload.dtype) <= 16)
+        ),
         # Threads without a vector are useless.
         lambda row_threads, vector, workload: (row_threads == 4) | (row_threads * vector < 2 * workload.cols),
         lambda row_threads, vector, unroll, split, workload: (
@@ -77,7 +90,7 @@ SPACE = Space(
             workload,
             row_threads * rows,
             vector * unroll * (len(workload.whole_names) + len(workload.vector_names)),
-            unroll,
+            unroll + SHIFT_REGISTERS * ((workload.cols % vector != 0) & (len(workload.vector_names) > 0)),
             device,
         ),
         # Parts have separate blocks and at least one warp access; more would add no speed.
@@ -98,7 +111,10 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS)
   const u32 thread = threadIdx.x % ROW_THREADS;
   // Parts start at multiples of a warp access. A row beyond the end has no vectors; its
   // threads still take part in reductions.
-  const u64 vectors = cols / V, lines = ceil_div<u64>(vectors, 32);
+  const u64 vectors = cols / V, lines = ceil_div<u64>(vectors, 32);  // aligned
+  const Edges<ROW_THREADS, V> edges(int(thread), row * cols, cols, row < rows && blockIdx.y == 0);  // edges
+  const size_t start = edges.start(row * cols);  // edges
+  const u64 vectors = edges.vectors, lines = ceil_div<u64>(vectors, 32);  // edges
   const u32 begin = u32(lines * blockIdx.y / gridDim.y * 32);
   const u32 end = row < rows ? u32(min(lines * (blockIdx.y + 1) / gridDim.y * 32, vectors)) : 0;
 @LOAD_EACH@
@@ -106,6 +122,7 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS)
   float totals[N];
 #pragma unroll
   for (int n = 0; n < N; ++n) totals[n] = Op::neutral();
+  edges.each_edge([&](int element, int) { totals[0] = op(totals[0], chain(@SINGLE@)); });  // edges
   for (u32 first = begin + thread; first < end; first += ROW_THREADS * N) {
     const In* const stored[] = {@STORED@};
     constexpr int STORED = sizeof(stored) / sizeof(stored[0]);
@@ -120,6 +137,8 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS)
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       if (first + n * ROW_THREADS >= end) continue;
+      const int at = edges.before + int(first + n * ROW_THREADS) * V;  // edges
+      @LOAD_WEIGHTS@  // edges
       float values[V];
 #pragma unroll
       for (int i = 0; i < V; ++i) values[i] = chain(@ARGUMENTS@);
@@ -141,6 +160,15 @@ __global__ void __launch_bounds__(ROW_THREADS * ROWS)
 """
 
 
+SHIFT_REGISTERS = 16
+"""Registers that shift the vectors of rows with edges: the words of two accesses, and their addresses."""
+
+
+def _may_have_edges(workload: Reduction) -> bool:
+    """Return whether rows may have edges: an operand has rows."""
+    return len(workload.whole_names) > 0
+
+
 class CudaRowReduction(CudaReduction):
     """Variant for every expression, size and type that reduces the columns of each row."""
 
@@ -153,7 +181,7 @@ class CudaRowReduction(CudaReduction):
 
     def default(self, workload: Reduction, device: Device) -> Config:
         """Return wide accesses, about 16 elements per thread, and two blocks per SM if rows allow it."""
-        vector = widest_vector(workload)
+        vector = widest_with_edges(workload) if _may_have_edges(workload) else widest_vector(workload)
         row_threads = next((t for t in (4, 8, 16, 32, 64, 128) if workload.cols <= 16 * t), 256)
         while row_threads > 4 and row_threads * vector >= 2 * workload.cols:
             row_threads //= 2
@@ -168,7 +196,8 @@ class CudaRowReduction(CudaReduction):
         """Return the rows of a block, and its part of a row or one access by all threads of a row."""
         part = config["row_threads"] * config["vector"]
         if config["split"] > 1:
-            part = ceil_div(_lines(workload, config["vector"]), config["split"]) * WARP * config["vector"]
+            lines = ceil_div(workload.cols // config["vector"], WARP)
+            part = ceil_div(lines, config["split"]) * WARP * config["vector"]
         return (
             Tiling(dimension="rows", extent=workload.rows, tile=config["rows"]),
             Tiling(dimension="cols", extent=workload.cols, tile=int(part)),
@@ -181,7 +210,8 @@ class CudaRowReduction(CudaReduction):
         part = np.where(split == 1, workload.cols, _lines(workload, vector) // split * WARP * vector)
         elements, size = 1.0 * rows * part, itemsize(workload.dtype)
         whole, exchanges = len(workload.whole_names), threads > WARP
-        adds = ceil_div(ceil_div(part, threads * vector), table["unroll"]) - 1.0
+        least = np.where(split == 1, least_vectors(workload, vector) * vector, part)
+        adds = ceil_div(ceil_div(least, threads * vector), table["unroll"]) - 1.0
         return Costs(
             # Some parts have one more warp access; the last one may have less.
             blocks=workload.rows / rows * np.minimum(split, workload.cols / part),
@@ -216,13 +246,16 @@ class CudaRowReduction(CudaReduction):
         of_element = expression_instructions(workload.tree) + 1 + converted(size) * loads
         exchanged, pitch = exchange(row_threads, threads, 1), workload.cols * size
         adjacent = np.where(row_threads * vector < workload.cols, row_threads, WARP)
+        edged, single = workload.cols % vector != 0, rows * edge_elements(workload, vector) / split
+        lines = whole * lines_of_access(edged, vector * size, adjacent) + weights * (1 + edged)
         return Execution(
             registers=ceil_div(loads * vector * unroll * size, 4) + vector + unroll + LOOP_REGISTERS,
-            instructions=accessed * vector / WARP * of_element
-            + threads / WARP * (PROLOGUE + STEP * turns * (1 + unroll / 4))
+            instructions=(accessed * vector + single) / WARP * of_element
+            + accessed / WARP * weights * shifted_instructions(edged, vector * size)
+            + threads / WARP * (PROLOGUE + EDGE_PROLOGUE * edged + STEP * turns * (1 + unroll / 4))
             + exchanged.instructions,
-            accesses=loads * accessed + exchanged.accesses,
-            passes=loads * accessed / WARP * l1_passes(adjacent, vector * size),
+            accesses=(loads + weights * edged) * accessed + loads * single + exchanged.accesses,
+            passes=accessed / WARP * lines * l1_passes(adjacent, vector * size),
             # Vectors stay in L1 for the next row.
             l2_bytes=whole * rows * sector_bytes(vectors * vector * size, pitch) + 32.0 * rows,
             # A second launch starts, and waits for the parts of a row.
@@ -233,19 +266,28 @@ class CudaRowReduction(CudaReduction):
 
     def source(self, workload: Reduction, config: Config) -> str:
         """Return the kernels of this expression."""
-        stored = (*workload.whole_names, *workload.vector_names)
+        edged = workload.cols % config["vector"] != 0
+        whole_names, vector_names = workload.whole_names, workload.vector_names
+        stored = whole_names if edged else (*whole_names, *vector_names)
+        of_columns = {name: f"each_{name}" for name in workload.column_names}
         element_texts = {name: f"to_float(held[n][{s}].at[i])" for s, name in enumerate(stored)}
-        element_texts |= {name: f"each_{name}" for name in workload.column_names}
-        rows = [f"{variable(name)} + row * cols" for name in workload.whole_names]
+        # With edges, weights are loaded where they are needed.
+        element_texts = {name: f"weights_{name}[i]" for name in vector_names} | element_texts | of_columns
+        single_texts = {name: f"to_float({variable(name)}[start + element])" for name in whole_names}
+        single_texts |= {name: f"to_float({variable(name)}[edges.before + element])" for name in vector_names}
+        offset = "start" if edged else "row * cols"
+        rows = [f"{variable(name)} + {offset}" for name in whole_names]
         text = filled(
-            KERNELS + END_ROWS,
+            kernels_for_rows(KERNELS + END_ROWS, workload, config),
             PARAMETERS=parameters(workload),
             LOAD_EACH="\n".join(
                 f"  const float each_{name} = row < rows ? to_float({variable(name)}[row]) : 0.0f;"
                 for name in workload.column_names
             ),
-            STORED=", ".join([*rows, *map(variable, workload.vector_names)]),
+            STORED=", ".join([*rows, *(map(variable, vector_names) if not edged else ())]),
+            LOAD_WEIGHTS="\n      ".join(map(_load_weights, vector_names)),
             ARGUMENTS=operands(workload, element_texts),
+            SINGLE=operands(workload, single_texts | of_columns),
         )
         return source(workload, text)
 
@@ -259,8 +301,15 @@ class CudaRowReduction(CudaReduction):
         turn = config["split"] * config["row_threads"] * config["vector"] * config["unroll"]
         # With many parts there are fewer iterations, but each part keeps some warp accesses.
         max_cols = max(2 * config["split"] + 1, SMALL // rows // line) * line
+        max_cols += workload.cols % config["vector"]  # the same edges
         cols = min(workload.cols, 2 * turn + workload.cols % turn, max_cols)
         return dataclasses.replace(workload, rows=rows, cols=cols)
+
+
+def _load_weights(name: str) -> str:
+    """Return the statements that load the elements of a vector operand at the columns of a row's vector."""
+    load = f"load_floats(Unaligned<In, V>{{{variable(name)}, at, cols}}, weights_{name});"
+    return f"float weights_{name}[V];\n      {load}"
 
 
 VARIANT = CudaRowReduction()

@@ -43,6 +43,7 @@ CASES = (
     ("rmsnorm/cuda_block", ""),
     ("layernorm/cuda_backward", ",direction=backward"),
     ("rmsnorm/cuda_backward", ",direction=backward"),
+    ("reduction/cuda_row", ",expression=alpha*x*r+b,vectors=b,columns=r,scalars=alpha,reduce=sum"),
 )
 """Variants in which threads share a row, and options of their workloads."""
 SPLIT_CASES = (
@@ -152,6 +153,7 @@ def test_vocabulary_is_right(key: str, options: str) -> None:
         ("softmax/cuda_split", "rows=2,cols=1031,dtype=f16,prologue=mask"),
         ("softmax/cuda_split_backward", "rows=3,cols=1029,dtype=bf16,direction=backward,log=true"),
         ("layernorm/cuda_split", "rows=2,cols=2055,dtype=bf16"),
+        ("reduction/cuda_row", "rows=3,cols=1031,dtype=f16,expression=x*b,vectors=b,reduce=max"),
     ],
 )
 def test_costs_are_floors_and_nothing_races(key: str, text: str, pytestconfig: pytest.Config) -> None:
@@ -178,6 +180,7 @@ SUMMED = {
     "vector": 4,
     "unroll": 1,
 }
+REDUCED = {"row_threads": 64, "rows": 1, "vector": 8, "unroll": 1, "split": 2}
 FAULTS = (
     # A vector beyond the end of the row.
     ("softmax/cuda_block", {"cache": "registers", **WIDE}, "cols - before) / V", "cols) / V"),
@@ -209,6 +212,8 @@ FAULTS = (
     ("layernorm/cuda_backward", SUMMED, "(LEADS ? lead<V>(part, cols) : 0)", "0"),
     ("layernorm/cuda_backward", SUMMED, "if (!there) of_row.edges = 0;", ""),
     ("layernorm/cuda_backward", SUMMED, "edge_sums.add(0, n, one_normal, one_g)", ""),
+    # Each block of a row has its edges.
+    ("reduction/cuda_row", REDUCED, "row < rows && blockIdx.y == 0", "row < rows"),
 )
 
 
@@ -216,10 +221,11 @@ FAULTS = (
 @pytest.mark.parametrize(("key", "config", "right", "wrong"), FAULTS)
 def test_planted_faults_are_found(key: str, config: dict[str, Any], right: str, wrong: str) -> None:
     options = ",direction=backward" if "backward" in key else ",prologue=mask" if "softmax" in key else ""
+    options = ",expression=square(x),reduce=sum" if config is REDUCED else options
     rows = 19 if config is SUMMED else 5
     workload = workload_of(key, f"rows={rows},cols={2051 if 'split' in key else 257},dtype=f16", options)
     inputs = workload.draw(np.random.default_rng(2))
-    if "layernorm" in key:
+    if "layernorm" in key or config is REDUCED:
         inputs["x"][:, [0, -1]] += np.float16(100)
     assert_fault_is_found(planted(cuda(key), right, wrong), workload, Config(config), inputs, sanitize=True)
 
@@ -271,6 +277,7 @@ def test_rows_without_edges_have_the_same_source_for_every_length() -> None:
         # Gradients of weights are stored one by one.
         (*CASES[8], "bf16", None, 3),
         (*CASES[9], "bf16", None, 2),
+        (*CASES[10], "bf16", None, 1),
         (*SPLIT_CASES[0], "bf16", 2, 0),
         (*SPLIT_CASES[1], "bf16", 4, 1),
         (*SPLIT_CASES[4], "bf16", 3, 1),
