@@ -163,6 +163,8 @@ def _layout(*tensors: Any) -> str:
 
 def _convolution_of(x: Any, w: Any, args: Arguments, **more: Any) -> str:
     """Return the workload of a convolution; one over a sequence has images and filters of height 1."""
+    if w.dim() == 5:
+        x, w, args = _of_images(x, w, args)
     if w.dim() not in (3, 4):
         raise _Unsupported(f"{w.dim() - 2}-dimensional")
     n, c, *image = _enlarged(x, w, args) if args["transposed"] else x.shape
@@ -175,6 +177,32 @@ def _convolution_of(x: Any, w: Any, args: Arguments, **more: Any) -> str:
     placed |= {"pad": pad if w.dim() == 4 else 0, "pad_w": pad_w}
     dtype = _dtype(x, w, tf32=torch.backends.cudnn.allow_tf32)
     return str(workload("conv2d", **sizes, **placed, dtype=dtype, layout=_layout(x, w), **more))
+
+
+def _of_images(x: Any, w: Any, args: Arguments) -> tuple[Any, Any, Arguments]:
+    """Return a convolution of volumes as the convolution of images that reads the same memory.
+
+    Filters that are as deep as the volumes see each depth as further channels, as in the patch embedding of a
+    video; filters of one element see the depth as further rows.
+
+    Raises:
+        _Unsupported: for other filters, groups, strides along the depth, or memory layouts.
+    """
+    depth, taps = x.shape[2], w.shape[2:]
+    along = {name: args[name] * 3 if len(args[name]) == 1 else args[name] for name in _PLACED}
+    if args["transposed"] or args["groups"] > 1 or not (x.is_contiguous() and w.is_contiguous()):
+        raise _Unsupported("3-dimensional, transposed, in groups or in another memory layout")
+    if taps[0] == depth and along["padding"][0] == 0 and (along["dilation"][0] == 1 or depth == 1):
+        kept = {name: list(values[1:]) for name, values in along.items()}
+        return x.flatten(1, 2), w.flatten(1, 2), {**args, **kept}
+    if set(taps) == set(along["stride"]) == {1} and set(along["padding"]) == {0}:
+        kept = {name: list(values[1:]) for name, values in along.items()}
+        return x.flatten(2, 3), w.flatten(2, 3), {**args, **kept}
+    raise _Unsupported("3-dimensional, with filters less deep than the volumes")
+
+
+_PLACED = ("stride", "padding", "dilation")
+"""Arguments of a convolution with a number for each axis of images or volumes."""
 
 
 def _enlarged(x: Any, w: Any, args: Arguments) -> tuple[int, ...]:
