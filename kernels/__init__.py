@@ -29,6 +29,7 @@ from tunebench._user_code import IMPORT_S, limited
 from tunebench.errors import InputError, UnknownName, describe_error
 from tunebench.variant import Variant
 from tunebench.workload import Workload
+from tunebench.workloads import forget as forget_operator
 from tunebench.workloads import operator_scope
 from tunebench.workloads import register as register_operator
 
@@ -46,6 +47,7 @@ __all__ = [
     "loaded_files",
     "module_name",
     "preload",
+    "replace_file",
     "variant",
     "variant_file_scope",
     "variants",
@@ -174,6 +176,26 @@ def load_file(path: str | Path) -> Variant[Any]:
     loaded: Variant[Any] = sys.modules[name].VARIANT
     _loaded[loaded.key] = loaded
     return loaded
+
+
+def replace_file(path: str | Path, operator: str) -> Variant[Any]:
+    """Import a user's file in place of those that were loaded for an operator before.
+
+    Args:
+        path: Python file that defines `VARIANT`, and its operator.
+        operator: Name of the operator.
+
+    Raises:
+        InputError: as `load_file`.
+    """
+    for key, former in [(k, v) for k, v in _loaded.items() if v.operator.operator == operator]:
+        file = file_of(former)
+        if file is not None and module_name(file) != module_name(path):
+            del _loaded[key]
+            sys.modules.pop(module_name(file), None)
+            _files[:] = [loaded for loaded in _files if loaded != file]
+            forget_operator(operator)
+    return load_file(path)
 
 
 def import_file(path: str | Path) -> None:

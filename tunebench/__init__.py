@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tunebench.errors import LookupMiss, TunebenchError
     from tunebench.explanation import Explanation, explain
     from tunebench.forecast import Prediction, predict, predict_all
+    from tunebench.own_kernel import InOut, Input, Output, Scratch, ceil_div
     from tunebench.tuning import (
         Plan,
         Report,
@@ -34,22 +35,30 @@ if TYPE_CHECKING:
         tune_from_profile,
         tune_suite,
     )
+    from tunebench.tuning.own_kernel import KernelResult, lookup_kernel, tune_kernel
     from tunebench.workloads import parse
 
 __all__ = [
     "Answer",
     "Device",
     "Explanation",
+    "InOut",
+    "Input",
+    "KernelResult",
     "LookupMiss",
+    "Output",
     "Plan",
     "Prediction",
     "Report",
+    "Scratch",
     "TunebenchError",
     "TuningSummary",
     "Unmeasured",
     "__version__",
+    "ceil_div",
     "explain",
     "lookup",
+    "lookup_kernel",
     "parse",
     "parse_size_range",
     "predict",
@@ -58,6 +67,7 @@ __all__ = [
     "tune",
     "tune_all",
     "tune_from_profile",
+    "tune_kernel",
     "tune_suite",
 ]
 
@@ -65,15 +75,22 @@ _HOME = {
     "Answer": "tunebench.answer",
     "Device": "tunebench.device",
     "Explanation": "tunebench.explanation",
+    "InOut": "tunebench.own_kernel",
+    "Input": "tunebench.own_kernel",
+    "KernelResult": "tunebench.tuning.own_kernel",
     "LookupMiss": "tunebench.errors",
+    "Output": "tunebench.own_kernel",
     "Plan": "tunebench.tuning",
     "Prediction": "tunebench.forecast",
     "Report": "tunebench.tuning",
+    "Scratch": "tunebench.own_kernel",
     "TunebenchError": "tunebench.errors",
     "TuningSummary": "tunebench.tuning",
     "Unmeasured": "tunebench.answer",
+    "ceil_div": "tunebench.variant",
     "explain": "tunebench.explanation",
     "lookup": "tunebench.answer",
+    "lookup_kernel": "tunebench.tuning.own_kernel",
     "parse": "tunebench.workloads",
     "parse_size_range": "tunebench.tuning",
     "predict": "tunebench.forecast",
@@ -82,6 +99,7 @@ _HOME = {
     "tune": "tunebench.tuning",
     "tune_all": "tunebench.tuning",
     "tune_from_profile": "tunebench.tuning",
+    "tune_kernel": "tunebench.tuning.own_kernel",
     "tune_suite": "tunebench.tuning",
 }
 

@@ -29,6 +29,7 @@ __all__ = [
     "Layer",
     "all_operators",
     "batches",
+    "forget",
     "operator",
     "operator_scope",
     "parse",
@@ -103,6 +104,15 @@ def register(module: ModuleType) -> type[Workload] | None:
         raise InputError(f"{module.__name__}: operator {cls.operator!r} exists already; choose another name")
     _registered[cls.operator] = cls
     return cls
+
+
+def forget(name: str) -> None:
+    """Remove an operator of a user's file, so that another file may define it.
+
+    Args:
+        name: Name of the operator.
+    """
+    _registered.pop(name, None)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,216 @@
+"""A user's kernel from a description: generated module, emulation, real tuning on the CPU, messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+
+import tunebench
+from tests.support import needs_compiler
+from tunebench import InOut, Input, Output, Plan, Scratch, ceil_div, kernels
+from tunebench.device import find
+from tunebench.emulate.emulator import emulate
+from tunebench.errors import InputError
+from tunebench.kernels import variant_file_scope
+from tunebench.own_kernel import UNVERIFIED, KernelDescription
+from tunebench.space import Config
+from tunebench.workloads import parse
+
+N = 1000
+VADD = """
+__global__ void vadd(const float* a, const float* b, float* c, int n) {
+  const int i = blockIdx.x * block + threadIdx.x;
+  if (i < n) c[i] = a[i] + b[i];
+}
+"""
+SCALE = """
+template <int THREADS>
+__global__ void scale(float* x, const int* index, float* sums, float* unused, float factor, int n) {
+  const int i = blockIdx.x * THREADS + threadIdx.x;
+  if (i < n) {
+    x[i] *= factor;
+    sums[i] = x[i] + index[i];
+  }
+}
+"""
+VADD_ARGS = {"a": Input((N,), "f32"), "b": Input((N,), "f32"), "c": Output((N,), "f32"), "n": N}
+VADD_CALL: dict[str, Any] = {
+    "args": VADD_ARGS,
+    "grid": lambda block: ceil_div(N, block),
+    "space": {"block": [64, 128]},
+    "reference": lambda a, b: a + b,
+}
+QUICK = Plan(trials=2, finalists=1, audit=0.0, baselines=False, workers=1)
+
+
+@pytest.fixture(autouse=True)
+def scope() -> Iterator[None]:
+    with variant_file_scope():
+        yield
+
+
+def load(source: Any, **described: Any) -> tuple[Any, Any]:
+    path, text = KernelDescription(source=source, **described).write()
+    variant = kernels.replace_file(path, text.partition(":")[0])
+    return parse(text), variant
+
+
+def test_workload_is_named_by_kernel_and_sizes() -> None:
+    workload, variant = load(VADD, **{**VADD_CALL, "grid": "ceil_div(n, block)"})
+    assert str(workload) == "vadd:n=1000"
+    assert variant.key == "vadd/cuda"
+    smaller = parse("vadd:n=300")
+    assert [tensor.shape for tensor in smaller.inputs()] == [(300,), (300,)]
+    assert smaller.traffic().total_bytes == 3 * 4 * 300
+    (launch,) = variant.launches(smaller, Config({"block": 64}))
+    assert (launch.grid, launch.block) == ((5, 1, 1), (64, 1, 1))
+
+
+def test_shapes_without_a_size_are_dimensions() -> None:
+    args = {"x": Input((8, 6), "f32"), "y": Output((8, 6), "f32"), "z": Output((6,), "f32")}
+    source = "__global__ void k(const float* x, float* y, float* z) {}"
+    workload, _ = load(source, args=args, grid=1, space={"block": [32, 64]})
+    assert str(workload) == "k:x=8x6,z=6"
+    with pytest.raises(InputError, match="must have 2 extents"):
+        parse("k:x=8,z=6")
+
+
+def test_any_change_of_the_description_is_a_new_revision() -> None:
+    workload, variant = load(VADD, **VADD_CALL)
+    again = load(VADD, **VADD_CALL)[1]
+    changed = [
+        load(VADD.replace("a[i] +", "b[i] +"), **VADD_CALL)[1],
+        load(VADD, **{**VADD_CALL, "reference": lambda a, b: b + a})[1],
+        load(VADD, **{**VADD_CALL, "space": {"block": [64, 256]}})[1],
+    ]
+    config = Config({"block": 64})
+    revisions = [v.revision(workload, config) for v in (variant, again, *changed)]
+    assert revisions[0] == revisions[1]
+    assert len(set(revisions)) == 4
+
+
+def test_costs_and_constraints_are_evaluated_by_configuration() -> None:
+    call = {**VADD_CALL, "space": {"block": [32, 64, 128], "work": [1, 2]}}
+    call["grid"] = lambda block, work: (ceil_div(N, block * work), 1)
+    call["constraints"] = ["block * work <= n", lambda block, work: block < 128 or work == 1]
+    source = VADD.replace("a[i]", "work * a[i]")
+    workload, variant = load(source, **call)
+    device = find("sm_90")
+    table = variant.configs(workload, device)
+    assert [tuple(table.config(row).values()) for row in range(len(table))] == [
+        (32, 1), (32, 2), (64, 1), (64, 2), (128, 1)
+    ]  # fmt: skip
+    costs = variant.costs(workload, table, device)
+    np.testing.assert_array_equal(costs.blocks, [32, 16, 16, 8, 8])
+    np.testing.assert_array_equal(costs.threads, [32, 32, 64, 64, 128])
+    assert "#define work 2\n" in variant.source(workload, Config({"block": 32, "work": 2}))
+
+
+@needs_compiler
+def test_changed_array_is_restored_and_its_result_is_verified() -> None:
+    index = np.arange(N, dtype=np.int32)
+    args = {
+        "x": InOut((N,), "f32"),
+        "index": Input(index),
+        "sums": Output((N,), "f32"),
+        "unused": Scratch((4,), "f32"),
+        "factor": 1.5,
+        "n": N,
+    }
+    reference = lambda x, index, factor: {"x": x * factor, "sums": x * factor + index}  # noqa: E731
+    call = {"args": args, "grid": "ceil_div(n, block)", "space": {"block": [64, 128]}, "reference": reference}
+    workload, variant = load(SCALE, name="scale<block>", **call)
+    inputs = workload.draw(np.random.default_rng(0))
+    np.testing.assert_array_equal(inputs["index"], index)
+    launches = variant.launches(workload, Config({"block": 64}))
+    assert [launch.entry for launch in launches] == ["tunebench_restore_4", "scale<64>"]
+    outputs = emulate(variant, workload, Config({"block": 64}), inputs)
+    exact = {name: np.asarray(value, np.float64) for name, value in inputs.items()}
+    for name, expected in workload.reference(exact).items():
+        np.testing.assert_allclose(outputs[name], expected.value, rtol=1e-6)
+    assert (
+        variant.costs(workload, variant.configs(workload, find("sm_90")), find("sm_90")).serial_launches == 2
+    )
+
+
+@needs_compiler
+def test_without_a_reference_the_default_configuration_is_compared() -> None:
+    workload, _ = load(VADD, **{**VADD_CALL, "reference": None})
+    inputs = workload.draw(np.random.default_rng(0))
+    exact = {name: np.asarray(value, np.float64) for name, value in inputs.items()}
+    np.testing.assert_array_equal(workload.reference(exact)["c"].value, inputs["a"] + inputs["b"])
+    assert UNVERIFIED in workload.tolerance().reason
+
+
+OFFSET = 2.0
+
+
+def saxpy(a: Any, x: Any, y: Any, block: Any, unrolled: Any) -> None:
+    """Add a scaled vector to another."""
+    for start in numba.prange((len(x) + block - 1) // block):
+        for i in range(start * block, min(len(x), (start + 1) * block)):
+            y[i] += a * x[i] + OFFSET
+
+
+@pytest.mark.slow
+def test_numba_function_is_tuned_resumed_and_looked_up(tmp_path: Path) -> None:
+    described: dict[str, Any] = {
+        "args": {"a": 0.5, "x": Input((N,), "f32"), "y": InOut((N,), "f32")},
+        "space": {"block": [64, 256], "unrolled": [0]},
+        "reference": lambda a, x, y: y + a * x + OFFSET,
+        "db": tmp_path / "results.db",
+    }
+    result = tunebench.tune_kernel(saxpy, plan=QUICK, **described)
+    assert result.how == "measured"
+    assert result.workload == "saxpy:x=1000"
+    assert result.best is not None
+    assert result.report.bound_us > 0
+    again = tunebench.tune_kernel(saxpy, plan=QUICK, **described)
+    assert again.report.cached == 2
+    answer = tunebench.lookup_kernel(saxpy, **described)
+    assert dict(answer.config) == again.best
+    assert answer.how == "measured here"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"grid": lambda blok: 1}, "argument of grid 'blok'. Did you mean 'block'"),
+        ({"name": "vad"}, "unknown kernel 'vad'. Did you mean 'vadd'"),
+        ({"source": "int x;"}, "no __global__ function"),
+        ({"source": "missing.cu"}, "missing.cu does not exist"),
+        ({"space": {"block": 64}}, "parameter block must be a list"),
+        ({"space": {"block": [64]}}, "single configuration"),
+        ({"space": {"width": [64, 128]}, "grid": 1}, "needs block"),
+        ({"grid": None}, "needs grid"),
+        ({"reference": lambda a, d: a}, "argument of reference 'd'"),
+        ({"reference": lambda a, b: (a + b)[:5]}, r"c of shape \(1000,\); got shape \(5,\)"),
+        ({"reference": lambda a, b: a @ b[:3]}, "reference raised ValueError"),
+        ({"args": {**VADD_ARGS, "a": Input((N,), "f64")}}, "type of argument a 'f64'"),
+        ({"args": {**VADD_ARGS, "a": Input((N,))}}, "argument a needs a type"),
+        ({"args": {**VADD_ARGS, "c": Input((N,), "f32")}}, "no Output or InOut"),
+        ({"args": {**VADD_ARGS, "a": Input((0,), "f32")}}, "argument a has extent 0"),
+        ({"args": {**VADD_ARGS, "block": 4}}, "block is an argument and a parameter"),
+        ({"args": {**VADD_ARGS, "n": "many"}}, "argument n must be Input, Output"),
+        ({"constraints": "n > 4"}, "constraint 1 uses no parameter"),
+        ({"default": {"blok": 64}}, "parameter in default 'blok'"),
+        ({"emulate": {"m": 64}}, "size in emulate 'm'"),
+        ({"referense": None}, "Did you mean 'reference'"),
+    ],
+)
+def test_mistake_is_named(change: dict[str, Any], message: str) -> None:
+    call = {"source": VADD, **VADD_CALL, **change}
+    with pytest.raises(InputError, match=message):
+        tunebench.tune_kernel(**call, arch="sm_90")
+
+
+def test_function_must_take_all_parameters() -> None:
+    with pytest.raises(InputError, match="takes unrolled, which is neither in args"):
+        load(
+            saxpy, args={"a": 0.5, "x": Input((N,), "f32"), "y": InOut((N,), "f32")}, space={"block": [1, 2]}
+        )

@@ -1,0 +1,196 @@
+"""Arguments of a user's kernel: arrays with their role, shape and type."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from tunebench.dtype import DType, numpy_dtype
+from tunebench.errors import InputError, UnknownName
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array
+
+__all__ = ["Argument", "InOut", "Input", "Output", "Scratch", "dtype_of", "value_range"]
+
+StoredType = Literal["f32", "f16", "bf16", "e4m3", "i8", "i32", "i64", "bool"]
+"""Types of arrays; kernels with arrays of 64-bit floats are not supported."""
+
+_TYPE_NAMES = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "e4m3",
+    "int8": "i8",
+    "int32": "i32",
+    "int64": "i64",
+    "float": "f32",
+    "int": "i32",
+}
+
+
+def dtype_of(dtype: Any, name: str) -> DType:
+    """Return a type by its name here, in NumPy or in C.
+
+    Args:
+        dtype: Such as ``"f32"``, ``"float32"`` or ``numpy.float32``.
+        name: Name of the argument, for messages.
+
+    Raises:
+        UnknownName: There is no such type.
+    """
+    text = getattr(dtype, "__name__", None) or str(dtype)
+    stored: Any = _TYPE_NAMES.get(text, text)
+    if stored not in get_args(StoredType):
+        raise UnknownName(f"type of argument {name}", text, get_args(StoredType))
+    return stored  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Array:
+    """An array argument: an array, or its shape and type.
+
+    Attributes:
+        shape: Extents: whole numbers, or expressions of whole-number arguments such as ``"2*n"``; or an
+            array.
+        dtype: Type of the elements; of an array, its own.
+    """
+
+    shape: Any
+    dtype: Any = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Input(_Array):
+    """An array that the kernel reads and does not write; without values it is drawn at random.
+
+    Attributes:
+        low: Smallest value to draw of an integer type; None is the smallest of the type.
+        high: Values drawn are below it; None is the largest of the type.
+        partly: Whether the kernel may leave elements unread; the array is then no part of the lower bound.
+    """
+
+    low: int | None = None
+    high: int | None = None
+    partly: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Output(_Array):
+    """An array of which the kernel writes every element, and reads none."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InOut(_Array):
+    """An array that the kernel changes. It is restored before every launch, and verified after it.
+
+    A copy restores it, and is a part of the measured time. The result is called by the name with `_out`.
+    """
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scratch(_Array):
+    """An array for intermediate values, whose contents are undefined before and after a launch."""
+
+
+Role = Literal["input", "output", "inout", "scratch", "size", "number"]
+"""`size` is a whole number, a dimension of the workload; `number` is a constant real number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """One argument as a generated operator declares it.
+
+    Attributes:
+        name: Its name.
+        role: What the kernel does with it.
+        dtype: Type of the elements; of a size, `i32` or `i64`.
+        shape: Extents of an array: a whole number, or an expression of sizes.
+        dimension: Dimension of the workload with its value (a size) or shape; None if `shape` has it.
+        value: A constant number.
+        file: File with the values of an array, in the folder of the generated module; None draws them.
+        low: As in `Input`.
+        high: As in `Input`.
+        partly: As in `Input`.
+    """
+
+    name: str
+    role: Role
+    dtype: DType
+    shape: tuple[int | str, ...] = ()
+    dimension: str | None = None
+    value: float | None = None
+    file: str | None = None
+    low: int | None = None
+    high: int | None = None
+    partly: bool = False
+
+    @property
+    def result(self) -> str:
+        """Name of the tensor with the result of an output or in-out array."""
+        return f"{self.name}_out" if self.role == "inout" else self.name
+
+    def written(self) -> str:
+        """Return the text of this argument in a generated module."""
+        given = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        }
+        return f"Argument({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+
+ROLES: Mapping[type[_Array], Role] = {
+    Input: "input",
+    Output: "output",
+    InOut: "inout",
+    Scratch: "scratch",
+}
+"""Role of each kind of array."""
+
+
+def value_range(argument: Argument) -> tuple[int, int] | None:
+    """Return the least value to draw and the one above the largest; None if any value may be drawn."""
+    if argument.low is None and argument.high is None:
+        return None
+    import numpy as np
+
+    limits = np.iinfo(numpy_dtype(argument.dtype))
+    low = int(limits.min) if argument.low is None else argument.low
+    high = int(limits.max) if argument.high is None else argument.high
+    return low, high
+
+
+def array_of(value: Any, name: str) -> tuple[Array | None, tuple[int | str, ...], DType]:
+    """Return the values (None if only described), the shape and the type of an array argument.
+
+    Raises:
+        InputError: Shape or type are missing or malformed.
+    """
+    shape = value.shape if isinstance(value, _Array) else value
+    dtype = value.dtype if isinstance(value, _Array) else None
+    if hasattr(shape, "dtype"):
+        import numpy as np
+
+        array = np.ascontiguousarray(shape)
+        if dtype is not None and dtype_of(dtype, name) != dtype_of(array.dtype, name):
+            raise InputError(f"argument {name} is an array of {array.dtype}, but declared as {dtype}")
+        return array, array.shape, dtype_of(array.dtype, name)
+    if dtype is None:
+        raise InputError(f"argument {name} needs a type, such as {type(value).__name__}({shape!r}, 'f32')")
+    extents = (shape,) if isinstance(shape, int | str) else tuple(shape)
+    extents = tuple(extent if isinstance(extent, str) else _extent(extent, name) for extent in extents)
+    if not extents:
+        raise InputError(f"argument {name} needs a shape with one extent or more; pass a number as it is")
+    return None, extents, dtype_of(dtype, name)
+
+
+def _extent(extent: Any, name: str) -> int:
+    if isinstance(extent, bool) or not hasattr(extent, "__index__") or extent.__index__() < 1:
+        raise InputError(
+            f"argument {name} has extent {extent!r}; each must be a whole number of 1 or more, or an "
+            "expression"
+        )
+    return int(extent)

@@ -1,0 +1,331 @@
+"""Variants of a user's kernel: CUDA C++, Numba on the CPU, Numba-CUDA; a generated module completes them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tunebench._lazy import np
+from tunebench.device import Device
+from tunebench.dtype import itemsize, numpy_dtype
+from tunebench.emulate.emulator import emulate
+from tunebench.errors import InputError, VariantError
+from tunebench.own_kernel.operator import OwnOperator
+from tunebench.space import Config, Constraint, Table, takes_config
+from tunebench.variant import (
+    Argument,
+    Costs,
+    CudaVariant,
+    GpuVariant,
+    Launch,
+    NumbaCpuVariant,
+    NumbaCudaVariant,
+    Scalar,
+    Variant,
+    ceil_div,
+)
+from tunebench.workload import Tensor
+
+if TYPE_CHECKING:
+    from tunebench.workload import Array
+
+__all__ = ["OwnCudaKernel", "OwnNumbaCudaKernel", "OwnNumbaKernel", "by_row"]
+
+RESTORE_THREADS = 256
+RESTORE = """
+extern "C" __global__ void tunebench_restore(const unsigned char* from, unsigned char* to, long long count) {
+  const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  if (i < count) reinterpret_cast<WORD*>(to)[i] = reinterpret_cast<const WORD*>(from)[i];
+}
+"""
+"""Kernel that copies an in-out array before the user's kernel changes the copy."""
+WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
+
+
+def by_row(holds: Callable[..., Any], names: tuple[str, ...]) -> Constraint:
+    """Return a constraint on columns that calls a function of single values for each row.
+
+    Args:
+        holds: Function of parameters, and of sizes of the workload.
+        names: Names of its arguments that are parameters.
+    """
+    sizes = tuple(name for name in inspect.signature(holds).parameters if name not in names)
+
+    @takes_config(*names)
+    def constraint(config: Mapping[str, Any], workload: Any) -> Any:
+        fixed = {name: workload.sizes[name] for name in sizes}
+        rows = zip(*(config[name].tolist() for name in names), strict=True)
+        return np.array([bool(holds(**dict(zip(names, row, strict=True)), **fixed)) for row in rows])
+
+    return constraint
+
+
+class OwnKernel(Variant[Any]):
+    """What generated variants have in common.
+
+    Attributes:
+        digest: Hash of the generated module.
+        given_default: The default configuration; None takes the first valid one.
+    """
+
+    digest: ClassVar[str]
+    given_default: ClassVar[Mapping[str, Any] | None] = None
+
+    def default(self, workload: OwnOperator, device: Device) -> Config:
+        """Return the given default, or the first valid configuration."""
+        if self.given_default is not None:
+            return self.space.check(self.given_default, workload=workload, device=device)
+        table = self.space.enumerate(workload=workload, device=device)
+        if not len(table):
+            raise VariantError(f"no configuration of {self.key} satisfies its constraints")
+        return table.config(0)
+
+    def scratch(self, workload: OwnOperator, config: Config) -> tuple[Tensor, ...]:
+        """Return the arrays for intermediate values."""
+        return workload.scratch()
+
+    def revision(self, workload: OwnOperator, config: Config) -> str:
+        """Return the hash of the generated module, which contains all that the user gave."""
+        return self.digest
+
+    def _default_config(self, workload: OwnOperator) -> Config:
+        """Return the default configuration for computing a reference, where no device is known."""
+        if self.given_default is not None:
+            return Config(self.given_default)
+        return self.space.enumerate(workload=workload, device=None).config(0)
+
+
+class OwnGpuKernel(OwnKernel, GpuVariant[Any]):
+    """What kernels on a grid of blocks have in common.
+
+    Attributes:
+        grid_of: Names of its arguments, and the function that returns the blocks in x, y, z.
+        block_of: The same for the threads of a block.
+        smem_of: The same for the dynamic shared memory of a block in bytes.
+        emulated_sizes: Sizes of the workload that is emulated where there is no GPU.
+    """
+
+    grid_of: ClassVar[tuple[tuple[str, ...], Callable[..., Any]]]
+    block_of: ClassVar[tuple[tuple[str, ...], Callable[..., Any]]]
+    smem_of: ClassVar[tuple[tuple[str, ...], Callable[..., Any]]]
+    emulated_sizes: ClassVar[Mapping[str, int]] = {}
+
+    def emulation_workload(self, workload: OwnOperator, config: Config) -> OwnOperator:
+        """Return the workload with the sizes that the user gave for emulation."""
+        names = {a.name: a.dimension or a.name for a in workload.kernel_arguments}
+        changed = workload.changed(**{names[name]: size for name, size in self.emulated_sizes.items()})
+        assert isinstance(changed, OwnOperator)
+        return changed
+
+    def _launch(self, workload: OwnOperator, config: Mapping[str, Any], entry: str) -> Launch:
+        grid = _extents(_evaluated(self.grid_of, workload, config), "grid")
+        block = _extents(_evaluated(self.block_of, workload, config), "block")
+        smem_bytes = int(_evaluated(self.smem_of, workload, config))
+        arguments = tuple(_passed(argument, workload) for argument in workload.kernel_arguments)
+        return Launch(entry=entry, grid=grid, block=block, arguments=arguments, smem_bytes=smem_bytes)
+
+    def costs(self, workload: OwnOperator, table: Table, device: Device) -> Costs:
+        """Return the blocks and threads; what the blocks do is unknown."""
+        grids = _column(self.grid_of, workload, table, "grid")
+        blocks = _column(self.block_of, workload, table, "block")
+        smem = _column(self.smem_of, workload, table, "smem_bytes")
+        restored = sum(argument.role == "inout" for argument in workload.kernel_arguments)
+        return Costs(
+            blocks=grids, full_blocks=0, threads=blocks, smem_bytes=smem, serial_launches=1 + restored
+        )
+
+
+def _evaluated(
+    function: tuple[tuple[str, ...], Callable[..., Any]], workload: OwnOperator, config: Mapping[str, Any]
+) -> Any:
+    names, call = function
+    values = {**workload.sizes, **config}
+    return call(**{name: values[name] for name in names})
+
+
+def _extents(value: Any, role: str) -> tuple[int, int, int]:
+    extents = tuple(value) if isinstance(value, tuple | list) else (value,)
+    whole = all(hasattr(extent, "__index__") and extent >= 1 for extent in extents)
+    if not whole or not 1 <= len(extents) <= 3:
+        raise VariantError(f"{role} must be one to three whole numbers of 1 or more, got {value!r}")
+    x, y, z = (*map(int, extents), 1, 1)[:3]
+    return x, y, z
+
+
+def _column(
+    function: tuple[tuple[str, ...], Callable[..., Any]], workload: OwnOperator, table: Table, role: str
+) -> Any:
+    """Return the product of the extents for each configuration; equal arguments are evaluated once."""
+    names = [name for name in function[0] if name in table.space.names]
+    products: dict[tuple[Any, ...], int] = {}
+
+    def product(row: tuple[Any, ...]) -> int:
+        if row not in products:
+            value = _evaluated(function, workload, dict(zip(names, row, strict=True)))
+            x, y, z = (int(value), 1, 1) if role == "smem_bytes" else _extents(value, role)
+            products[row] = x * y * z
+        return products[row]
+
+    if not names:
+        return float(product(()))
+    rows = zip(*(table[name].tolist() for name in names), strict=True)
+    return np.array([product(row) for row in rows], dtype=np.float64)
+
+
+def _passed(argument: Any, workload: OwnOperator) -> Argument:
+    if argument.role == "size":
+        return Scalar("long long" if argument.dtype == "i64" else "int", workload.sizes[argument.name])
+    if argument.role == "number":
+        return Scalar("float", argument.value)
+    return str(argument.result)
+
+
+class OwnCudaKernel(OwnGpuKernel, CudaVariant[Any]):
+    """A kernel in CUDA C++.
+
+    Attributes:
+        text: The source.
+        entry: The kernel, with its template arguments by name: ``vadd<block>``.
+    """
+
+    text: ClassVar[str]
+    entry: ClassVar[str]
+
+    def source(self, workload: OwnOperator, config: Config) -> str:
+        """Return the source after one `#define` for each parameter that is no template argument."""
+        template = set(re.findall(r"\w+", self.entry))
+        defines = "".join(
+            f"#define {name} {_cpp(value)}\n" for name, value in config.items() if name not in template
+        )
+        return f"{defines}{self.text}\n{self._restoring(workload)}"
+
+    def launches(self, workload: OwnOperator, config: Config) -> tuple[Launch, ...]:
+        """Return a copy for each in-out array, and the launch of the kernel."""
+        entry = re.sub(r"\w+", lambda name: _cpp(config.get(name[0], name[0])), self.entry)
+        copies = []
+        for argument in workload.kernel_arguments:
+            if argument.role == "inout":
+                shape = workload.shape_of(argument)
+                count = int(np.prod(shape))
+                copies.append(
+                    Launch(
+                        entry=f"tunebench_restore_{itemsize(argument.dtype)}",
+                        grid=(ceil_div(count, RESTORE_THREADS), 1, 1),
+                        block=(RESTORE_THREADS, 1, 1),
+                        arguments=(argument.name, argument.result, Scalar("long long", count)),
+                    )
+                )
+        return (*copies, self._launch(workload, config, entry))
+
+    def _restoring(self, workload: OwnOperator) -> str:
+        sizes = {itemsize(a.dtype) for a in workload.kernel_arguments if a.role == "inout"}
+        return "".join(
+            RESTORE.replace("WORD", WORDS[size]).replace("tunebench_restore", f"tunebench_restore_{size}")
+            for size in sorted(sizes)
+        )
+
+    def default_results(self, workload: OwnOperator, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Return the outputs of the default configuration, emulated on the host."""
+        return emulate(self, workload, self._default_config(workload), inputs)
+
+
+def _cpp(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+class OwnNumbaKernel(OwnKernel, NumbaCpuVariant[Any]):
+    """A Python function that Numba compiles for the CPU, with parameters and real numbers as constants.
+
+    Attributes:
+        function_of: Names of its constants, and a function of them that returns the kernel.
+        order: Names of the arguments of the kernel.
+    """
+
+    function_of: ClassVar[tuple[tuple[str, ...], Callable[..., Any]]]
+    order: ClassVar[tuple[str, ...]]
+
+    def kernel(self, workload: OwnOperator, config: Config) -> Callable[..., None]:
+        """Return the kernel; it copies arrays that it changes first."""
+        names, make = self.function_of
+        numbers = {a.name: a.value for a in workload.kernel_arguments if a.role == "number"}
+        values = {**numbers, **config}
+        return make(**{name: values[name] for name in names})  # type: ignore[no-any-return]
+
+    def arguments(self, workload: OwnOperator, config: Config) -> tuple[Argument, ...]:
+        """Return the arguments in the order of the function, after the originals of changed arrays."""
+        by_name = {argument.name: argument for argument in workload.kernel_arguments}
+        originals = [name for name in self.order if by_name[name].role == "inout"]
+        return (*originals, *(_passed_to_cpu(by_name[name], workload) for name in self.order))
+
+    def costs(self, workload: OwnOperator, table: Table, device: Device) -> Costs:
+        """Return no work but the compulsory bytes of the workload: what the function does is unknown."""
+        return Costs(blocks=1, full_blocks=0, threads=1)
+
+    def default_results(self, workload: OwnOperator, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Return the outputs of the default configuration, compiled without fast-math.
+
+        Raises:
+            InputError: An array has a type that Numba lacks on a CPU.
+        """
+        config = self._default_config(workload)
+        tensors = (*workload.outputs(), *workload.scratch())
+        narrow = {t.dtype for t in (*workload.inputs(), *tensors)} & {"f16", "bf16", "e4m3"}
+        if narrow:
+            raise InputError(f"{self.key} needs a reference: Numba computes no {narrow.pop()} on a CPU")
+        arrays = dict(inputs)
+        arrays |= {t.name: np.zeros(t.shape, numpy_dtype(t.dtype)) for t in tensors}
+        arguments = [
+            argument.number() if isinstance(argument, Scalar) else arrays[argument]
+            for argument in self.arguments(workload, config)
+        ]
+        _compiled(self, workload, config)(*arguments)
+        return {tensor.name: arrays[tensor.name] for tensor in workload.outputs()}
+
+
+@functools.lru_cache(maxsize=4)
+def _compiled(variant: OwnNumbaKernel, workload: OwnOperator, config: Config) -> Callable[..., None]:
+    """Return a configuration compiled at the first call; further input sets use it again."""
+    import numba
+
+    function: Callable[..., None] = numba.njit(variant.kernel(workload, config))
+    return function
+
+
+def _passed_to_cpu(argument: Any, workload: OwnOperator) -> Argument:
+    if argument.role == "size":
+        return Scalar("long long", workload.sizes[argument.name])
+    return str(argument.result)
+
+
+class OwnNumbaCudaKernel(OwnGpuKernel, NumbaCudaVariant[Any]):
+    """A Python function that Numba compiles for GPUs, with parameters and real numbers as constants."""
+
+    function_of: ClassVar[tuple[tuple[str, ...], Callable[..., Any]]]
+    order: ClassVar[tuple[str, ...]]
+
+    def kernel(self, workload: OwnOperator, config: Config) -> Callable[..., None]:
+        """Return the kernel."""
+        names, make = self.function_of
+        numbers = {a.name: a.value for a in workload.kernel_arguments if a.role == "number"}
+        values = {**numbers, **config}
+        return make(**{name: values[name] for name in names})  # type: ignore[no-any-return]
+
+    def launches(self, workload: OwnOperator, config: Config) -> tuple[Launch, ...]:
+        """Return the launch of the kernel."""
+        launch = self._launch(workload, config, "")
+        by_name = {argument.name: argument for argument in workload.kernel_arguments}
+        arguments = tuple(_passed(by_name[name], workload) for name in self.order)
+        return (Launch(grid=launch.grid, block=launch.block, arguments=arguments),)
+
+    def limits(self, workload: OwnOperator, device: Device) -> str | None:
+        """Return that arrays changed in place, and results without a reference, are not supported."""
+        if any(argument.role == "inout" for argument in workload.kernel_arguments):
+            return f"{self.key}: InOut is supported for CUDA C++ and for Numba on the CPU"
+        return None
+
+    def default_results(self, workload: OwnOperator, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Raise: Numba's simulator is too slow for a reference."""
+        raise InputError(f"{self.key} needs a reference")
