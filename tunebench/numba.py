@@ -1,6 +1,7 @@
 """Tuned kernels on NumPy arrays, and on CPU arrays of any library with DLPack.
 
-Each call runs the best known configuration for the workload on this processor, or a variant's default.
+Each call runs the best known configuration for the workload on this processor, or a variant's default. The
+best known may be a call of torch or NumPy.
 There is no fallback: a call that no kernel supports is an error. Results are new arrays, or `out`.
 
 >>> import numpy as np
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
 from tunebench.device import Device, local_cpu
-from tunebench.dispatch import CpuKernel, dispatcher, prefer
+from tunebench.dispatch import CpuKernel, LibraryKernel, dispatcher, prefer
 from tunebench.dispatch.watch import is_watched
 from tunebench.dtype import DType, numpy_dtype
 from tunebench.errors import InputError
@@ -225,7 +226,7 @@ def _serve(
         array.reshape(tensor.shape) if array.flags.c_contiguous and array.size == tensor.size else array
         for array, tensor in zip([*inputs, *results], made.kernel.tensors, strict=True)
     ]
-    assert isinstance(made.kernel, CpuKernel)
+    assert isinstance(made.kernel, CpuKernel | LibraryKernel)
     made.kernel(*arrays)
     return [results[0].reshape(out_shape), *results[1:]]
 

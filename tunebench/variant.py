@@ -1,8 +1,8 @@
 """Variants: one implementation of an operator, with its search space, costs, source and launch.
 
 A variant is one file that defines one subclass and one instance of it, named `VARIANT`. Its base class
-determines how it is compiled: `CudaVariant` (CUDA C++ through NVRTC), `NumbaCudaVariant` or
-`NumbaCpuVariant`. Importing a variant needs neither CUDA nor Numba.
+determines how it is compiled: `CudaVariant` (CUDA C++ through NVRTC), `NumbaCudaVariant`, `NumbaCpuVariant`,
+or not at all: `LibraryCpuVariant` calls a library. Importing a variant needs neither CUDA, Numba nor torch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from tunebench._command import command_line
@@ -42,6 +43,7 @@ __all__ = [
     "Execution",
     "Language",
     "Launch",
+    "LibraryCpuVariant",
     "NumbaCpuVariant",
     "NumbaCudaVariant",
     "NumbaVariant",
@@ -54,6 +56,7 @@ __all__ = [
     "dumped_tree",
     "exceeds_memory",
     "including_line",
+    "installed_version",
     "strip_comments",
     "unsuitable",
 ]
@@ -61,7 +64,7 @@ __all__ = [
 W = TypeVar("W", bound=Workload)
 OLDEST_CC = (7, 5)
 """Oldest compute capability that NVRTC and Numba-CUDA 13 compile for."""
-Language = Literal["cuda", "numba-cuda", "numba-cpu"]
+Language = Literal["cuda", "numba-cuda", "numba-cpu", "library-cpu"]
 
 
 def ceil_div(a: Any, b: Any) -> Any:
@@ -289,6 +292,8 @@ class Tiling:
 
 _RETURNS: dict[str, tuple[type, ...]] = {
     "arguments": (tuple,),
+    "call": (Callable,),  # type: ignore[dict-item]
+    "calls": (str,),
     "claims": (tuple,),
     "configs": (Table,),
     "costs": (Costs,),
@@ -298,6 +303,7 @@ _RETURNS: dict[str, tuple[type, ...]] = {
     "kernel": (Callable,),  # type: ignore[dict-item]
     "launches": (tuple,),
     "limits": (str, type(None)),
+    "package": (str,),
     "refuses": (str, type(None)),
     "revision": (str,),
     "scratch": (tuple,),
@@ -366,6 +372,8 @@ class Variant(ABC, Generic[W]):
         language: Language of the kernel; set by the base class.
         space: Its parameters and constraints.
         direction: The only direction of its operator that it computes, or None if there is no such limit.
+        is_predictable: Whether its costs predict its time. One that does not is used only where it, or a
+            comparable workload, was measured.
     """
 
     name: ClassVar[str]
@@ -373,6 +381,7 @@ class Variant(ABC, Generic[W]):
     language: ClassVar[Language]
     space: ClassVar[Space]
     direction: ClassVar[str | None] = None
+    is_predictable: ClassVar[bool] = True
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Wrap the methods of a subclass: check their results, and raise `VariantError` for any exception."""
@@ -399,7 +408,7 @@ class Variant(ABC, Generic[W]):
         """
         if type(workload) is not self.operator:
             return f"{self.key} does not implement {workload.operator}"
-        if device.kind != ("cpu" if self.language == "numba-cpu" else "gpu"):
+        if device.kind != ("cpu" if self.language in ("numba-cpu", "library-cpu") else "gpu"):
             return f"{self.key} does not run on a {device.kind}"
         if self.direction not in (None, getattr(workload, "direction", None)):
             return f"{self.key} supports direction={self.direction} only"
@@ -664,6 +673,65 @@ class NumbaCpuVariant(NumbaVariant[W]):
         return tuple(self.tensors(workload, config))
 
 
+class LibraryCpuVariant(Variant[W]):
+    """A variant that calls a library on the CPU; nothing is compiled."""
+
+    language = "library-cpu"
+    is_predictable = False
+
+    @abstractmethod
+    def package(self, config: Config) -> str:
+        """Return the distribution of the library, whose version is part of the revision.
+
+        Args:
+            config: Configuration of this variant's space.
+        """
+
+    @abstractmethod
+    def call(self, workload: W, config: Config, tensors: Mapping[str, Any]) -> Callable[[], object]:
+        """Return a function that computes the outputs from the inputs, as often as it is called.
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
+            tensors: Inputs and outputs by name, all arrays of NumPy or all tensors of torch; they are
+                contiguous and have the workload's types. The function writes into the outputs.
+
+        Raises:
+            InputError: The library does not compute the workload.
+        """
+
+    @abstractmethod
+    def calls(self, config: Config) -> str:
+        """Return the functions that a configuration calls, for its user.
+
+        Args:
+            config: Configuration of this variant's space.
+        """
+
+    def version(self, config: Config) -> str | None:
+        """Return the installed version of the library; None if it is not installed.
+
+        Args:
+            config: Configuration of this variant's space.
+        """
+        return installed_version(self.package(config))
+
+    def revision(self, workload: W, config: Config) -> str:
+        """Return a hash of the module's syntax tree, the configuration and the version of the library."""
+        library = f"{self.package(config)} {self.version(config)}"
+        return _digest(_syntax(type(self).__module__), str(config), library)
+
+
+@functools.cache
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed distribution; None if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
@@ -714,9 +782,9 @@ def dumped_tree(tree: ast.AST) -> str:
 
 
 def _kernel_modules(node: ast.ImportFrom) -> list[str]:
-    """Return the modules of `tunebench.kernels` that an import statement names."""
+    """Return the modules of `tunebench.kernels` and `tunebench.libraries` that an import statement names."""
     package = node.module or ""
-    if not package.startswith("tunebench.kernels."):
+    if not package.startswith(("tunebench.kernels.", "tunebench.libraries")):
         return []
     names = [package, *(f"{package}.{alias.name}" for alias in node.names)]
     return [name for name in names if name in sys.modules and not hasattr(sys.modules[name], "__path__")]

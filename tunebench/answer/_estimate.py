@@ -120,7 +120,7 @@ def predicted_answer(
         raise InputError(reason)
     refused, spaces = [], []
     for candidate in variants(workload):
-        if variant not in (None, candidate.key):
+        if variant not in (None, candidate.key) or not (candidate.is_predictable or variant):
             continue
         try:
             reason = candidate.refuses(workload, device)

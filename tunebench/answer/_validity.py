@@ -34,12 +34,25 @@ def reason_invalid(row: AnswerRow, target: LookupTarget, device: Callable[[], De
         device: Returns the description of that device; called only if the variant must be checked.
     """
     note = _marker(row, target) if _is_packaged(row.variant) else None
-    if note is not None and _read(note) == signature():
+    if note is None:
+        return check_variant(row, device)
+    state = _state(row.variant)
+    if _read(note) == state:
         return None
     reason = check_variant(row, device)
-    if reason is None and note is not None:
-        _write(note, signature())
+    if reason is None:
+        _write(note, state)
     return reason
+
+
+def _state(variant: str) -> str:
+    """Return a hash of what decides whether records of a variant of this package are valid."""
+    if not variant.endswith("/library_cpu"):
+        return signature()
+    from tunebench.variant import installed_version
+
+    versions = (str(installed_version(package)) for package in ("torch", "numpy"))
+    return hashlib.sha256(" ".join((signature(), *versions)).encode()).hexdigest()
 
 
 def check_variant(row: AnswerRow, device: Callable[[], Device]) -> str | None:

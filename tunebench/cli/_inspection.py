@@ -89,7 +89,9 @@ def _show_resources(choice: ChosenConfig, as_json: bool) -> None:
         spills = (
             "" if binary.resources.spill_bytes is None else f", {binary.resources.spill_bytes} bytes spilled"
         )
-        to.print(f"  {binary.target}: {binary.resources.code_bytes} bytes of code{spills}")
+        size = binary.resources.code_bytes
+        code = "a library, nothing is compiled" if size is None else f"{size} bytes of code"
+        to.print(f"  {binary.target}: {code}{spills}")
         for objection in data["objections"]:
             to.print(f"  {objection}", soft_wrap=True)
         for use in data["kernels"]:

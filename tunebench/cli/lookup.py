@@ -22,6 +22,8 @@ from tunebench.cli._output import emit
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tunebench.answer import Answer
+
 __all__ = ["command"]
 
 SERVER_S = 10.0
@@ -63,6 +65,8 @@ def command(
         to.print(f"{answer.workload} on {answer.device}")
         to.print(f"  variant  {answer.variant}")
         to.print(f"  config   {answer.config}", soft_wrap=True)
+        if answer.variant.rpartition("/")[2].startswith("library"):  # others need not be imported
+            to.print(f"  calls    {_functions(answer)}", soft_wrap=True)
         source: str = answer.how
         if answer.interval_us is not None:
             low_us, high_us = answer.interval_us
@@ -77,3 +81,15 @@ def command(
             to.print(f"  speedup over {name}: {ratio(versus.ratio)}x ({beats})")
 
     emit(as_json, answer.to_json(), render)
+
+
+def _functions(answer: Answer) -> str:
+    """Return the functions of a library that an answer calls."""
+    from tunebench.kernels import variant
+    from tunebench.variant import LibraryCpuVariant
+
+    library = variant(answer.variant)
+    assert isinstance(library, LibraryCpuVariant), library
+    return (
+        f"{library.calls(answer.config)} ({library.package(answer.config)} {library.version(answer.config)})"
+    )

@@ -14,7 +14,14 @@ from tunebench.compile.cache import BinaryCache
 from tunebench.device import Device
 from tunebench.errors import InputError, MissingDependency
 from tunebench.space import Config
-from tunebench.variant import CudaVariant, Language, NumbaCpuVariant, NumbaCudaVariant, Variant
+from tunebench.variant import (
+    CudaVariant,
+    Language,
+    LibraryCpuVariant,
+    NumbaCpuVariant,
+    NumbaCudaVariant,
+    Variant,
+)
 from tunebench.workload import Workload
 
 __all__ = ["Binary", "BinaryCache", "CompileError", "carried_key", "compile_config", "unavailable"]
@@ -44,10 +51,12 @@ def compile_config(
 
         key = key_numba_cpu(variant, workload, config)
         return cache.get_or_compile(key, lambda: compile_numba_cpu(variant, workload, config))
+    if isinstance(variant, LibraryCpuVariant):
+        return _of_library(variant, workload, config)
     if not isinstance(variant, CudaVariant | NumbaCudaVariant):
         raise InputError(
-            f"expected a subclass of CudaVariant, NumbaCudaVariant or NumbaCpuVariant, got {variant.key} "
-            f"({type(variant).__name__})"
+            "expected a subclass of CudaVariant, NumbaCudaVariant, NumbaCpuVariant or LibraryCpuVariant, got "
+            f"{variant.key} ({type(variant).__name__})"
         )
     binary = _carried(variant, workload, config, device)
     if binary is None:
@@ -56,6 +65,19 @@ def compile_config(
     smem_bytes = max(launch.smem_bytes for launch in variant.launches(workload, config))
     return dataclasses.replace(
         binary, resources=dataclasses.replace(binary.resources, dynamic_smem_bytes=smem_bytes)
+    )
+
+
+def _of_library(variant: LibraryCpuVariant[Any], workload: Workload, config: Config) -> Binary:
+    """Return a binary without machine code: the library has it."""
+    package, version = variant.package(config), variant.version(config)
+    if version is None:
+        raise InputError(f"{variant.key} with {config} needs {package}, which is not installed")
+    return Binary(
+        key=variant.revision(workload, config),
+        language="library-cpu",
+        target=f"{package} {version}",
+        payload=b"",
     )
 
 

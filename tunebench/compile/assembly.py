@@ -10,7 +10,7 @@ from tunebench.compile.cache import BinaryCache
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.space import Config
-from tunebench.variant import CudaVariant, NumbaCpuVariant, NumbaCudaVariant, Variant
+from tunebench.variant import CudaVariant, LibraryCpuVariant, NumbaCpuVariant, NumbaCudaVariant, Variant
 from tunebench.workload import Workload
 
 __all__ = ["machine_code", "ptx"]
@@ -29,6 +29,7 @@ def machine_code(
         cache: Binaries that are compiled already.
 
     Raises:
+        InputError: The variant calls a library.
         MissingDependency: A GPU binary needs a disassembler, and none is installed.
         CompileError: The compiler or the disassembler failed.
     """
@@ -36,6 +37,8 @@ def machine_code(
         from tunebench.compile.numba_cpu import assembly_of_numba_cpu
 
         return assembly_of_numba_cpu(variant, workload, config)
+    if isinstance(variant, LibraryCpuVariant):
+        raise InputError(f"{variant.key} has no machine code of its own: it calls {variant.calls(config)}")
     return sass(compile_config(variant, workload, config, device, cache).payload)
 
 

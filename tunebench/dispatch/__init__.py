@@ -11,7 +11,7 @@ from tunebench._deprecation import renamed
 from tunebench.dispatch._preference import PREFERENCES, Preference, prefer, preference, set_preference
 from tunebench.dispatch.binding import bind
 from tunebench.dispatch.choice import Dispatcher, KernelChoice, choose, dispatcher
-from tunebench.dispatch.cpu import CpuKernel
+from tunebench.dispatch.cpu import CpuKernel, LibraryKernel
 from tunebench.dispatch.freshness import forget
 from tunebench.dispatch.gpu import GpuKernel
 from tunebench.dispatch.kernel import BoundKernel
@@ -25,6 +25,7 @@ __all__ = [
     "Dispatcher",
     "GpuKernel",
     "KernelChoice",
+    "LibraryKernel",
     "Preference",
     "bind",
     "choose",

@@ -6,12 +6,12 @@ from typing import Any
 
 from tunebench.compile import compile_config
 from tunebench.device import Device
-from tunebench.dispatch.cpu import bind_cpu
+from tunebench.dispatch.cpu import LibraryKernel, bind_cpu
 from tunebench.dispatch.gpu import GpuKernel
 from tunebench.dispatch.kernel import BoundKernel, cache
 from tunebench.errors import InputError
 from tunebench.space import Config
-from tunebench.variant import GpuVariant, NumbaCpuVariant, Variant
+from tunebench.variant import GpuVariant, LibraryCpuVariant, NumbaCpuVariant, Variant
 from tunebench.workload import Workload
 
 __all__ = ["bind"]
@@ -41,7 +41,11 @@ def bind(
     valid = variant.space.check(config, workload=workload, device=device)
     if isinstance(variant, NumbaCpuVariant):
         return bind_cpu(workload, variant, valid)
+    if isinstance(variant, LibraryCpuVariant):
+        return LibraryKernel(workload, variant, valid)
     if isinstance(variant, GpuVariant):
         binary = compile_config(variant, workload, valid, device, cache())
         return GpuKernel(workload, variant, valid, binary, ordinal)
-    raise InputError(f"{variant.key} must derive from CudaVariant, NumbaCudaVariant or NumbaCpuVariant")
+    raise InputError(
+        f"{variant.key} must derive from CudaVariant, NumbaCudaVariant, NumbaCpuVariant or LibraryCpuVariant"
+    )

@@ -1,4 +1,4 @@
-"""Numba kernels on CPUs, called without Numba's dispatcher."""
+"""Kernels on CPUs: those of Numba, called without its dispatcher, and calls of libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tunebench.dispatch.kernel import BoundKernel, cache
 from tunebench.dtype import bits_dtype, numpy_dtype
 from tunebench.errors import InputError
 from tunebench.space import Config
-from tunebench.variant import NumbaCpuVariant, Scalar
+from tunebench.variant import LibraryCpuVariant, NumbaCpuVariant, Scalar
 from tunebench.workload import Tensor, Workload
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["CpuKernel", "bind_cpu", "forked"]
+__all__ = ["CpuKernel", "LibraryKernel", "bind_cpu", "forked"]
 
 Entry = Callable[..., None]
 
@@ -106,6 +106,48 @@ class CpuKernel(BoundKernel):
         """
         self._count(len(arrays))
         self.run(*(_checked(tensor, array) for tensor, array in zip(self.tensors, arrays, strict=True)))
+
+
+class LibraryKernel(BoundKernel):
+    """A call of a library, on NumPy arrays or on dense tensors of torch in the order of their memory.
+
+    Args:
+        workload: The workload.
+        variant: The variant.
+        config: Its configuration.
+
+    Raises:
+        InputError: The library of the configuration is not installed.
+    """
+
+    def __init__(self, workload: Workload, variant: LibraryCpuVariant[Any], config: Config) -> None:
+        super().__init__(workload, variant, config)
+        if variant.version(config) is None:
+            raise InputError(f"{variant.package(config)} is not installed")
+        self._call = functools.partial(variant.call, workload, config)
+        self._names = tuple(tensor.name for tensor in self.tensors)
+
+    def run(self, *tensors: Any, **options: Any) -> None:
+        """Run on valid arrays or tensors of the workload's types, and numbers for tensors without a shape."""
+        self._call(dict(zip(self._names, tensors, strict=True)))()
+
+    def __call__(self, *arrays: Array | float) -> None:
+        """Run on C-contiguous arrays of the workload's dtypes; 16-bit floats may also be passed as uint16.
+
+        Args:
+            arrays: Inputs, then outputs.
+
+        Raises:
+            InputError: if an array differs from its tensor; the message names it.
+        """
+        self._count(len(arrays))
+        pairs = zip(self.tensors, arrays, strict=True)
+        self.run(*(_typed(tensor, _checked(tensor, array)) for tensor, array in pairs))
+
+
+def _typed(tensor: Tensor, array: Any) -> Any:
+    """Return an array of `_checked` with the type of its tensor."""
+    return array.view(numpy_dtype(tensor.dtype)) if tensor.shape else array
 
 
 def _number(scalar: Scalar) -> Any:

@@ -146,9 +146,13 @@ def best_space(spaces: Iterable[PredictedSpace]) -> PredictedSpace:
     """Return the space whose row to use unmeasured has the lowest predicted time, the first of equal ones.
 
     Args:
-        spaces: Spaces of variants of one workload and device, at least one.
+        spaces: Spaces of variants of one workload and device, at least one. Those that cannot be predicted
+            are used only if there is no other.
     """
-    return min(spaces, key=lambda space: space.predicted_us(space.unmeasured()))
+    return min(
+        spaces,
+        key=lambda space: (not space.variant.is_predictable, space.predicted_us(space.unmeasured())),
+    )
 
 
 def fastest_variant(
@@ -169,6 +173,8 @@ def fastest_variant(
     for variant in variants(workload):
         if best_us <= least:
             break
+        if not variant.is_predictable:
+            continue
         try:
             refused = variant.refuses(workload, device) is not None
             space = None if refused else predicted_space(variant, workload, device, cache)

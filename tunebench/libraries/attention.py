@@ -5,9 +5,10 @@ from __future__ import annotations
 from tunebench.libraries import LibraryCall, Tensors, single
 from tunebench.libraries import _attention_backward as backward
 from tunebench.libraries import _attention_forward as forward
+from tunebench.libraries._attention_mask import torch_mask
 from tunebench.workloads.operators.attention import Attention
 
-__all__ = ["numpy_call", "torch_calls"]
+__all__ = ["numpy_call", "torch_calls", "torch_mask"]
 
 
 def numpy_call(workload: Attention, inputs: Tensors) -> LibraryCall:

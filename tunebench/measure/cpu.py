@@ -1,11 +1,12 @@
-"""Runner of Numba CPU variants on this machine's processor."""
+"""Runner of the variants of this machine's processor."""
 
 from __future__ import annotations
 
+import functools
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunebench._host import cores
@@ -17,13 +18,13 @@ from tunebench.dtype import bits_of
 from tunebench.measure.arena import SlotArena
 from tunebench.measure.judged import JudgedLaunches
 from tunebench.measure.machine import MachineState, RunTimes, ThreadClocks, keep_freed_memory
-from tunebench.measure.runner import Runner, coverage, judge
+from tunebench.measure.runner import Runner, coverage, judge, versions
 from tunebench.measure.timed_launches import TimedLaunches
 from tunebench.measure.timing import Protocol, collect
 from tunebench.measure.verify import GuardedArray, InputSet, OutputCheck
 from tunebench.outcome import Effort, Outcome, Verification, WrongResult
 from tunebench.task import Task
-from tunebench.variant import NumbaCpuVariant, Scalar
+from tunebench.variant import LibraryCpuVariant, NumbaCpuVariant, Scalar
 
 if TYPE_CHECKING:
     from tunebench.workload import Array
@@ -136,6 +137,20 @@ class _HostMemory:
         return None
 
 
+Binder = Callable[[Mapping[str, "Array"]], Callable[[], object]]
+"""Returns the launch of a configuration on arrays by name: inputs, outputs and scratch."""
+
+
+def _binder(task: Task, binary: Binary) -> Binder:
+    """Load a configuration."""
+    workload, variant, config = task.workload, task.variant, task.config
+    if isinstance(variant, LibraryCpuVariant):
+        return functools.partial(variant.call, workload, config)
+    assert isinstance(variant, NumbaCpuVariant), variant
+    kernel, names = load_numba_cpu(binary, variant, workload, config), variant.arguments(workload, config)
+    return lambda arrays: functools.partial(kernel, *(kernel_argument(name, arrays) for name in names))
+
+
 class CpuRunner(Runner):
     """Verification on the full workload, then timing with a monotonic clock, of verified launches.
 
@@ -154,15 +169,13 @@ class CpuRunner(Runner):
     def run(self, task: Task, binary: Binary, abort_above_us: float | None) -> tuple[Outcome, Effort]:
         """Verify and time one configuration."""
         start = time.perf_counter()
-        workload, variant = task.workload, task.variant
-        assert isinstance(variant, NumbaCpuVariant), variant
-        kernel = load_numba_cpu(binary, variant, workload, task.config)
-        inputs = self.input_set(workload, task.seed)
+        bind = _binder(task, binary)
+        inputs = self.input_set(task.workload, task.seed)
         first = self.first_inputs(inputs)
         check, memory = self.check(first), _HostMemory(task, first)
-        arguments = [kernel_argument(a, memory.arrays) for a in variant.arguments(workload, task.config)]
+        launch = bind(memory.arrays)
         with np.errstate(all="ignore"):  # extreme inputs lead to infinities and NaN
-            kernel(*arguments)
+            launch()
         worst, wrong = _verify(memory, first, check)
         threads = threading.active_count()  # the kernel may keep those that it started at its first launch
         if wrong is not None:
@@ -175,7 +188,7 @@ class CpuRunner(Runner):
 
         def sample_us() -> float:
             memory.poison()
-            return self._stopwatch.time_us(lambda: kernel(*arguments))
+            return self._stopwatch.time_us(launch)
 
         self._machine.begin()
         self._stopwatch.begin()
@@ -213,11 +226,8 @@ class CpuRunner(Runner):
 
     def judged(self, task: Task, binary: Binary) -> JudgedLaunches:
         """Return the launches of one configuration for a judge, in memory of the judge."""
-        assert isinstance(task.variant, NumbaCpuVariant), task.variant
-        kernel = load_numba_cpu(binary, task.variant, task.workload, task.config)
-        arguments = task.variant.arguments(task.workload, task.config)
         warm = self.protocol.cache == "warm"
-        return _HostLaunches(task, kernel, arguments, self._stopwatch, self._machine, warm=warm)
+        return _HostLaunches(task, _binder(task, binary), self._stopwatch, self._machine, warm=warm)
 
     def conditions(self) -> Mapping[str, Any]:
         """Return the versions of the compilers and libraries in use."""
@@ -230,14 +240,13 @@ class _HostLaunches:
     def __init__(
         self,
         task: Task,
-        kernel: Callable[..., None],
-        names: Sequence[str | Scalar],
+        bind: Binder,
         stopwatch: CpuTimer,
         machine: MachineState,
         *,
         warm: bool,
     ) -> None:
-        self._kernel, self._names, self._warm = kernel, names, warm
+        self._bind, self._warm = bind, warm
         self._stopwatch, self._machine = stopwatch, machine
         scratch = task.variant.scratch(task.workload, task.config)
         self._scratch = {tensor.name: GuardedArray(tensor) for tensor in scratch}
@@ -247,10 +256,10 @@ class _HostLaunches:
         """Prepare the arguments of a launch on each slot."""
         self._arena = arena
         scratch = {name: guarded.array for name, guarded in self._scratch.items()}
-        self._arguments = []
-        for slot in range(arena.slots):
-            arrays = {**arena.inputs(slot), **arena.outputs(slot), **scratch}
-            self._arguments.append([kernel_argument(name, arrays) for name in self._names])
+        self._launches = [
+            self._bind({**arena.inputs(slot), **arena.outputs(slot), **scratch})
+            for slot in range(arena.slots)
+        ]
         self._machine.begin()
         self._stopwatch.begin()
 
@@ -260,7 +269,7 @@ class _HostLaunches:
             if repeat:
                 self._arena.poison(slot)
             with np.errstate(all="ignore"):  # extreme inputs lead to infinities and NaN
-                self._kernel(*self._arguments[slot])
+                self._launches[slot]()
 
     def time_us(self, slot: int) -> float:
         """Call the kernel and return its time; the judge flushed the caches, or this process fills them."""
@@ -270,8 +279,7 @@ class _HostLaunches:
             guarded.poison()
         if self._warm:
             self._arena.bytes_of(slot).view(np.uint64).max()
-        kernel, arguments = self._kernel, self._arguments[slot]
-        return self._stopwatch.time_us(lambda: kernel(*arguments), flush=False)
+        return self._stopwatch.time_us(self._launches[slot], flush=False)
 
     def finish(self) -> tuple[str | None, Mapping[str, Any]]:
         """Return whether the kernel misused scratch or left threads, and the state of the machine."""
@@ -304,6 +312,7 @@ def _conditions() -> Mapping[str, Any]:
         "numba": numba.__version__,
         "llvmlite": llvmlite.__version__,
         "numpy": np.__version__,
+        **versions("torch"),
         "threads": numba.get_num_threads(),
     }
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tunebench.device import Device, local_cpu, local_gpus
-from tunebench.dispatch import BoundKernel
+from tunebench.dispatch import BoundKernel, LibraryKernel
 from tunebench.dtype import DType
 from tunebench.workload import Workload
 
@@ -62,8 +62,12 @@ def launch(kernel: BoundKernel, tensors: Sequence[Any]) -> None:
     if first.is_cuda:
         _launch_on_gpu(kernel, tensors, first.device)
         return
+    pairs = zip(tensors, kernel.tensors, strict=True)
+    if isinstance(kernel, LibraryKernel):
+        kernel.run(*[_dense(tensor, spec.shape) for tensor, spec in pairs])
+        return
     _use_threads_of_torch(kernel)
-    kernel.run(*[_array(tensor, spec.shape) for tensor, spec in zip(tensors, kernel.tensors, strict=True)])
+    kernel.run(*[_array(tensor, spec.shape) for tensor, spec in pairs])
 
 
 _threads = threading.local()
@@ -108,6 +112,17 @@ def _array(tensor: Any, shape: tuple[int, ...]) -> Any:
     if not array.flags.c_contiguous:  # dense in another order: a transposed matrix, or channels last
         array = array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
     return array.reshape(shape)
+
+
+def _dense(tensor: Any, shape: tuple[int, ...]) -> Any:
+    """Return a tensor in memory order without its history; a number for one without a shape."""
+    if not shape:
+        return float(tensor)
+    tensor = tensor.detach()
+    if not tensor.is_contiguous():  # dense in another order: a transposed matrix, or channels last
+        strides = tensor.stride()
+        tensor = tensor.permute(sorted(range(tensor.ndim), key=lambda axis: -strides[axis]))
+    return tensor.reshape(shape)
 
 
 ACCESS_BYTES = 16

@@ -47,7 +47,7 @@ class Plan:
             trials.
         finalists: Number of fastest configurations to time again at the end, next to the defaults of their
             variants.
-        baselines: Whether to time the baselines at the end.
+        baselines: Whether libraries are searched like variants, and timed as baselines at the end.
         warm: Whether to warm-start from records of other devices and of related workloads. The `random`
             sampler ignores them, except for the learned pruner.
         learned_pruner: Whether to postpone configurations that are unlikely to win while others are open.

@@ -20,7 +20,7 @@ from tunebench.measure.processor import with_measured_rates
 from tunebench.outcome import CacheState
 from tunebench.search.sampler import Prospects
 from tunebench.space import Config
-from tunebench.variant import Variant, exceeds_memory, unsuitable
+from tunebench.variant import LibraryCpuVariant, Variant, exceeds_memory, unsuitable
 from tunebench.workload import Workload
 
 __all__ = [
@@ -101,6 +101,7 @@ def find_variants(
     *,
     cache: CacheState = "cold",
     compilable: bool = True,
+    libraries: bool = True,
 ) -> tuple[list[TunableVariant], dict[str, str]]:
     """Return the variants that support `workload` on `device`, and why the others do not.
 
@@ -110,9 +111,10 @@ def find_variants(
         names: Names or keys of the variants to consider; empty considers all of the operator.
         cache: Cache state of the bounds.
         compilable: Whether to skip variants whose compiler is not installed here.
+        libraries: Whether to consider variants that call a library even if they are not named.
 
     Returns:
-        The variants, and the reason for each skipped one by its key.
+        The variants, those that call a library last, and the reason for each skipped one by its key.
 
     Raises:
         UnknownName: if a name is of no variant of the operator.
@@ -127,7 +129,11 @@ def find_variants(
     for name in names:
         if name not in by_key and f"{workload.operator}/{name}" not in by_key:
             raise UnknownName(f"variant of {workload.operator}", name, (v.name for v in by_key.values()))
-    chosen = [v for v in by_key.values() if not names or v.name in names or v.key in names]
+    calls = [v for v in by_key.values() if isinstance(v, LibraryCpuVariant)]
+    kernels = [v for v in by_key.values() if v not in calls]
+    chosen = [v for v in (*kernels, *calls) if v.name in names or v.key in names]
+    if not names:
+        chosen = [*kernels, *(calls if libraries else [])]
     tunables: list[TunableVariant] = []
     skipped: dict[str, str] = {}
     failure: type[InputError] = InputError

@@ -60,7 +60,12 @@ class WeightedWorkload:
         if self.variants:
             return
         self.variants, self.skipped = find_variants(
-            self.workload, target.device, names, cache=plan.protocol.cache, compilable=compilable
+            self.workload,
+            target.device,
+            names,
+            cache=plan.protocol.cache,
+            compilable=compilable,
+            libraries=plan.baselines,
         )
 
     @property

@@ -1,0 +1,44 @@
+"""gated_gemm by libraries of the processor: two products, and the product of their elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tunebench.kernels.common.library_cpu import NUMPY, TORCH, LibraryCpu, LibraryProgram
+from tunebench.kernels.common.onednn import computes, post_operation
+from tunebench.libraries import Tensors
+from tunebench.workloads.operators.gated_gemm import GatedGemm
+
+
+def _onednn(workload: GatedGemm, t: Tensors) -> Callable[[], object]:
+    """Return two linear layers, one of them with its activation."""
+    import torch
+
+    post = post_operation(workload.activation)
+    assert post is not None, workload
+    linear = torch.ops.mkldnn._linear_pointwise.default
+    a, c = t["a"], t["c"]
+    gate, up = (t[name].transpose(0, 1) if workload.trans == "nn" else t[name] for name in ("b_gate", "b_up"))
+    return lambda: torch.mul(linear(a, gate, None, *post), linear(a, up, None, "none", [], ""), out=c)
+
+
+def _is_linear(workload: GatedGemm) -> bool:
+    return workload.dtype != "bf16" and computes(workload) and post_operation(workload.activation) is not None
+
+
+class LibraryGatedGemm(LibraryCpu[GatedGemm]):
+    """Gated layers by torch, oneDNN and NumPy's BLAS."""
+
+    operator = GatedGemm
+    programs = {
+        "torch": TORCH,
+        "onednn": LibraryProgram("torch", _onednn, "torch.ops.mkldnn._linear_pointwise", _is_linear),
+        "numpy": NUMPY,
+    }
+
+    def least_fma(self, workload: GatedGemm) -> float:
+        """Return those of f32; 16-bit types have faster instructions."""
+        return 2.0 * workload.m * workload.n * workload.k * (workload.dtype == "f32")
+
+
+VARIANT = LibraryGatedGemm()
