@@ -19,6 +19,7 @@ from tunebench.dtype import numpy_dtype
 from tunebench.measure.verify import draw, draw_stress, worst_error
 from tunebench.workload import Workload
 from tunebench.workloads import parse
+from tunebench.workloads.operators.scaled_gemm import unpacked
 
 Arrays = Mapping[str, Any]
 Kernel = Callable[[Any, Arrays], dict[str, Any]]
@@ -154,6 +155,19 @@ def grouped(multiply: Callable[[Any, Any], Any]) -> Kernel:
 
 def gated(multiply: Callable[[Any, Any], Any], gate: Callable[[Any], Any]) -> Kernel:
     return lambda w, t: {"c": gate(multiply(t["a"], t["b_gate"])) * multiply(t["a"], t["b_up"])}
+
+
+def scaled(multiply: Callable[[Any, Any], Any], scales: Callable[[Any], Any] = F32) -> Kernel:
+    """Return a product of quantised matrices, whose elements are scaled in f32."""
+
+    def kernel(w: Any, t: Arrays) -> dict[str, Any]:
+        a = t["a"].astype(F32)
+        if w.is_quantized:
+            a = a * w.spread(scales(t["scale_a"]), of_b=False)
+        weights = unpacked(t["b"].astype(F32)) if w.weight == "i4" else t["b"].astype(F32)
+        return {"c": multiply(a, (weights * w.spread(scales(t["scale_b"]), of_b=True)).T)}
+
+    return kernel
 
 
 def silu(x: Any) -> Any:
@@ -479,6 +493,16 @@ BROKEN = (
     BrokenKernel("factors rounded to bf16", "gemm:m=32,n=32,k=4096,dtype=tf32", gemm(product(as_type(BF16)))),
     BrokenKernel(
         "factors rounded to tf32", "grouped_gemm:groups=3,m=48,n=32,k=4096,dtype=f32", grouped(product(tf32))
+    ),
+    BrokenKernel(
+        "scales rounded to bf16",
+        "scaled_gemm:m=32,n=32,k=4096,dtype=i8,out=f32",
+        scaled(product(F32), as_type(BF16)),
+    ),
+    BrokenKernel(
+        "factors rounded to bf16",
+        "scaled_gemm:m=32,n=32,k=4096,dtype=f32,weight=i4,scales=group",
+        scaled(product(as_type(BF16))),
     ),
     BrokenKernel(
         "gate x exp(x) / (1 + exp(x))",
