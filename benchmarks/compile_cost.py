@@ -30,7 +30,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -60,7 +60,7 @@ STEPS = ("inference", "training")
 WINNERS = 3
 """Workloads of a model that the tuned database has as faster than torch."""
 
-PRELOADED = ["torch._dynamo", "torch._inductor.compile_fx", "benchmarks.torch_models"]
+PRELOADED = ("torch._dynamo", "torch._inductor.compile_fx", "benchmarks.torch_models")
 """Modules that every process has imported before its clock starts."""
 
 Way = Literal["torch.compile", "empty", "tuned"]
@@ -236,8 +236,22 @@ def _record(database: str, text: str) -> None:
 # -- processes ---------------------------------------------------------------------------------------------
 
 
-def in_process(folder: Path, way: Way, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in a new process, with the caches and the database of a way to compile."""
+def in_process(
+    folder: Path,
+    way: Way,
+    function: Callable[..., Any],
+    *arguments: Any,
+    preloaded: Sequence[str] = PRELOADED,
+) -> Any:
+    """Call a function in a new process, with the caches and the database of a way to compile.
+
+    Args:
+        folder: Folder of all caches and databases.
+        way: The way to compile.
+        function: The function.
+        arguments: Its arguments.
+        preloaded: Modules that are imported before; the first call decides.
+    """
     cache, database = ("torch", "none") if way == "torch.compile" else (way, way)
     settings = {
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/{cache}/inductor",
@@ -245,7 +259,7 @@ def in_process(folder: Path, way: Way, function: Callable[..., Any], *arguments:
         "TUNEBENCH_DB": f"{folder}/{database}.db",
     }
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload(list(preloaded))
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(sender, settings, function, arguments))
     process.start()

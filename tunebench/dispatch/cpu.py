@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from tunebench._lazy import np
+from tunebench.binary.compiled import Binary
 from tunebench.compile.numba_cpu import compile_numba_cpu, key_numba_cpu, load_numba_cpu
 from tunebench.dispatch.kernel import BoundKernel, cache
 from tunebench.dtype import bits_dtype, numpy_dtype
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["CpuKernel", "LibraryKernel", "bind_cpu", "forked"]
+__all__ = ["CpuKernel", "LibraryKernel", "binary_of", "bind_cpu", "forked"]
 
 Entry = Callable[..., None]
 
@@ -31,18 +32,39 @@ _entries: dict[str, Entry] = {}
 """Loaded code by the key of its binary; workloads that differ only in sizes share it."""
 
 
-def bind_cpu(workload: Workload, variant: NumbaCpuVariant[Any], config: Config) -> CpuKernel:
-    """Return a configuration compiled for this processor and loaded (see `bind`)."""
+def bind_cpu(
+    workload: Workload, variant: NumbaCpuVariant[Any], config: Config, binary: Binary | None = None
+) -> CpuKernel:
+    """Return a configuration compiled for this processor and loaded (see `bind`).
+
+    Args:
+        workload: The workload.
+        variant: The variant.
+        config: A valid point of its space.
+        binary: Its machine code, which must have the key that it has here; that of the cache by default.
+    """
     _start_threads()
     key = key_numba_cpu(variant, workload, config)
     entry = _entries.get(key)
     if entry is None:
-        binary = cache().get_or_compile(key, lambda: compile_numba_cpu(variant, workload, config))
-        dispatcher: Any = load_numba_cpu(binary, variant, workload, config)
+        loaded = binary_of(workload, variant, config) if binary is None else binary
+        dispatcher: Any = load_numba_cpu(loaded, variant, workload, config)
         # Numba's dispatcher would select this only overload by the argument types, which are known.
         (overload,) = dispatcher.overloads.values()
         entry = _entries.setdefault(key, overload.entry_point)
     return CpuKernel(workload, variant, config, entry)
+
+
+def binary_of(workload: Workload, variant: NumbaCpuVariant[Any], config: Config) -> Binary:
+    """Return the machine code of a configuration for this processor, from the cache or compiled now.
+
+    Args:
+        workload: The workload.
+        variant: The variant.
+        config: A valid point of its space.
+    """
+    key = key_numba_cpu(variant, workload, config)
+    return cache().get_or_compile(key, lambda: compile_numba_cpu(variant, workload, config))
 
 
 @functools.cache

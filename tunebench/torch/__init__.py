@@ -7,6 +7,7 @@ other calls. `prefer` changes that choice, and `watching` and `dispatch_report` 
 - `compiler`: `compile`, a backend of `torch.compile` that runs groups of operations by tuned kernels
 - `patching`: `patch`, which replaces a model's modules
 - `profiling`: `profile`, which counts the workloads that a program runs
+- `saving`: `save` and `load`, which keep a compiled model in a file
 
 >>> import torch
 >>> from tunebench.torch import linear, prefer
@@ -48,9 +49,12 @@ if TYPE_CHECKING:
     from tunebench.torch.patching.functions import patched_calls
     from tunebench.torch.patching.model import PatchReport, patch, unpatch
     from tunebench.torch.profiling.profiler import DemandProfile, profile
+    from tunebench.torch.saving.load import LoadedModel, load
+    from tunebench.torch.saving.save import save
 
 __all__ = [
     "DemandProfile",
+    "LoadedModel",
     "ModelTimes",
     "PatchReport",
     "add_layer_norm",
@@ -63,6 +67,7 @@ __all__ = [
     "gated_linear",
     "layer_norm",
     "linear",
+    "load",
     "log_softmax",
     "matmul",
     "patch",
@@ -72,6 +77,7 @@ __all__ = [
     "profile",
     "reduce",
     "rms_norm",
+    "save",
     "scaled_dot_product_attention",
     "set_preference",
     "softmax",
@@ -82,13 +88,16 @@ __all__ = [
 
 _LAZY = {
     "DemandProfile": "profiling.profiler",
+    "LoadedModel": "saving.load",
     "ModelTimes": "compiler.timing",
     "PatchReport": "patching.model",
     "compile": "compiler.backend",
+    "load": "saving.load",
     "patch": "patching.model",
     "patched_calls": "patching.functions",
     "plans": "compiler.backend",
     "profile": "profiling.profiler",
+    "save": "saving.save",
     "time_model": "compiler.timing",
     "unpatch": "patching.model",
 }

@@ -45,6 +45,7 @@ class FusedCall:
     Attributes:
         group: The group.
         region: Its nodes in the traced graph.
+        kernels: Its workloads, in the order in which they run.
         limits: Number of valid indices, by the FX node of the indices.
         by: Which implementation runs the group in the compiled model.
         reason: Why torch runs it; empty if kernels do.
@@ -59,7 +60,7 @@ class FusedCall:
         limits: Mapping[fx.Node, int],
     ) -> None:
         self.__name__, self.group, self.region = name, group, region
-        self._kernels, self._count = tuple(kernels), len(region.outputs)
+        self.kernels, self._count = tuple(kernels), len(region.outputs)
         self.limits = limits
         self.by: Literal["tunebench", "torch"] = "tunebench"
         self.reason = ""
@@ -68,7 +69,7 @@ class FusedCall:
         """Run the group by tuned kernels on the tensors that its nodes read."""
         results: list[Any] = [None] * self._count
         values = list(tensors)
-        for kernel in self._kernels:
+        for kernel in self.kernels:
             read = [read(values) for read in kernel.inputs]
             written = run_kernel(read, str(kernel.dispatcher.workload), kernel.layouts)
             for output, tensor in zip(kernel.outputs, written, strict=True):
@@ -88,7 +89,7 @@ class FusedCall:
 
     def notify_watchers(self) -> None:
         """Report to watchers that torch runs the group."""
-        for kernel in self._kernels:
+        for kernel in self.kernels:
             choice = KernelChoice(workload=kernel.dispatcher.workload, reason=self.reason)
             kernel.dispatcher.notify(BoundChoice(0, choice, None))
 
@@ -99,15 +100,15 @@ class FusedCall:
             preferred: Which kernels to prefer. With `faster`, the kernel of a group of one workload must be
                 known to be faster than torch; a group of several was compared with torch as a whole.
         """
-        if preferred == "faster" and len(self._kernels) > 1:
+        if preferred == "faster" and len(self.kernels) > 1:
             preferred = "tunebench"
-        made = [kernel.dispatcher.bound_choice(preferred) for kernel in self._kernels]
+        made = [kernel.dispatcher.bound_choice(preferred) for kernel in self.kernels]
         return next((choice.choice.reason for choice in made if choice.kernel is None), "")
 
     def store_wrong_kernels(self) -> None:
         """Store in the database which kernels of the group compute wrong results by themselves."""
         device = self.region.inputs[0].meta["val"].device
-        for kernel in self._kernels:
+        for kernel in self.kernels:
             bound = kernel.dispatcher.bound_choice("tunebench").kernel
             if bound is not None and (reason := wrong_result(bound, device)):
                 store_wrong_result(bound, kernel.dispatcher.device, reason)

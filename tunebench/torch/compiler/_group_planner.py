@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -52,6 +52,7 @@ class GroupPlanner:
     Attributes:
         name: Name of the model.
         check: Whether to compare the results of groups with torch's.
+        constants: Places of inputs that are the same in every step; by default, what AOTAutograd says.
         plans: Plan of inference, or of forward and backward.
         fused: Groups of each plan that were planned for tuned kernels, in the plan's order.
         mutated: Places of inputs that the graph changes.
@@ -61,6 +62,7 @@ class GroupPlanner:
 
     name: str
     check: bool
+    constants: frozenset[int] | None = None
     plans: list[PartitionPlan] = field(default_factory=list)
     fused: list[list[FusedCall]] = field(default_factory=list)
     mutated: frozenset[int] = frozenset()
@@ -77,11 +79,14 @@ class GroupPlanner:
         """The same groups without their places in the graph."""
         return [PlannedGroup(workloads=call.group.workloads, reason=call.reason) for call in self.calls]
 
-    def rewritten(self, module: fx.GraphModule) -> fx.GraphModule:
+    def rewritten(
+        self, module: fx.GraphModule, may_run: Callable[[FusedCall], str] = lambda call: ""
+    ) -> fx.GraphModule:
         """Return a graph of ATen operators with calls of kernels.
 
         Args:
             module: The graph.
+            may_run: Returns why torch must run a group although kernels can; empty if kernels may.
 
         Raises:
             InputError: if torch has to run the graph.
@@ -99,6 +104,8 @@ class GroupPlanner:
             partition, calls = self._planned(part, phase, device, ordinal)
             planned.append((partition, calls))
             for call in calls:
+                if call.by == "tunebench" and (reason := may_run(call)):
+                    call.leave_to_torch(reason)
                 if call.by == "tunebench":
                     rewriter.replace(call)
         self.plans = [partition for partition, _ in planned]
@@ -113,7 +120,8 @@ class GroupPlanner:
         self, part: fx.GraphModule, phase: Phase, device: Device, ordinal: int
     ) -> tuple[PartitionPlan, list[FusedCall]]:
         """Return the plan of a graph, and its groups that tuned kernels may run."""
-        translation = translate(part.graph, self.name, phase, constant_inputs(phase))
+        constants = constant_inputs(phase) if self.constants is None else self.constants
+        translation = translate(part.graph, self.name, phase, constants)
         preferred = preference()
         # Workloads that were not measured would run by torch anyway.
         partition = plan_partition(

@@ -26,7 +26,14 @@ from tunebench.torch.compiler._kernel_check import store_wrong_result, wrong_res
 from tunebench.torch.functional.custom_op import LIBRARY
 from tunebench.workloads import parse
 
-__all__ = ["KernelTensor", "check_later_kernels", "layouts_text", "require_layouts", "run_kernel"]
+__all__ = [
+    "KernelTensor",
+    "check_later_kernels",
+    "layouts_of",
+    "layouts_text",
+    "require_layouts",
+    "run_kernel",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,12 @@ def layouts_text(inputs: Iterable[KernelTensor], outputs: Iterable[KernelTensor]
 
 
 @functools.cache
-def _layouts(text: str) -> tuple[tuple[KernelTensor, ...], ...]:
+def layouts_of(text: str) -> tuple[tuple[KernelTensor, ...], ...]:
+    """Return the tensors that a kernel reads, and those that it writes.
+
+    Args:
+        text: Text that `layouts_text` returned.
+    """
     return tuple(
         tuple(
             KernelTensor(tuple(shape), tuple(strides), getattr(torch, dtype), extent)
@@ -96,7 +108,7 @@ class _KernelCall:
         if isinstance(where, str):
             raise InputError(where)
         self._dispatcher = dispatcher(parse(workload), *where)
-        self._inputs, self._outputs = _layouts(layouts)
+        self._inputs, self._outputs = layouts_of(layouts)
         self._made: BoundChoice | None = None
         self._refused: BoundKernel | None = None
 
@@ -164,7 +176,7 @@ def _run(inputs: list[Tensor], workload: str, layouts: str) -> list[Tensor]:
 
 
 def _fake(inputs: list[Tensor], workload: str, layouts: str) -> list[Tensor]:
-    return [spec.empty(inputs[0].device) for spec in _layouts(layouts)[1]]
+    return [spec.empty(inputs[0].device) for spec in layouts_of(layouts)[1]]
 
 
 LIBRARY.define(
@@ -193,7 +205,7 @@ def require_layouts(graph: fx.Graph) -> None:
         inputs, workload, layouts = node.args
         read: list[Any] = []
         for value, spec in zip(
-            (read_node.meta["val"] for read_node in inputs), _layouts(layouts)[0], strict=True
+            (read_node.meta["val"] for read_node in inputs), layouts_of(layouts)[0], strict=True
         ):
             with value.fake_mode:
                 read.append(
