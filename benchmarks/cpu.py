@@ -1,6 +1,11 @@
 """Speedup by tuning on this machine's CPU: the best configuration over default, median, NumPy and torch.
 
     python -m benchmarks.cpu [--trials 20] [--workload TEXT ...] [--db FILE] [--out FILE.json]
+    python -m benchmarks.cpu --table FILE.json ...
+
+The second form prints the results of some settings side by side. A setting is the environment of the first
+form: `taskset -c 0` for one thread, and for AVX2 `OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2
+ONEDNN_MAX_CPU_ISA=AVX2 NUMBA_CPU_NAME=haswell`.
 
 The search is a random sample of the valid configurations. From the sample come the default's percentile and
 the median. An aborted configuration counts with the faster of its two samples, which underestimates its time.
@@ -10,11 +15,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tunebench import tune
+from tunebench.answer import lookup_workload
 from tunebench.db.store import open_store
 from tunebench.device import local_cpu
 from tunebench.kernels import variant
@@ -89,9 +97,14 @@ def figures(report: Report, db: Path) -> dict[str, Any]:
     default = str(variant(report.variant).default(parse(report.workload), local_cpu()))
     faster = sum(us < times[default] for us in times.values())
     ordered = sorted(times.values())
+    empty = db.with_name("none.db")
+    untuned = lookup_workload(parse(report.workload), device="cpu", db=empty, quiet=True)
     libraries = {b.name: b.median_us / report.median_us for b in report.baselines}
     return {
         "workload": report.workload,
+        "variant": report.variant,
+        "untuned_us": times.get(str(untuned.config)),
+        "predicted_us": untuned.expected_us,
         "config": str(report.config),
         "best_us": report.median_us,
         "ci_us": report.ci_us,
@@ -107,6 +120,29 @@ def figures(report: Report, db: Path) -> dict[str, Any]:
     }
 
 
+def table(files: Sequence[Path]) -> Iterator[str]:
+    """Yield the lines of a Markdown table of some settings, whose names are those of their files.
+
+    A cell has the variant that `lookup` answers with, its time, and that of the fastest library over it.
+    """
+    settings = {file.stem: json.loads(file.read_text())["rows"] for file in files}
+    yield f"| workload | {' | '.join(settings)} |"
+    yield f"|---|{'---|' * len(settings)}"
+    rows_of = {name: {row["workload"]: row for row in rows} for name, rows in settings.items()}
+    for workload in next(iter(rows_of.values())):
+        cells = []
+        for rows in rows_of.values():
+            row = rows.get(workload)
+            if row is None:
+                cells.append("")
+                continue
+            name = row["variant"].partition("/")[2]
+            called = f"{name} {row['config'].partition('=')[2]}" if name == "library_cpu" else name
+            versus = min(row["speedup_over"].values(), default=math.nan)
+            cells.append(f"{called}, {row['best_us'] / 1e3:.2f} ms, {versus:.2f}")
+        yield f"| `{workload}` | {' | '.join(cells)} |"
+
+
 def main() -> None:
     """Tune each workload, and print and save its row at once."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -116,7 +152,11 @@ def main() -> None:
     )
     parser.add_argument("--db", type=Path, default=Path(tempfile.mkdtemp()) / "cpu.db")
     parser.add_argument("--out", type=Path, help="JSON file of the results")
+    parser.add_argument("--table", type=Path, nargs="+", help="print a table of results that were saved")
     options = parser.parse_args()
+    if options.table:
+        print("\n".join(table(options.table)))
+        return
     rows = []
     for workload in options.workload or WORKLOADS:
         report = tune(

@@ -102,8 +102,11 @@ def _code(code: CodeType) -> str:
 @functools.cache
 def _processor() -> str:
     from llvmlite import binding
+    from numba.core import config
 
-    return f"{binding.get_host_cpu_name()} {binding.get_host_cpu_features().flatten()}"
+    host = f"{binding.get_host_cpu_name()} {binding.get_host_cpu_features().flatten()}"
+    # Numba compiles for another processor if its environment variables name one.
+    return " ".join(str(part) for part in (host, config.CPU_NAME, config.CPU_FEATURES) if part)
 
 
 def _signature(variant: NumbaCpuVariant[Any], workload: Workload, config: Config) -> Any:
