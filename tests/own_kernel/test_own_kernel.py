@@ -12,12 +12,12 @@ import pytest
 
 import tunebench
 from tests.support import needs_compiler
-from tunebench import InOut, Input, Output, Plan, Scratch, ceil_div, kernels
+from tunebench import InOut, Input, Output, Plan, Scratch, ceil_div, cli, kernels
 from tunebench.device import find
 from tunebench.emulate.emulator import emulate
 from tunebench.errors import InputError
 from tunebench.kernels import variant_file_scope
-from tunebench.own_kernel import UNVERIFIED, KernelDescription
+from tunebench.own_kernel import UNVERIFIED, KernelDescription, description_file
 from tunebench.space import Config
 from tunebench.workloads import parse
 
@@ -214,3 +214,73 @@ def test_function_must_take_all_parameters() -> None:
         load(
             saxpy, args={"a": 0.5, "x": Input((N,), "f32"), "y": InOut((N,), "f32")}, space={"block": [1, 2]}
         )
+
+
+TOML = """
+source = "vadd.cu"
+grid = "ceil_div(n, block)"
+reference = "a + b"
+emulate = {n = 300}
+
+[args]
+a = {input = ["n"], dtype = "f32"}
+b = {input = ["n"], dtype = "f32"}
+c = {output = ["n"], dtype = "f32"}
+n = 1000
+
+[space]
+block = [64, 128]
+"""
+
+
+def test_file_describes_the_same_kernel(tmp_path: Path) -> None:
+    (tmp_path / "vadd.cu").write_text(VADD)
+    file = tmp_path / "vadd.toml"
+    file.write_text(TOML)
+    variant: Any
+    workload, variant = description_file.read(file).load()
+    assert str(workload) == "vadd:n=1000"
+    assert VADD in variant.source(workload, Config({"block": 64}))
+    assert str(variant.emulation_workload(workload, Config({"block": 64}))) == "vadd:n=300"
+
+
+@pytest.mark.parametrize(
+    ("line", "changed", "message"),
+    [
+        ("grid =", "gird =", "key of .*vadd.toml 'gird'"),
+        ('source = "vadd.cu"', "", "lacks source"),
+        ("{output =", "{put =", "argument c needs one of input, output"),
+        ('c = {output = ["n"], dtype', 'c = {output = ["n"], type', "key of argument c 'type'"),
+        ("[space]", "[space", "description of a kernel"),
+        ('["n"]', '["m"]', "name in shape of a 'm'"),
+    ],
+)
+def test_mistake_in_a_file_is_named(tmp_path: Path, line: str, changed: str, message: str) -> None:
+    (tmp_path / "vadd.cu").write_text(VADD)
+    file = tmp_path / "vadd.toml"
+    file.write_text(TOML.replace(line, changed))
+    with pytest.raises(InputError, match=message):
+        description_file.read(file).load()
+
+
+def test_description_replaces_one_of_the_same_name() -> None:
+    load(VADD, **VADD_CALL)
+    second = load(VADD, **{**VADD_CALL, "space": {"block": [32, 64]}})[1]
+    assert kernels.variants("vadd") == (second,)
+    assert kernels.loaded_files() == (kernels.file_of(second),)
+
+
+@pytest.mark.slow
+def test_command_tunes_a_described_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "saxpy.py").write_text(
+        "import numba\n\n\ndef saxpy(x, y, block):\n"
+        "    for i in numba.prange(len(x)):\n        y[i] = 2 * x[i] + block * 0\n"
+    )
+    file = tmp_path / "saxpy.toml"
+    file.write_text(
+        'source = "saxpy.py"\nname = "saxpy"\nreference = "2 * x"\nspace = {block = [1, 2]}\n'
+        '[args]\nx = {input = 500, dtype = "f32"}\ny = {output = 500, dtype = "f32"}\n'
+    )
+    line = ["tune", str(file), "--device", "cpu", "--trials", "1", "--workers", "1", "--no-baselines"]
+    assert cli.run(line) == 0
+    assert "saxpy:x=500" in capsys.readouterr().out

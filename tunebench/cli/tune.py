@@ -214,7 +214,7 @@ def command(options: TuneOptions) -> None:
 
     A size may be a range: gemm:m=1..8192,n=64,k=64,dtype=f16 tunes m = 1, 2, 4 and so on up to 8192; lookups
     return an answer for every size between. Ctrl-C ends a run early and keeps all results; the same command
-    resumes it.
+    resumes it. A TOML file in place of the workload describes a kernel of your own.
     """
     options = dataclasses.replace(
         options,
@@ -226,6 +226,8 @@ def command(options: TuneOptions) -> None:
     if options.repeat is not None:
         _repeat(options)
         return
+    if (options.workload or "").endswith(".toml"):
+        options = _described(options)
     _check_names(options)
     from tunebench import tuning
     from tunebench.workloads import parse
@@ -262,6 +264,19 @@ def command(options: TuneOptions) -> None:
         _print_reports(options, result, single=single, sizes=len(sizes))
     else:
         _print_summary(options, result)
+
+
+def _described(options: TuneOptions) -> TuneOptions:
+    """Return the options for the kernel that a TOML file describes, with its variant file and workload."""
+    from tunebench import kernels
+    from tunebench.own_kernel import description_file
+
+    workload, variant = description_file.read(options.workload or "").load()
+    file = Path(kernels.file_of(variant) or "")
+    note(f"{workload}: --variant-file {file} names this kernel in other commands")
+    return dataclasses.replace(
+        options, workload=str(workload), variant_file=[*(options.variant_file or ()), file]
+    )
 
 
 def _repeat(options: TuneOptions) -> None:

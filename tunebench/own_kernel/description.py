@@ -17,15 +17,16 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal
 
+from tunebench import kernels
 from tunebench._environment import cache_folder
 from tunebench._lazy import np
 from tunebench._private_file import create_folder
 from tunebench.errors import InputError, UnknownName, quoted
 from tunebench.own_kernel._portable import Portable, portable
 from tunebench.own_kernel.argument import ROLES, Argument, array_of
-from tunebench.variant import Scalar
+from tunebench.variant import Scalar, Variant
 from tunebench.workload import Workload
-from tunebench.workloads import operator
+from tunebench.workloads import operator, parse
 
 if TYPE_CHECKING:
     from tunebench.workload import Array
@@ -101,6 +102,15 @@ class KernelDescription:
         path = folder / f"{stem}.py"
         _write(path, text.replace("DIGEST", _hash(text), 1).encode())
         return path, generated.workload
+
+    def load(self) -> tuple[Workload, Variant[Any]]:
+        """Write and import the generated module, and return the workload and the variant.
+
+        A kernel of the same name that was loaded before is replaced.
+        """
+        path, text = self.write()
+        variant = kernels.replace_file(path, text.partition(":")[0])
+        return parse(text), variant
 
 
 def _hash(text: str) -> str:
@@ -429,16 +439,16 @@ def _from_module(path: Path, name: str | None) -> Callable[..., Any]:
 
 
 def _kernel_name(source: str, name: str | None) -> str:
-    kernels: dict[str, None] = dict.fromkeys(_KERNEL.findall(source))
-    if not kernels:
+    names: dict[str, None] = dict.fromkeys(_KERNEL.findall(source))
+    if not names:
         raise InputError("the source defines no kernel: it has no __global__ function")
     if name is None:
-        if len(kernels) > 1:
-            raise InputError(f"name the kernel; the source defines {', '.join(kernels)}")
-        return next(iter(kernels))
+        if len(names) > 1:
+            raise InputError(f"name the kernel; the source defines {', '.join(names)}")
+        return next(iter(names))
     plain = _plain(name)
-    if plain not in kernels:
-        raise UnknownName("kernel", plain, kernels, "It must be a __global__ function of the source.")
+    if plain not in names:
+        raise UnknownName("kernel", plain, names, "It must be a __global__ function of the source.")
     return name
 
 

@@ -16,7 +16,6 @@ from tunebench.errors import InputError, UnknownName
 from tunebench.own_kernel import UNVERIFIED, KernelDescription
 from tunebench.tuning import Plan, tune
 from tunebench.tuning.workload_report import ProgressCallback, Report
-from tunebench.workloads import parse
 
 if TYPE_CHECKING:
     from tunebench.own_kernel.operator import OwnOperator
@@ -169,10 +168,8 @@ def _load(source: Any, name: str | None, description: Mapping[str, Any]) -> tupl
     for part in description:
         if part not in parts:
             raise UnknownName("argument of tune_kernel", part, parts)
-    described = KernelDescription(source=source, name=name, **description)
-    path, text = described.write()
-    variant = kernels.replace_file(path, text.partition(":")[0])
-    workload: Any = parse(text)
+    workload: Any
+    workload, variant = KernelDescription(source=source, name=name, **description).load()
     return workload, variant
 
 
