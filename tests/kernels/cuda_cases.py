@@ -134,13 +134,10 @@ WORKLOADS = {
     "scaled_gemm": (
         "scaled_gemm:m=37,n=53,k=98,dtype=bf16",
         "scaled_gemm:m=5,n=40,k=330,dtype=f16,weight=i4,scales=group,shift=true,bias=true",
-        "scaled_gemm:m=40,n=72,k=320,dtype=bf16,weight=i4,scales=group,group=64",
         "scaled_gemm:m=37,n=150,k=296,dtype=bf16,weight=e4m3,scales=block,bias=true",
         "scaled_gemm:m=33,n=48,k=96,dtype=i8,scales=tensor,out=f16",
-        "scaled_gemm:m=35,n=28,k=132,dtype=i8,bias=true",
         "scaled_gemm:m=19,n=35,k=44,dtype=e4m3,out=f32",
         "scaled_gemm:m=35,n=150,k=300,dtype=e4m3,scales=block,bias=true",
-        "scaled_gemm:m=3,n=27,k=130,dtype=f32,weight=e4m3,scales=group,group=32",
     ),
     "grouped_gemm": (
         "grouped_gemm:groups=5,m=67,n=53,k=43,dtype=f32",

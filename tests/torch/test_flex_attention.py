@@ -104,11 +104,11 @@ def call_of(model: nn.Module, inputs: tuple[Tensor, ...]) -> Node:
     return node
 
 
-QUICK = ("causal", "alibi", "hidden scores")
+QUICK = ("window", "alibi", "hidden scores")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CALLS]
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in CALLS]
 )
 def test_call_is_one_workload(name: str) -> None:
     mask, score, expected = CALLS[name]
@@ -118,7 +118,7 @@ def test_call_is_one_workload(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["documents", "relative"])
+@pytest.mark.parametrize("name", ["documents", pytest.param("relative", marks=pytest.mark.exhaustive)])
 def test_kernels_compute_the_call(name: str) -> None:
     mask, score, expected = CALLS[name]
     torch.manual_seed(0)
@@ -166,13 +166,13 @@ def test_blocks_from_outside_are_named_but_left_to_torch() -> None:
     assert "q" not in node.roles
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_grouped_queries_share_heads() -> None:
     node = call_of(Flex(_causal, None), tensors(keys=2))
     assert node.workloads == (f"{SIZES},heads_k=2,causal=true",)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["window", "mask by head"])
 def test_bias_is_the_mask_of_torch(name: str) -> None:
     mask, _, expected = CALLS[name]

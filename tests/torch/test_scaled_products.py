@@ -135,6 +135,10 @@ LAYERS: dict[str, tuple[Callable[[], Linear], str]] = {
 }
 
 
+COMPILED = ("int8 by row", "unsigned integers", "scaled_mm")
+"""Layers that are compiled without --exhaustive, too."""
+
+
 def rows() -> Tensor:
     return torch.randn(M, K, dtype=BF16)
 
@@ -165,7 +169,10 @@ def scaled_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("scaled_first")
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in COMPILED else pytest.mark.exhaustive) for name in LAYERS],
+)
 def test_kernels_compute_the_layer(name: str) -> None:
     make, expected = LAYERS[name]
     torch.manual_seed(0)
