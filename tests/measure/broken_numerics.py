@@ -402,6 +402,66 @@ def gelu_by_tanh(x: Any) -> Any:
     return 0.5 * x * (1 + np.tanh(F32(0.7978845608) * (x + F32(0.044715) * x**3)))
 
 
+def rmsnorm_beside_root(w: Any, t: Arrays) -> dict[str, Any]:
+    """Return the normalisation with eps added to the root in place of the square."""
+    x = np.asarray(t["x"], F32)
+    root = np.sqrt(np.square(x).mean(axis=1, keepdims=True))
+    return {"y": x / (root + F32(w.eps)) * np.asarray(t["gamma"], F32)}
+
+
+def rmsnorm_backward(total: Callable[[Any], Any]) -> Kernel:
+    """Return gradients whose sums over rows are computed by `total`."""
+
+    def kernel(w: Any, t: Arrays) -> dict[str, Any]:
+        x, dy, gamma = (np.asarray(t[name], F32) for name in ("x", "dy", "gamma"))
+        rstd = t["rstd"][:, None]
+        n, g = x * rstd, dy * gamma
+        return {"dx": rstd * (g - n * (g * n).mean(axis=1, keepdims=True)), "dgamma": total(dy * n)}
+
+    return kernel
+
+
+def layernorm_of_sum(rounded: Callable[[Any], Any]) -> Kernel:
+    """Return a normalisation whose sum with the residual is rounded."""
+
+    def kernel(w: Any, t: Arrays) -> dict[str, Any]:
+        z = rounded(np.asarray(t["x"], F32) + np.asarray(t["residual"], F32))
+        return {"z": z, **layernorm(moments_of(F32))(w, {**t, "x": z})}
+
+    return kernel
+
+
+def biased_running_variance(w: Any, t: Arrays) -> dict[str, Any]:
+    outputs = column_statistics(moments_of(F32))(w, t)
+    variance = np.asarray(t["x"], F32).var(axis=0)
+    return {**outputs, "new_var": F32(1 - w.momentum) * t["running_var"] + F32(w.momentum) * variance}
+
+
+def causal_by_penalty(penalty: float) -> Kernel:
+    """Return attention that subtracts a finite number from the scores of hidden keys."""
+
+    def kernel(w: Any, t: Arrays) -> dict[str, Any]:
+        hidden = np.triu(np.full((w.seq_q, w.seq_k), F32(penalty)), 1 + w.seq_k - w.seq_q)
+        return attention(scores_in=lambda s: s - hidden)(w, t)
+
+    return kernel
+
+
+def with_rounded(name: str, rounded: Callable[[Any], Any]) -> Kernel:
+    """Return the reference of inputs of which one is rounded."""
+
+    def kernel(w: Any, t: Arrays) -> dict[str, Any]:
+        inputs = {**t, name: rounded(t[name])}
+        exact = {tensor: np.asarray(x, np.float64) for tensor, x in inputs.items()}
+        return {output: reference.value for output, reference in w.reference(exact).items()}
+
+    return kernel
+
+
+def sigmoid_by_exp(x: Any) -> Any:
+    return np.exp(x) / (1 + np.exp(x))
+
+
 _ROWS = "rows=37,cols=1000,dtype="
 _ATTENTION = "attention:batch=1,heads=2,seq_q=40,head_dim=32,seq_k=96,dtype="
 _CONV = "conv2d:n=2,c=64,h=9,w=9,k=16,r=3,s=3,stride=1,pad=1,layout=nhwc,dtype="
@@ -573,6 +633,42 @@ BROKEN = (
         "computed in f16",
         "elementwise:rows=37,cols=131,dtype=f16,expression=x*y-z",
         elementwise(lambda x, y, z: as_type(F16)(x * y) - z),
+    ),
+    BrokenKernel("eps beside the root", f"rmsnorm:{_ROWS}f32", rmsnorm_beside_root),
+    BrokenKernel(
+        "dgamma summed in bf16",
+        "rmsnorm:rows=1000,cols=64,dtype=f32,direction=backward",
+        rmsnorm_backward(lambda x: summed(x, BF16, 0)),
+    ),
+    BrokenKernel(
+        "sum with the residual in f16",
+        f"layernorm:{_ROWS}f32,prologue=residual",
+        layernorm_of_sum(as_type(F16)),
+    ),
+    BrokenKernel(
+        "biased running variance", "batchnorm_stats:rows=37,cols=100,dtype=f32", biased_running_variance
+    ),
+    BrokenKernel("hidden keys less 100", f"{_ATTENTION}f32,causal=true", causal_by_penalty(100.0)),
+    BrokenKernel("bias in bf16", f"{_ATTENTION}f32,bias=qk", with_rounded("bias", as_type(BF16))),
+    BrokenKernel(
+        "sigmoid by exponentials",
+        "gated_gemm:m=33,n=48,k=64,dtype=f32,activation=sigmoid",
+        gated(np.matmul, sigmoid_by_exp),
+    ),
+    BrokenKernel(
+        "gelu by tanh", "gated_gemm:m=33,n=48,k=64,dtype=f32,activation=gelu", gated(np.matmul, gelu_by_tanh)
+    ),
+    BrokenKernel("factors rounded to tf32", f"{_CONV}f32,direction=wgrad", convolution(lambda x: tf32(x))),
+    BrokenKernel("factors rounded to bf16", f"{_CONV}f16,direction=dgrad", convolution(as_type(BF16))),
+    BrokenKernel(
+        "parts of the sum in bf16",
+        "grouped_gemm:groups=4,m=64,n=16,k=512,dtype=bf16",
+        grouped(split_k(BF16)),
+    ),
+    BrokenKernel(
+        "scales in bf16",
+        "scaled_gemm:m=33,n=48,k=256,dtype=f16,weight=i8,scales=row",
+        with_rounded("scale_b", as_type(BF16)),
     ),
 )
 

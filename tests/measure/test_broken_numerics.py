@@ -27,6 +27,7 @@ BARELY = {
     "gemm tf32 factors rounded to bf16",
     "attention f16 probabilities and ds in bf16",
     "elementwise f16 erf accurate to 2.5e-5",
+    "scaled_gemm f16 scales in bf16",
 }
 """Kernels whose errors are within 10 times the tolerance: they round to a type nearly as accurate."""
 
