@@ -12,6 +12,9 @@ The parts are:
 - ``power``: the power is cut at random moments of a trace of a tuner (see `power_cuts`).
 - ``kernels``: no tuner is killed, but kernels fail in every way (see `kernel_faults`).
 - ``busy``: eight programs use all processors while right kernels are tuned (see `kernel_faults`).
+- ``disk``, ``clock``, ``beside``, ``versions``: commands on a full disk (needs root), with a clock that goes
+  backwards, beside each other on one file, and of this and an earlier version on one file (see
+  `command_faults`); only on request.
 
 Each tuner writes every committed measurement to a journal (see `journaled_tuning`). After every kill the
 database is checked, and each line of the journal must be in it exactly once. Two readers run lookups
@@ -34,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults import journaled_tuning
+from tests.faults.command_faults import COMMAND_FAULTS
 from tests.faults.journal_check import FaultCounts
 from tests.faults.signal_soak import signal_soak
 from tests.faults.soak import cli_soak, server_soak, sqlite_soak
@@ -82,6 +86,9 @@ def _run(part: str, folder: Path, kills: int, seed: int) -> dict[str, Any]:
             "processor_s": round(ended.processor_s),
             "faults": len(ended.wrong),
         }
+    if part in COMMAND_FAULTS:
+        commands = COMMAND_FAULTS[part](folder)
+        return {**dataclasses.asdict(commands), "faults": commands.faults}
     if part == "busy":
         from tests.faults.kernel_faults import busy_machine
 

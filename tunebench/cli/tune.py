@@ -343,7 +343,8 @@ def _print_reports(options: TuneOptions, reports: list[Report], *, single: bool,
     for report in reports:
         if report.config is None and not sizes:
             no_trial = "no trial was left: this run resumes one of the same options; raise --trials"
-            why = report.failures[0] if report.failures else no_trial
+            finals = "no finalist was right in every round of the finals; tunebench show lists why"
+            why = report.failures[0] if report.failures else finals if report.trials else no_trial
             raise TunebenchError(f"no configuration succeeded on {report.device}: {why}")
 
 

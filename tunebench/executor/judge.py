@@ -77,6 +77,8 @@ COLD = 3.0
 """Largest ratio of the times of a launch with the caches that the judge leaves and with warm ones."""
 HANDOVER_US = 60.0
 """Time of a batch that is not that of its launches, in microseconds: messages, and the start of threads."""
+LONGEST_HANDOVER_US = 200.0
+"""Largest time of an empty batch that is left out of that of a launch alone: a kernel may delay it."""
 READING_US = 100.0
 """Time that reading the clocks may take per timed launch, in microseconds."""
 SHORT_US = 1000.0
@@ -279,13 +281,14 @@ class _Examination:
             self._inputs.extreme_errors[self._name] = worst_extreme
         self._run(2)  # compiles and loads what the kernel leaves until its first launch
         self._sample()
-        judged_us = self._judged_us()
+        together_us, alone_us = self._together_us(), self._alone_us()
         for _ in range(REPETITIONS):
-            if max(self._ratios(judged_us)) > MARGIN:  # other programs may have been in the way
+            if max(self._ratios(together_us, alone_us)) > MARGIN:  # other programs may have been in the way
                 for _ in range(UNTIMED_BATCHES):
                     self._time_batch(min(BATCH, self._arena.slots))
-                judged_us = min(judged_us, self._judged_us(), key=min)
-        ratio, ratio_of_median = self._ratios(judged_us)
+                together_us = min(together_us, self._together_us(), key=min)
+                alone_us = min(alone_us, self._alone_us(), key=min)
+        ratio, ratio_of_median = self._ratios(together_us, alone_us)
         reply, _ = self._process.ask({"do": "finish"})
         if isinstance(reply.get("wrong"), str):
             raise Wrong(reply["wrong"])
@@ -298,7 +301,7 @@ class _Examination:
         alike = ratio_of_median <= MARGIN
         unlike_conditions = {} if alike else {"outside_ratio_of_median": round(ratio_of_median, 3)}
         return runner.judge(
-            Samples(tuple(self._timed.new_us if alike else judged_us)),
+            Samples(tuple(self._timed.new_us if alike else max(together_us, alone_us, key=min))),
             cache=self._protocol.cache,
             verification=Verification(how="reference", detail=detail + which, worst=worst),
             abort_above_us=None,
@@ -327,35 +330,44 @@ class _Examination:
             (self._timed.changed_us if is_changed else self._timed.new_us).append(us)
         self._timed.launch_us.append(outside_us / count - HANDOVER_US / count - READING_US)
 
-    def _ratios(self, judged_us: Sequence[float]) -> tuple[float, float]:
-        """Return the time of a launch by this process's clock over the mean and the median of the samples."""
-        new_us, us = self._timed.new_us, min(judged_us)
-        mean_us = statistics.fmean([*new_us, *self._timed.changed_us])
-        return us / max(1e-3, mean_us), us / max(1e-3, statistics.median(new_us))
+    def _ratios(self, together_us: Sequence[float], alone_us: Sequence[float]) -> tuple[float, float]:
+        """Return the times of launches by this process's clock over the mean and the median of the samples.
 
-    def _judged_us(self) -> list[float]:
-        """Return times per launch by this process's clock, in batches or alone, whichever is longer.
-
-        A batch does the work of all its launches, whichever of them does it. Launches of a batch could share
-        processors that one of them cannot use; one alone cannot.
+        A batch does the work of all its launches, whichever of them does it: their mean is not shorter.
+        Launches of a batch could share processors that one of them cannot use; one alone cannot.
         """
+        new_us, together = self._timed.new_us, min(together_us)
+        mean_us = statistics.fmean([*new_us, *self._timed.changed_us])
+        longer_us = max(together, min(alone_us, default=0.0))
+        return together / max(1e-3, mean_us), longer_us / max(1e-3, statistics.median(new_us))
+
+    def _together_us(self) -> list[float]:
+        """Return times per launch of batches by this process's clock."""
         median_us = statistics.median(self._timed.new_us)  # a mean would be that of a rare long launch
         count = min(self._arena.slots, max(2, int(UNTIMED_US / max(median_us, 1.0))))
-        if self._device.kind != "cpu":  # batches contain copies
-            return self._repeated_us(count, median_us)
-        alone_us = self._alone_us()
-        if not self._flush.size:
-            repeated_us = [(us - REPEATED_US) / REPEATED for us in self._repeated_us(count, median_us)]
-            return max(repeated_us, [us / COLD for us in alone_us], key=min)
-        together_us = self._timed.launch_us if median_us > SHORT_US else self._batches_us(count)
-        return max(together_us, alone_us, key=min)
+        if self._flush.size:
+            return self._timed.launch_us if median_us > SHORT_US else self._batches_us(count)
+        repeated_us = self._repeated_us(count, median_us)  # batches contain copies, or fill caches
+        if self._device.kind != "cpu":
+            return repeated_us
+        once_us = [us / COLD for us in self._batches_us(count)]
+        return max([(us - REPEATED_US) / REPEATED for us in repeated_us], once_us, key=min)
 
     def _alone_us(self) -> list[float]:
-        """Return times of single launches after which code and inputs are in the caches."""
+        """Return times of single launches by this process's clock, without the exchange of messages.
+
+        Code and inputs are in the caches, as in a batch or nearer. Empty on a GPU, where batches contain
+        copies.
+        """
+        if self._device.kind != "cpu":
+            return []
         flush, self._flush = self._flush, self._flush[:0]
-        alone_us = self._batches_us(1)
+        empty_us = [self._process.ask(_launches([], 1))[1] for _ in range(UNTIMED_BATCHES)]
+        batches_us = [self._run(1)[1] for _ in range(UNTIMED_BATCHES)]
         self._flush = flush
-        return alone_us
+        handover_us = min(LONGEST_HANDOVER_US, max(HANDOVER_US, statistics.median(empty_us)))
+        share = 1.0 if flush.size else 1 / COLD
+        return [share * max(0.0, us - handover_us) for us in batches_us]
 
     def _batches_us(self, count: int, repeats: int = 1) -> list[float]:
         """Return the times per launch of some batches that this process alone times."""
@@ -383,7 +395,7 @@ class _Examination:
         inputs = {} if position is None else _copies(self._arena.inputs(chosen))
         if self._flush.size:
             self._flush.sum()
-        reply, us = self._process.ask({"do": do, "slots": slots, "repeats": repeats})
+        reply, us = self._process.ask(_launches(slots, repeats, do))
         self._launches += count
         self._refute_misuse(slots)
         if position is not None:
@@ -421,7 +433,7 @@ class _Examination:
         for name, array in self._arena.inputs(0).items():
             array[...] = inputs.inputs[name]
         self._arena.poison(0)
-        self._process.ask({"do": "launch", "slots": [0], "repeats": 1})
+        self._process.ask(_launches([0], 1))
         self._refute_misuse([0])
         error = check.worst(self._arena.outputs(0))
         if not error <= 1:
@@ -498,6 +510,11 @@ class _Examination:
             if time.perf_counter() - began > VERIFY_S:
                 break
         return worst, verified, detail
+
+
+def _launches(slots: Sequence[int], repeats: int, do: str = "launch") -> dict[str, Any]:
+    """Return the request for launches on slots."""
+    return {"do": do, "slots": slots, "repeats": repeats}
 
 
 def _copies(arrays: Mapping[str, Array]) -> dict[str, Array]:
