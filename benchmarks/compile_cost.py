@@ -1,6 +1,6 @@
 """Cost of compiling 12 models by tunebench, relative to torch.compile: seconds and memory of new processes.
 
-    python -m benchmarks.compile_cost [--model Llama] [--step training] [--repeat 3] [--out PAGE]
+    python -m benchmarks.compile_cost [--model Llama] [--step training] [--minutes 11] [--out PAGE]
 
 Each time is that of a new process, forked from one that has imported torch and its compilers, from the call
 of `compile` to the first result of a step: inference, or forward and backward. It includes everything that
@@ -78,7 +78,7 @@ def _numbers(*shape: int) -> Callable[[], tuple[Tensor, ...]]:
     return lambda: (torch.randn(shape),)
 
 
-_TEXT = Size(layers=2, width=128, heads=4, inner=256, words=500, longest=64)
+_TEXT = Size(layers=1, width=128, heads=4, inner=256, words=500, longest=64)
 MODELS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]]]] = {
     "ResNet": (lambda: Resnet(blocks=(1, 1), width=16, classes=10), _numbers(1, 3, 64, 64)),
     "MobileNetV2": (
@@ -92,7 +92,7 @@ MODELS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, .
     "BERT": (lambda: Bert(_TEXT), _words(1, 64)),
     "GPT-2": (lambda: Gpt2(_TEXT), _words(1, 64)),
     "Llama": (
-        lambda: Llama(LlamaSize(layers=2, width=128, heads=4, key_heads=2, inner=256, words=500)),
+        lambda: Llama(LlamaSize(layers=1, width=128, heads=4, key_heads=2, inner=256, words=500)),
         _words(1, 64),
     ),
     "diffusion U-Net": (
@@ -282,10 +282,22 @@ def _answer(sender: Any, settings: Mapping[str, str], function: Callable[..., An
         sender.send(RuntimeError(f"{type(error).__name__}: {error}"))
 
 
-def costs_of(name: str, steps: Iterable[str], repeat: int) -> Iterator[tuple[str, str, Way, list[Cost]]]:
-    """Yield step, state of the caches, way and costs for each step of a model."""
+def costs_of(
+    name: str, steps: Iterable[str], repeat: int, kernels: Path
+) -> Iterator[tuple[str, str, Way, list[Cost]]]:
+    """Yield step, state of the caches, way and costs for each step of a model.
+
+    Args:
+        name: Name of the model.
+        steps: Its steps.
+        repeat: Warm processes of each way.
+        kernels: Folder of compiled kernels, which models share.
+    """
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root)
+        cache = folder / "tuned" / "tunebench"
+        cache.mkdir(parents=True)
+        (cache / "binaries").symlink_to(kernels)
         in_process(folder, "tuned", tune_by_fiat, name, f"{folder}/tuned.db")
         for step in steps:
             costs: dict[tuple[str, Way], list[Cost]] = {}
@@ -343,16 +355,16 @@ class Row:
         return f"| {' | '.join(cells)} |"
 
 
-def rows_of(name: str, steps: Iterable[str], repeat: int) -> Iterator[Row]:
-    """Yield the rows of a model."""
+def rows_of(name: str, steps: Iterable[str], repeat: int, kernels: Path) -> Iterator[Row]:
+    """Yield the rows of a model; arguments are those of `costs_of`."""
     medians: dict[tuple[str, str], dict[Way, dict[str, float]]] = {}
-    kernels: dict[tuple[str, str], int] = {}
+    groups: dict[tuple[str, str], int] = {}
     import_s: dict[tuple[str, str], float] = {}
-    for step, state, way, costs in costs_of(name, steps, repeat):
+    for step, state, way, costs in costs_of(name, steps, repeat, kernels):
         figures = {figure: statistics.median(map(read, costs)) for figure, read in FIGURES.items()}
         medians.setdefault((step, state), {})[way] = figures
         import_s[step, state] = max(import_s.get((step, state), 0.0), costs[0].import_s)
-        kernels[step, state] = max(kernels.get((step, state), 0), costs[0].kernels)
+        groups[step, state] = max(groups.get((step, state), 0), costs[0].kernels)
     for (step, state), by_way in medians.items():
         key = (step, state)
         yield Row(
@@ -360,7 +372,7 @@ def rows_of(name: str, steps: Iterable[str], repeat: int) -> Iterator[Row]:
             step=step,
             state=state,
             costs=by_way,
-            kernels=kernels[key],
+            kernels=groups[key],
             import_s=import_s[key],
         )
 
@@ -427,18 +439,24 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--model", action="append", choices=MODELS, help="only this model; repeatable")
     parser.add_argument("--step", action="append", choices=STEPS, help="only this step; repeatable")
     parser.add_argument("--repeat", type=int, default=1, help="warm processes of each kind")
+    parser.add_argument("--minutes", type=float, default=11, help="start no further model after this time")
     parser.add_argument("--out", type=Path, help="Markdown page to write")
     options = parser.parse_args(arguments)
     load = os.getloadavg()[0]
     words = sys.argv[1:] if arguments is None else arguments
     command = " ".join(["python -m benchmarks.compile_cost", *words])
     rows: list[Row] = []
-    for name in options.model or MODELS:
-        for row in rows_of(name, options.step or STEPS, options.repeat):
-            rows.append(row)
-            print(row, flush=True)
-        if options.out:
-            options.out.write_text(page(rows, command, load), encoding="utf-8")
+    end_s = time.monotonic() + 60 * options.minutes
+    with tempfile.TemporaryDirectory() as kernels:
+        for name in options.model or MODELS:
+            if time.monotonic() > end_s:
+                print(f"{name} is not measured: {options.minutes:g} minutes have passed", flush=True)
+                continue
+            for row in rows_of(name, options.step or STEPS, options.repeat, Path(kernels)):
+                rows.append(row)
+                print(row, flush=True)
+            if options.out:
+                options.out.write_text(page(rows, command, load), encoding="utf-8")
     print(page(rows, command, load))
 
 
