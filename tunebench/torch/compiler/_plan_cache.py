@@ -154,7 +154,8 @@ class PlanKey:
             stored = json.loads(read_private(path))
             if not self._is_valid(stored, path):
                 return None
-            path.touch()
+            with contextlib.suppress(OSError):  # a folder that cannot be written
+                path.touch()
             groups = tuple(
                 PlannedGroup(**{**g, "workloads": tuple(g["workloads"])}) for g in stored["groups"]
             )
@@ -170,7 +171,8 @@ class PlanKey:
             return True
         if not records or answers_state(stored["asked"], self.device) != stored["answers"]:
             return False
-        _write(path, json.dumps({**stored, "records": records}).encode())  # the next process need not ask
+        with contextlib.suppress(OSError):  # a folder that cannot be written: the next process asks again
+            _write(path, json.dumps({**stored, "records": records}).encode())
         return True
 
     def remember(
