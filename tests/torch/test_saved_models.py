@@ -20,7 +20,7 @@ import tunebench.torch as served  # noqa: E402
 from tests.torch.test_torch_compile import _record  # noqa: E402
 from tunebench.device import local_cpu  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
-from tunebench.torch.saving import description, kernel, load, save  # noqa: E402
+from tunebench.torch.saving import description, kernel, load, program, save  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.inductor]
 
@@ -93,8 +93,8 @@ def test_a_new_process_runs_a_saved_model_without_compiling(saved: tuple[Path, s
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
         "PATH": "",  # no C++ compiler
     }
-    program = NEW_PROCESS.replace("from tests.torch.test_saved_models import Model, SIZES", _definition())
-    command = [sys.executable, "-c", program, str(saved[0])]
+    source = NEW_PROCESS.replace("from tests.torch.test_saved_models import Model, SIZES", _definition())
+    command = [sys.executable, "-c", source, str(saved[0])]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == ["tunebench"]
@@ -236,6 +236,26 @@ def test_models_that_cannot_be_saved_are_refused_with_the_reason(tmp_path: Path)
             served.save(model, path, **options)
         assert reason in str(refusal.value)
     assert not path.exists()
+
+
+def test_torch_runs_groups_whose_kernels_cannot_be_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: tuple[Path, str]
+) -> None:
+    def of(bound: Any) -> Any:
+        raise InputError("a call of a library")
+
+    with zipfile.ZipFile(saved[0]) as archive:
+        package = archive.read("model.pt2")
+    monkeypatch.setattr(save, "_compiled", lambda *_: package)
+    monkeypatch.setattr(program.SavedKernel, "of", of)
+    monkeypatch.setenv("TUNEBENCH_DB", str(saved[0].parent / "some.db"))
+    monkeypatch.setenv("TUNEBENCH_CACHE", str(saved[0].parent / "cache"))
+    served.save(exported(), tmp_path / "model.tb")
+    with zipfile.ZipFile(tmp_path / "model.tb") as archive:
+        (plan,) = json.loads(archive.read("plan.json"))
+        assert not [name for name in archive.namelist() if name.startswith("kernels/")]
+    (group,) = [group for group in plan["groups"] if "softmax" in str(group["workloads"])]
+    assert (group["by"], group["reason"]) == ("torch", "a call of a library")
 
 
 def test_a_compiled_module_is_saved_like_the_module(

@@ -39,7 +39,7 @@ class ProgramWithKernels:
     Attributes:
         module: Its graph, with parameters as attributes.
         kernels: The kernels it calls, by name.
-        plans: Plan of the graph; none if nothing is left to plan.
+        plans: Plan of the graph as plain data; torch runs groups with a ``reason``.
 
     Raises:
         InputError: if the program cannot be saved; the message has the reason.
@@ -60,7 +60,7 @@ class ProgramWithKernels:
         planner = GroupPlanner(name="model", check=False, constants=frozenset(weights))
         planned = self._planned(planner, traced)
         graph = _traced(_runner(planned), inputs, {})
-        self.plans: list[PartitionPlan] = planner.plans
+        self.plans = list(map(_plan_data, planner.plans, planner.fused))
         self._name_kernels(graph)
         self.module: fx.GraphModule = program.module(check_guards=False)
         _replace_graph(self.module, graph, weights)
@@ -84,6 +84,16 @@ class ProgramWithKernels:
             kernel = SavedKernel.of(bound)
             self.kernels[kernel.name] = kernel
             node.target, node.args = _SAVED, (inputs, kernel.name, layouts)
+
+
+def _plan_data(partition: PartitionPlan, calls: Sequence[FusedCall]) -> dict[str, Any]:
+    """Return a plan as plain data, with the groups that torch runs although they were planned for kernels."""
+    data, planned = partition.to_json(), iter(calls)
+    for group in data["groups"]:
+        if group["by"] == "tunebench":
+            call = next(planned)
+            group |= {"by": call.by, "reason": call.reason}
+    return data
 
 
 def _is_portable(call: FusedCall) -> str:

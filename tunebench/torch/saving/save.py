@@ -72,7 +72,7 @@ def save(
         "constants": {name: described(tensor) for name, tensor in constants.items()},
         "kernels": {name: kernel.to_json() for name, kernel in kernels.items()},
     }
-    plan = json.dumps([partition.to_json() for partition in replaced.plans], indent=1)
+    plan = json.dumps(replaced.plans, indent=1)
     members = {
         "model.pt2": package,
         "plan.json": plan.encode(),
