@@ -1,6 +1,7 @@
 """Times of 12 models' steps by eager torch, torch.compile and tunebench, and their compile times.
 
     python -m benchmarks.measured_models [--model ViT-B/16] [--step training] [--untuned] [--rounds 20]
+    python -m benchmarks.measured_models --tune 10
     python -m benchmarks.measured_models --device cuda
 
 The implementations alternate: on this CPU in f32 with batches of 1, or with `--device cuda` in f16 (batch
@@ -9,6 +10,9 @@ as faster (`--db`; without it, an empty one). Their results are compared with to
 
 Each step runs in three processes: torch.compile compiles in the first and tunebench in the second, both with
 empty caches on disk. Times are those of the third, which compiles with the caches of the first.
+
+With `--tune MINUTES`, the workloads of each step are tuned first, as a user would: those of the plan, and of
+groups that may be faster once measured.
 
 With `--untuned`, kernels run all groups that they can, by their default configurations, in one process and
 without torch.compile.
@@ -22,8 +26,10 @@ import argparse
 import logging
 import multiprocessing
 import os
+import sys
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -35,6 +41,10 @@ from torch import nn
 import tunebench.torch as served
 from benchmarks.architecture_models import MEASURED
 from benchmarks.models import without_chance, write_table
+from tunebench.device import find
+from tunebench.graph import extract, plan_partition
+from tunebench.tuning import Plan, tune_suite
+from tunebench.workload import Workload
 
 SEED = 7
 STEPS = ("inference", "training")
@@ -57,6 +67,7 @@ class Step:
         untuned: Whether to run kernels that were not measured.
         benchmark: Whether to keep the groups of a graph only if they make it faster.
         threads: Threads of a CPU; 0 for torch's default.
+        tune_minutes: Time for tuning its workloads first; 0 for none.
     """
 
     name: str
@@ -65,6 +76,29 @@ class Step:
     untuned: bool
     benchmark: bool
     threads: int
+    tune_minutes: float
+
+    def tune(self) -> None:
+        """Tune the workloads of the step, into the database of the environment."""
+        warnings.simplefilter("ignore")
+        case, device = MEASURED[self.device][self.name], find("cpu" if self.device == "cpu" else None)
+        graphs = extract(
+            lambda: without_chance(case.make()),
+            case.specs(),
+            training=self.kind == "training",
+            device=device,
+        )
+        plans = [plan_partition(graph, device) for graph in graphs]
+        counts = sum((plan.workloads + plan.alternative_workloads for plan in plans), Counter[str]())
+        suite: dict[Workload | str, int] = {**counts}
+        summary = tune_suite(suite, device=device, plan=Plan(minutes=self.tune_minutes))
+        winners = Counter(result.report.variant for result in summary.results if result.report)
+        print(
+            f"{self.name}, {self.kind}: {len(counts)} workloads, "
+            f"{sum(result.trials for result in summary.results)} trials, best: {dict(winners)}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def times(self, rounds: int, *, torch_compile: bool = True) -> served.ModelTimes:
         """Time the step in this process."""
@@ -103,6 +137,9 @@ def row(step: Step, rounds: int, database: Path | None) -> str:
         if step.untuned:
             compiled = times = _in_process(step, second, database, rounds, torch_compile=False)
         else:
+            if step.tune_minutes:
+                database = database or Path(second, "tuned.db")
+                _tune_in_process(step, second, database)
             by_torch = _in_process(step, first, database, 1)
             compiled = _in_process(step, second, database, 1, torch_compile=False)
             times = _in_process(step, first, database, rounds)
@@ -128,6 +165,13 @@ def _slowest(times: served.ModelTimes) -> str:
     if worst is None:
         return "-"
     return f"{worst.us / worst.torch_us:.1f}: {' and '.join(worst.workloads)} ({worst.us:.0f} us)"
+
+
+def _tune_in_process(step: Step, cache: str, database: Path) -> None:
+    settings = {"TUNEBENCH_CACHE": f"{cache}/tunebench", "TUNEBENCH_DB": str(database)}
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, initializer=_set, initargs=(settings,)) as pool:
+        pool.submit(step.tune).result()
 
 
 def _in_process(
@@ -159,6 +203,7 @@ def rows(options: argparse.Namespace) -> Iterator[str]:
                 untuned=options.untuned,
                 benchmark=options.benchmark,
                 threads=options.threads,
+                tune_minutes=options.tune,
             )
             try:
                 yield row(step, options.rounds, options.db)
@@ -178,6 +223,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--untuned", action="store_true", help="run default configurations of kernels")
     parser.add_argument("--benchmark", action="store_true", help="keep groups only where they are faster")
     parser.add_argument("--threads", type=int, default=0, help="threads of a CPU; default: torch's")
+    parser.add_argument("--tune", type=float, default=0.0, metavar="MINUTES", help="tune each step first")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--out", type=Path, help="file for the table")
     options = parser.parse_args(arguments)
