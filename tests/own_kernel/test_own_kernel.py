@@ -177,6 +177,32 @@ def test_numba_function_is_tuned_resumed_and_looked_up(tmp_path: Path) -> None:
     assert answer.how == "measured here"
 
 
+def product(a: Any, total: Any, out: Any, n: int, rows: int) -> None:
+    total += 1
+    for first in range(0, n, rows):
+        np.multiply(a[first : first + rows], FACTOR, out=out[first : first + rows])
+
+
+FACTOR = 2.0
+
+
+@pytest.mark.slow
+def test_function_is_called_as_it_is(tmp_path: Path) -> None:
+    args = {"a": Input((N,), "f32"), "total": InOut((3,), "f32"), "out": Output((N,), "f32"), "n": N}
+    result = tunebench.tune_kernel(
+        product,
+        args=args,
+        space={"rows": [10, 1000]},
+        reference=lambda a, total: (total + 1, a * FACTOR),
+        compiled=False,
+        plan=QUICK,
+        db=tmp_path / "results.db",
+    )
+    assert result.how == "measured"
+    assert result.report.trials == {"measured": 2}
+    assert result.best is not None
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

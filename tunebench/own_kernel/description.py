@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 
 __all__ = ["KernelDescription"]
 
-Language = Literal["cuda", "numba-cpu", "numba-cuda"]
+Language = Literal["cuda", "numba-cpu", "numba-cuda", "library-cpu"]
 
 _BASES: Mapping[Language, str] = {
     "cuda": "OwnCudaKernel",
     "numba-cpu": "OwnNumbaKernel",
     "numba-cuda": "OwnNumbaCudaKernel",
+    "library-cpu": "OwnFunction",
 }
 _BLOCK_NAMES = (
     ("block",),
@@ -72,6 +73,8 @@ class KernelDescription:
         smem_bytes: Dynamic shared memory of a block, as a number, a function or an expression.
         flops: Floating-point operations, as a number, a function or an expression of sizes.
         emulate: Smaller sizes to verify with where there is no GPU.
+        compiled: Whether Numba compiles a function. Otherwise it is called as it is on the CPU, with
+            arguments and parameters by name: it calls libraries, or compiles and launches by itself.
 
     Raises:
         InputError: Something is missing or contradicts the rest; the message names it.
@@ -90,6 +93,7 @@ class KernelDescription:
     smem_bytes: Any = 0
     flops: Any = None
     emulate: Mapping[str, int] = field(default_factory=dict)
+    compiled: bool = True
 
     def write(self) -> tuple[Path, str]:
         """Write the generated module into the cache, and return its path and the text of the workload."""
@@ -317,7 +321,7 @@ class _Module:
         parameters = (f"Parameter({name!r}, {values!r}, {name!r})," for name, values in self.space.items())
         lines = [
             f"class Kernel({_BASES[self.language]}):",
-            f"    name = {self.language.replace('-', '_')!r}",
+            f"    name = {self.language.replace('-', '_').replace('library', 'function')!r}",
             "    operator = Operator",
             '    digest = "DIGEST"',
             f"    given_default = {self._default()!r}",
@@ -326,7 +330,7 @@ class _Module:
             f"        ({''.join(self._constraints(functions, names))}),",
             "    )",
         ]
-        if self.language != "numba-cpu":
+        if self.language in ("cuda", "numba-cuda"):
             for attribute, value in self._launch().items():
                 lines.append(f"    {attribute} = {self._call(functions, f'_{attribute[:-3]}', value, names)}")
             lines.append(f"    emulated_sizes = {dict(self.given.emulate)!r}")
@@ -336,6 +340,11 @@ class _Module:
 
     def _function(self, functions: dict[str, Portable]) -> list[str]:
         """Return the attributes of a kernel in Python, whose parameters and numbers become constants."""
+        if self.language == "library-cpu":
+            names = (*(argument.name for argument in self.arguments), *self.space)
+            function = portable(self.code, "kernel", names, {})
+            functions["_kernel"] = function
+            return [f"    function_of = ({function.arguments!r}, _kernel())"]
         numbers = tuple(argument.name for argument in self.arguments if argument.role == "number")
         constants = (*self.space, *numbers)
         every = tuple(argument.name for argument in self.arguments)
@@ -416,9 +425,13 @@ def _code(given: KernelDescription) -> tuple[Language, Any, str]:
     if function.__name__ == "<lambda>":
         raise InputError("a kernel for Numba must be a function with a name, not a lambda")
     on_gpu = given.grid is not None or type(source).__module__.startswith("numba.cuda")
+    if on_gpu and not given.compiled:
+        raise InputError("a function that is called as it is launches by itself: leave grid out")
     name = given.name or function.__name__
     if not name.isidentifier():
         raise InputError(f"the name of a kernel for Numba must be an identifier, got {quoted(name)}")
+    if not given.compiled:
+        return "library-cpu", function, name
     return "numba-cuda" if on_gpu else "numba-cpu", function, name
 
 

@@ -1,8 +1,9 @@
-"""Variants of a user's kernel: CUDA C++, Numba on the CPU, Numba-CUDA; a generated module completes them."""
+"""Variants of a user's kernel: CUDA C++, Numba, or a function as it is; a generated module completes them."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from tunebench.variant import (
     CudaVariant,
     GpuVariant,
     Launch,
+    LibraryCpuVariant,
     NumbaCpuVariant,
     NumbaCudaVariant,
     Scalar,
@@ -32,7 +34,7 @@ from tunebench.workload import Tensor
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
-__all__ = ["OwnCudaKernel", "OwnNumbaCudaKernel", "OwnNumbaKernel", "by_row"]
+__all__ = ["OwnCudaKernel", "OwnFunction", "OwnNumbaCudaKernel", "OwnNumbaKernel", "by_row"]
 
 RESTORE_THREADS = 256
 RESTORE = """
@@ -236,15 +238,69 @@ def _cpp(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-class OwnNumbaKernel(OwnKernel, NumbaCpuVariant[Any]):
-    """A Python function that Numba compiles for the CPU, with parameters and real numbers as constants.
+class OwnCpuKernel(OwnKernel):
+    """What functions for the CPU have in common.
 
     Attributes:
-        function_of: Names of its constants, and a function of them that returns the kernel.
-        order: Names of the arguments of the kernel.
+        function_of: For Numba, names of the constants, and a function of them that returns the kernel; for a
+            function that is called as it is, names of its arguments, and the function.
     """
 
     function_of: ClassVar[tuple[tuple[str, ...], Callable[..., Any]]]
+
+    def costs(self, workload: OwnOperator, table: Table, device: Device) -> Costs:
+        """Return no work but the compulsory bytes of the workload: what the function does is unknown."""
+        return Costs(blocks=1, full_blocks=0, threads=1)
+
+
+class OwnFunction(OwnCpuKernel, LibraryCpuVariant[Any]):
+    """A Python function that is called as it is; it may call libraries, or launch kernels by itself."""
+
+    def package(self, config: Config) -> str:
+        """Return NumPy, which is always installed: libraries that a function calls are unknown."""
+        return "numpy"
+
+    def calls(self, config: Config) -> str:
+        """Return the name of the function."""
+        return str(self.function_of[1].__name__)
+
+    def revision(self, workload: OwnOperator, config: Config) -> str:
+        """Return a hash of the generated module and the configuration."""
+        return hashlib.sha256(f"{self.digest} {config}".encode()).hexdigest()[:16]
+
+    def call(self, workload: OwnOperator, config: Config, tensors: Mapping[str, Any]) -> Callable[[], object]:
+        """Return a call of the function, after copies of the arrays that it changes."""
+        names, function = self.function_of
+        values = {a.name: a.value for a in workload.kernel_arguments if a.role == "number"}
+        values |= {**workload.sizes, **config}
+        values |= {a.name: tensors[a.result] for a in workload.kernel_arguments if a.result in tensors}
+        changed = [
+            (tensors[a.result], tensors[a.name]) for a in workload.kernel_arguments if a.role == "inout"
+        ]
+        named = {name: values[name] for name in names}
+
+        def launch() -> None:
+            for copied, original in changed:
+                np.copyto(copied, original)
+            function(**named)
+
+        return launch
+
+    def default_results(self, workload: OwnOperator, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Return the outputs of the default configuration."""
+        tensors = (*workload.outputs(), *workload.scratch())
+        arrays = {**inputs, **{t.name: np.zeros(t.shape, numpy_dtype(t.dtype)) for t in tensors}}
+        self.call(workload, self._default_config(workload), arrays)()
+        return {tensor.name: arrays[tensor.name] for tensor in workload.outputs()}
+
+
+class OwnNumbaKernel(OwnCpuKernel, NumbaCpuVariant[Any]):
+    """A Python function that Numba compiles for the CPU, with parameters and real numbers as constants.
+
+    Attributes:
+        order: Names of the arguments of the kernel.
+    """
+
     order: ClassVar[tuple[str, ...]]
 
     def kernel(self, workload: OwnOperator, config: Config) -> Callable[..., None]:
@@ -259,10 +315,6 @@ class OwnNumbaKernel(OwnKernel, NumbaCpuVariant[Any]):
         by_name = {argument.name: argument for argument in workload.kernel_arguments}
         originals = [name for name in self.order if by_name[name].role == "inout"]
         return (*originals, *(_passed_to_cpu(by_name[name], workload) for name in self.order))
-
-    def costs(self, workload: OwnOperator, table: Table, device: Device) -> Costs:
-        """Return no work but the compulsory bytes of the workload: what the function does is unknown."""
-        return Costs(blocks=1, full_blocks=0, threads=1)
 
     def default_results(self, workload: OwnOperator, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return the outputs of the default configuration, compiled without fast-math.

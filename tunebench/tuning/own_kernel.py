@@ -86,7 +86,7 @@ def tune_kernel(
         plan: As for `tunebench.tune`.
         watcher: As for `tunebench.tune`.
         description: `args`, `space`, `grid`, `block`, `constraints`, `reference`, `tolerance`, `default`,
-            `smem_bytes`, `flops` and `emulate`, as for `tunebench.own_kernel.KernelDescription`.
+            `smem_bytes`, `flops`, `emulate` and `compiled`, as for `tunebench.own_kernel.KernelDescription`.
 
     Returns:
         The best configuration, and the report.
@@ -183,7 +183,7 @@ def _device(variant: Any, device: Device | str | None, arch: str | None) -> Devi
         raise InputError(f"name a device or an architecture, not both: {device} and {arch}")
     if device is not None or arch is not None:
         return device or arch
-    if variant.language == "numba-cpu":
+    if variant.language in ("numba-cpu", "library-cpu"):
         return "cpu"
     if not local_gpus():
         raise InputError(
