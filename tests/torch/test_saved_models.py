@@ -20,7 +20,7 @@ import tunebench.torch as served  # noqa: E402
 from tests.torch.test_torch_compile import _record  # noqa: E402
 from tunebench.device import local_cpu  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
-from tunebench.torch.saving import description, kernel, load, program, save  # noqa: E402
+from tunebench.torch.compiler.saving import description, kernel, load, program, save  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.inductor]
 
@@ -156,7 +156,7 @@ def test_files_of_another_format_or_that_others_may_write_are_refused(
     target.chmod(0o666)
     assert "can be written by other users" in refused(target)
     assert "cannot be read: No such file" in refused(tmp_path / "missing.tb")
-    monkeypatch.setattr("tunebench.torch.saving.archive.FORMAT", 2)
+    monkeypatch.setattr("tunebench.torch.compiler.saving.archive.FORMAT", 2)
     assert "has format 1, this version reads 2: save the model again" in refused(saved[0])
 
 
@@ -264,7 +264,7 @@ def test_a_compiled_module_is_saved_like_the_module(
     """The package is that of the other tests, since compiling another one takes seconds."""
     with zipfile.ZipFile(saved[0]) as archive:
         package = archive.read("model.pt2")
-    monkeypatch.setattr("tunebench.torch.saving.save._compiled", lambda *_: package)
+    monkeypatch.setattr("tunebench.torch.compiler.saving.save._compiled", lambda *_: package)
     compiled = served.compile(Model().eval())
     served.save(compiled, tmp_path / "model.tb", (torch.randn(SIZES),), {"factor": 2.0})
     with zipfile.ZipFile(tmp_path / "model.tb") as archive:

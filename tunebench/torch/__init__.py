@@ -4,10 +4,10 @@ A tuned kernel runs a call where it was measured to be faster than torch's on th
 other calls. `prefer` changes that choice, and `watching` and `dispatch_report` show it.
 
 - `functional`: the functions, each a custom operator of torch
-- `compiler`: `compile`, a backend of `torch.compile` that runs groups of operations by tuned kernels
+- `compiler`: `compile`, a backend of `torch.compile` that runs groups of operations by tuned kernels; its
+  `saving` has `save` and `load`, which keep a compiled model in a file
 - `patching`: `patch`, which replaces a model's modules
 - `profiling`: `profile`, which counts the workloads that a program runs
-- `saving`: `save` and `load`, which keep a compiled model in a file
 
 >>> import torch
 >>> from tunebench.torch import linear, prefer
@@ -45,12 +45,12 @@ from tunebench.torch.functional.softmax import log_softmax, softmax
 
 if TYPE_CHECKING:
     from tunebench.torch.compiler.backend import compile, plans  # noqa: A004 - the name of torch.compile
+    from tunebench.torch.compiler.saving.load import LoadedModel, load
+    from tunebench.torch.compiler.saving.save import save
     from tunebench.torch.compiler.timing import ModelTimes, time_model
     from tunebench.torch.patching.functions import patched_calls
     from tunebench.torch.patching.model import PatchReport, patch, unpatch
     from tunebench.torch.profiling.profiler import DemandProfile, profile
-    from tunebench.torch.saving.load import LoadedModel, load
-    from tunebench.torch.saving.save import save
 
 __all__ = [
     "DemandProfile",
@@ -88,16 +88,16 @@ __all__ = [
 
 _LAZY = {
     "DemandProfile": "profiling.profiler",
-    "LoadedModel": "saving.load",
+    "LoadedModel": "compiler.saving.load",
     "ModelTimes": "compiler.timing",
     "PatchReport": "patching.model",
     "compile": "compiler.backend",
-    "load": "saving.load",
+    "load": "compiler.saving.load",
     "patch": "patching.model",
     "patched_calls": "patching.functions",
     "plans": "compiler.backend",
     "profile": "profiling.profiler",
-    "save": "saving.save",
+    "save": "compiler.saving.save",
     "time_model": "compiler.timing",
     "unpatch": "patching.model",
 }

@@ -20,7 +20,7 @@ from tunebench.torch.compiler._fused_call import FusedCall
 from tunebench.torch.compiler._group_planner import GroupPlanner, NoGroupsError
 from tunebench.torch.compiler.capture import without_log
 from tunebench.torch.compiler.decomposition import DECOMPOSITIONS
-from tunebench.torch.saving.kernel import SavedKernel
+from tunebench.torch.compiler.saving.kernel import SavedKernel
 from tunebench.workloads import parse
 
 __all__ = ["ProgramWithKernels"]

@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_loads
 from tunebench._foreign_file import interpreting
 from tunebench.device import local_cpu
 from tunebench.errors import InputError
-from tunebench.torch.saving.archive import read_archive
-from tunebench.torch.saving.description import described, versions
-from tunebench.torch.saving.kernel import SavedKernel
+from tunebench.torch.compiler.saving.archive import read_archive
+from tunebench.torch.compiler.saving.description import described, versions
+from tunebench.torch.compiler.saving.kernel import SavedKernel
 
 __all__ = ["LoadedModel", "load"]
 

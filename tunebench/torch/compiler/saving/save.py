@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_flatten
 from tunebench.device import local_cpu
 from tunebench.errors import InputError
 from tunebench.torch.compiler.capture import first_reason
-from tunebench.torch.saving.archive import write_archive
-from tunebench.torch.saving.description import described, versions
-from tunebench.torch.saving.program import ProgramWithKernels
+from tunebench.torch.compiler.saving.archive import write_archive
+from tunebench.torch.compiler.saving.description import described, versions
+from tunebench.torch.compiler.saving.program import ProgramWithKernels
 
 __all__ = ["save"]
 
