@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import keyword
+import os
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -125,7 +126,7 @@ def _write(path: Path, data: bytes) -> None:
     """Write a file whose name contains a hash of its contents, unless it is there."""
     if path.is_file() and path.read_bytes() == data:
         return
-    partial = path.with_suffix(f".{hashlib.sha256(data).hexdigest()[:8]}.partial")
+    partial = path.with_suffix(f".{os.getpid()}.partial")  # another process may write the same file
     partial.write_bytes(data)
     partial.replace(path)
 
