@@ -347,11 +347,15 @@ class _Examination:
         count = min(self._arena.slots, max(2, int(UNTIMED_US / max(median_us, 1.0))))
         if self._flush.size:
             return self._timed.launch_us if median_us > SHORT_US else self._batches_us(count)
-        repeated_us = self._repeated_us(count, median_us)  # batches contain copies, or fill caches
+        # Batches contain copies, or fill caches; repetitions of launches make them longer by launches only.
+        once_us, repeats = self._batches_us(count), 2 + int(UNTIMED_US / max(median_us, 1.0) / count)
+        longer_us = [max(0.0, us - min(once_us)) for us in self._batches_us(count, repeats)]
+        repeated_us = [us / (repeats - 1) for us in longer_us]
         if self._device.kind != "cpu":
             return repeated_us
-        once_us = [us / COLD for us in self._batches_us(count)]
-        return max([(us - REPEATED_US) / REPEATED for us in repeated_us], once_us, key=min)
+        return max(
+            [(us - REPEATED_US) / REPEATED for us in repeated_us], [us / COLD for us in once_us], key=min
+        )
 
     def _alone_us(self) -> list[float]:
         """Return times of single launches by this process's clock, without the exchange of messages.
@@ -373,12 +377,6 @@ class _Examination:
         """Return the times per launch of some batches that this process alone times."""
         batches_us = [self._run(count, repeats=repeats)[1] for _ in range(UNTIMED_BATCHES)]
         return [max(0.0, us - HANDOVER_US) / count for us in batches_us]
-
-    def _repeated_us(self, count: int, expected_us: float) -> list[float]:
-        """Return times by which a repetition of each launch makes a batch longer, per launch."""
-        repeats = 2 + int(UNTIMED_US / max(expected_us, 1.0) / count)
-        once_us, often_us = min(self._batches_us(count)), self._batches_us(count, repeats)
-        return [max(0.0, us - once_us) / (repeats - 1) for us in often_us]
 
     def _run(
         self, count: int, changed: Sequence[bool] | None = None, *, do: str = "launch", repeats: int = 1
