@@ -92,7 +92,7 @@ REPETITIONS = 3
 VERIFY_S = 0.05
 """Time after which no further launch is verified; one always is."""
 MOST_KEPT_BYTES = 256 << 20
-MOST_KEPT = 8
+MOST_KEPT = 16
 """Launches kept to be verified."""
 
 FLUSHED_CACHES = 2
@@ -389,7 +389,7 @@ class _Examination:
         slots = [int(slot) for slot in self._rng.permutation(self._arena.slots)[:count]]
         self._prepare(slots, changed)
         position = self._position()  # chosen before the launches: their inputs are compared, too
-        chosen = slots[int(self._rng.integers(count))]
+        chosen = self._choose(slots, changed)
         inputs = {} if position is None else _copies(self._arena.inputs(chosen))
         if self._flush.size:
             self._flush.sum()
@@ -401,6 +401,13 @@ class _Examination:
             outputs = _copies(self._arena.outputs(chosen))
             self._kept[position : position + 1] = [_KeptLaunch(inputs=inputs, outputs=outputs)]
         return reply, us
+
+    def _choose(self, slots: Sequence[int], changed: Sequence[bool] | None) -> int:
+        """Return the slot of a batch to keep: in half of the batches one with little changed inputs."""
+        flags = [False] * len(slots) if changed is None else changed
+        similar = [slot for slot, is_changed in zip(slots, flags, strict=True) if is_changed]
+        choices = similar if similar and self._rng.random() < 0.5 else slots
+        return int(choices[int(self._rng.integers(len(choices)))])
 
     def _prepare(self, slots: Sequence[int], changed: Sequence[bool] | None) -> None:
         """Write the inputs of launches, and poison their outputs."""
