@@ -331,7 +331,7 @@ def _tune_sizes(
 
 def _print_reports(options: TuneOptions, reports: list[Report], *, single: bool, sizes: int) -> None:
     """Print the reports of one workload on each device, or of a size range of `sizes` workloads."""
-    from tunebench.tuning.report_text import render_reports, render_size_range
+    from tunebench.tuning.report_text import render_reports, render_size_range, show_command
 
     _warn_of_violations(reports)
     data = [report.to_json() for report in reports]
@@ -343,7 +343,7 @@ def _print_reports(options: TuneOptions, reports: list[Report], *, single: bool,
     for report in reports:
         if report.config is None and not sizes:
             no_trial = "no trial was left: this run resumes one of the same options; raise --trials"
-            finals = "no finalist was right in every round of the finals; tunebench show lists why"
+            finals = f"no finalist was right in every round of the finals; `{show_command(report)}` lists why"
             why = report.failures[0] if report.failures else finals if report.trials else no_trial
             raise TunebenchError(f"no configuration succeeded on {report.device}: {why}")
 

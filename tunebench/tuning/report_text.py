@@ -29,6 +29,7 @@ __all__ = [
     "render_reports",
     "render_size_range",
     "render_summary",
+    "show_command",
     "skipped_lines",
     "time_of",
 ]
@@ -208,14 +209,18 @@ def failure_lines(report: Report) -> Iterator[str]:
         if len(lines) > 1:
             yield from (f"           | {line}" for line in lines[:SHOWN_LINES])
     if len(report.failures) > SHOWN_FAILURES:
-        show = command_line(
-            "show",
-            workload=report.workload,
-            device=report.device,
-            variant_file=files_of(report.workload.partition(":")[0]),
-            db=locate(report.database).option,
-        )
-        yield f"           {len(report.failures) - SHOWN_FAILURES} more reasons: {show}"
+        yield f"           {len(report.failures) - SHOWN_FAILURES} more reasons: {show_command(report)}"
+
+
+def show_command(report: Report) -> str:
+    """Return the command that lists the records of a report's workload."""
+    return command_line(
+        "show",
+        workload=report.workload,
+        device=report.device,
+        variant_file=files_of(report.workload.partition(":")[0]),
+        db=locate(report.database).option,
+    )
 
 
 def _ties(report: Report) -> Iterator[str]:
