@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from tunebench.kernels.common.library_cpu import TORCH, LibraryCpu
+import dataclasses
+import functools
+
+from tunebench.kernels.common.library_cpu import TORCH, LibraryCpu, LibraryProgram, is_single, torch_baseline
 from tunebench.workloads.operators.batchnorm_stats import BatchNormStats
 
 
+def _is_forward(workload: BatchNormStats) -> bool:
+    return is_single(workload) and not workload.is_backward
+
+
+def _is_backward(workload: BatchNormStats) -> bool:
+    return is_single(workload) and workload.is_backward
+
+
+_var_mean = functools.partial(torch_baseline, name="torch-plain")
+
+
 class LibraryBatchNormStats(LibraryCpu[BatchNormStats]):
-    """batchnorm_stats by torch."""
+    """Statistics and gradients by torch; its batch normalisation is less accurate than required."""
 
     operator = BatchNormStats
-    programs = {"torch": TORCH}
+    programs = {
+        "torch": dataclasses.replace(TORCH, supports=_is_backward),
+        "torch_var_mean": LibraryProgram("torch", _var_mean, "torch.var_mean", _is_forward),
+    }
 
 
 VARIANT = LibraryBatchNormStats()
