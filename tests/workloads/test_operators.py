@@ -955,3 +955,17 @@ def test_sums_of_e4m3_in_f32_have_a_smaller_tolerance() -> None:
     assert all(limits[k, "f32"] == limits[k, "fast"] for k in (64, 256))
     assert limits[1024, "f32"] < limits[1024, "fast"] / 2
     assert limits[16384, "f32"] < limits[16384, "fast"] / 15
+
+
+def test_a_probability_that_is_not_a_normal_number_may_be_zero_in_a_gradient() -> None:
+    workload = parse("cross_entropy:rows=1,cols=2,dtype=f32,direction=backward")
+    inputs = {
+        "x": np.array([[0.0, -87.4]]),
+        "target": np.array([0]),
+        "lse": np.array([0.0]),
+        "dloss": np.array([3.5]),
+    }
+    gradient, tolerance = workload.reference(inputs)["dx"], workload.tolerance()
+    value, scale = gradient.value[0, 1], gradient.scale[0, 1]
+    assert 2.0**-126 < value < 3.5 * 2.0**-126  # the probability alone is below the normal numbers
+    assert value <= tolerance.eps_acc * scale < 4 * 2.0**-126

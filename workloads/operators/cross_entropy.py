@@ -136,7 +136,8 @@ class CrossEntropy(MatrixWorkload):
         # exp turns an absolute error of its argument into a relative one of the result.
         argument = np.where(np.isfinite(x), np.abs(x) + np.abs(lse), 0.0)
         scale = np.abs(dloss) * (p * (1 + argument) + onehot)
-        least = underflow(self.dtype) / self.tolerance().eps_acc
+        # A probability that is not a normal number may be 0 before it is multiplied.
+        least = np.maximum(1.0, np.abs(dloss)) * underflow(self.dtype) / self.tolerance().eps_acc
         return Reference(value=(p - onehot) * dloss, scale=scale + least)
 
     def tolerance(self) -> Tolerance:
