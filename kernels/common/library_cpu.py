@@ -76,8 +76,13 @@ class LibraryCpu(LibraryCpuVariant[W]):
         ]
 
     def limits(self, workload: W, device: Device) -> str | None:
-        """Refuse a workload that no installed library computes."""
-        return None if self.supported(workload) else f"no installed library computes {workload.operator} so"
+        """Refuse a workload that no installed library computes as exactly as required."""
+        if self.supported(workload):
+            return None
+        absent = sorted({p.package for p in self.programs.values() if p.supports(workload)})
+        if absent:
+            return f"{self.key} needs {' or '.join(absent)}, which is not installed"
+        return f"{self.key} has no program that computes such a workload as exactly as required"
 
     def default(self, workload: W, device: Device) -> Config:
         """Return the first program that supports the workload."""

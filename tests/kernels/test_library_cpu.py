@@ -152,7 +152,10 @@ def test_an_absent_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path:
     from tunebench.kernels.common import library_cpu
 
     monkeypatch.setattr(library_cpu, "installed_version", lambda package: None)
-    assert LIBRARY.refuses(GEMM, CPU) == "no installed library computes gemm so"
+    assert LIBRARY.refuses(GEMM, CPU) == "gemm/library_cpu needs numpy or torch, which is not installed"
+    half = parse("softmax:rows=4,cols=8,dtype=f16,prologue=mask")
+    reason = kernels.variant("softmax/library_cpu").refuses(half, CPU)
+    assert reason == "softmax/library_cpu has no program that computes such a workload as exactly as required"
     monkeypatch.setattr(variant, "installed_version", lambda package: None)
     with pytest.raises(InputError, match="needs torch, which is not installed"):
         compile_config(LIBRARY, GEMM, ONEDNN, CPU, BinaryCache(tmp_path))
