@@ -89,3 +89,12 @@ def test_processors_use_the_default(tmp_path: Path) -> None:
     spaces, _ = find_variants(parse(text), cpu, compilable=False)
     defaults = {space.variant.key: space.table.config(space.default_row or 0) for space in spaces}
     assert answer.config == defaults[answer.variant]
+
+
+def test_processors_are_predicted_at_the_rates_that_were_measured(tmp_path: Path) -> None:
+    """The tests store 250 GFLOP/s: a product of 2 * 256**3 operations takes 134 us or a little more."""
+    answer = lookup_workload(
+        "gemm:m=256,n=256,k=256,dtype=f32", device="cpu", db=tmp_path / "a.db", quiet=True
+    )
+    chosen = choose_config(parse(answer.workload), devices.local_cpu(), db=db)
+    assert answer.expected_us == chosen.expected_us == pytest.approx(2 * 256**3 / 250e3, rel=0.01)

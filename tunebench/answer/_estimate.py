@@ -26,6 +26,7 @@ from tunebench.forecast import predict_us
 from tunebench.forecast.predicted_space import PredictedSpace, predicted_space
 from tunebench.kernels import variant as find_variant
 from tunebench.kernels import variants
+from tunebench.measure.processor import with_stored_rates
 from tunebench.outcome import CacheState
 from tunebench.space import Config, Table
 from tunebench.variant import Variant, exceeds_memory, unsuitable
@@ -118,6 +119,7 @@ def predicted_answer(
     reason = unsuitable(workload, device) or exceeds_memory(workload, device)
     if reason is not None:
         raise InputError(reason)
+    device = with_stored_rates(device)
     refused, spaces = [], []
     for candidate in variants(workload):
         if variant not in (None, candidate.key) or not (candidate.is_predictable or variant):

@@ -22,10 +22,10 @@ from typing import Any
 from tunebench import _environment
 from tunebench._lazy import np
 from tunebench._private_file import create_folder, read_private
-from tunebench.device import Device
+from tunebench.device import Device, local_cpu
 from tunebench.measure.machine import BUSY, busy_elsewhere
 
-__all__ = ["ProcessorRates", "measure_rates", "store_rates", "with_measured_rates"]
+__all__ = ["ProcessorRates", "measure_rates", "store_rates", "with_measured_rates", "with_stored_rates"]
 
 FORMAT = 1
 """Version of the file; rates of another version are measured again."""
@@ -71,6 +71,18 @@ def with_measured_rates(device: Device) -> Device:
     if rates is None or (rates.busy and busy_elsewhere() <= BUSY):
         rates = _higher(measure_rates(device), rates)
         store_rates(device, rates)
+    return dataclasses.replace(device, measured_gb_s=rates.gb_s, measured_gflop_s=rates.gflop_s)
+
+
+def with_stored_rates(device: Device) -> Device:
+    """Return a device with its rates if it is this machine's processor and they were measured, else as it is.
+
+    Args:
+        device: Any device.
+    """
+    rates = _stored(device) if device.kind == "cpu" and device.key == local_cpu().key else None
+    if rates is None:
+        return device
     return dataclasses.replace(device, measured_gb_s=rates.gb_s, measured_gflop_s=rates.gflop_s)
 
 

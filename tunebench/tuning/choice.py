@@ -11,6 +11,7 @@ from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.forecast.predicted_space import PredictedSpace, best_space
 from tunebench.kernels import variant as find_variant
+from tunebench.measure.processor import with_stored_rates
 from tunebench.outcome import CacheState
 from tunebench.space import Config
 from tunebench.tuning.tunable import find_variants
@@ -76,7 +77,7 @@ def choose_config(
         DatabaseError: if the database cannot be read.
         LookupMiss: if only variants were measured whose files are not loaded.
     """
-    names = () if variant is None else (variant,)
+    device, names = with_stored_rates(device), () if variant is None else (variant,)
     tunables, _ = find_variants(workload, device, names, compilable=compilable)
     if config is not None:
         if len(tunables) > 1:
