@@ -96,5 +96,5 @@ def test_processors_are_predicted_at_the_rates_that_were_measured(tmp_path: Path
     answer = lookup_workload(
         "gemm:m=256,n=256,k=256,dtype=f32", device="cpu", db=tmp_path / "a.db", quiet=True
     )
-    chosen = choose_config(parse(answer.workload), devices.local_cpu(), db=db)
+    chosen = choose_config(parse(answer.workload), devices.local_cpu(), db=tmp_path / "a.db")
     assert answer.expected_us == chosen.expected_us == pytest.approx(2 * 256**3 / 250e3, rel=0.01)
