@@ -77,6 +77,8 @@ COLD = 3.0
 """Largest ratio of the times of a launch with the caches that the judge leaves and with warm ones."""
 HANDOVER_US = 60.0
 """Time of a batch that is not that of its launches, in microseconds: messages, and the start of threads."""
+LOOP_US = 2.0
+"""Time that the loop around a launch may take, in microseconds: the samples leave it out."""
 LONGEST_HANDOVER_US = 200.0
 """Largest time of an empty batch that is left out of that of a launch alone: a kernel may delay it."""
 READING_US = 100.0
@@ -376,7 +378,7 @@ class _Examination:
     def _batches_us(self, count: int, repeats: int = 1) -> list[float]:
         """Return the times per launch of some batches that this process alone times."""
         batches_us = [self._run(count, repeats=repeats)[1] for _ in range(UNTIMED_BATCHES)]
-        return [max(0.0, us - HANDOVER_US) / count for us in batches_us]
+        return [max(0.0, (us - HANDOVER_US) / count - LOOP_US) for us in batches_us]
 
     def _run(
         self, count: int, changed: Sequence[bool] | None = None, *, do: str = "launch", repeats: int = 1
