@@ -4,8 +4,8 @@ How a variant is found: each folder has the name of an operator, and each of its
 start with `_` defines one variant as `VARIANT`. `variants` also returns the variants of installed packages
 (entry points of the group `tunebench.variants`) and of files that `load_file` loaded.
 
-How to add one: create `kernels/<operator>/<name>.py` with a subclass of `CudaVariant`, `NumbaCudaVariant` or
-`NumbaCpuVariant` (`tunebench.variant`) and `VARIANT = <subclass>()`. No other file changes: the contract
+How to add one: create `kernels/<operator>/<name>.py` with a subclass of `CudaVariant`, `NumbaCudaVariant`,
+`NumbaCpuVariant` or `LibraryCpuVariant` (`tunebench.variant`) and `VARIANT = <subclass>()`. No other file changes: the contract
 tests of `tests/kernels` pick it up. Code that several operators share is in `common`.
 """
 

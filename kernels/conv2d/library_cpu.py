@@ -7,7 +7,7 @@ from typing import Any
 
 from tunebench import libraries
 from tunebench.kernels.common.library_cpu import LibraryCpu, LibraryProgram, is_single
-from tunebench.kernels.common.onednn import computes, post_operation
+from tunebench.kernels.common.onednn import PostOperation, computes, post_operation
 from tunebench.libraries import Tensors
 from tunebench.workloads.operators.conv2d import Conv2d
 
@@ -49,7 +49,7 @@ def _onednn(workload: Conv2d, t: Tensors) -> Callable[[], object]:
     return lambda: y.copy_(compute(x, filters(), bias, *geometry, attribute, numbers, algorithm))
 
 
-def _post_operation(workload: Conv2d) -> tuple[str, list[Any], str] | None:
+def _post_operation(workload: Conv2d) -> PostOperation | None:
     return post_operation("relu" if workload.has_relu else workload.activation)
 
 
