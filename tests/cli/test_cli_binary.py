@@ -117,9 +117,27 @@ def test_export(run_json: Run, run_text: Run, tmp_path: Path) -> None:
     assert exported["build"][0].startswith("nvcc ")
 
 
+def test_export_of_a_lookup_table(run_json: Run, run_text: Run, run_refused: Run, tmp_path: Path) -> None:
+    table = str(tmp_path / "kernels.table")
+    both = ("--table", table, "--device", "h100-sxm,a100-80-sxm")
+    text = run_text("export", *both, "softmax:rows=8,cols=8,dtype=f32", "softmax:rows=9,cols=8,dtype=f32")
+    assert "4 answers written" in text
+    assert "lookup_table.hpp" in text
+    huge = "softmax:rows=2147483647,cols=2147483647,dtype=f32"
+    exported = run_json("export", *both, "softmax:rows=8,cols=8,dtype=f32", huge)
+    assert exported["files"] == [table, str(tmp_path / "lookup_table.hpp")]
+    assert len(exported["missing"]) == 2
+    assert {answer["how"] for answer in exported["answers"]} == {"predicted"}
+    assert "one answer or more" in run_refused("export", *both, huge)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (("export", *CPU), "expected one of --out FOLDER and --table FILE"),
+        (("export", *CPU, "--out", "x", "--table", "y"), "expected one of --out FOLDER and --table FILE"),
+        (("export", *CPU, "--table", "x", "--variant", "numba_cpu"), "leave --variant and --config out"),
+        (("export", *CPU, "--device", "t4", "--out", "x"), "--table takes several of both"),
         (("show", *SOFTMAX, "--sass", "--ptx"), "exclude one another"),
         (("show", *SOFTMAX, "--variant", "cuda_block"), "need --sass, --ptx or --resources"),
         (("show", *SOFTMAX, "--device", "t4", "--sass"), "--device and --arch exclude each other"),

@@ -7,6 +7,7 @@ The language of a fenced block decides how it is run:
 - ``python``: run as a program.
 - ``python torch``: run as a program if torch is installed.
 - ``python`` or ``toml`` whose first line is ``# file: NAME``: saved under that name.
+- ``cpp``: compiled and run by a test of its package.
 - ``console norun``: not run, because it changes the machine; a comment before it gives the reason.
 
 The blocks of a page share a folder and a database. Pages share only the cache of compiled kernels, that of
@@ -39,7 +40,7 @@ from tunebench import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LANGUAGES = {"console", "console norun", "python", "python torch", "toml", "sql", "text", "yaml"}
+LANGUAGES = {"console", "console norun", "python", "python torch", "toml", "cpp", "sql", "text", "yaml"}
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 HAS_FORK = missing("fork-server") is None

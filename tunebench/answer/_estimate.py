@@ -195,7 +195,7 @@ def workload_distance(workload: Workload, compared: Workload) -> float | None:
     """Return the distance of two workloads in doublings of sizes; None if they are not comparable.
 
     The distance is Euclidean in the logarithms of the sizes. Fused operations and layouts may differ.
-    Real-valued dimensions, such as an epsilon, do not count.
+    Real-valued dimensions, such as an epsilon, do not count. Negative numbers must be equal.
     """
     allowed_changes = workload.allowed_changes
     squares = 0.0
@@ -203,7 +203,7 @@ def workload_distance(workload: Workload, compared: Workload) -> float | None:
         mine, its = getattr(workload, name), getattr(compared, name)
         if mine == its:
             continue
-        if isinstance(mine, int) and not isinstance(mine, bool):
+        if isinstance(mine, int) and not isinstance(mine, bool) and min(mine, its) >= 0:
             squares += math.log2((mine + 1) / (its + 1)) ** 2  # a padding may be 0
         elif isinstance(mine, float):
             continue

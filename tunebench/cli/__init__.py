@@ -44,7 +44,7 @@ COMMANDS = {
     "explain": (
         "Explain the time of a configuration: its limiting resource, and changes that would save time."
     ),
-    "export": "Export a kernel with a launch manifest and an example in C++.",
+    "export": "Export a kernel with a launch manifest and an example in C++, or a lookup table for C++.",
     "workloads": "List operators, suites of real layers, and models.",
     "kernels": "List kernel variants and their parameters.",
     "devices": "List the devices of this machine and the described ones.",

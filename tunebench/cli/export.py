@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,40 +11,124 @@ import typer
 
 from tunebench import _environment
 from tunebench.cli._choice import ConfigRequest, describe, in_words
-from tunebench.cli._option import Json
+from tunebench.cli._option import (
+    Architecture,
+    ConfigText,
+    Gpus,
+    Json,
+    ReadDatabase,
+    VariantFiles,
+    VariantName,
+    Workloads,
+    target_device,
+)
 from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import emit
+from tunebench.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tunebench.device import Device
     from tunebench.export import Format
 
 __all__ = ["command"]
 
 
-@grouped_options("asked", ConfigRequest)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRequest:
+    """Command-line options that select a configuration, or the answers of a lookup table."""
+
+    workload: Workloads = None
+    device: Gpus = None
+    arch: Architecture = None
+    variant: VariantName = None
+    variant_file: VariantFiles = None
+    config: ConfigText = None
+    db: ReadDatabase = None
+
+    def single(self) -> ConfigRequest:
+        """Return the request for one configuration.
+
+        Raises:
+            InputError: There is not one workload and one device.
+        """
+        if len(self.workload or ()) != 1 or len(self.device or ()) > 1:
+            raise InputError("expected one --workload and one --device; --table takes several of both")
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        device = self.device[0] if self.device else None
+        return ConfigRequest(**{**values, "workload": (self.workload or ("",))[0], "device": device})
+
+    def devices(self) -> list[Device]:
+        """Return the devices that were given, or this machine's."""
+        if self.device and self.arch is not None:
+            return [target_device(self.device[0], self.arch)]  # raises
+        return [target_device(name, self.arch) for name in self.device or (None,)]
+
+
+@grouped_options("asked", ExportRequest)
 def command(
-    asked: ConfigRequest,
+    asked: ExportRequest,
     out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Folder to write to; created if it does not exist.")
-    ],
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Folder to write to; created if it does not exist.", show_default=False
+        ),
+    ] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Lookup table to write for C++, in place of --out: the best known configuration of each "
+            "--workload on each --device. Default: all workloads with records.",
+            show_default=False,
+        ),
+    ] = None,
     form: Annotated[
         str, typer.Option("--format", help="Format: cubin, machine code; cu, CUDA C++ source for nvcc.")
     ] = "cubin",
     as_json: Json = False,
 ) -> None:
-    """Export a kernel with a launch manifest and an example in C++.
+    """Export a kernel with a launch manifest and an example in C++, or a lookup table for C++.
 
     The folder gets the kernels, manifest.json, and main.cpp with launch.h, which runs them with the CUDA
     driver API. It exports the given configuration, or else the best known one, or else the default; no GPU is
-    needed.
+    needed. With --table it writes the answers of many lookups as one file, and the header that reads it.
     """
+    if (out is None) == (table is None):
+        raise InputError("expected one of --out FOLDER and --table FILE")
+    if table is not None:
+        _write_table(asked, table, as_json=as_json)
+    elif out is not None:
+        _write_kernel(asked.single(), out, _format(form), as_json=as_json)
+
+
+def _write_table(asked: ExportRequest, path: Path, *, as_json: bool) -> None:
+    from tunebench.export.lookup_table import look_up_all, recorded_workloads, write_table
+
+    if asked.variant is not None or asked.config is not None:
+        raise InputError("--table contains the best known configurations: leave --variant and --config out")
+    devices = asked.devices()
+    texts = asked.workload or recorded_workloads(devices, asked.db)
+    entries, missing = look_up_all(texts, devices, asked.db)
+    files = write_table(entries, path)
+
+    def render(to: Console) -> None:
+        exact = sum(entry.answer.exact for entry in entries)
+        to.print(f"{len(entries)} answers written to {path}, {exact} of them measured", soft_wrap=True)
+        to.print(f"  {files[1]} reads them in C++17", soft_wrap=True)
+        for name, reason in missing.items():
+            to.print(f"  no answer for {name}: {reason}", soft_wrap=True)
+
+    data = [{**entry.answer.to_json(), "device": entry.device.key} for entry in entries]
+    emit(as_json, {"files": files, "answers": data, "missing": missing}, render)
+
+
+def _write_kernel(request: ConfigRequest, out: Path, kind: Format, *, as_json: bool) -> None:
     from tunebench.compile import BinaryCache, compile_config
     from tunebench.export import build_lines, write_export
 
-    kind = _format(form)
-    choice = asked.choice()
+    choice = request.choice()
     cache = BinaryCache(_environment.binary_folder())
     binary = compile_config(choice.variant, choice.workload, choice.config, choice.device, cache)
     files = write_export(choice, binary, out, kind)
