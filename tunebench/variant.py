@@ -701,6 +701,19 @@ class LibraryCpuVariant(Variant[W]):
             InputError: The library does not compute the workload.
         """
 
+    def results(self, workload: W, config: Config) -> Callable[[Mapping[str, Any]], Any] | None:
+        """Return a function from inputs to outputs in new memory, which users of torch call without a copy.
+
+        It has all inputs by name, as contiguous tensors of torch with the workload's types, and returns tensors of
+        torch that share no memory with them: one, or a tuple in the order of the outputs. They may lack
+        dimensions of size 1, and be strided. None, the default, if `call` alone runs the library.
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
+        """
+        return None
+
     @abstractmethod
     def calls(self, config: Config) -> str:
         """Return the functions that a configuration calls, for its user.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
-from tunebench.kernels.common.library_cpu import NUMPY, TORCH, LibraryCpu, LibraryProgram, copied, is_single
+from tunebench.kernels.common.library_cpu import NUMPY, TORCH, Compute, LibraryCpu, LibraryProgram, is_single
 from tunebench.libraries import Tensors
 from tunebench.libraries.attention import torch_mask
 from tunebench.workloads.operators.attention import Attention
@@ -14,14 +13,14 @@ from tunebench.workloads.operators.attention import Attention
 _FLASH = "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu"
 
 
-def _flash(workload: Attention, t: Tensors) -> Callable[[], object] | None:
+def _flash(workload: Attention) -> Compute:
     """Return torch's attention as the function that also returns lse."""
     import torch
 
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     aligned = workload.causal and workload.before == 0 and not (workload.has_bias or workload.window)
 
-    def run() -> tuple[Any, ...]:
+    def run(t: Tensors) -> tuple[Any, ...]:
         mask = None if aligned else torch_mask(workload, t)
         k, v = (
             t[name].repeat_interleave(workload.group, 1) if workload.group > 1 else t[name] for name in "kv"
@@ -29,7 +28,7 @@ def _flash(workload: Attention, t: Tensors) -> Callable[[], object] | None:
         o, lse = attend(t["q"], k, v, 0.0, aligned, attn_mask=mask, scale=workload.scale)
         return o, lse
 
-    return copied(workload, t, run)
+    return run
 
 
 def _is_forward(workload: Attention) -> bool:

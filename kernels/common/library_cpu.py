@@ -1,11 +1,13 @@
 """Variants that call a library of the processor: torch (oneDNN, MKL) or NumPy (its BLAS).
 
-A variant has some programs, one of which is its configuration. Programs write into the caller's memory, as
-kernels do: where a library returns new tensors, they are copied, and the copy counts.
+A variant has some programs, one of which is its configuration. A program returns new tensors, which users of
+torch receive without a copy. For callers that pass memory, as for kernels, it writes into that memory: directly
+where the library can, else by a copy, which counts.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -14,6 +16,7 @@ from tunebench import libraries
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.errors import InputError
+from tunebench.libraries import Tensors
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, LibraryCpuVariant, installed_version
 from tunebench.workload import Workload
@@ -21,9 +24,19 @@ from tunebench.workload import Workload
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["NUMPY", "TORCH", "LibraryCpu", "LibraryProgram", "copied", "is_single", "torch_baseline"]
+__all__ = ["NUMPY", "TORCH", "Compute", "LibraryCpu", "LibraryProgram", "Write", "is_single", "torch_baseline"]
 
 W = TypeVar("W", bound=Workload)
+
+Compute = Callable[[Tensors], Any]
+"""From inputs by name to the outputs: a new tensor, or a tuple of them in the order of `Workload.outputs`.
+
+The tensors are arrays for NumPy, else tensors of torch; numbers if they have no shape. Outputs may lack dimensions
+of size 1.
+"""
+
+Write = Callable[..., object]
+"""From inputs by name, and then the outputs in order, which it overwrites."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +45,18 @@ class LibraryProgram:
 
     Attributes:
         package: Distribution of the library.
-        call: From a workload and its tensors to the function that computes the outputs; None if the library
-            does not compute the workload. The tensors are arrays for NumPy, else tensors of torch; numbers if
-            they have no shape.
+        compute: Returns from a workload the function that computes its outputs, in every call from values that it
+            reads then.
         calls: The functions of the library that it calls.
         supports: Whether it computes a workload, as far as that is known without the library.
+        write: The same for a function that writes into the outputs; by default results are copied.
     """
 
     package: Literal["torch", "numpy"]
-    call: Callable[[Any, libraries.Tensors], Callable[[], object] | None]
+    compute: Callable[[Any], Compute]
     calls: str
     supports: Callable[[Any], bool] = lambda workload: True
+    write: Callable[[Any], Write] | None = None
 
 
 class LibraryCpu(LibraryCpuVariant[W]):
@@ -108,10 +122,17 @@ class LibraryCpu(LibraryCpuVariant[W]):
         """Return the program of a configuration as a function without arguments."""
         program = self.programs[config["program"]]
         to_library = _as_torch if program.package == "torch" else _as_numpy
-        call = program.call(workload, {name: to_library(tensor) for name, tensor in tensors.items()})
-        if call is None:
-            raise InputError(f"{program.package} does not compute {workload}")
-        return _without_gradients(call) if program.package == "torch" else call
+        inputs = {tensor.name: to_library(tensors[tensor.name]) for tensor in workload.inputs()}
+        outputs = [to_library(tensors[tensor.name]) for tensor in workload.outputs()]
+        write = _copying(program.compute(workload)) if program.write is None else program.write(workload)
+        run = functools.partial(write, inputs, *outputs)
+        return _without_gradients(run) if program.package == "torch" else run
+
+    def results(self, workload: W, config: Config) -> Compute:
+        """Return the program of a configuration as a function from tensors of torch to new ones."""
+        program = self.programs[config["program"]]
+        compute = program.compute(workload)
+        return compute if program.package == "torch" else _on_tensors(compute)
 
 
 def _as_torch(tensor: Any) -> Any:
@@ -120,6 +141,16 @@ def _as_torch(tensor: Any) -> Any:
 
 def _as_numpy(tensor: Any) -> Any:
     return tensor.numpy() if hasattr(tensor, "numpy") else tensor
+
+
+def _on_tensors(compute: Compute) -> Compute:
+    """Return a program of NumPy as a function of tensors; its results are tensors on the arrays' memory."""
+
+    def run(tensors: Tensors) -> tuple[Any, ...]:
+        results = compute({name: _as_numpy(tensor) for name, tensor in tensors.items()})
+        return tuple(libraries.torch_tensor(array) for array in _listed(results))
+
+    return run
 
 
 def _without_gradients(call: Callable[[], object]) -> Callable[[], object]:
@@ -132,65 +163,49 @@ def _without_gradients(call: Callable[[], object]) -> Callable[[], object]:
     return run
 
 
-def copied(
-    workload: Workload, tensors: libraries.Tensors, call: Callable[[], Any] | None
-) -> Callable[[], object] | None:
-    """Return a function that copies the results of another one into the outputs; None if there is none.
+def _listed(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
 
-    Args:
-        workload: The workload.
-        tensors: Its tensors by name, of torch or NumPy.
-        call: Returns the outputs in order; they may lack dimensions of size 1.
-    """
-    if call is None:
-        return None
-    outputs = [tensors[tensor.name] for tensor in workload.outputs()]
 
-    def run() -> None:
-        results = call()
-        for output, result in zip(
-            outputs, results if isinstance(results, tuple) else (results,), strict=True
-        ):
+def _copying(compute: Compute) -> Write:
+    """Return a function that copies the results of a program into the outputs."""
+
+    def write(inputs: Tensors, *outputs: Any) -> None:
+        for output, result in zip(outputs, _listed(compute(inputs)), strict=True):
             if isinstance(output, np.ndarray):
                 np.copyto(output, result.reshape(output.shape), casting="unsafe")
             else:
                 output.copy_(result.reshape(output.shape))
 
-    return run
+    return write
 
 
-def torch_baseline(
-    workload: Workload, tensors: libraries.Tensors, name: str = "torch"
-) -> Callable[[], object] | None:
-    """Return a program of torch that is also a baseline; None if torch has none of this name.
+def torch_baseline(workload: Workload, name: str = "torch") -> Compute:
+    """Return a program of torch that is also a baseline.
 
     Args:
         workload: The workload.
-        tensors: Its tensors of torch by name.
         name: Name of the baseline.
     """
-    inputs = _inputs(workload, tensors)
-    if name not in libraries.torch_calls(workload, inputs):
-        return None
+
     # Programs may read values as they are made: they are made in each run.
-    return copied(workload, tensors, lambda: libraries.torch_calls(workload, inputs)[name]())
-
-
-def _numpy(workload: Workload, tensors: libraries.Tensors) -> Callable[[], object] | None:
-    inputs = _inputs(workload, tensors)
-    if libraries.numpy_call(workload, inputs) is None:
-        return None
-
-    def run() -> object:
-        call = libraries.numpy_call(workload, inputs)
-        assert call is not None, workload
+    def compute(inputs: Tensors) -> Any:
+        call = libraries.torch_calls(workload, inputs).get(name)
+        if call is None:
+            raise InputError(f"torch does not compute {workload}")
         return call()
 
-    return copied(workload, tensors, run)
+    return compute
 
 
-def _inputs(workload: Workload, tensors: libraries.Tensors) -> dict[str, Any]:
-    return {tensor.name: tensors[tensor.name] for tensor in workload.inputs()}
+def _numpy(workload: Workload) -> Compute:
+    def compute(inputs: Tensors) -> Any:
+        call = libraries.numpy_call(workload, inputs)
+        if call is None:
+            raise InputError(f"numpy does not compute {workload}")
+        return call()
+
+    return compute
 
 
 def is_single(workload: Workload) -> bool:

@@ -2,51 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tunebench import libraries
-from tunebench.kernels.common.library_cpu import LibraryCpu, LibraryProgram, is_single
+from tunebench.kernels.common.library_cpu import Compute, LibraryCpu, LibraryProgram, Write, is_single
 from tunebench.kernels.common.onednn import PostOperation, computes, post_operation
 from tunebench.libraries import Tensors
 from tunebench.workloads.operators.conv2d import Conv2d
 
 
-def _channels_first(workload: Conv2d, t: Tensors) -> dict[str, Any]:
-    """Return views of tensors as torch addresses them; the memory stays as it is."""
+def _channels_first(workload: Conv2d, tensor: Any) -> Any:
+    """Return a view of a tensor as torch addresses it; the memory stays as it is."""
+    return tensor.permute(0, 3, 1, 2) if workload.layout == "nhwc" and tensor.dim() == 4 else tensor
+
+
+def _results(workload: Conv2d, convolve: Compute) -> Compute:
+    """Return a program of torch whose result has the order of axes of the workload."""
     if workload.layout == "nchw":
-        return dict(t)
-    return {name: value.permute(0, 3, 1, 2) if value.dim() == 4 else value for name, value in t.items()}
+        return convolve
+    return lambda t: convolve(t).permute(0, 2, 3, 1)
 
 
-def _torch(workload: Conv2d, t: Tensors) -> Callable[[], object]:
-    """Return torch's convolution, or its gradient."""
-    compute = libraries.torch_calls(workload, {tensor.name: t[tensor.name] for tensor in workload.inputs()})
-    output = _channels_first(workload, t)[workload.outputs()[0].name]
-    return lambda: output.copy_(compute["torch"]())
+def _write(workload: Conv2d, convolve: Compute) -> Write:
+    # torch's convolutions of other memory formats have no form that writes into the output.
+    return lambda t, output: _channels_first(workload, output).copy_(convolve(t))
 
 
-def _onednn(workload: Conv2d, t: Tensors) -> Callable[[], object]:
-    """Return a convolution with its epilogue; filters take up the scale."""
+def _torch(workload: Conv2d) -> Compute:
+    """Return torch's convolution, or its gradient, with its order of axes."""
+    return lambda t: libraries.torch_calls(workload, t)["torch"]()
+
+
+def _onednn(workload: Conv2d) -> Compute:
+    """Return a convolution with its epilogue, with torch's order of axes; filters take up the scale."""
     import torch
 
-    view = _channels_first(workload, t)
-    x, w, y, bias = view["x"], view["w"], view["y"], view.get("bias")
     attribute, numbers, algorithm = _post_operation(workload) or ("none", [], "")
     pads = [workload.pad, workload.pad_w]
     geometry = (pads, [workload.stride] * 2, [workload.dilation] * 2, workload.groups)
-    convolution = torch.ops.mkldnn._convolution_pointwise
+    unary, binary = (getattr(torch.ops.mkldnn._convolution_pointwise, name) for name in ("default", "binary"))
+    after_sum = None if attribute == "none" else attribute
 
-    def filters() -> Any:
-        return w * view["scale"].view(-1, 1, 1, 1) if workload.has_scale else w
+    def run(t: Tensors) -> Any:
+        x, w = _channels_first(workload, t["x"]), _channels_first(workload, t["w"])
+        if workload.has_scale:
+            w = w * t["scale"].view(-1, 1, 1, 1)
+        if workload.has_residual:
+            residual = _channels_first(workload, t["residual"])
+            return binary(
+                x, residual, w, t.get("bias"), *geometry, "add", 1.0, after_sum, numbers, algorithm
+            )
+        return unary(x, w, t.get("bias"), *geometry, attribute, numbers, algorithm)
 
-    if workload.has_residual:
-        sum_of = convolution.binary
-        unary = None if attribute == "none" else attribute
-        others = (*geometry, "add", 1.0, unary, numbers, algorithm)
-        return lambda: y.copy_(sum_of(x, view["residual"], filters(), bias, *others))
-    compute = convolution.default
-    return lambda: y.copy_(compute(x, filters(), bias, *geometry, attribute, numbers, algorithm))
+    return run
 
 
 def _post_operation(workload: Conv2d) -> PostOperation | None:
@@ -65,8 +73,20 @@ class LibraryConv2d(LibraryCpu[Conv2d]):
 
     operator = Conv2d
     programs = {
-        "torch": LibraryProgram("torch", _torch, "functions of torch, one after the other", is_single),
-        "onednn": LibraryProgram("torch", _onednn, "torch.ops.mkldnn._convolution_pointwise", _is_fused),
+        "torch": LibraryProgram(
+            "torch",
+            lambda workload: _results(workload, _torch(workload)),
+            "functions of torch, one after the other",
+            is_single,
+            lambda workload: _write(workload, _torch(workload)),
+        ),
+        "onednn": LibraryProgram(
+            "torch",
+            lambda workload: _results(workload, _onednn(workload)),
+            "torch.ops.mkldnn._convolution_pointwise",
+            _is_fused,
+            lambda workload: _write(workload, _onednn(workload)),
+        ),
     }
 
 

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
-from tunebench.kernels.common.library_cpu import NUMPY, TORCH, LibraryCpu, LibraryProgram
+from tunebench.kernels.common.library_cpu import NUMPY, TORCH, Compute, LibraryCpu, LibraryProgram
 from tunebench.kernels.common.onednn import computes, post_operation
 from tunebench.libraries import Tensors
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
 
-def _onednn(workload: GatedGemm, t: Tensors) -> Callable[[], object]:
-    """Return two linear layers, one of them with its activation."""
+def _onednn(workload: GatedGemm) -> Compute:
+    """Return two linear layers: one with its activation, one with the product of elements."""
     import torch
 
     post = post_operation(workload.activation)
     assert post is not None, workload
-    linear = torch.ops.mkldnn._linear_pointwise.default
-    a, c = t["a"], t["c"]
-    gate, up = (t[name].transpose(0, 1) if workload.trans == "nn" else t[name] for name in ("b_gate", "b_up"))
-    return lambda: torch.mul(linear(a, gate, None, *post), linear(a, up, None, "none", [], ""), out=c)
+    linear = torch.ops.mkldnn._linear_pointwise
+    unary, binary = linear.default, linear.binary
+
+    def run(t: Tensors) -> Any:
+        gate, up = (t[b].t() if workload.trans == "nn" else t[b] for b in ("b_gate", "b_up"))
+        return binary(t["a"], unary(t["a"], gate, None, *post), up, None, "mul")
+
+    return run
 
 
 def _is_linear(workload: GatedGemm) -> bool:

@@ -19,8 +19,10 @@ from tunebench.compile import compile_config
 from tunebench.compile.cache import BinaryCache
 from tunebench.device import local_cpu
 from tunebench.dispatch import LibraryKernel, bind
+from tunebench.dtype import numpy_dtype
 from tunebench.errors import InputError, LookupMiss
 from tunebench.kernels.common.library_cpu import LibraryCpu
+from tunebench.libraries import torch_tensor
 from tunebench.measure.cpu import CpuRunner
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import Measured
@@ -31,6 +33,8 @@ from tunebench.workload import Workload
 from tunebench.workloads import parse
 
 pytest.importorskip("torch")
+from tunebench.torch._tensor import bits_of, launch, library_results  # noqa: E402
+
 pytestmark = pytest.mark.torch
 
 CPU = local_cpu()
@@ -40,6 +44,8 @@ PATHS = [
     "gemm:m=37,n=41,k=67,dtype=f16,batch=2,trans=tn",
     "gemm:m=37,n=41,k=67,dtype=bf16,trans=nt,epilogue=bias+residual,act=tanh(x)",
     "gemm:m=37,n=41,k=67,dtype=f32,trans=tt,epilogue=bias+silu",
+    "gemm:m=37,n=41,k=67,dtype=f32,trans=nt,epilogue=bias+relu+residual",
+    "gemm:m=37,n=41,k=67,dtype=f32,epilogue=residual",
     "conv2d:n=2,c=6,h=11,w=9,k=4,r=3,s=3,stride=2,pad=1,dtype=f32,layout=nchw,epilogue=scale+bias+residual+relu",
     "conv2d:n=2,c=6,h=11,w=9,k=4,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc,act=gelu(x),epilogue=bias",
     "softmax:rows=11,cols=131,dtype=bf16",
@@ -85,6 +91,30 @@ def test_every_run_of_a_program_reads_its_inputs(
         first[name][...] = array
     run()
     checks.assert_right(workload, second, outputs, f"{workload} with {config} on other inputs")
+
+
+@pytest.mark.parametrize(
+    ("library", "workload", "config"), [case for text in PATHS for case in _programs(text)]
+)
+def test_results_of_a_program_are_in_new_memory(
+    library: LibraryCpu[Any], workload: Workload, config: Config
+) -> None:
+    kernel = bind(workload, library, config, CPU)
+    inputs = {
+        name: torch_tensor(np.array(array, order="C"))
+        for name, array in workload.draw(np.random.default_rng(2)).items()
+    }
+    results = library_results(kernel, list(inputs.values()))
+    assert results is not None
+    memory = [t.untyped_storage().data_ptr() for t in (*inputs.values(), *results) if not isinstance(t, float)]
+    assert len(set(memory)) == len(memory)
+    outputs = {
+        spec.name: bits_of(result).numpy().view(numpy_dtype(spec.dtype))
+        for spec, result in zip(workload.outputs(), results, strict=True)
+    }
+    assert not any(result.is_inference() or result.requires_grad for result in results)
+    arrays = workload.draw(np.random.default_rng(2))
+    checks.assert_right(workload, arrays, outputs, f"{workload} with {config}")
 
 
 def test_every_operator_with_a_kernel_of_processors_has_one_with_a_library() -> None:
@@ -179,8 +209,6 @@ def test_a_library_is_called_on_arrays(dtype: str) -> None:
 
 def test_a_library_is_called_on_tensors_in_the_order_of_their_memory() -> None:
     import torch
-
-    from tunebench.torch._tensor import launch
 
     workload = parse("conv2d:n=1,c=3,h=5,w=6,k=4,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc")
     kernel = bind(workload, kernels.variant("conv2d/library_cpu"), Config({"program": "onednn"}), CPU)

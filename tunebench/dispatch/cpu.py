@@ -138,6 +138,9 @@ class LibraryKernel(BoundKernel):
         variant: The variant.
         config: Its configuration.
 
+    Attributes:
+        results: `LibraryCpuVariant.results` of the configuration.
+
     Raises:
         InputError: The library of the configuration is not installed.
     """
@@ -148,6 +151,7 @@ class LibraryKernel(BoundKernel):
             raise InputError(f"{variant.package(config)} is not installed")
         self._call = functools.partial(variant.call, workload, config)
         self._names = tuple(tensor.name for tensor in self.tensors)
+        self.results = variant.results(workload, config)
 
     def run(self, *tensors: Any, **options: Any) -> None:
         """Run on valid arrays or tensors of the workload's types, and numbers for tensors without a shape."""

@@ -12,7 +12,7 @@ import torch
 from tunebench.device import Device, local_cpu, local_gpus
 from tunebench.dispatch import BoundKernel, LibraryKernel
 from tunebench.dtype import DType
-from tunebench.workload import Workload
+from tunebench.workload import Tensor, Workload
 
 __all__ = [
     "DTYPES",
@@ -21,6 +21,7 @@ __all__ = [
     "compute_type",
     "device_of",
     "launch",
+    "library_results",
     "may_use_tf32",
     "stored_type",
     "unsupported_reason",
@@ -68,6 +69,33 @@ def launch(kernel: BoundKernel, tensors: Sequence[Any]) -> None:
         return
     _use_threads_of_torch(kernel)
     kernel.run(*[_array(tensor, spec.shape) for tensor, spec in pairs])
+
+
+def library_results(kernel: BoundKernel, inputs: Sequence[Any]) -> list[torch.Tensor] | None:
+    """Return the outputs of a kernel that is a library's call, in the memory that the library allocated.
+
+    They are contiguous, with the shapes and types of the workload. None for a kernel that writes into memory.
+
+    Args:
+        kernel: The kernel.
+        inputs: Its inputs, whose memory has the workload's layout; scalars are numbers.
+    """
+    if not isinstance(kernel, LibraryKernel) or kernel.results is None:
+        return None
+    specs = kernel.tensors
+    results = kernel.results(
+        {spec.name: _dense(tensor, spec.shape) for tensor, spec in zip(inputs, specs, strict=False)}
+    )
+    listed = results if isinstance(results, tuple) else (results,)
+    return [_stored(result, spec) for result, spec in zip(listed, kernel.outputs, strict=True)]
+
+
+def _stored(result: torch.Tensor, spec: Tensor) -> torch.Tensor:
+    """Return a library's result with the shape and type of its workload; strided ones are copied."""
+    if result.shape != spec.shape:
+        result = result.reshape(spec.shape)
+    dtype = _STORED[spec.dtype]
+    return result.contiguous() if result.dtype == dtype else result.to(dtype).contiguous()
 
 
 _threads = threading.local()
@@ -118,11 +146,12 @@ def _dense(tensor: Any, shape: tuple[int, ...]) -> Any:
     """Return a tensor in memory order without its history; a number for one without a shape."""
     if not shape:
         return float(tensor)
-    tensor = tensor.detach()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if not tensor.is_contiguous():  # dense in another order: a transposed matrix, or channels last
         strides = tensor.stride()
         tensor = tensor.permute(sorted(range(tensor.ndim), key=lambda axis: -strides[axis]))
-    return tensor.reshape(shape)
+    return tensor if tensor.shape == shape else tensor.reshape(shape)
 
 
 ACCESS_BYTES = 16

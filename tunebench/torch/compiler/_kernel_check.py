@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from tunebench.libraries import torch_tensor
 from tunebench.measure.sampled import check_of
 from tunebench.measure.verify import draw, poisoned
 from tunebench.outcome import Result, WrongResult
-from tunebench.torch._tensor import bits_of, launch
+from tunebench.torch._tensor import bits_of, launch, library_results
 
 __all__ = ["store_wrong_result", "wrong_result"]
 
@@ -39,11 +40,12 @@ def wrong_result(kernel: BoundKernel, device: torch.device) -> str:
     arrays: dict[str, Any] = {**inputs.inputs, **outputs}
     # Copies, so that a kernel that overwrites its inputs does not change the reference.
     tensors = [torch_tensor(np.copy(arrays[spec.name]), device) for spec in kernel.tensors]
-    launch(kernel, tensors)
+    results: Sequence[Tensor] | None = library_results(kernel, tensors[: len(inputs.inputs)])
+    if results is None:
+        launch(kernel, tensors)
+        results = tensors[len(inputs.inputs) :]
     computed = {
-        spec.name: _array(tensor, spec.dtype)
-        for spec, tensor in zip(kernel.tensors, tensors, strict=True)
-        if spec.name in outputs
+        spec.name: _array(tensor, spec.dtype) for spec, tensor in zip(kernel.outputs, results, strict=True)
     }
     check = check_of(inputs)
     worst = check.worst(computed)

@@ -283,6 +283,12 @@ def _empty(kernel: BoundKernel, shape: Shape | None, *arguments: Any) -> tuple[T
     return (_fresh(arguments[0], shapes.get(w.direction, filters), w.layout),)
 
 
+def _arranged(kernel: BoundKernel, shape: Shape | None, result: Tensor) -> Tensor:
+    """Return the result of a library with axes in torch's order."""
+    w: Conv2d = kernel.workload  # type: ignore[assignment]
+    return result.permute(0, 3, 1, 2) if w.layout == "nhwc" else result
+
+
 def _prepare(tensor: Tensor, *attributes: Any) -> Tensor:
     return (
         tensor.contiguous(memory_format=FORMATS[attributes[-1]]) if tensor.ndim == 4 else tensor.contiguous()
@@ -368,6 +374,7 @@ CONV2D = CustomOp(
     _fake,
     gradients=_gradients,
     empty=_empty,
+    arrange=_arranged,
     prepare=_prepare,
     backward=_backward,
     save=_save,
@@ -380,6 +387,7 @@ CONV2D_INPUT = CustomOp(
     _fallback_input,
     _fake_input,
     empty=_empty,
+    arrange=_arranged,
     prepare=_prepare,
     backward=_backward_input,
     save=_save_pair,
@@ -392,6 +400,7 @@ CONV2D_WEIGHT = CustomOp(
     _fallback_weight,
     _fake_weight,
     empty=_empty,
+    arrange=_arranged,
     prepare=_prepare,
     backward=_backward_weight,
     save=_save_pair,

@@ -22,7 +22,7 @@ from tunebench.dispatch import BoundKernel, DispatchedCall, Dispatcher, dispatch
 from tunebench.dispatch.choice import BoundChoice
 from tunebench.dispatch.watch import is_watched, notify
 from tunebench.errors import InputError
-from tunebench.torch._tensor import device_of, launch, may_use_tf32, stored_type
+from tunebench.torch._tensor import device_of, launch, library_results, may_use_tf32, stored_type
 from tunebench.workload import Workload
 
 __all__ = ["CustomOp", "OpCall", "OperandView", "dispatch", "is_differentiated", "not_twice", "run_by_torch"]
@@ -129,6 +129,11 @@ def _empty(kernel: BoundKernel, shape: Shape | None, *arguments: Any) -> tuple[t
     )
 
 
+def _arranged(kernel: BoundKernel, shape: Shape | None, result: torch.Tensor) -> torch.Tensor:
+    """Return a view of the first result of a library in the caller's shape, if one is given."""
+    return result if shape is None else result.view(shape)
+
+
 @dataclass(eq=False)
 class CustomOp:
     """A custom operator: its schema, its workload, and torch's implementation of the same.
@@ -146,6 +151,8 @@ class CustomOp:
             results.
         empty: Allocates the results from the kernel, the shape of the first result (None: the workload's)
             and the arguments.
+        arrange: Returns a view of the first result as `empty` allocates it, from the kernel, the same shape and
+            a tensor in the workload's layout, which a library has allocated.
         prepare: Returns an operand in the workload's memory layout, from the operand and the attributes.
         finish: Returns the operator's results from the kernel's results and the arguments.
         check: Raises if the arguments would make a kernel read out of bounds.
@@ -164,6 +171,7 @@ class CustomOp:
     backward: Callable[..., Any] | None = None
     save: Callable[..., None] = lambda ctx, inputs, output: None
     empty: Callable[..., tuple[torch.Tensor, ...]] = _empty
+    arrange: Callable[[BoundKernel, Shape | None, torch.Tensor], torch.Tensor] = _arranged
     prepare: Callable[..., torch.Tensor] = lambda tensor, *attributes: tensor.contiguous()
     finish: Callable[..., Any] | None = None
     check: Callable[..., None] | None = None
@@ -268,8 +276,12 @@ class CustomOp:
             read = [a for a in arguments[: self.operands] if a is not None]
         else:
             read = [*self.order(*arguments)]
-        results = self.empty(made.kernel, shape, *arguments)
-        launch(made.kernel, (*read, *results))
+        results: Sequence[torch.Tensor] | None = library_results(made.kernel, read)
+        if results is None:
+            results = self.empty(made.kernel, shape, *arguments)
+            launch(made.kernel, (*read, *results))
+        else:
+            results = (self.arrange(made.kernel, shape, results[0]), *results[1:])
         return results[0] if len(results) == 1 else results
 
 
