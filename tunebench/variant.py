@@ -704,15 +704,27 @@ class LibraryCpuVariant(Variant[W]):
     def results(self, workload: W, config: Config) -> Callable[[Mapping[str, Any]], Any] | None:
         """Return a function from inputs to outputs in new memory, which users of torch call without a copy.
 
-        It has all inputs by name, as contiguous tensors of torch with the workload's types, and returns tensors of
-        torch that share no memory with them: one, or a tuple in the order of the outputs. They may lack
-        dimensions of size 1, and be strided. None, the default, if `call` alone runs the library.
+        It takes all inputs by name, as contiguous tensors of torch with the workload's types, and returns
+        tensors of torch that share no memory with them: one, or a tuple in the order of the outputs. Inputs
+        may lack a first dimension of size 1; results may lack dimensions of size 1, and be strided. None, the
+        default, if `call` alone runs the library.
 
         Args:
             workload: Workload to compute.
             config: Configuration of this variant's space.
         """
         return None
+
+    def is_traceable(self, workload: W, config: Config) -> bool:
+        """Return whether torch's compilers, if they trace `results`, call the same functions of the library.
+
+        Compiled models then call the library without this package.
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
+        """
+        return False
 
     @abstractmethod
     def calls(self, config: Config) -> str:

@@ -50,7 +50,7 @@ class LibraryAttention(LibraryCpu[Attention]):
     operator = Attention
     programs = {
         "torch": dataclasses.replace(TORCH, supports=_is_backward),
-        "torch_flash": LibraryProgram("torch", _flash, _FLASH, _is_forward),
+        "torch_flash": LibraryProgram("torch", _flash, _FLASH, _is_forward, is_traceable=True),
         "numpy": NUMPY,
     }
 

@@ -1,8 +1,8 @@
 """Variants that call a library of the processor: torch (oneDNN, MKL) or NumPy (its BLAS).
 
-A variant has some programs, one of which is its configuration. A program returns new tensors, which users of
-torch receive without a copy. For callers that pass memory, as for kernels, it writes into that memory: directly
-where the library can, else by a copy, which counts.
+A variant has some programs, one of which is its configuration. A program returns new tensors, which users
+of torch receive without a copy. For callers that pass memory, as to kernels, it writes into that memory:
+directly where the library can, else by a copy, which counts.
 """
 
 from __future__ import annotations
@@ -24,15 +24,24 @@ from tunebench.workload import Workload
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["NUMPY", "TORCH", "Compute", "LibraryCpu", "LibraryProgram", "Write", "is_single", "torch_baseline"]
+__all__ = [
+    "NUMPY",
+    "TORCH",
+    "Compute",
+    "LibraryCpu",
+    "LibraryProgram",
+    "Write",
+    "is_single",
+    "torch_baseline",
+]
 
 W = TypeVar("W", bound=Workload)
 
 Compute = Callable[[Tensors], Any]
 """From inputs by name to the outputs: a new tensor, or a tuple of them in the order of `Workload.outputs`.
 
-The tensors are arrays for NumPy, else tensors of torch; numbers if they have no shape. Outputs may lack dimensions
-of size 1.
+The tensors are arrays for NumPy, else tensors of torch; numbers if they have no shape. Outputs may lack
+dimensions of size 1.
 """
 
 Write = Callable[..., object]
@@ -45,11 +54,14 @@ class LibraryProgram:
 
     Attributes:
         package: Distribution of the library.
-        compute: Returns from a workload the function that computes its outputs, in every call from values that it
-            reads then.
+        compute: Returns from a workload the function that computes its outputs, in every call from values
+            that it reads then.
         calls: The functions of the library that it calls.
         supports: Whether it computes a workload, as far as that is known without the library.
         write: The same for a function that writes into the outputs; by default results are copied.
+        accepts_matrices: Whether inputs may lack a first dimension of size 1.
+        is_traceable: Whether torch's compilers, if they trace the function, call the same functions of the
+            library.
     """
 
     package: Literal["torch", "numpy"]
@@ -57,6 +69,8 @@ class LibraryProgram:
     calls: str
     supports: Callable[[Any], bool] = lambda workload: True
     write: Callable[[Any], Write] | None = None
+    accepts_matrices: bool = False
+    is_traceable: bool = False
 
 
 class LibraryCpu(LibraryCpuVariant[W]):
@@ -132,7 +146,13 @@ class LibraryCpu(LibraryCpuVariant[W]):
         """Return the program of a configuration as a function from tensors of torch to new ones."""
         program = self.programs[config["program"]]
         compute = program.compute(workload)
-        return compute if program.package == "torch" else _on_tensors(compute)
+        if program.package != "torch":
+            compute = _on_tensors(compute)
+        return compute if program.accepts_matrices else _on_shaped(workload, compute)
+
+    def is_traceable(self, workload: W, config: Config) -> bool:
+        """Return whether compilers keep the functions of the program."""
+        return self.programs[config["program"]].is_traceable
 
 
 def _as_torch(tensor: Any) -> Any:
@@ -141,6 +161,23 @@ def _as_torch(tensor: Any) -> Any:
 
 def _as_numpy(tensor: Any) -> Any:
     return tensor.numpy() if hasattr(tensor, "numpy") else tensor
+
+
+def _on_shaped(workload: Workload, compute: Compute) -> Compute:
+    """Return a program as a function of inputs that may lack a first dimension of size 1."""
+    shapes = {tensor.name: tensor.shape for tensor in workload.inputs() if tensor.shape}
+
+    def run(tensors: Tensors) -> Any:
+        return compute(
+            {
+                name: tensor.reshape(shapes[name])
+                if name in shapes and tensor.shape != shapes[name]
+                else tensor
+                for name, tensor in tensors.items()
+            }
+        )
+
+    return run
 
 
 def _on_tensors(compute: Compute) -> Compute:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tunebench.activation import ACTIVATIONS
 from tunebench.dtype import storage
 
-__all__ = ["PostOperation", "computes", "post_operation"]
+__all__ = ["PostOperation", "computes", "post_operation", "primitive"]
 
 PostOperation = tuple[str, list[Any], str]
 """Arguments of torch's primitives: name of an operation of each element, its numbers, its algorithm."""
@@ -46,3 +47,34 @@ def computes(workload: Any) -> bool:
     stored = storage(workload.dtype)
     unprepared = not getattr(workload, "has_pre", False)
     return stored in ("f32", "bf16") and unprepared and getattr(workload, "out", stored) == stored
+
+
+def primitive(name: str) -> Any:
+    """Return torch's operator of a primitive, whose results have known shapes where torch traces it.
+
+    Args:
+        name: Its name in `torch.ops.mkldnn`.
+    """
+    import torch
+
+    _register_shapes()
+    return getattr(torch.ops.mkldnn, name)
+
+
+@functools.cache
+def _register_shapes() -> None:
+    """Register the shapes of results of primitives with a second operand, for which torch has none."""
+    import torch
+
+    shapes: dict[str, Callable[..., Any]] = {
+        "_linear_pointwise.binary": lambda x, other, *rest: x.new_empty(other.shape),
+        "_convolution_pointwise.binary": lambda x, other, *rest: torch.empty_like(other),
+    }
+    for name, shape in shapes.items():
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"mkldnn::{name}", "Meta"):
+            _IMPLEMENTATIONS.append(library := torch.library.Library("mkldnn", "IMPL"))
+            library.impl(name, shape, "Meta")
+
+
+_IMPLEMENTATIONS: list[Any] = []
+"""Registrations, which end with these objects."""

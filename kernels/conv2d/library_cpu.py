@@ -6,7 +6,7 @@ from typing import Any
 
 from tunebench import libraries
 from tunebench.kernels.common.library_cpu import Compute, LibraryCpu, LibraryProgram, Write, is_single
-from tunebench.kernels.common.onednn import PostOperation, computes, post_operation
+from tunebench.kernels.common.onednn import PostOperation, computes, post_operation, primitive
 from tunebench.libraries import Tensors
 from tunebench.workloads.operators.conv2d import Conv2d
 
@@ -35,12 +35,11 @@ def _torch(workload: Conv2d) -> Compute:
 
 def _onednn(workload: Conv2d) -> Compute:
     """Return a convolution with its epilogue, with torch's order of axes; filters take up the scale."""
-    import torch
-
     attribute, numbers, algorithm = _post_operation(workload) or ("none", [], "")
     pads = [workload.pad, workload.pad_w]
     geometry = (pads, [workload.stride] * 2, [workload.dilation] * 2, workload.groups)
-    unary, binary = (getattr(torch.ops.mkldnn._convolution_pointwise, name) for name in ("default", "binary"))
+    convolution = primitive("_convolution_pointwise")
+    unary, binary = convolution.default, convolution.binary
     after_sum = None if attribute == "none" else attribute
 
     def run(t: Tensors) -> Any:
@@ -49,9 +48,7 @@ def _onednn(workload: Conv2d) -> Compute:
             w = w * t["scale"].view(-1, 1, 1, 1)
         if workload.has_residual:
             residual = _channels_first(workload, t["residual"])
-            return binary(
-                x, residual, w, t.get("bias"), *geometry, "add", 1.0, after_sum, numbers, algorithm
-            )
+            return binary(x, residual, w, t.get("bias"), *geometry, "add", 1.0, after_sum, numbers, algorithm)
         return unary(x, w, t.get("bias"), *geometry, attribute, numbers, algorithm)
 
     return run
@@ -86,6 +83,7 @@ class LibraryConv2d(LibraryCpu[Conv2d]):
             "torch.ops.mkldnn._convolution_pointwise",
             _is_fused,
             lambda workload: _write(workload, _onednn(workload)),
+            is_traceable=True,
         ),
     }
 

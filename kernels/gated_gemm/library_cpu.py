@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from tunebench.kernels.common.library_cpu import NUMPY, TORCH, Compute, LibraryCpu, LibraryProgram
-from tunebench.kernels.common.onednn import computes, post_operation
+from tunebench.kernels.common.onednn import computes, post_operation, primitive
 from tunebench.libraries import Tensors
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 
 
 def _onednn(workload: GatedGemm) -> Compute:
     """Return two linear layers: one with its activation, one with the product of elements."""
-    import torch
-
     post = post_operation(workload.activation)
     assert post is not None, workload
-    linear = torch.ops.mkldnn._linear_pointwise
+    linear = primitive("_linear_pointwise")
     unary, binary = linear.default, linear.binary
 
     def run(t: Tensors) -> Any:
@@ -36,7 +34,13 @@ class LibraryGatedGemm(LibraryCpu[GatedGemm]):
     operator = GatedGemm
     programs = {
         "torch": TORCH,
-        "onednn": LibraryProgram("torch", _onednn, "torch.ops.mkldnn._linear_pointwise", _is_linear),
+        "onednn": LibraryProgram(
+            "torch",
+            _onednn,
+            "torch.ops.mkldnn._linear_pointwise",
+            _is_linear,
+            is_traceable=True,
+        ),
         "numpy": NUMPY,
     }
 

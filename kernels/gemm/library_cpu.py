@@ -9,16 +9,16 @@ from typing import Any
 
 from tunebench.dtype import storage
 from tunebench.kernels.common.library_cpu import NUMPY, TORCH, Compute, LibraryCpu, LibraryProgram, Write
-from tunebench.kernels.common.onednn import computes, post_operation
+from tunebench.kernels.common.onednn import computes, post_operation, primitive
 from tunebench.libraries import Tensors
 from tunebench.workloads.operators.gemm import Gemm
 
 
 def _onednn(workload: Gemm) -> Compute:
-    """Return one linear layer with its bias, and its activation or the residual; then a residual after one."""
+    """Return one linear layer with its epilogue; a residual after an activation is added in a second step."""
     linear = _linear(workload)
     if _adds_last(workload):
-        return lambda t: linear(t).add_(t["residual"][0])
+        return lambda t: linear(t).add_(_matrix(t["residual"]))
     return linear
 
 
@@ -27,7 +27,7 @@ def _write_onednn(workload: Gemm) -> Write:
 
     linear = _linear(workload)
     if _adds_last(workload):
-        return lambda t, c: torch.add(linear(t), t["residual"][0], out=c[0])
+        return lambda t, c: torch.add(linear(t), _matrix(t["residual"]), out=c[0])
     return lambda t, c: c[0].copy_(linear(t))
 
 
@@ -38,22 +38,20 @@ def _adds_last(workload: Gemm) -> bool:
 
 def _linear(workload: Gemm) -> Compute:
     """Return the primitive with one post-operation."""
-    import torch
-
     post = post_operation(workload.activation)
     assert post is not None, workload
-    linear = torch.ops.mkldnn._linear_pointwise
+    linear = primitive("_linear_pointwise")
     unary, binary = linear.default, linear.binary
     adds = workload.has_residual and not _adds_last(workload)
 
     def run(t: Tensors) -> Any:
-        a, filters = t["a"][0], t["b"][0]
+        a, filters = _matrix(t["a"]), _matrix(t["b"])
         if workload.trans[0] == "t":
             a = a.t()
         if workload.trans[1] == "n":
             filters = filters.t()
         if adds:
-            return binary(a, t["residual"][0], filters, t.get("bias"), "add")
+            return binary(a, _matrix(t["residual"]), filters, t.get("bias"), "add")
         return unary(a, filters, t.get("bias"), *post)
 
     return run
@@ -83,9 +81,16 @@ def _write_plain(workload: Gemm) -> Write:
 
 def _factors(workload: Gemm, t: Tensors) -> tuple[Any, Any]:
     """Return views of a and b that torch multiplies."""
-    a = t["a"] if workload.trans[0] == "n" else t["a"].transpose(1, 2)
-    b = t["b"] if workload.trans[1] == "n" else t["b"].transpose(1, 2)
-    return (a[0], b[0]) if workload.batch == 1 else (a, b)
+    a, b = (_matrix(t[name]) if workload.batch == 1 else t[name] for name in "ab")
+    return (
+        a if workload.trans[0] == "n" else a.transpose(-2, -1),
+        b if workload.trans[1] == "n" else b.transpose(-2, -1),
+    )
+
+
+def _matrix(tensor: Any) -> Any:
+    """Return the only matrix of a batch, which may be one already."""
+    return tensor if tensor.dim() == 2 else tensor[0]
 
 
 def _is_plain(workload: Gemm) -> bool:
@@ -100,9 +105,23 @@ class LibraryGemm(LibraryCpu[Gemm]):
     operator = Gemm
     programs = {
         "torch": TORCH,
-        "torch_mm": LibraryProgram("torch", _plain, "torch.mm or torch.bmm", _is_plain, _write_plain),
+        "torch_mm": LibraryProgram(
+            "torch",
+            _plain,
+            "torch.mm or torch.bmm",
+            _is_plain,
+            _write_plain,
+            accepts_matrices=True,
+            is_traceable=True,
+        ),
         "onednn": LibraryProgram(
-            "torch", _onednn, "torch.ops.mkldnn._linear_pointwise", _is_linear, _write_onednn
+            "torch",
+            _onednn,
+            "torch.ops.mkldnn._linear_pointwise",
+            _is_linear,
+            _write_onednn,
+            accepts_matrices=True,
+            is_traceable=True,
         ),
         "numpy": NUMPY,
     }

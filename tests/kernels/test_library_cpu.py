@@ -33,7 +33,7 @@ from tunebench.workload import Workload
 from tunebench.workloads import parse
 
 pytest.importorskip("torch")
-from tunebench.torch._tensor import bits_of, launch, library_results  # noqa: E402
+from tunebench.torch._tensor import bits_of, launch, library_results
 
 pytestmark = pytest.mark.torch
 
@@ -106,10 +106,12 @@ def test_results_of_a_program_are_in_new_memory(
     }
     results = library_results(kernel, list(inputs.values()))
     assert results is not None
-    memory = [t.untyped_storage().data_ptr() for t in (*inputs.values(), *results) if not isinstance(t, float)]
+    memory = [
+        t.untyped_storage().data_ptr() for t in (*inputs.values(), *results) if not isinstance(t, float)
+    ]
     assert len(set(memory)) == len(memory)
     outputs = {
-        spec.name: bits_of(result).numpy().view(numpy_dtype(spec.dtype))
+        spec.name: bits_of(result).numpy().view(numpy_dtype(spec.dtype)).reshape(spec.shape)
         for spec, result in zip(workload.outputs(), results, strict=True)
     }
     assert not any(result.is_inference() or result.requires_grad for result in results)

@@ -140,6 +140,7 @@ class LibraryKernel(BoundKernel):
 
     Attributes:
         results: `LibraryCpuVariant.results` of the configuration.
+        is_traceable: `LibraryCpuVariant.is_traceable` of the configuration.
 
     Raises:
         InputError: The library of the configuration is not installed.
@@ -152,6 +153,7 @@ class LibraryKernel(BoundKernel):
         self._call = functools.partial(variant.call, workload, config)
         self._names = tuple(tensor.name for tensor in self.tensors)
         self.results = variant.results(workload, config)
+        self.is_traceable = variant.is_traceable(workload, config)
 
     def run(self, *tensors: Any, **options: Any) -> None:
         """Run on valid arrays or tensors of the workload's types, and numbers for tensors without a shape."""

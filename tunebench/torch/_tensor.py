@@ -74,7 +74,8 @@ def launch(kernel: BoundKernel, tensors: Sequence[Any]) -> None:
 def library_results(kernel: BoundKernel, inputs: Sequence[Any]) -> list[torch.Tensor] | None:
     """Return the outputs of a kernel that is a library's call, in the memory that the library allocated.
 
-    They are contiguous, with the shapes and types of the workload. None for a kernel that writes into memory.
+    They are contiguous and have the workload's types, but may lack dimensions of size 1. None for a kernel
+    that writes into memory.
 
     Args:
         kernel: The kernel.
@@ -84,16 +85,14 @@ def library_results(kernel: BoundKernel, inputs: Sequence[Any]) -> list[torch.Te
         return None
     specs = kernel.tensors
     results = kernel.results(
-        {spec.name: _dense(tensor, spec.shape) for tensor, spec in zip(inputs, specs, strict=False)}
+        {spec.name: _dense(tensor, spec.shape, 1) for tensor, spec in zip(inputs, specs, strict=False)}
     )
     listed = results if isinstance(results, tuple) else (results,)
     return [_stored(result, spec) for result, spec in zip(listed, kernel.outputs, strict=True)]
 
 
 def _stored(result: torch.Tensor, spec: Tensor) -> torch.Tensor:
-    """Return a library's result with the shape and type of its workload; strided ones are copied."""
-    if result.shape != spec.shape:
-        result = result.reshape(spec.shape)
+    """Return a library's result, copied if it is strided or has another type than its tensor."""
     dtype = _STORED[spec.dtype]
     return result.contiguous() if result.dtype == dtype else result.to(dtype).contiguous()
 
@@ -142,8 +141,14 @@ def _array(tensor: Any, shape: tuple[int, ...]) -> Any:
     return array.reshape(shape)
 
 
-def _dense(tensor: Any, shape: tuple[int, ...]) -> Any:
-    """Return a tensor in memory order without its history; a number for one without a shape."""
+def _dense(tensor: Any, shape: tuple[int, ...], missing: int = 0) -> Any:
+    """Return a tensor in memory order without its history; a number for one without a shape.
+
+    Args:
+        tensor: The tensor, or the number.
+        shape: Its shape.
+        missing: How many of its first dimensions it may lack if they have size 1.
+    """
     if not shape:
         return float(tensor)
     if tensor.requires_grad:
@@ -151,7 +156,8 @@ def _dense(tensor: Any, shape: tuple[int, ...]) -> Any:
     if not tensor.is_contiguous():  # dense in another order: a transposed matrix, or channels last
         strides = tensor.stride()
         tensor = tensor.permute(sorted(range(tensor.ndim), key=lambda axis: -strides[axis]))
-    return tensor if tensor.shape == shape else tensor.reshape(shape)
+    lacks_ones = missing and shape[0] == 1 and tensor.shape == shape[missing:]
+    return tensor if lacks_ones or tensor.shape == shape else tensor.reshape(shape)
 
 
 ACCESS_BYTES = 16

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tunebench.dispatch import Dispatcher, KernelChoice, Preference
+from tunebench.dispatch import Dispatcher, KernelChoice, LibraryKernel, Preference
 from tunebench.dispatch.choice import BoundChoice
 from tunebench.graph.group import FusedGroup
+from tunebench.torch._tensor import library_results
 from tunebench.torch.compiler._kernel_check import store_wrong_result, wrong_result
-from tunebench.torch.compiler._kernel_operator import run_kernel
+from tunebench.torch.compiler._kernel_operator import KEEPS_PRIMITIVES, layouts_of, run_kernel
 from tunebench.torch.compiler._region import GroupRegion, KernelInput, KernelOutput
 
 __all__ = ["FusedCall", "GroupKernel"]
@@ -35,6 +36,26 @@ class GroupKernel:
     inputs: tuple[KernelInput, ...]
     outputs: tuple[KernelOutput, ...]
     layouts: str
+
+    @property
+    def library(self) -> LibraryKernel | None:
+        """The call of a library that compiled graphs contain in place of a call of the kernel."""
+        kernel = self.dispatcher.bound_choice("tunebench").kernel
+        return (
+            kernel if KEEPS_PRIMITIVES and isinstance(kernel, LibraryKernel) and kernel.is_traceable else None
+        )
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return the outputs as kernels write them."""
+        library = self.library
+        if library is None:
+            return run_kernel(inputs, str(self.dispatcher.workload), self.layouts)
+        read, written = layouts_of(self.layouts)
+        results = library_results(
+            library, [spec.read(tensor) for spec, tensor in zip(read, inputs, strict=True)]
+        )
+        assert results is not None
+        return [spec.view(result) for spec, result in zip(written, results, strict=True)]
 
 
 class FusedCall:
@@ -71,7 +92,7 @@ class FusedCall:
         values = list(tensors)
         for kernel in self.kernels:
             read = [read(values) for read in kernel.inputs]
-            written = run_kernel(read, str(kernel.dispatcher.workload), kernel.layouts)
+            written = kernel.run(read)
             for output, tensor in zip(kernel.outputs, written, strict=True):
                 if output.is_intermediate:
                     values.append(tensor)
@@ -87,9 +108,17 @@ class FusedCall:
         """Note that torch runs the group in the compiled model."""
         self.by, self.reason = "torch", reason
 
+    @property
+    def inlined(self) -> tuple[GroupKernel, ...]:
+        """Workloads whose library the compiled graph calls by itself."""
+        kernels = self.kernels if self.by == "tunebench" else ()
+        return tuple(kernel for kernel in kernels if kernel.library is not None)
+
     def notify_watchers(self) -> None:
-        """Report to watchers that torch runs the group."""
-        for kernel in self.kernels:
+        """Report to watchers that torch runs the group, or that the compiled graph has called libraries."""
+        for kernel in self.inlined:
+            kernel.dispatcher.notify(kernel.dispatcher.bound_choice("tunebench"))
+        for kernel in self.kernels if self.by == "torch" else ():
             choice = KernelChoice(workload=kernel.dispatcher.workload, reason=self.reason)
             kernel.dispatcher.notify(BoundChoice(0, choice, None))
 

@@ -77,7 +77,14 @@ class GroupPlanner:
     @property
     def groups(self) -> list[PlannedGroup]:
         """The same groups without their places in the graph."""
-        return [PlannedGroup(workloads=call.group.workloads, reason=call.reason) for call in self.calls]
+        return [
+            PlannedGroup(
+                workloads=call.group.workloads,
+                reason=call.reason,
+                inlined=tuple(str(kernel.dispatcher.workload) for kernel in call.inlined),
+            )
+            for call in self.calls
+        ]
 
     def rewritten(
         self, module: fx.GraphModule, may_run: Callable[[FusedCall], str] = lambda call: ""

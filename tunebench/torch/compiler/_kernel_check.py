@@ -45,7 +45,8 @@ def wrong_result(kernel: BoundKernel, device: torch.device) -> str:
         launch(kernel, tensors)
         results = tensors[len(inputs.inputs) :]
     computed = {
-        spec.name: _array(tensor, spec.dtype) for spec, tensor in zip(kernel.outputs, results, strict=True)
+        spec.name: _array(tensor, spec.dtype).reshape(spec.shape)
+        for spec, tensor in zip(kernel.outputs, results, strict=True)
     }
     check = check_of(inputs)
     worst = check.worst(computed)

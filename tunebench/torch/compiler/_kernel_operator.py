@@ -27,8 +27,10 @@ from tunebench.torch.functional.custom_op import LIBRARY
 from tunebench.workloads import parse
 
 __all__ = [
+    "KEEPS_PRIMITIVES",
     "KernelTensor",
     "check_later_kernels",
+    "keep_primitives",
     "layouts_of",
     "layouts_text",
     "require_layouts",
@@ -63,10 +65,11 @@ class KernelTensor:
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
 
     def view(self, result: Tensor) -> Tensor:
-        """Return a contiguous tensor, of the same type and in the same order of memory, with these strides."""
-        if result.shape == self.shape and result.stride() == self.strides:
-            return result
-        return result.as_strided(self.shape, self.strides)
+        """Return a view with this shape of a contiguous tensor in the same order of memory."""
+        order = sorted(range(len(self.strides)), key=self.strides.__getitem__, reverse=True)
+        stored = result.view([self.shape[axis] for axis in order])
+        restored = [order.index(axis) for axis in range(len(order))]
+        return stored if order == restored == sorted(order) else stored.permute(restored)
 
     def read(self, tensor: Tensor) -> Tensor:
         """Return a tensor with these strides and this type, copied if it has others.
@@ -206,6 +209,17 @@ def run_kernel(inputs: Sequence[Tensor], workload: str, layouts: str) -> list[Te
         layouts: Text that `layouts_text` returned.
     """
     return torch.ops.tunebench.kernel.default(list(inputs), workload, layouts)  # type: ignore[no-any-return]
+
+
+KEEPS_PRIMITIVES = torch.torch_version.TorchVersion(torch.__version__) >= (2, 13)
+"""Whether inductor can be made to call an operator as it is; it refuses oneDNN's with variable weights."""
+
+
+def keep_primitives(graph: fx.Graph) -> None:
+    """Make inductor call oneDNN's primitives, which calls of libraries contain, as they are."""
+    for node in graph.nodes:
+        if getattr(node.target, "namespace", "") == "mkldnn":
+            node.meta["custom"] = {**node.meta.get("custom", {}), "fallback_to_eager": True}
 
 
 def require_layouts(graph: fx.Graph) -> None:

@@ -54,14 +54,19 @@ class PlannedGroup:
     Attributes:
         workloads: Canonical texts of its workloads.
         reason: Why torch runs it; empty if kernels do.
+        inlined: Texts of the workloads whose library the compiled graph calls by itself.
     """
 
     workloads: tuple[str, ...]
     reason: str = ""
+    inlined: tuple[str, ...] = ()
 
     def notify_watchers(self, device: Device, ordinal: int) -> None:
-        """Report to watchers that torch runs the group."""
-        for text in self.workloads:
+        """Report to watchers that torch runs the group, or that the compiled graph has called libraries."""
+        for text in self.inlined:
+            chosen = dispatcher(parse(text), device, ordinal)
+            chosen.notify(chosen.bound_choice("tunebench"))
+        for text in self.workloads if self.reason else ():
             workload = parse(text)
             choice = KernelChoice(workload=workload, reason=self.reason)
             dispatcher(workload, device, ordinal).notify(BoundChoice(0, choice, None))
@@ -87,9 +92,9 @@ class RememberedPlan:
     path: Path
 
     @property
-    def left_to_torch(self) -> list[PlannedGroup]:
-        """Groups that torch runs."""
-        return [group for group in self.groups if group.reason]
+    def unreported(self) -> list[PlannedGroup]:
+        """Groups whose compiled graph does not report what runs them: torch, or libraries."""
+        return [group for group in self.groups if group.reason or group.inlined]
 
     def has_kernels(self, device: Device, ordinal: int) -> bool:
         """Return whether kernels run all groups that were left to them, and load these kernels."""
@@ -157,7 +162,12 @@ class PlanKey:
             with contextlib.suppress(OSError):  # a folder that cannot be written
                 path.touch()
             groups = tuple(
-                PlannedGroup(**{**g, "workloads": tuple(g["workloads"])}) for g in stored["groups"]
+                PlannedGroup(
+                    workloads=tuple(group["workloads"]),
+                    reason=group["reason"],
+                    inlined=tuple(group["inlined"]),
+                )
+                for group in stored["groups"]
             )
             return RememberedPlan(
                 compiled_as=stored["compiled_as"], groups=groups, path=path.with_suffix(".pickle")

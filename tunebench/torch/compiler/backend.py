@@ -149,7 +149,7 @@ class Backend:
         where = _where(inputs)
         assert where is not None
         return _watched(
-            ours, [functools.partial(group.notify_watchers, *where) for group in remembered.left_to_torch]
+            ours, [functools.partial(group.notify_watchers, *where) for group in remembered.unreported]
         )
 
     def _compiled_anew(
@@ -181,7 +181,7 @@ class Backend:
         if key is not None and planner.plans and (not planner.calls or (plan and has_kernels)):
             key.remember(records, plan, planner.groups, planner.plans)
         self.seconds["inductor"] += time.monotonic() - began - planner.seconds
-        return _watched(ours, [functools.partial(_notify_if_left, call) for call in planner.calls])
+        return _watched(ours, [call.notify_watchers for call in planner.calls])
 
     def _planner(self) -> GroupPlanner:
         from tunebench.torch.compiler._group_planner import GroupPlanner
@@ -249,13 +249,8 @@ def _end_race(planner: GroupPlanner, race: Race) -> None:
             call.leave_to_torch(f"in this model torch.compile takes {race.ratio:.2f} times as long")
 
 
-def _notify_if_left(call: FusedCall) -> None:
-    if call.by == "torch":
-        call.notify_watchers()
-
-
 def _watched(run: Compiled, notifications: Sequence[Callable[[], None]]) -> Compiled:
-    """Return a compiled graph that reports the groups that torch runs to watchers."""
+    """Return a compiled graph that reports to watchers what it does not report by itself."""
     if not notifications:
         return run
 

@@ -22,7 +22,7 @@ from torch.utils._triton import has_triton
 
 from tunebench.errors import InputError
 from tunebench.torch.compiler._flex_attention import replace_flex_attention
-from tunebench.torch.compiler._kernel_operator import require_layouts
+from tunebench.torch.compiler._kernel_operator import keep_primitives, require_layouts
 from tunebench.torch.compiler.decomposition import DECOMPOSITIONS
 
 if TYPE_CHECKING:
@@ -270,6 +270,7 @@ def _decompose(
     new.output(result).meta = before.meta
     target.graph = new
     require_layouts(new)
+    keep_primitives(new)
 
 
 def _run(module: fx.GraphModule, *values: Any) -> Any:

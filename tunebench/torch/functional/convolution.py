@@ -283,10 +283,11 @@ def _empty(kernel: BoundKernel, shape: Shape | None, *arguments: Any) -> tuple[T
     return (_fresh(arguments[0], shapes.get(w.direction, filters), w.layout),)
 
 
-def _arranged(kernel: BoundKernel, shape: Shape | None, result: Tensor) -> Tensor:
+def _arranged(kernel: BoundKernel, shape: Shape | None, result: Tensor) -> tuple[Tensor]:
     """Return the result of a library with axes in torch's order."""
     w: Conv2d = kernel.workload  # type: ignore[assignment]
-    return result.permute(0, 3, 1, 2) if w.layout == "nhwc" else result
+    stored = result.view(kernel.outputs[0].shape)
+    return (stored.permute(0, 3, 1, 2) if w.layout == "nhwc" else stored,)
 
 
 def _prepare(tensor: Tensor, *attributes: Any) -> Tensor:

@@ -129,9 +129,15 @@ def _empty(kernel: BoundKernel, shape: Shape | None, *arguments: Any) -> tuple[t
     )
 
 
-def _arranged(kernel: BoundKernel, shape: Shape | None, result: torch.Tensor) -> torch.Tensor:
-    """Return a view of the first result of a library in the caller's shape, if one is given."""
-    return result if shape is None else result.view(shape)
+def _arranged(kernel: BoundKernel, shape: Shape | None, *results: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return views of the results of a library as `_empty` allocates them."""
+    shapes = [spec.shape for spec in kernel.outputs]
+    if shape is not None:
+        shapes[0] = shape
+    return tuple(
+        result if result.shape == expected else result.view(expected)
+        for result, expected in zip(results, shapes, strict=True)
+    )
 
 
 @dataclass(eq=False)
@@ -151,8 +157,8 @@ class CustomOp:
             results.
         empty: Allocates the results from the kernel, the shape of the first result (None: the workload's)
             and the arguments.
-        arrange: Returns a view of the first result as `empty` allocates it, from the kernel, the same shape and
-            a tensor in the workload's layout, which a library has allocated.
+        arrange: Returns the results of a library as `empty` allocates them, from the kernel, the same shape
+            and contiguous tensors in the workload's layout, which may lack dimensions of size 1.
         prepare: Returns an operand in the workload's memory layout, from the operand and the attributes.
         finish: Returns the operator's results from the kernel's results and the arguments.
         check: Raises if the arguments would make a kernel read out of bounds.
@@ -171,7 +177,7 @@ class CustomOp:
     backward: Callable[..., Any] | None = None
     save: Callable[..., None] = lambda ctx, inputs, output: None
     empty: Callable[..., tuple[torch.Tensor, ...]] = _empty
-    arrange: Callable[[BoundKernel, Shape | None, torch.Tensor], torch.Tensor] = _arranged
+    arrange: Callable[..., tuple[torch.Tensor, ...]] = _arranged
     prepare: Callable[..., torch.Tensor] = lambda tensor, *attributes: tensor.contiguous()
     finish: Callable[..., Any] | None = None
     check: Callable[..., None] | None = None
@@ -281,7 +287,7 @@ class CustomOp:
             results = self.empty(made.kernel, shape, *arguments)
             launch(made.kernel, (*read, *results))
         else:
-            results = (self.arrange(made.kernel, shape, results[0]), *results[1:])
+            results = self.arrange(made.kernel, shape, *results)
         return results[0] if len(results) == 1 else results
 
 

@@ -1,0 +1,143 @@
+"""Calls of torch that are answered with a library: its own tensors, and its functions in compiled models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+from torch import nn
+
+import tunebench.torch as served
+from tests.support import measured, record_outcome
+from tunebench import dispatch
+from tunebench.device import local_cpu
+from tunebench.torch.compiler import _kernel_operator
+from tunebench.torch.functional import custom_op
+
+pytestmark = pytest.mark.torch
+
+LINEAR = "gemm:m=7,n=5,k=6,dtype=f32,trans=nt,epilogue=bias"
+RESIDUAL = "gemm:m=128,n=128,k=128,dtype=f32,trans=nt,epilogue=bias+residual"
+CONV = "conv2d:n=2,c=3,h=7,w=6,k=4,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc,epilogue=bias"
+ATTENTION = "attention:batch=2,heads=3,seq_q=9,head_dim=8,dtype=f32"
+
+
+@pytest.fixture(autouse=True)
+def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TUNEBENCH_DB", str(tmp_path / "a.db"))
+    dispatch.forget()
+    yield
+    dispatch.forget()
+
+
+def record(tmp_path: Path, workload: str, program: str) -> str:
+    """Record a library as the best for a workload, and return its key."""
+    variant = f"{workload.partition(':')[0]}/library_cpu"
+    record_outcome(tmp_path / "a.db", workload, local_cpu(), variant, f"program={program}", measured(1.0))
+    return variant
+
+
+@contextmanager
+def only(variant: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail if a kernel writes into memory, or if another variant runs."""
+
+    def fail(*arguments: object) -> None:
+        raise AssertionError("a result is copied")
+
+    calls: list[dispatch.DispatchedCall] = []
+    with monkeypatch.context() as patch, served.prefer("tunebench"), served.watching(calls.append):
+        patch.setattr(custom_op, "launch", fail)
+        patch.setattr(_kernel_operator, "launch", fail)
+        yield
+    assert [call.variant for call in calls] == [variant]
+
+
+def test_linear_layer_returns_the_tensor_of_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, w, bias = torch.randn(7, 6), torch.randn(5, 6), torch.randn(5)
+    with only(record(tmp_path, LINEAR, "onednn"), monkeypatch):
+        y = served.linear(x, w, bias)
+    torch.testing.assert_close(y, nn.functional.linear(x, w, bias))
+
+
+def test_gradients_flow_through_the_result_of_a_library(tmp_path: Path) -> None:
+    x, w, bias = (torch.randn(*shape, requires_grad=True) for shape in ((7, 6), (5, 6), (5,)))
+    record(tmp_path, LINEAR, "onednn")
+    dy = torch.randn(7, 5)
+    with served.prefer("tunebench"):
+        y = served.linear(x, w, bias)
+        gradients = torch.autograd.grad(y, (x, w, bias), dy)
+    expected = torch.autograd.grad(nn.functional.linear(x, w, bias), (x, w, bias), dy)
+    for gradient, exact in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, exact)
+    y.detach().add_(1)  # no inference tensor, which could not be changed here
+
+
+@pytest.mark.parametrize("program", ["torch", "onednn"])
+def test_convolution_returns_the_tensor_of_the_library(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, w, bias = torch.randn(2, 3, 7, 6), torch.randn(4, 3, 3, 3), torch.randn(4)
+    x, w = x.to(memory_format=torch.channels_last), w.to(memory_format=torch.channels_last)
+    with only(record(tmp_path, CONV, program), monkeypatch):
+        y = served.conv2d(x, w, bias, padding=1)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(y, nn.functional.conv2d(x, w, bias, padding=1))
+
+
+def test_program_of_numpy_returns_a_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (torch.randn(2, 3, 9, 8) for _ in range(3))
+    with only(record(tmp_path, ATTENTION, "numpy"), monkeypatch):
+        o = served.scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(o, nn.functional.scaled_dot_product_attention(q, k, v))
+
+
+class Residual(nn.Module):
+    """A layer whose input is added to its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(128, 128)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + x  # type: ignore[no-any-return]
+
+
+COMPILED = {
+    "_linear_pointwise.default": (LINEAR, lambda: nn.Linear(6, 5), (7, 6)),
+    "_linear_pointwise.binary": (RESIDUAL, Residual, (128, 128)),
+    "_convolution_pointwise.default": (CONV, lambda: nn.Conv2d(3, 4, 3, padding=1), (2, 3, 7, 6)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+@pytest.mark.parametrize("primitive", COMPILED)
+def test_compiled_model_calls_the_library_by_itself(
+    primitive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor.utils import run_and_get_code
+
+    workload, layer, shape = COMPILED[primitive]
+    model, x = layer(), torch.randn(shape)
+    if x.dim() == 4:
+        model, x = (part.to(memory_format=torch.channels_last) for part in (model, x))
+    variant = record(tmp_path, workload, "onednn")
+    compiled = served.compile(model)
+    with torch.no_grad():
+        with served.prefer("tunebench"):
+            y, sources = run_and_get_code(compiled, x)
+        code = "".join(sources)
+        assert f"torch.ops.mkldnn.{primitive}(" in code
+        assert "tunebench.kernel" not in code
+        with only(variant, monkeypatch):
+            again = compiled(x)
+        torch.testing.assert_close(y, model(x))
+        torch.testing.assert_close(again, y)
+        assert y.stride() == model(x).stride()
