@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import itertools
 import random
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ pytest.importorskip("torch", reason="torch is not installed: install tunebench[t
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tunebench.errors import InputError
 from tunebench.training import coexecute
@@ -116,6 +119,20 @@ def test_a_step_that_is_no_function_is_refused() -> None:
     with pytest.raises(InputError, match="@coexecute"):
         coexecute.report(print)
 
+    async def coroutine() -> None: ...
+
+    def generator() -> Iterator[int]:
+        yield 1
+
+    class AsyncStep:
+        async def __call__(self) -> None: ...
+
+    for step in (coroutine, functools.partial(coroutine), AsyncStep()):
+        with pytest.raises(InputError, match="async function"):
+            coexecute(step)
+    with pytest.raises(InputError, match="generator function"):
+        coexecute(generator)
+
 
 def _trainer(*, momentum: float = 0.9) -> tuple[nn.Module, Callable[[Tensor, float], Tensor], list[object]]:
     torch.manual_seed(5)
@@ -178,6 +195,84 @@ def test_a_changed_number_of_threads_also_holds_in_the_graph_runner() -> None:
             assert all(torch.equal(tensor, two) for tensor, two in zip(expected, got, strict=True)), threads
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_an_array_of_a_weight_shows_each_update_at_once(optimizer: Any) -> None:
+    def read(wrap: Callable[..., Any]) -> list[float]:
+        torch.manual_seed(2)
+        layer = nn.Linear(8, 1)
+        weights = layer.weight.detach().numpy()
+        update = optimizer(layer.parameters(), lr=0.1)
+        seen = []
+
+        def step(x: Tensor) -> None:
+            update.zero_grad()
+            loss = layer(x).square().mean()
+            loss.backward()
+            update.step()
+            loss.item()
+            seen.append(float(weights[0, 0]))
+
+        step = wrap(step)
+        for _ in range(8):
+            step(torch.randn(4, 8))
+        return seen
+
+    expected = read(lambda step: step)
+    with _testing.forced():
+        assert read(coexecute) == expected
+
+
+@contextlib.contextmanager
+def _set(name: str, change: bool) -> Iterator[None]:
+    getattr(torch, name)(change)
+    try:
+        yield
+    finally:
+        getattr(torch, name)(False)
+
+
+_CHANGES: dict[str, Callable[[bool], contextlib.AbstractContextManager[Any]]] = {
+    "set_flush_denormal": functools.partial(_set, "set_flush_denormal"),
+    "set_sdp_use_flash": lambda change: sdpa_kernel(SDPBackend.MATH) if change else contextlib.nullcontext(),
+    "set_deterministic_algorithms": functools.partial(_set, "use_deterministic_algorithms"),
+}
+
+
+@pytest.mark.parametrize("name", _CHANGES)
+@pytest.mark.parametrize("within", [True, False])
+def test_a_setting_of_torch_that_changes_holds_for_what_runs_then(name: str, within: bool) -> None:
+    """A setting changes in some steps only, within the step or around it; results are those of eager mode."""
+
+    def outcome(wrap: Callable[..., Any]) -> tuple[list[Tensor], Any]:
+        torch.manual_seed(4)
+        layer = nn.Linear(16, 16)
+
+        def compute(x: Tensor) -> Tensor:
+            query = layer(x).view(2, 2, -1, 16)
+            return nn.functional.scaled_dot_product_attention(query, query, query) * 1e-39
+
+        def change_within(x: Tensor, change: bool) -> Tensor:
+            with _CHANGES[name](change):
+                return compute(x).detach()
+
+        def change_around(x: Tensor, change: bool) -> Tensor:
+            with _CHANGES[name](change):
+                return around(x)
+
+        around = wrap(lambda x: compute(x).detach())
+        step = wrap(change_within) if within else change_around
+        results = [step(torch.randn(64, 16), index % 3 == 2) for index in range(12)]
+        return results, step if within else around
+
+    expected, _ = outcome(lambda step: step)
+    with _testing.forced():
+        results, step = outcome(coexecute)
+    assert all(map(torch.equal, expected, results))
+    report = coexecute.report(step)
+    assert report.coexecuted > 0
+    assert not within or any(name in place.reason for place in (*report.divergences, *report.fallbacks))
 
 
 def test_leaving_a_path_at_any_call_is_invisible() -> None:

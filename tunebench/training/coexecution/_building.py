@@ -117,7 +117,8 @@ class _Builder:
             items = self._items(node)
             pending = [*pending, *items]
             if call.waits or call.kind is Kind.BACKWARD or _is_enough(pending, first=not stops):
-                ready, pending = self._split(pending)
+                # Python waits for updates, too: an array of a weight shares the memory that they write.
+                ready, pending = (pending, []) if call.waits else self._split(pending)
                 stops.append(_Stop(node, ready, call.waits, reads=set(call.checked)))
         return [*stops, _Stop(None, pending, waits=True)]
 

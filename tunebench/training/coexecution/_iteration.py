@@ -179,6 +179,19 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
             with torch._C.DisableTorchFunction():
                 self._leave("a transform of functions")
 
+    def change_setting(self, name: str) -> None:
+        """Run the rest of the iteration as in eager mode, before a setting of torch changes.
+
+        Args:
+            name: The function of torch that changes it.
+        """
+        reason = f"{name.removeprefix('_')} changes a setting of torch within the step"
+        with torch._C.DisableTorchFunction():
+            if self.choices is not None:
+                self._leave(reason)
+            assert self.outcome.recorder is not None
+            self.outcome.recorder.refuse(reason)
+
     def _unexpected(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle a call that followed the call before it on no known path."""
         try:

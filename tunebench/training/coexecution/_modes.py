@@ -1,8 +1,9 @@
-"""Modes of torch that decide what a call does: read and enter them, and leave those of no path."""
+"""Modes and settings of torch that decide what a call does: read, enter and leave them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +11,58 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["enter", "thread_state", "without_modes"]
+__all__ = ["SETTERS", "eager_reason", "enter", "settings", "thread_state", "without_modes"]
+
+_SMALLEST_NORMAL = sys.float_info.min
+
+
+def _flushes_denormals() -> bool:
+    """Return whether this thread rounds denormal numbers to zero; torch has no function that tells."""
+    return _SMALLEST_NORMAL / 2 == 0.0
+
+
+SETTERS: dict[tuple[Any, str], Callable[[], Any]] = {
+    (torch, "set_num_threads"): torch.get_num_threads,
+    (torch, "set_flush_denormal"): _flushes_denormals,
+    (torch, "set_anomaly_enabled"): torch.is_anomaly_enabled,
+    (torch._C, "_set_default_dtype"): torch.get_default_dtype,
+    **{
+        (torch._C, f"_set_{name}"): getattr(torch._C, f"_get_{name}")
+        for name in (
+            "mkldnn_enabled", "mkldnn_deterministic", "onednn_allow_tf32", "nnpack_enabled",
+            "sdp_priority_order", "float32_matmul_precision", "deterministic_algorithms",
+            "deterministic_fill_uninitialized_memory", "math_sdp_allow_fp16_bf16_reduction",
+            "cpu_allow_fp16_reduced_precision_reduction",
+        )
+        if hasattr(torch._C, f"_set_{name}") and hasattr(torch._C, f"_get_{name}")
+    },
+    **{
+        (torch._C, f"_set_sdp_use_{name}"): getattr(torch._C, f"_get_{name}_sdp_enabled")
+        for name in ("flash", "math", "mem_efficient", "overrideable")
+        if hasattr(torch._C, f"_set_sdp_use_{name}") and hasattr(torch._C, f"_get_{name}_sdp_enabled")
+    },
+}  # fmt: skip
+"""Functions that change a setting of torch on which results depend, as owner and name, and their getters."""
+
+_PRECISIONS = (("generic", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"))
+"""Arguments of torch's getter of the precisions of f32 operations."""
+
+
+def settings() -> tuple[Any, ...]:
+    """Return the settings of torch on which results depend. A path is valid for those of its record."""
+    precision = getattr(torch._C, "_get_fp32_precision_getter", None)
+    return (
+        *(repr(getter()) for getter in SETTERS.values()),
+        *((precision(*arguments) for arguments in _PRECISIONS) if precision is not None else ()),
+        (torch.backends.opt_einsum.enabled, torch.backends.opt_einsum.strategy),
+    )
+
+
+def eager_reason() -> str | None:
+    """Return which setting of torch lets no path run, or None."""
+    if _flushes_denormals():
+        return "denormal numbers are rounded to zero in this thread only"
+    return "anomaly detection is active" if torch.is_anomaly_enabled() else None
 
 
 def thread_state() -> tuple[Any, ...]:

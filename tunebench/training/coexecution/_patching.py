@@ -15,6 +15,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from tunebench.training.coexecution import _runner
 from tunebench.training.coexecution._function import optimizer_classes, optimizer_functions
 from tunebench.training.coexecution._iteration import Iteration
+from tunebench.training.coexecution._modes import SETTERS
 
 __all__ = ["THREAD", "patch", "unpatch"]
 
@@ -72,6 +73,8 @@ def _patches() -> Iterator[tuple[Any, str, Any, Any]]:
     for module, names in _TRANSFORMS.items():
         for name in names:
             yield module, name, getattr(module, name), _entered(getattr(module, name))
+    for (owner, name), getter in SETTERS.items():
+        yield owner, name, getattr(owner, name), _setting(getattr(owner, name), getter)
     optimizer = torch.optim.Optimizer
     yield optimizer, "zero_grad", optimizer.zero_grad, _clearing(optimizer.zero_grad)
 
@@ -117,6 +120,19 @@ def _entered(begin: Any) -> Any:
         return begin(*args)
 
     return begun
+
+
+def _setting(setter: Any, getter: Any) -> Any:
+    """Return a function that changes a setting of torch, as iterations see it."""
+
+    @functools.wraps(setter)
+    def set_to(*args: Any, **kwargs: Any) -> Any:
+        iteration = _active()
+        if iteration is not None and (any(kwargs.values()) or args != (getter(),)):
+            iteration.change_setting(setter.__name__)
+        return setter(*args, **kwargs)
+
+    return set_to
 
 
 def _native(step: Any, *, makes_states: bool) -> Any:

@@ -29,7 +29,7 @@ from tunebench.training.coexecution._call import (
     replaced,
 )
 from tunebench.training.coexecution._function import REPRESENTING, SHARING, Kind, kind
-from tunebench.training.coexecution._modes import thread_state
+from tunebench.training.coexecution._modes import settings, thread_state
 from tunebench.training.coexecution._operator import (
     allocates,
     allocation,
@@ -97,6 +97,7 @@ class Recorder:
         self._numbers = 0
         self.spent: dict[int, Any] = {}
         self.made_bytes = 0
+        self._settings = settings()
 
     @property
     def size(self) -> int:
@@ -160,6 +161,9 @@ class Recorder:
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: Kind
     ) -> Call | None:
         state = thread_state()
+        if settings() != self._settings:  # by a function that was taken from torch before
+            self.refuse("a setting of torch changes within the step")
+            return None
         call = Call(
             function=function, kind=found, args=(), kwargs=(), state=state,
             site=self._site[-1] if self._site else "?", stack=self._site,

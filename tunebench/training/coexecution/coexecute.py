@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import time
 import types
 import weakref
@@ -18,6 +19,7 @@ from tunebench.errors import InputError
 from tunebench.training.coexecution import _testing
 from tunebench.training.coexecution._iteration import Iteration
 from tunebench.training.coexecution._learning import learn, release, return_memory
+from tunebench.training.coexecution._modes import eager_reason, settings
 from tunebench.training.coexecution._patching import THREAD, patch, unpatch
 from tunebench.training.coexecution._path import PathTree
 from tunebench.training.coexecution._policy import Policy
@@ -26,6 +28,9 @@ from tunebench.training.coexecution.picture import feed_sites, fetch_sites, segm
 from tunebench.training.coexecution.trace_graph import TraceGraph
 
 __all__ = ["Coexecution", "coexecute"]
+
+_SETTINGS = 4
+"""Number of settings of torch whose paths are kept, those that were used last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class Coexecution:
         self.graph = TraceGraph()
         self._step = step
         self._tree = PathTree()
+        self._trees: dict[tuple[Any, ...], PathTree] = {}
         self._sites = _Sites()
         self._policy = Policy()
         self._segments: dict[tuple[str, str, int], list[Any]] = {}
@@ -95,6 +101,7 @@ class Coexecution:
             self._active.append((None, time.perf_counter()))
             THREAD.active = self
             return self
+        self._tree = self._tree_of(settings())
         tree = self._tree if self._is_known() else None
         iteration = Iteration(tree, _testing.take(), threaded=self._policy.threaded())
         THREAD.active = iteration
@@ -124,7 +131,19 @@ class Coexecution:
         if torch.overrides._len_torch_function_stack() or _len_torch_dispatch_stack():
             self._fallbacks["?", "another mode of torch is active"] += 1
             return True
+        reason = eager_reason()
+        if reason is not None:
+            self._fallbacks["?", reason] += 1
+            return True
         return self._policy.runs_eagerly()
+
+    def _tree_of(self, state: tuple[Any, ...]) -> PathTree:
+        """Return the paths that were recorded with some settings of torch."""
+        tree = self._trees.pop(state, None) or PathTree()
+        self._trees[state] = tree
+        if len(self._trees) > _SETTINGS:
+            self._trees.pop(next(iter(self._trees))).forget(0)
+        return tree
 
     def _is_known(self) -> bool:
         return bool(self._tree.root.choices)
@@ -158,6 +177,7 @@ class Coexecution:
             return_memory(recorder)
         if self._policy.reason is not None and self._tree.paths and not _testing.is_forced():
             self._sites = _Sites.of(self._tree)
+            self._trees.clear()
             release(self._tree)
 
     def report(self) -> CoexecutionReport:
@@ -201,6 +221,12 @@ def _listed(places: Counter[tuple[str, str]]) -> tuple[Divergence, ...]:
 def _checked(step: Any) -> Callable[..., Any]:
     if not callable(step):
         raise InputError(f"coexecute expects a function that runs one iteration, got {type(step).__name__}")
+    body = inspect.unwrap(step.func if isinstance(step, functools.partial) else step)
+    for function in (body, type(body).__call__):
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise InputError("coexecute expects a function that runs one iteration, got an async function")
+        if inspect.isgeneratorfunction(function):
+            raise InputError("coexecute expects a function that runs one iteration, got a generator function")
     checked: Callable[..., Any] = step
     return checked
 
