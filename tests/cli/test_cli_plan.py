@@ -165,7 +165,9 @@ def test_a_processor_has_no_allocator_and_no_link(net: str, run_json: Run) -> No
 
 def test_an_impossible_budget_states_the_least(net: str, run_refused: Run) -> None:
     error = run_refused(*typed(net, "--budget", "1MB"))
-    assert "no plan of this step fits a budget of 1,000,000 bytes" in error
+    assert "no plan of this step fits a budget of 1 MB (1,000,000 bytes)" in error
+    assert "in memory during the whole step" in error
+    assert "the operation that needs most" in error
     assert "the least possible budget is" in error
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import errno
 import functools
+import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -277,6 +279,35 @@ def test_changed_model_makes_a_new_plan(network: Network) -> None:
     copied_network = copy.deepcopy(network)
     assert equal(trained(fitted, network), trained(fit(copied_network, "100%"), copied_network))
     assert len(fitted_steps(fitted)) == 2
+
+
+class _Logging(nn.Module):
+    """A model that logs, as those of transformers do, and one that decides by a value."""
+
+    def __init__(self, *, decides: bool) -> None:
+        super().__init__()
+        self.layer, self.decides = nn.Linear(4, 1), decides
+
+    def forward(self, x: Tensor) -> Tensor:
+        _LOG.warning("a message")
+        y = self.layer(x).mean()
+        if self.decides and y > 0:
+            y = y * 2
+        return y
+
+
+_LOG = logging.getLogger("model")
+
+
+def test_messages_to_a_logger_are_left_out() -> None:
+    model = _Logging(decides=False)
+    fit(model, "100%")(torch.ones(2, 4)).backward()
+    assert model.layer.bias.grad is not None
+
+
+def test_what_cannot_be_traced_is_named_by_its_line() -> None:
+    with pytest.raises(InputError, match=rf"branching.* \({re.escape(__file__)}:\d+\)"):
+        fit(_Logging(decides=True), "100%")(torch.ones(2, 4))
 
 
 def test_impossible_budget_names_the_least(network: Network) -> None:

@@ -110,7 +110,7 @@ def test_sizes_and_times_of_a_step_are_read_off_a_line() -> None:
         ("7B", 7),
         (123, 123),
         ("80%", 800),
-        ("120%", 1200),
+        ("100%", 1000),
     ],
 )
 def test_budgets_are_sizes_or_shares(text: str | int, size: int) -> None:
@@ -123,6 +123,11 @@ def test_budgets_are_sizes_or_shares(text: str | int, size: int) -> None:
 def test_other_texts_are_refused_as_budgets(text: str | int) -> None:
     with pytest.raises(InputError, match=r"is no size: .*24GB"):
         budget_bytes(text, 1000)
+
+
+def test_a_share_above_the_peak_is_refused() -> None:
+    with pytest.raises(InputError, match=r"'150%' is above the peak without a plan"):
+        budget_bytes("150%", 1000)
 
 
 def test_sizes_have_readable_units() -> None:

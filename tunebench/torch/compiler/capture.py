@@ -7,6 +7,7 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -36,6 +37,7 @@ __all__ = [
     "recurrent_layers_traced",
     "results_without_data",
     "tracing_backend",
+    "whole_model_traced",
     "without_data",
     "without_log",
 ]
@@ -133,8 +135,30 @@ def _graphs(
 @contextlib.contextmanager
 def recurrent_layers_traced() -> Iterator[None]:
     """Trace RNN, GRU and LSTM as the operations of all their time steps; torch refuses them by default."""
-    with torch._dynamo.config.patch(allow_rnn=True), onednn(enabled=False):
+    with onednn(enabled=False), whole_model_traced():
         yield
+
+
+@contextlib.contextmanager
+def whole_model_traced() -> Iterator[None]:
+    """Trace what torch refuses in a whole graph by default: recurrent layers, and messages to a logger.
+
+    The messages are left out of the graph.
+    """
+    options: dict[str, Any] = {"allow_rnn": True}
+    if hasattr(torch._dynamo.config, "ignore_logging_functions"):  # torch 2.10 or newer
+        messages = {
+            function
+            for name, function in vars(logging.Logger).items()
+            if name.startswith(_MESSAGES) and callable(function)
+        }
+        options["ignore_logging_functions"] = torch._dynamo.config.ignore_logging_functions | messages
+    with torch._dynamo.config.patch(**options):
+        yield
+
+
+_MESSAGES = ("debug", "info", "warn", "error", "exception", "critical", "log")
+"""Beginnings of the names of methods that log, also of those that libraries add, such as ``warning_once``."""
 
 
 @contextlib.contextmanager
@@ -166,8 +190,18 @@ def first_reason(error: BaseException) -> str:
     while (cause := first.__cause__ or first.__context__) is not None:
         first = cause
     if first is error:
-        return _first_line(error)
+        return f"{_first_line(error)}{_user_line(error)}"
     return f"{_first_line(error)}: {type(first).__name__}: {_first_line(first)}"
+
+
+def _user_line(error: BaseException) -> str:
+    """Return where the model does what torch refused, as in `` (model.py:12)``; empty if it is not known."""
+    stack = getattr(error, "real_stack", None)
+    frames = [frame for frame in stack or () if not frame.filename.startswith(_TORCH_FOLDER)]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+
+
+_TORCH_FOLDER = str(Path(torch.__file__).parent)
 
 
 def _first_line(reason: object) -> str:

@@ -21,7 +21,7 @@ from torch.fx.graph import _BoxedCodeGen
 from torch.utils._pytree import tree_leaves
 
 from tunebench.errors import InputError
-from tunebench.torch.compiler.capture import onednn
+from tunebench.torch.compiler.capture import first_reason, onednn, whole_model_traced
 from tunebench.torch.compiler.decomposition import DECOMPOSITIONS
 from tunebench.torch.compiler.inductor import OWN_LIMIT
 from tunebench.training.fitting.host_store import FileStore, HostStore, PinnedStore
@@ -253,7 +253,7 @@ def _with_clear_errors(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def clear(*args: Any, **kwargs: Any) -> Any:
         try:
-            with torch._dynamo.config.patch(allow_rnn=True):
+            with whole_model_traced():
                 return call(*args, **kwargs)
         except BackendCompilerFailed as error:
             if isinstance(error.inner_exception, InputError):
@@ -266,7 +266,6 @@ def _with_clear_errors(call: Callable[..., Any]) -> Callable[..., Any]:
                 "raise torch._dynamo.config.recompile_limit"
             ) from error
         except (Unsupported, UserError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise InputError(f"torch cannot trace the model as a whole: {reason}") from error
+            raise InputError(f"torch cannot trace the model as a whole: {first_reason(error)}") from error
 
     return clear

@@ -63,6 +63,14 @@ class JointStep:
         """Index of the operation of each node that is one."""
         return {node: index for index, node in enumerate(self.nodes) if node is not None}
 
+    def tensors_of(self, node: fx.Node) -> set[int]:
+        """Return the tensors whose memory a node's result shares; those of all its items, if it is a list."""
+        tensor = self.tensor_of.get(node)
+        if tensor is not None:
+            return {tensor}
+        items = (user for user in node.users if user.target is operator.getitem)
+        return {self.tensor_of[item] for item in items if item in self.tensor_of}
+
 
 def joint_step(
     graph: fx.Graph,
@@ -88,7 +96,8 @@ def joint_step(
             operation, are on the host.
 
     Raises:
-        InputError: The graph changes tensors in place, or has sizes that are not constant.
+        InputError: The graph changes tensors in place, has sizes that are not constant, or calls an operation
+            that returns nested lists of tensors.
     """
     if not on_gpu:
         random = sum(node.op == "call_function" and is_random(node) for node in graph.nodes)
@@ -250,6 +259,8 @@ class _Reader:
                     tensor = self._tensor(item, element, f"{node.name}.{index}")
                     if item is not None:
                         self._tensor_of[item] = tensor
+                elif any(isinstance(leaf, Tensor) for leaf in tree_leaves(element)):
+                    raise InputError(f"{node.name} returns lists of tensors within a list")
 
     def _tensor(self, node: fx.Node | None, value: Tensor, name: str = "") -> int:
         storage = value.untyped_storage()

@@ -103,7 +103,7 @@ class _Emitter:
         self._known: dict[fx.Node, fx.Node] = {}
         """The new node of each node of the joint graph whose memory is on the device."""
         self._nodes_of: dict[int, set[fx.Node]] = {}
-        """Nodes of the joint graph that are known, by tensor."""
+        """Nodes of the joint graph that are known, by tensor; lists of views as well."""
         self._host: dict[int, fx.Node] = {}
         """Bytes on the host of each tensor that was copied out."""
         self._leaving: set[int] = set()
@@ -178,8 +178,7 @@ class _Emitter:
 
     def _learn(self, node: fx.Node, new: fx.Node) -> None:
         self._known[node] = new
-        tensor = self._joint.tensor_of.get(node)
-        if tensor is not None:
+        for tensor in self._joint.tensors_of(node):
             self._nodes_of.setdefault(tensor, set()).add(node)
 
     def _base(self, tensor: int) -> fx.Node:
@@ -266,7 +265,7 @@ class _Emitter:
 
     def _forget(self, tensor: int) -> None:
         for node in self._nodes_of.pop(tensor, ()):
-            del self._known[node]
+            self._known.pop(node, None)  # a list can have views of several tensors
         self._arriving.pop(tensor, None)
 
     def _copy_out(self, tensor: int) -> None:
@@ -337,10 +336,10 @@ class _Emitter:
             memory = self._arriving[tensor]
             self._wait(memory)
             return memory
-        tensor_nodes = self._nodes_of.get(tensor)
-        if not tensor_nodes:
-            raise AssertionError(f"{self._joint.step.tensors[tensor].name} is not on the device")
-        return self._known[next(iter(tensor_nodes))]
+        for node in self._nodes_of.get(tensor, ()):
+            if node in self._known and node in self._joint.tensor_of:
+                return self._known[node]
+        raise AssertionError(f"{self._joint.step.tensors[tensor].name} is not on the device")
 
     def _fake_state(self, node: fx.Node) -> Tensor:
         size = random_state(_device(node)).numel()

@@ -20,7 +20,7 @@ def budget_bytes(budget: int | str, whole_bytes: int) -> int:
         whole_bytes: Bytes of which a percentage is taken.
 
     Raises:
-        InputError: The budget is not a positive size.
+        InputError: The budget is not a positive size, or a percentage above 100.
     """
     if isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
         return budget
@@ -32,6 +32,8 @@ def budget_bytes(budget: int | str, whole_bytes: int) -> int:
         )
     number, unit = float(match["number"]), match["unit"].upper()
     if unit == "%":
+        if number > 100:
+            raise InputError(f"budget {budget!r} is above the peak without a plan: expected at most 100%")
         return int(number / 100 * whole_bytes)
     base = 1024 if "I" in unit else 1000
     return int(number * base ** "BKMGT".index(unit[0]))

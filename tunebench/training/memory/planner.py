@@ -236,15 +236,26 @@ def plan_memory(step: TrainingStep, budget_bytes: int, *, effort: PlanEffort | N
     """
     plan = _Planner(step, effort or PlanEffort()).best(budget_bytes)
     if plan is None:
-        least = least_budget(step, effort=effort)
-        qualifier = (
-            "the least possible budget is" if least.proven else "the least budget with a known plan is"
-        )
-        raise InputError(
-            f"no plan of this step fits a budget of {budget_bytes:,} bytes; {qualifier} "
-            f"{least.budget_bytes:,} bytes. Pass at least that, or reduce the batch."
-        )
+        raise InputError(_no_plan(step, budget_bytes, least_budget(step, effort=effort)))
     return plan
+
+
+def _no_plan(step: TrainingStep, budget_bytes: int, least: LeastBudget) -> str:
+    """Return a message that says what needs the memory of a step which no plan fits into a budget."""
+    largest = max(step.operations, key=step.working_bytes)
+    largest_bytes = step.working_bytes(largest) - step.resident_bytes
+    qualifier = "the least possible budget is" if least.proven else "the least budget with a known plan is"
+    return (
+        f"no plan of this step fits a budget of {_exact(budget_bytes)}; {qualifier} "
+        f"{_exact(least.budget_bytes)}. What is in memory during the whole step, such as parameters, inputs "
+        f"and optimizer states, takes {size_text(step.resident_bytes)}, gradients at its end "
+        f"{size_text(step.bytes_of(step.results))}, and the operation that needs most, {largest.name}, "
+        f"{size_text(largest_bytes)} besides. Pass at least the least budget, or reduce the batch."
+    )
+
+
+def _exact(size_bytes: int) -> str:
+    return f"{size_text(size_bytes)} ({size_bytes:,} bytes)"
 
 
 def memory_curve(
