@@ -36,6 +36,7 @@ from tunebench.workloads import register as register_operator
 __all__ = [
     "ENTRY_POINTS",
     "broken_plugins",
+    "changes",
     "failed_files",
     "file_of",
     "files_of",
@@ -64,6 +65,7 @@ _OWN = "A variant of your own needs its file: --variant-file, or tunebench.kerne
 _loaded: dict[str, Variant[Any]] = {}
 _files: list[str] = []
 _failed: dict[str, str] = {}
+_changes = 0
 _broken_plugins: list[str] = []
 
 
@@ -174,8 +176,20 @@ def load_file(path: str | Path) -> Variant[Any]:
         with limited(f"the import of {path}", IMPORT_S):
             _import_file(path, _check_new)
     loaded: Variant[Any] = sys.modules[name].VARIANT
-    _loaded[loaded.key] = loaded
+    if _loaded.get(loaded.key) is not loaded:
+        _loaded[loaded.key] = loaded
+        _count_change()
     return loaded
+
+
+def changes() -> int:
+    """Return how often this process loaded, replaced or unloaded users' files, for caches of answers."""
+    return _changes
+
+
+def _count_change() -> None:
+    global _changes
+    _changes += 1
 
 
 def replace_file(path: str | Path, operator: str) -> Variant[Any]:
@@ -317,6 +331,7 @@ def _restore(
     for name in [name for name in sys.modules if name.startswith(_USER)]:
         del sys.modules[name]
     sys.modules.update(modules)
+    _count_change()
 
 
 def loaded_files() -> tuple[str, ...]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tunebench.errors import LookupMiss, TunebenchError
     from tunebench.explanation import Explanation, explain
     from tunebench.forecast import Prediction, predict, predict_all
-    from tunebench.own_kernel import InOut, Input, Output, Scratch, ceil_div
+    from tunebench.own_kernel import InOut, Input, Output, ReferenceKernel, Scratch, ceil_div
     from tunebench.tuning import (
         Plan,
         Report,
@@ -49,6 +49,7 @@ __all__ = [
     "Output",
     "Plan",
     "Prediction",
+    "ReferenceKernel",
     "Report",
     "Scratch",
     "TunebenchError",
@@ -83,6 +84,7 @@ _HOME = {
     "Plan": "tunebench.tuning",
     "Prediction": "tunebench.forecast",
     "Report": "tunebench.tuning",
+    "ReferenceKernel": "tunebench.own_kernel",
     "Scratch": "tunebench.own_kernel",
     "TunebenchError": "tunebench.errors",
     "TuningSummary": "tunebench.tuning",

@@ -53,13 +53,14 @@ class Verification:
     """How a result was verified.
 
     Attributes:
-        how: ``"reference"`` (run on the device), ``"emulated"`` (run on the host through the shim),
-            ``"simulated"`` (Numba's simulator), or ``"not verified"``.
+        how: ``"reference"`` (run on the device), ``"compared"`` (the same, with the results of the default
+            configuration, because the kernel has no reference), ``"emulated"`` (run on the host through the
+            shim), ``"simulated"`` (Numba's simulator), or ``"not verified"``.
         detail: Coverage of the check, or the reason why there was none.
         worst: Largest error as a fraction of the tolerance; below 1 passes.
     """
 
-    how: Literal["reference", "emulated", "simulated", "not verified"]
+    how: Literal["reference", "compared", "emulated", "simulated", "not verified"]
     detail: str
     worst: float | None = None
 

@@ -545,6 +545,15 @@ class CudaVariant(GpuVariant[W]):
             config: Configuration of this variant's space.
         """
 
+    def flags(self, workload: W, config: Config) -> tuple[str, ...]:
+        """Return options of NVRTC besides the architecture, such as ``--use_fast_math`` (override).
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
+        """
+        return ()
+
     def target(self, device: Device) -> str:
         """Return the architecture to compile for (override with `sm_90a` for Hopper-only instructions)."""
         return device.architecture
@@ -572,9 +581,10 @@ class CudaVariant(GpuVariant[W]):
         return reason
 
     def revision(self, workload: W, config: Config) -> str:
-        """Return a hash of the source without comments and of the launched entries."""
+        """Return a hash of the source without comments, of the launched entries and of the flags."""
         entries = [launch.entry for launch in self.launches(workload, config)]
-        return _digest(strip_comments(self.source(workload, config)), *entries)
+        source = strip_comments(self.source(workload, config))
+        return _digest(source, *entries, *self.flags(workload, config))
 
 
 class NumbaVariant(Variant[W]):

@@ -218,6 +218,11 @@ class Workload(ABC):
             object.__setattr__(self, dimension.name, value)
         self.check()
 
+    @property
+    def verified_by(self) -> Literal["reference", "compared"]:
+        """How results on a device are verified; ``"compared"`` if there is no independent reference."""
+        return "reference"
+
     def check(self) -> None:  # noqa: B027 - most operators have nothing to add
         """Raise `InputError` if the dimensions contradict one another."""
 

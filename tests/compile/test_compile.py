@@ -103,7 +103,7 @@ class Recorded:
     def __init__(self) -> None:
         self.targets: list[str] = []
 
-    def __call__(self, source: str, entries: tuple[str, ...], target: str) -> Any:
+    def __call__(self, source: str, entries: tuple[str, ...], target: str, flags: tuple[str, ...]) -> Any:
         self.targets.append(target)
         raise CompileError("anew")
 

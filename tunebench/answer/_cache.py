@@ -1,7 +1,8 @@
 """Public lookup functions, and the answers that a process caches.
 
 A repeated lookup costs a dictionary access and a clock reading. Every `FRESH_S`, and after each write of this
-process, the files are checked for commits, which clear all cached answers.
+process, the files are checked for commits, which clear all cached answers. So does a user's kernel that is
+loaded or replaced.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
-from tunebench import _environment
+from tunebench import _environment, kernels
 from tunebench.answer._answer import Answer, Unmeasured
 from tunebench.answer._query import LookupQuery
 from tunebench.answer._reader import AnswerReader
@@ -86,8 +87,7 @@ def lookup(
     """
     named = device.key if isinstance(device, Device) else device
     database = db if db is not None else _raw_database()
-    if monotonic() >= lookup_cache.due or write_count.writes != lookup_cache.writes:
-        lookup_cache.look()
+    lookup_cache.refresh()
     try:
         # As bytes, 1, 1.0 and True differ; version 1 depends on values alone, not on shared objects.
         asked = (operator, named, database, strict, dumps(dimensions, 1))
@@ -252,6 +252,7 @@ class LookupCache:
         self.due = 0.0
         """Time of the next check of the files, on the monotonic clock."""
         self.writes = -1
+        self.kernel_changes = -1
         self.generation = 0
         self.asked: dict[Any, Answer] = {}
         """By all arguments of `lookup`."""
@@ -266,24 +267,30 @@ class LookupCache:
 
     def refresh(self) -> None:
         """Check the files for commits, if it is time."""
-        if monotonic() >= self.due or write_count.writes != self.writes:
+        if (
+            monotonic() >= self.due
+            or write_count.writes != self.writes
+            or kernels.changes() != self.kernel_changes
+        ):
             self.look()
 
     def look(self) -> None:
         """Check all open files for commits, and clear the cached answers if there are any.
 
-        While another thread looks up, only a write of this process is waited for.
+        While another thread looks up, only a write of this process, or of its kernels, is waited for.
         """
-        if not self.lock.acquire(blocking=write_count.writes != self.writes):
+        own_change = write_count.writes != self.writes or kernels.changes() != self.kernel_changes
+        if not self.lock.acquire(blocking=own_change):
             return
         try:
             if self.is_reading:  # a signal handler interrupts a lookup of its thread
                 return
             self.due, writes = monotonic() + FRESH_S, write_count.writes
-            database = _environment.database()
+            database, kernel_changes = _environment.database(), kernels.changes()
             news = [database != self._database, writes != self.writes]
+            news.append(kernel_changes != self.kernel_changes)
             news += [self._has_news(path) for path in list(self.views)]
-            self._database, self.writes = database, writes
+            self._database, self.writes, self.kernel_changes = database, writes, kernel_changes
             if any(news):
                 self.generation += 1
                 self.asked, self.answers = {}, {}

@@ -7,7 +7,6 @@ predictions for here and there. Errors of the model that both predictions share 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -182,7 +181,6 @@ def _comparable_workloads(workload: Workload, view: AnswerReader) -> Iterator[tu
             yield distance, device, text
 
 
-@functools.lru_cache(maxsize=1 << 16)
 def _parsed(text: str) -> Workload | None:
     """Return a workload; None for one of another version that this version refuses."""
     try:

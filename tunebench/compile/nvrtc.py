@@ -106,6 +106,7 @@ def _key_parts(
         "\n".join(entries),
         *_FLAGS,
         variant.target(device),
+        *variant.flags(workload, config),
     )
 
 
@@ -125,7 +126,8 @@ def compile_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, 
     key = key_cuda(variant, workload, config, device)
     entries = tuple(launch.entry for launch in variant.launches(workload, config))
     target = variant.target(device)
-    cubin, symbols, log, _ = compile_source(variant.source(workload, config), entries, target)
+    source, flags = variant.source(workload, config), variant.flags(workload, config)
+    cubin, symbols, log, _ = compile_source(source, entries, target, flags)
     return Binary(
         key=key,
         language="cuda",
@@ -153,7 +155,8 @@ def ptx_of_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, d
     """
     nvrtc_version()
     entries = tuple(launch.entry for launch in variant.launches(workload, config))
-    return compile_source(variant.source(workload, config), entries, variant.target(device)).ptx
+    source, flags = variant.source(workload, config), variant.flags(workload, config)
+    return compile_source(source, entries, variant.target(device), flags).ptx
 
 
 class CompiledSource(NamedTuple):
@@ -165,13 +168,16 @@ class CompiledSource(NamedTuple):
     ptx: str
 
 
-def compile_source(source: str, entries: tuple[str, ...], target: str) -> CompiledSource:
+def compile_source(
+    source: str, entries: tuple[str, ...], target: str, flags: tuple[str, ...] = ()
+) -> CompiledSource:
     """Compile a source.
 
     Args:
         source: CUDA C++ without any #include.
         entries: Kernels, such as ``"toy<32>"``; the symbols of the result are in this order.
         target: Architecture, such as ``"sm_90a"``.
+        flags: Further options of NVRTC; a language standard replaces C++17.
 
     Raises:
         CompileError: NVRTC or ptxas failed, and the message quotes the first errors; or the source includes
@@ -188,8 +194,9 @@ def compile_source(source: str, entries: tuple[str, ...], target: str) -> Compil
     try:
         for entry in dict.fromkeys(entries):
             _call(nvrtc.nvrtcAddNameExpression(program, entry.encode()))
-        flags = [flag.encode() for flag in (*_FLAGS, f"--gpu-architecture={target}")]
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+        has_standard = any(flag.startswith(("--std", "-std")) for flag in flags)
+        options = [*_FLAGS[has_standard:], f"--gpu-architecture={target}", *flags]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
         log = bytearray(_call(nvrtc.nvrtcGetProgramLogSize(program)))
         _call(nvrtc.nvrtcGetProgramLog(program, log))
         text = log.decode(errors="replace").rstrip("\0")

@@ -305,7 +305,7 @@ class _Examination:
         return runner.judge(
             Samples(tuple(self._timed.new_us if alike else max(together_us, alone_us, key=min))),
             cache=self._protocol.cache,
-            verification=Verification(how="reference", detail=detail + which, worst=worst),
+            verification=Verification(how=self._workload.verified_by, detail=detail + which, worst=worst),
             abort_above_us=None,
             conditions=_conditions(reply) | {"outside_ratio": round(ratio, 3)} | unlike_conditions,
         )

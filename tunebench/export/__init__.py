@@ -6,6 +6,7 @@ The exported files need neither tunebench nor Python: `main.cpp` loads the cubin
 from __future__ import annotations
 
 import json
+import shlex
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -100,4 +101,5 @@ def build_lines(choice: ChosenConfig, form: Format) -> tuple[str, ...]:
     if form == "cubin" or not isinstance(choice.variant, CudaVariant):
         return (BUILD,)
     target = choice.variant.target(choice.device)
-    return (f"nvcc -std=c++17 -arch={target} -cubin -o kernel.cubin kernel.cu", BUILD)
+    flags = " ".join(("-std=c++17", *map(shlex.quote, choice.variant.flags(choice.workload, choice.config))))
+    return (f"nvcc {flags} -arch={target} -cubin -o kernel.cubin kernel.cu", BUILD)

@@ -211,7 +211,7 @@ class CpuRunner(Runner):
         if wrong is not None:
             return WrongResult(reason=wrong), effort
         verification = Verification(
-            how="reference",
+            how=task.workload.verified_by,
             detail=coverage(check, first, inputs) + launches.detail,
             worst=max(worst, worst_timed),
         )

@@ -148,7 +148,7 @@ class CudaRunner(Runner):
             on.memory.forget_inputs()
             return WrongResult(reason=wrong), effort
         verification = Verification(
-            how="reference",
+            how=task.workload.verified_by,
             detail=coverage(check, first, inputs) + timed.detail,
             worst=max(worst, worst_timed),
         )

@@ -6,6 +6,7 @@ contains everything that was given (source, functions as text, values), and its 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import keyword
@@ -23,6 +24,7 @@ from tunebench._environment import cache_folder
 from tunebench._lazy import np
 from tunebench._private_file import create_folder
 from tunebench.errors import InputError, UnknownName, quoted
+from tunebench.own_kernel._include import with_includes
 from tunebench.own_kernel._portable import Portable, portable
 from tunebench.own_kernel.argument import ROLES, Argument, array_of
 from tunebench.variant import Scalar, Variant
@@ -32,7 +34,7 @@ from tunebench.workloads import operator, parse
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
-__all__ = ["KernelDescription"]
+__all__ = ["KernelDescription", "ReferenceKernel"]
 
 Language = Literal["cuda", "numba-cpu", "numba-cuda", "library-cpu"]
 
@@ -53,6 +55,29 @@ _KERNEL = re.compile(r"__global__(?:\s+__launch_bounds__\s*\([^;{]*?\))?\s+[\w\s
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReferenceKernel:
+    """A simple kernel in CUDA C++ whose results are right: the reference of another one.
+
+    It takes the arguments of the other kernel, and is emulated on the processor. Names of sizes may be used.
+
+    Attributes:
+        source: As in `KernelDescription`.
+        name: As in `KernelDescription`.
+        parameters: Value of each parameter: a macro or a template argument.
+        grid: As in `KernelDescription`.
+        block: As in `KernelDescription`.
+        smem_bytes: As in `KernelDescription`.
+    """
+
+    source: Any
+    name: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    grid: Any
+    block: Any = None
+    smem_bytes: Any = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class KernelDescription:
     """A user's kernel, with everything that is needed to tune it.
 
@@ -68,12 +93,18 @@ class KernelDescription:
             `block_y`, `block_z`, or `block_size_x` and so on.
         constraints: Functions or expressions of parameters and sizes that a valid configuration satisfies.
         reference: Function or expression of inputs (in float64), sizes and numbers that returns the outputs:
-            one array, a tuple in their order, or a mapping by name; or arrays by the name of their output.
+            one array, a tuple in their order, or a mapping by name; or arrays by the name of their output; or
+            a `ReferenceKernel` with the same arguments.
         tolerance: Largest error, as a share of the largest magnitude in an output. Default: by its type.
         default: The configuration to compare with. Default: the first valid one.
         smem_bytes: Dynamic shared memory of a block, as a number, a function or an expression.
         flops: Floating-point operations, as a number, a function or an expression of sizes.
         emulate: Smaller sizes to verify with where there is no GPU.
+        includes: Folders of headers that a source in CUDA C++ includes, besides its own folder.
+        flags: Options of NVRTC, such as ``--use_fast_math``, ``-DNAME=VALUE`` or ``--std=c++20``: a list, or
+            a function or an expression of parameters and sizes that returns one.
+        label: Name of the workload. Default: that of the kernel. Kernels of one name need different labels
+            in one database, because each voids the records of the other.
         compiled: Whether Numba compiles a function. Otherwise it is called as it is on the CPU, with
             arguments and parameters by name: it calls libraries, or compiles and launches by itself.
 
@@ -94,6 +125,9 @@ class KernelDescription:
     smem_bytes: Any = 0
     flops: Any = None
     emulate: Mapping[str, int] = field(default_factory=dict)
+    includes: Sequence[str | Path] = ()
+    flags: Any = ()
+    label: str | None = None
     compiled: bool = True
 
     def write(self) -> tuple[Path, str]:
@@ -138,7 +172,7 @@ class _Module:
         self.given = given
         self.files: dict[str, bytes] = {}
         self.language, self.code, self.entry = _code(given)
-        self.operator = _operator_name(self.entry)
+        self.operator = _operator_name(given.label or self.entry)
         self.space = _space(given.space)
         self.sizes = _sizes(given.args, self.space)
         self.arguments = tuple(self._argument(name, value) for name, value in self._ordered().items())
@@ -221,7 +255,7 @@ class _Module:
         """Return the module."""
         functions: dict[str, Portable] = {}
         operator = self._operator_lines(functions)
-        kernel = self._kernel_lines(functions)
+        kernel = [*self._kernel_lines(functions), *self._reference_lines(functions)]
         defined = "\n\n".join(function.written(name) for name, function in functions.items())
         return "\n".join(
             [
@@ -281,6 +315,8 @@ class _Module:
         reference = self.given.reference
         if reference is None:
             return f"Expected({tolerance})"
+        if isinstance(reference, ReferenceKernel):
+            return f"Expected(by_kernel=True, {tolerance})"
         if isinstance(reference, Mapping) or hasattr(reference, "dtype"):
             return f"Expected({self._arrays(functions, reference)}, {tolerance})"
         names = [a.name for a in self.arguments if a.role in ("input", "inout", "size", "number")]
@@ -332,12 +368,54 @@ class _Module:
             "    )",
         ]
         if self.language in ("cuda", "numba-cuda"):
-            for attribute, value in self._launch().items():
+            for attribute, value in _launch(self.given, self.operator, self.space).items():
                 lines.append(f"    {attribute} = {self._call(functions, f'_{attribute[:-3]}', value, names)}")
             lines.append(f"    emulated_sizes = {dict(self.given.emulate)!r}")
         if self.language == "cuda":
-            return [*lines, f"    entry = {self.entry!r}", f"    text = {self.code!r}"]
+            flags = self._call(functions, "_flags", self.given.flags, names)
+            return [
+                *lines,
+                f"    entry = {self.entry!r}",
+                f"    text = {self.code!r}",
+                f"    flags_of = {flags}",
+            ]
         return [*lines, *self._function(functions)]
+
+    def _reference_lines(self, functions: dict[str, Portable]) -> list[str]:
+        """Return the class of a reference that is another kernel."""
+        reference = self.given.reference
+        if not isinstance(reference, ReferenceKernel):
+            return []
+        given = dataclasses.replace(
+            self.given,
+            source=reference.source,
+            name=reference.name,
+            grid=reference.grid,
+            block=reference.block,
+            smem_bytes=reference.smem_bytes,
+        )
+        language, code, entry = _code(given)
+        if self.language != "cuda" or language != "cuda":
+            raise InputError(
+                "a ReferenceKernel is CUDA C++, for a kernel in CUDA C++; use a function otherwise"
+            )
+        names = (*reference.parameters, *self.sizes)
+        launch = _launch(given, self.operator, reference.parameters)
+        return [
+            "\n",
+            "class Reference(OwnCudaKernel):",
+            "    name = 'reference'",
+            "    operator = Operator",
+            "    space = Kernel.space",
+            f"    given_default = {dict(reference.parameters)!r}",
+            *(
+                f"    {attribute} = {self._call(functions, f'_reference_{attribute[:-3]}', value, names)}"
+                for attribute, value in launch.items()
+            ),
+            f"    entry = {entry!r}",
+            f"    text = {code!r}",
+            *(["    flags_of = Kernel.flags_of"] if isinstance(self.given.flags, list | tuple) else []),
+        ]
 
     def _function(self, functions: dict[str, Portable]) -> list[str]:
         """Return the attributes of a kernel in Python, whose parameters and numbers become constants."""
@@ -358,22 +436,6 @@ class _Module:
         functions["_kernel"] = Portable(arguments=constants, body=body)
         order = tuple(name for name in every if name not in numbers)
         return [f"    function_of = ({constants!r}, _kernel())", f"    order = {order!r}"]
-
-    def _launch(self) -> dict[str, Any]:
-        if self.given.grid is None:
-            raise InputError(
-                f"{self.operator} needs grid: blocks in x, y, z as a function of parameters and sizes"
-            )
-        block = self.given.block
-        if block is None:
-            named = next((n for n in _BLOCK_NAMES if n[0] in self.space), None)
-            if named is None:
-                raise InputError(
-                    f"{self.operator} needs block: threads as a function of parameters, or a parameter named "
-                    f"block, block_x or block_size_x; got {', '.join(self.space)}"
-                )
-            block = "(" + "".join(f"{name}, " for name in named if name in self.space) + ")"
-        return {"grid_of": self.given.grid, "block_of": block, "smem_of": self.given.smem_bytes}
 
     def _constraints(self, functions: dict[str, Portable], names: Sequence[str]) -> list[str]:
         constraints = self.given.constraints
@@ -401,6 +463,22 @@ class _Module:
         return {name: given.get(name, values[0]) for name, values in self.space.items()}
 
 
+def _launch(given: KernelDescription, operator: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return grid, threads and shared memory of a kernel, by attribute of its variant."""
+    if given.grid is None:
+        raise InputError(f"{operator} needs grid: blocks in x, y, z as a function of parameters and sizes")
+    block = given.block
+    if block is None:
+        named = next((names for names in _BLOCK_NAMES if names[0] in parameters), None)
+        if named is None:
+            raise InputError(
+                f"{operator} needs block: threads as a function of parameters, or a parameter named "
+                f"block, block_x or block_size_x; got {', '.join(parameters)}"
+            )
+        block = "(" + "".join(f"{name}, " for name in named if name in parameters) + ")"
+    return {"grid_of": given.grid, "block_of": block, "smem_of": given.smem_bytes}
+
+
 # -- checks -----------------------------------------------------------------------------------------------
 
 
@@ -410,13 +488,15 @@ def _code(given: KernelDescription) -> tuple[Language, Any, str]:
     Raises:
         InputError: The source is no kernel, or its name is missing or wrong.
     """
-    source = given.source
+    source, folder = given.source, None
     if isinstance(source, Path) or (isinstance(source, str) and source.endswith((".cu", ".cuh", ".py"))):
         path = Path(source)
         if not path.is_file():
             raise InputError(f"kernel source {path} does not exist")
+        folder = path.parent
         source = _from_module(path, given.name) if path.suffix == ".py" else path.read_text(encoding="utf-8")
     if isinstance(source, str):
+        source = with_includes(source, folder, given.includes)
         return "cuda", source, _kernel_name(source, given.name)
     function = getattr(source, "py_func", source)
     if not isinstance(function, FunctionType):

@@ -21,7 +21,8 @@ def read(path: str | Path) -> KernelDescription:
     """Read a description.
 
     The keys are the fields of `KernelDescription`. `source` is a path relative to the file, or CUDA C++ as
-    text; functions are expressions; an array is a table such as ``{input = ["n"], dtype = "f32"}``.
+    text; `includes` are folders relative to it; functions are expressions; an array is a table such as
+    ``{input = ["n"], dtype = "f32"}``.
 
     Args:
         path: TOML file.
@@ -45,6 +46,7 @@ def read(path: str | Path) -> KernelDescription:
     source = keys["source"]
     if source.endswith((".cu", ".cuh", ".py")):
         keys["source"] = file.parent / source
+    keys["includes"] = [file.parent / folder for folder in keys.get("includes", ())]
     keys["args"] = {name: _argument(name, value) for name, value in keys["args"].items()}
     return KernelDescription(**keys)
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tunebench._lazy import np
 from tunebench.dtype import DType, numpy_dtype, unit_roundoff
@@ -40,11 +40,18 @@ class Expected:
             configuration.
         arguments: Names of the arguments of `compute`.
         tolerance: Largest error, as a share of the largest magnitude in an output; None follows its type.
+        by_kernel: Whether the kernel `Reference` of the generated module computes them.
     """
 
     compute: Callable[..., Any] | None = None
     arguments: tuple[str, ...] = ()
     tolerance: float | None = None
+    by_kernel: bool = False
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether there is a reference; otherwise results are compared with the default configuration's."""
+        return self.by_kernel or self.compute is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +67,11 @@ class OwnOperator(Workload):
     kernel_arguments: ClassVar[tuple[Argument, ...]]
     expected: ClassVar[Expected]
     declared_flops: ClassVar[tuple[tuple[str, ...], Callable[..., Any]] | None] = None
+
+    @property
+    def verified_by(self) -> Literal["reference", "compared"]:
+        """How results on the device are verified: without a reference, they are compared."""
+        return "reference" if self.expected.is_reference else "compared"
 
     @property
     def dtype(self) -> DType:
@@ -144,7 +156,7 @@ class OwnOperator(Workload):
         else:
             error = ROUNDINGS * max(unit_roundoff(tensor.dtype) for tensor in self.outputs())
             reason = f"{ROUNDINGS} roundings of the largest magnitude in an output"
-        if self.expected.compute is None:
+        if not self.expected.is_reference:
             reason = f"{reason}; {UNVERIFIED}"
         return Tolerance(eps_out=error, eps_acc=error, reason=reason)
 
@@ -163,7 +175,7 @@ class OwnOperator(Workload):
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
         """Return the results of the reference function, or of the default configuration."""
         if self.expected.compute is None:
-            results = self._default_results(inputs)
+            results = self._kernel_results(inputs)
         else:
             values = {**inputs, **self.sizes, **self._numbers()}
             named = {name: values[name] for name in self.expected.arguments}
@@ -173,13 +185,14 @@ class OwnOperator(Workload):
     def _numbers(self) -> dict[str, float | None]:
         return {a.name: a.value for a in self.kernel_arguments if a.role == "number"}
 
-    def _default_results(self, inputs: Mapping[str, Array64]) -> dict[str, Array64]:
-        """Compute the outputs with the default configuration."""
+    def _kernel_results(self, inputs: Mapping[str, Array64]) -> dict[str, Array64]:
+        """Compute the outputs with the reference kernel, or with the default configuration."""
         stored = {
             tensor.name: np.asarray(inputs[tensor.name]).astype(numpy_dtype(tensor.dtype))
             for tensor in self.inputs()
         }
-        variant = sys.modules[type(self).__module__].VARIANT
+        module = sys.modules[type(self).__module__]
+        variant = module.Reference() if self.expected.by_kernel else module.VARIANT
         outputs: Mapping[str, Array] = variant.default_results(self, stored)
         return {name: np.asarray(value, dtype=np.float64) for name, value in outputs.items()}
 

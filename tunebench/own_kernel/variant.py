@@ -44,6 +44,15 @@ extern "C" __global__ void tunebench_restore(const unsigned char* from, unsigned
 }
 """
 """Kernel that copies an in-out array before the user's kernel changes the copy."""
+_REFUSED_FLAGS = {
+    "-I": "name folders of headers in includes=",
+    "--include": "name folders of headers in includes=",
+    "-arch": "the device decides the architecture",
+    "--gpu-architecture": "the device decides the architecture",
+    "-gencode": "the device decides the architecture",
+}
+"""Reasons why options of a compiler are not passed on, by their start."""
+
 WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
 
 
@@ -191,10 +200,24 @@ class OwnCudaKernel(OwnGpuKernel, CudaVariant[Any]):
     Attributes:
         text: The source.
         entry: The kernel, with its template arguments by name: ``vadd<block>``.
+        flags_of: Names of its arguments, and the function that returns the options of NVRTC.
     """
 
     text: ClassVar[str]
     entry: ClassVar[str]
+    flags_of: ClassVar[tuple[tuple[str, ...], Callable[..., Any]]] = ((), tuple)
+
+    def flags(self, workload: OwnOperator, config: Config) -> tuple[str, ...]:
+        """Return the options that define no macro: macros are part of the source."""
+        return tuple(flag for flag in self._given_flags(workload, config) if not flag.startswith("-D"))
+
+    def _given_flags(self, workload: OwnOperator, config: Mapping[str, Any]) -> list[str]:
+        flags = [str(flag) for flag in _evaluated(self.flags_of, workload, config)]
+        for flag in flags:
+            reason = next((why for start, why in _REFUSED_FLAGS.items() if flag.startswith(start)), None)
+            if reason is not None or not flag.startswith("-") or flag == "-D":
+                raise InputError(f"flag {flag!r} of {self.key}: {reason or 'expected one such as -DNAME=1'}")
+        return flags
 
     def source(self, workload: OwnOperator, config: Config) -> str:
         """Return the source after one `#define` for each parameter that is no template argument."""
@@ -202,6 +225,10 @@ class OwnCudaKernel(OwnGpuKernel, CudaVariant[Any]):
         defines = "".join(
             f"#define {name} {_cpp(value)}\n" for name, value in config.items() if name not in template
         )
+        for flag in self._given_flags(workload, config):
+            if flag.startswith("-D"):
+                name, equals, value = flag[2:].partition("=")
+                defines += f"#define {name} {value if equals else 1}\n"
         return f"{defines}{self.text}\n{self._restoring(workload)}"
 
     def launches(self, workload: OwnOperator, config: Config) -> tuple[Launch, ...]:

@@ -86,7 +86,8 @@ def tune_kernel(
         plan: As for `tunebench.tune`.
         watcher: As for `tunebench.tune`.
         description: `args`, `space`, `grid`, `block`, `constraints`, `reference`, `tolerance`, `default`,
-            `smem_bytes`, `flops`, `emulate` and `compiled`, as for `tunebench.own_kernel.KernelDescription`.
+            `smem_bytes`, `flops`, `emulate`, `includes`, `flags`, `label` and `compiled`, as for
+            `tunebench.own_kernel.KernelDescription`.
 
     Returns:
         The best configuration, and the report.
@@ -146,7 +147,7 @@ def lookup_kernel(
     """
     workload, variant = _load(source, name, description)
     answer = lookup_workload(workload, device=_device(variant, device, arch), db=db, strict=strict)
-    if workload.expected.compute is None and answer.verification is not None:
+    if not workload.expected.is_reference and answer.verification is not None:
         return dataclasses.replace(answer, verification=UNVERIFIED)
     return answer
 
@@ -154,7 +155,7 @@ def lookup_kernel(
 def _verified(workload: OwnOperator, report: Report) -> str:
     if report.config is None:
         return "no configuration succeeded"
-    if workload.expected.compute is None:
+    if not workload.expected.is_reference:
         return UNVERIFIED
     return f"against the reference; error up to {workload.tolerance().reason}"
 
