@@ -25,8 +25,9 @@ from tunebench.search.learned_pruner import (
     tail_between,
 )
 from tunebench.search.loop import optimality_proof
+from tunebench.search.registry import SAMPLERS
 from tunebench.search.sampler import Prospects
-from tunebench.search.variant_search import SAMPLERS, VariantSearch
+from tunebench.search.variant_search import VariantSearch
 from tunebench.space import Parameter, Space
 
 ROWS = 4000

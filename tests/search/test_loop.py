@@ -9,8 +9,9 @@ from tests.support import InstantExecutor, measured
 from tunebench.outcome import Pruned, Result
 from tunebench.search.loop import Budget, optimality_proof, run_search
 from tunebench.search.optimality_proof import violates
+from tunebench.search.registry import SAMPLERS
 from tunebench.search.sampler import Prospects
-from tunebench.search.variant_search import SAMPLERS, Proposal, VariantSearch
+from tunebench.search.variant_search import Proposal, VariantSearch
 from tunebench.space import Parameter, Space
 
 TABLE = Space((Parameter("a", tuple(range(100)), "nothing"),)).enumerate()

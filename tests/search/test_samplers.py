@@ -9,9 +9,10 @@ import pytest
 from tests.support import measured
 from tunebench.errors import UnknownName
 from tunebench.outcome import CompileFailed
+from tunebench.search.registry import SAMPLERS
 from tunebench.search.sampler import BoundSampler, Prospects, RandomTableSampler, TableSampler
 from tunebench.search.surrogate_sampler import SurrogateSampler
-from tunebench.search.variant_search import SAMPLERS, VariantSearch
+from tunebench.search.variant_search import VariantSearch
 from tunebench.space import Config, Parameter, Space, Table
 
 SPACE = Space(

@@ -15,7 +15,7 @@ from tunebench.cache_file import RecordedSpace, read
 from tunebench.cli import run
 from tunebench.errors import InputError
 from tunebench.outcome import CompileFailed
-from tunebench.search.variant_search import SAMPLERS
+from tunebench.search.registry import SAMPLERS
 from tunebench.space import Parameter
 from tunebench.space import Space as Parameters
 from tunebench.tuning.replay import Space, replay

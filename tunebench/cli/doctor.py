@@ -246,16 +246,18 @@ def _database(db: str | None) -> EnvironmentCheck:
 
 
 def _plugins() -> EnvironmentCheck:
-    """Check that the packages that offer variants can be imported."""
+    """Check that the packages that offer variants or samplers can be imported."""
     from tunebench import kernels
+    from tunebench.search import registry
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the check states the reasons
-        broken = kernels.broken_plugins()
+        broken = (*kernels.broken_plugins(), *registry.broken_samplers())
     if broken:
-        remedy = "these variants are skipped: repair or uninstall their packages"
+        remedy = "these variants and samplers are skipped: repair or uninstall their packages"
         return EnvironmentCheck("plug-ins", "broken", "; ".join(broken), remedy)
-    names = sorted(entry.name for entry in metadata.entry_points(group=kernels.ENTRY_POINTS))
+    groups = (kernels.ENTRY_POINTS, registry.ENTRY_POINTS)
+    names = sorted(entry.name for group in groups for entry in metadata.entry_points(group=group))
     return EnvironmentCheck("plug-ins", "ok", ", ".join(names) or "none installed")
 
 

@@ -30,7 +30,9 @@ class ReplayOptions:
     file: RecordedFile
     trials: Annotated[int, typer.Option(min=1, help="Configurations per search, failures included.")] = 200
     seeds: Annotated[int, typer.Option(min=1, help="Number of searches, with seeds 0, 1, …")] = 1
-    sampler: Annotated[str, typer.Option(help="Sampler: surrogate, bound, random or tpe.")] = "surrogate"
+    sampler: Annotated[str, typer.Option(help="surrogate, bound, random, tpe, or that of a package.")] = (
+        "surrogate"
+    )
     warm_from: Annotated[
         list[Path] | None,
         typer.Option(

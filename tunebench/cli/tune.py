@@ -143,7 +143,9 @@ class TuneOptions:
             show_default=False,
         ),
     ] = None
-    sampler: Annotated[str, _search(help="Sampler: surrogate, bound, random or tpe.")] = "surrogate"
+    sampler: Annotated[str, _search(help="surrogate, bound, random, tpe, or that of a package.")] = (
+        "surrogate"
+    )
     seed: Annotated[int, _search(help="Seed of the search and of the inputs.")] = 0
     stop_at_gap: StopAtGap = None
     audit: Annotated[

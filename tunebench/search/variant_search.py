@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optuna
-from optuna.samplers import BaseSampler, TPESampler
+from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import Trial, TrialState, create_trial
 
-from tunebench.errors import UnknownName
 from tunebench.outcome import Aborted, Outcome, Pruned, failed, time_us
 from tunebench.search.learned_pruner import LearnedPruner, PostponedConfigs
 from tunebench.search.optimality_proof import ConfigStatus, config_status
 from tunebench.search.pruner import BOUND_US, BoundPruner
-from tunebench.search.sampler import BoundSampler, Prospects, RandomTableSampler, TableSampler
+from tunebench.search.registry import make_sampler
+from tunebench.search.sampler import Prospects, TableSampler
 from tunebench.search.study_space import StudySpace
-from tunebench.search.surrogate_sampler import OBSERVED_US, SurrogateSampler
+from tunebench.search.surrogate_sampler import OBSERVED_US
 from tunebench.space import Config
 
 if TYPE_CHECKING:
@@ -29,15 +29,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["SAMPLERS", "Proposal", "VariantSearch"]
-
-SAMPLERS: dict[str, Callable[[Prospects, int], BaseSampler]] = {
-    "bound": lambda prospects, seed: BoundSampler(prospects, seed=seed),
-    "random": lambda prospects, seed: RandomTableSampler(prospects, seed=seed),
-    "surrogate": lambda prospects, seed: SurrogateSampler(prospects, seed=seed),
-    "tpe": lambda prospects, seed: TPESampler(seed=seed, multivariate=True, constant_liar=True),
-}
-"""Registry of the samplers by name; each is made from prospects and a seed."""
+__all__ = ["Proposal", "VariantSearch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +62,7 @@ class VariantSearch:
     Args:
         key: `Variant.key`, or any other name of the search.
         prospects: The valid configurations, with their bounds.
-        sampler: A name of `SAMPLERS`.
+        sampler: A name of `tunebench.search.registry.samplers`.
         seed: Seed of the sampler and of the audits.
         learned_pruner: Whether to postpone configurations that are unlikely to win.
 
@@ -89,13 +81,11 @@ class VariantSearch:
     def __init__(
         self, key: str, prospects: Prospects, *, sampler: str, seed: int, learned_pruner: bool = False
     ) -> None:
-        if sampler not in SAMPLERS:
-            raise UnknownName("sampler", sampler, SAMPLERS)
         self.key, self.table = key, prospects.table
         self.bounds_us = np.array(prospects.bounds_us, dtype=np.float64)
         self.statuses = np.full(len(self.table), ConfigStatus.UNTRIED, dtype=np.int8)
         self.trusted = True
-        self.sampler = SAMPLERS[sampler](prospects, seed)
+        self.sampler = make_sampler(sampler, prospects, seed)
         self._own = isinstance(self.sampler, TableSampler)
         sampler_open = self.sampler.open if isinstance(self.sampler, TableSampler) else None
         # The same array as the sampler's: rows that are closed here are closed there.

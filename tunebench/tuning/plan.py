@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tunebench._deprecation import renamed_fields
 from tunebench.errors import InputError, UnknownName, quoted
 from tunebench.measure.timing import Protocol
-from tunebench.search.variant_search import SAMPLERS
+from tunebench.search.registry import samplers
 
 __all__ = ["Plan"]
 
@@ -31,7 +31,7 @@ class Plan:
 
     Attributes:
         trials: Distinct configurations to launch, failures included; known and pruned ones are free.
-        sampler: Name of the sampler, one of `tunebench.search.variant_search.SAMPLERS`.
+        sampler: Name of the sampler, one of `tunebench.search.registry.samplers`.
         seed: Seed of the search and of the random inputs.
         variants: Names or keys of the variants to try; empty tries all that support the workload.
         variant_files: Python files with one variant each. Only these variants, and those named in `variants`,
@@ -97,5 +97,5 @@ class Plan:
             raise InputError(f"audit is a fraction of the trials, from 0 to 1; got {self.audit}")
         if self.minutes is not None and not 0 <= self.minutes < math.inf:
             raise InputError(f"minutes must be a finite number, 0 or more; got {self.minutes}")
-        if self.sampler not in SAMPLERS:
-            raise UnknownName("sampler", self.sampler, SAMPLERS)
+        if self.sampler not in samplers():
+            raise UnknownName("sampler", self.sampler, samplers())
