@@ -46,10 +46,16 @@ _Trial = tuple[str, str, str]
 
 @dataclass(slots=True)
 class _TrialMeasurements:
-    """Stored measurements of one trial: their `identity`, and the time of the newest."""
+    """Stored measurements of one trial: their `identity`, with and without metrics, and the newest time."""
 
     measurements: set[tuple[Any, ...]] = field(default_factory=set)
+    with_metrics: set[tuple[Any, ...]] = field(default_factory=set)
     newest: datetime | None = None
+
+    def add(self, values: tuple[Any, ...], metrics: tuple[tuple[str, float], ...]) -> None:
+        """Add a measurement."""
+        self.measurements.add((values,))
+        self.with_metrics.add((values, *metrics))
 
 
 @dataclass(slots=True)
@@ -104,10 +110,18 @@ def new_measurements(
             {name: getattr(outcome, name, None) for name in IDENTITY} | {"purpose": measurement.purpose}
         )
         late = measurement.recorded_at and trial.newest and measurement.recorded_at < trial.newest
-        if values not in trial.measurements and not late:
-            trial.measurements.add(values)
+        metrics = _items(getattr(outcome, "metrics", None))
+        # An import of an earlier version dropped the metrics of a file: importing it again adds them.
+        present = trial.with_metrics if metrics else trial.measurements
+        if (values, *metrics) not in present and not late:
+            trial.add(values, metrics)
             fresh.append(measurement)
     return fresh
+
+
+def _items(metrics: Mapping[str, float] | None) -> tuple[tuple[str, float], ...]:
+    """Return metrics as a key; empty without any."""
+    return tuple(sorted((metrics or {}).items()))
 
 
 def _stored_trials(
@@ -119,14 +133,14 @@ def _stored_trials(
 ) -> dict[_Trial, _TrialMeasurements]:
     columns = (_measurement.c[name] for name in IDENTITY)
     query = (
-        sa.select(*_TRIAL, *columns, _measurement.c.recorded_at, _measurement.c.run_id)
+        sa.select(*_TRIAL, *columns, *(_measurement.c[name] for name in ("metrics", "recorded_at", "run_id")))
         .join(_trial, _trial.c.id == _measurement.c.trial_id)
         .where(*_of_configs(device_id, measurements[0].key.workload, (a.key for a in measurements)))
     )
     trials: dict[_Trial, _TrialMeasurements] = {}
     for row in connection.execute(query).mappings():
         trial = trials.setdefault((row["variant"], row["config"], row["revision"]), _TrialMeasurements())
-        trial.measurements.add(identity(row))
+        trial.add(identity(row), _items(row["metrics"]))
         if row["run_id"] not in now_adding and row["recorded_at"] <= until:
             trial.newest = max(filter(None, (trial.newest, row["recorded_at"])))
     return trials

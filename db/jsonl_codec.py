@@ -33,6 +33,8 @@ MAX_TEXT = 10_000
 """Largest length of a text, such as a compiler's message."""
 MAX_NAME = 2000
 """Largest length of a name: device, workload, variant, revision."""
+MAX_METRIC = 100
+"""Largest length of the name of a metric."""
 MAX_DEPTH = 32
 """Largest nesting of objects and lists in free-form data."""
 MAX_INTEGER = 1 << 63
@@ -320,7 +322,16 @@ def _verification(data: Mapping[str, Any], name: str) -> Verification:
     methods = get_args(typing.get_type_hints(Verification)["how"])
     if values.get("how") not in methods:
         raise InputError(f"the verification method must be one of: {', '.join(methods)}")
-    return Verification(how=values["how"], detail=_reason(values, "detail"), worst=_number(values, "worst"))
+    errors = {name: _number(values, name) for name in ("worst", "absolute", "relative")}
+    return Verification(how=values["how"], detail=_reason(values, "detail"), **errors)
+
+
+def _metrics(data: Mapping[str, Any], name: str) -> dict[str, float]:
+    metrics = _plain(data[name], name)
+    for metric, value in metrics.items():
+        if not 0 < len(metric) <= MAX_METRIC or isinstance(value, bool) or not isinstance(value, int | float):
+            raise InputError(f"{name} must be numbers by names of up to {MAX_METRIC} characters")
+    return metrics
 
 
 def _conditions(data: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -337,5 +348,6 @@ _CHECKS: Mapping[str, Callable[[Mapping[str, Any], str], Any]] = {
     "reason": _reason,
     "refused": _flag,
     "conditions": _conditions,
+    "metrics": _metrics,
 }
 """Check of each field of an outcome; the constructor of the outcome refuses unknown fields."""

@@ -431,7 +431,7 @@ class Stats:
     effort: Effort
 
 
-_OWN_COLUMNS = ("kind", "median_us", "predicted_us", "samples_us", "cache", "reason")
+_OWN_COLUMNS = ("kind", "median_us", "predicted_us", "samples_us", "cache", "reason", "metrics")
 
 
 def figures_of(best: Record, records: Iterable[Record]) -> Figures:

@@ -180,6 +180,8 @@ def _origin(log: TuningLog, path: Path) -> dict[str, str]:
     origin = {"tunebench": __version__, "file": ascii(path.name)[1:-1], "device_name": log.device}
     if log.values:
         origin["values"] = json.dumps(dict(log.values), separators=(",", ":"))
+    if log.units:
+        origin["units"] = json.dumps(dict(log.units), separators=(",", ":"))
     return origin
 
 
@@ -204,12 +206,14 @@ def recorded_space_log(store: Reader, space: SpaceKey, *, cache: CacheState | No
     kernel = space.variant
     problem: tuple[int, ...] = ()
     values: dict[str, list[Value]] = {}
+    units: dict[str, str] = {}
     product = space.device.partition(":")[2].partition(",")[0]
     if foreign:
         kernel, problem = names_of(space.workload)
         origins = store.versions(space.workload, space.device)
         product = next((origin["device_name"] for origin in origins if origin.get("device_name")), product)
         values = next((json.loads(origin["values"]) for origin in origins if "values" in origin), {})
+        units = next((json.loads(origin["units"]) for origin in origins if "units" in origin), {})
     names = tuple(entries[0].key.config)
     if any(set(entry.key.config) != set(names) for entry in entries):
         raise InputError(f"{space}: its parameters have changed over time; export it as jsonl")
@@ -221,6 +225,7 @@ def recorded_space_log(store: Reader, space: SpaceKey, *, cache: CacheState | No
         names=names,
         values={name: tuple(order) for name, order in values.items()},
         rows=tuple(_row(entry, names, foreign) for entry in entries),
+        units=units,
     )
 
 

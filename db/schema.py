@@ -183,6 +183,7 @@ measurement_table = sa.Table(
     sa.Column("fastest_us", _REAL),
     sa.Column("versus_default", sa.String(10)),
     sa.Column("comparison", _JSON),
+    sa.Column("metrics", _JSON),
     sa.CheckConstraint(f"kind IN ('measured', 'predicted', 'aborted', 'pruned', {_FAILED})", name="kind"),
     sa.CheckConstraint("purpose IN ('search', 'finalist', 'audit')", name="purpose"),
     # Only a success has a time, and a prediction never fills a column of a measured time.
@@ -201,7 +202,10 @@ measurement_table = sa.Table(
     sa.CheckConstraint("versus_default IN ('itself', 'faster', 'not faster')", name="versus_default"),
     sa.Index("ix_measurement_run_id", "run_id", "id"),
 )
-"""Measurements of trials: each outcome, and everything needed to judge and reproduce it."""
+"""Measurements of trials: each outcome, and everything needed to judge and reproduce it.
+
+`metrics` has a number for each observed or computed quantity besides the time, by name; NULL without any.
+"""
 
 origin_table = sa.Table("origin", METADATA, _column("id", sa.String(32), primary_key=True))
 """Id of this database in those it is merged into: one row, inserted when the tables are created."""

@@ -58,11 +58,16 @@ class Verification:
             shim), ``"simulated"`` (Numba's simulator), or ``"not verified"``.
         detail: Coverage of the check, or the reason why there was none.
         worst: Largest error as a fraction of the tolerance; below 1 passes.
+        absolute: Largest difference from the reference; None if it was not recorded.
+        relative: That difference as a fraction of the largest magnitude in the reference of its output; None
+            if it was not recorded.
     """
 
     how: Literal["reference", "compared", "emulated", "simulated", "not verified"]
     detail: str
     worst: float | None = None
+    absolute: float | None = None
+    relative: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +81,7 @@ class Measured:
         cache: Cache state of the samples.
         verification: How the result was verified.
         conditions: Conditions that decide whether measurements are comparable: clocks, throttling, power.
+        metrics: Other observed values by name, such as ``energy_j``, and metrics computed of them.
     """
 
     kind: ClassVar[str] = "measured"
@@ -85,6 +91,7 @@ class Measured:
     cache: CacheState
     verification: Verification
     conditions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +103,7 @@ class Predicted:
         verification: How the result was verified.
         low_us: Lower end of the 90 % prediction interval; None in records without an interval.
         high_us: Upper end.
+        metrics: Metrics computed of the predicted time, by name.
     """
 
     kind: ClassVar[str] = "predicted"
@@ -103,6 +111,7 @@ class Predicted:
     verification: Verification
     low_us: float | None = None
     high_us: float | None = None
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def interval_us(self) -> tuple[float, float] | None:
@@ -291,7 +300,14 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
     """Return an outcome as plain data, with its class under ``"kind"``; `from_json` is the inverse."""
     fields = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome)}
     if "verification" in fields:
-        fields["verification"] = dataclasses.asdict(fields["verification"])
+        verification = dataclasses.asdict(fields["verification"])
+        fields["verification"] = {
+            name: value
+            for name, value in verification.items()
+            if value is not None or name not in ("absolute", "relative")
+        }
+    if not fields.get("metrics", True):
+        del fields["metrics"]
     if isinstance(outcome, FAILURES) and not fields.get("conditions", True):
         del fields["conditions"]
     return {"kind": outcome.kind, **fields}

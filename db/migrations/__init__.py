@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["HEAD", "REVISIONS", "newer_schema"]
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
 """All known revisions, oldest first."""
 HEAD = REVISIONS[-1]
 

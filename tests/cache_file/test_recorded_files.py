@@ -19,7 +19,7 @@ from tests.public_data import IS_WHOLE, found
 from tests.support import measured
 from tunebench import lookup
 from tunebench.answer import lookup_workload
-from tunebench.cache_file import RecordedSpace, read
+from tunebench.cache_file import FORMATS, RecordedSpace, metrics_of, read, scan, write
 from tunebench.db import RunStart, SpaceKey, Store, TrialKey, Verdict, open_store
 from tunebench.db.exchange import Selection, export_to, import_file
 from tunebench.db.recorded_space import ImportOverrides, names_of, recorded_space_log, workload_of
@@ -96,6 +96,53 @@ def equal(space: RecordedSpace, expected: RecordedSpace) -> bool:
         and np.array_equal(space.fastest_us, expected.fastest_us, equal_nan=True)
         and space.failures == expected.failures
     )
+
+
+def with_energy(energies: bool = True) -> dict[str, Any]:
+    """Return a cache file with the columns that observers of Kernel Tuner add."""
+    data = cache()
+    for entry in data["cache"].values():
+        is_timed = isinstance(entry["time"], float)
+        observed = {"nvml_energy": 0.25 * entry["b"], "GFLOP/s": 12.5} if is_timed else {"GFLOP/s": "failed"}
+        if energies:
+            entry |= observed | {"core_freq_readings": [1410, 1395], "comment": "text"}
+    return data
+
+
+def test_metrics_of_a_cache_file_are_kept(store: Store, file: Any, tmp_path: Path) -> None:
+    path = file(with_energy())
+    import_file(store, path)
+    log = recorded_space_log(store, SPACE)
+    metrics = {row.config: metrics_of(row.result.outcome) for row in log.rows}
+    assert metrics[Config({"b": 8, "m": "x"})] == {"nvml_energy": 2.0, "GFLOP/s": 12.5}
+    assert metrics[Config({"b": 8, "m": "y"})] == {}
+    space = log.recorded_space()
+    assert list(space.metrics) == ["nvml_energy", "GFLOP/s"]
+    timed = ~np.isnan(space.times_us)
+    assert sorted(space.metrics["nvml_energy"][timed]) == [2.0, 16.0]
+    assert np.isnan(space.metrics["nvml_energy"][~timed]).all()
+    for form in FORMATS:
+        export_to(store, tmp_path / form, form, Selection())
+        written, faults = scan(tmp_path / form)
+        assert not faults
+        assert {row.config: metrics_of(row.result.outcome) for row in written.rows} == metrics
+
+
+def test_units_of_metrics_survive_an_export(store: Store, file: Any, tmp_path: Path) -> None:
+    log, _ = scan(file(with_energy()))
+    units = {"nvml_energy": "J"}
+    write(dataclasses.replace(log, units=units), tmp_path / "in_t4.json", "t4")
+    import_file(store, tmp_path / "in_t4.json")
+    export_to(store, tmp_path / "out.json", "t4", Selection())
+    assert scan(tmp_path / "out.json")[0].units == units
+
+
+def test_importing_again_adds_metrics_that_were_dropped(store: Store, file: Any) -> None:
+    import_file(store, file(with_energy(energies=False)))
+    assert import_file(store, file(with_energy())).added == 2
+    assert import_file(store, file(with_energy())).added == 0
+    assert import_file(store, file(with_energy(energies=False))).added == 0
+    assert any(metrics_of(row.result.outcome) for row in recorded_space_log(store, SPACE).rows)
 
 
 def test_imported_space_is_exported_unchanged(store: Store, file: Any) -> None:
@@ -548,5 +595,6 @@ def _told(path: Path) -> list[tuple[Any, ...]]:
     """Return the values in which T4 files of the same measurements must agree, except times."""
     results = json.loads(gzip.decompress(path.read_bytes()))["results"]
     same = ("configuration", "invalidity", "correctness", "objectives", "timestamp")
-    words = (m["value"] if isinstance(m["value"], str) else "" for r in results for m in r["measurements"])
+    times = (m["value"] for r in results for m in r["measurements"] if m["name"] == "time")
+    words = (value if isinstance(value, str) else "" for value in times)
     return [(*(r[name] for name in same), word) for r, word in zip(results, words, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sqlite3
 import subprocess
@@ -64,6 +65,11 @@ EVERY_OUTCOME: tuple[Outcome, ...] = (
     TimedOut(reason="no answer within 10 s", conditions={"limited": "call", "limit_s": 10.0, "cores": 2}),
     CompileFailed(reason="MemoryError", refused=False, conditions={"attempts": 2}),
     Crashed(reason="signal 11"),
+)
+
+WITH_METRICS: tuple[Outcome, ...] = (
+    dataclasses.replace(measured(12.5), metrics={"energy_j": 0.0021, "GFLOP/s": 12.5}),
+    Predicted(predicted_us=3.0, verification=UNPROVED, metrics={"GFLOP/s": 99.0}),
 )
 
 

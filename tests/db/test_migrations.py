@@ -107,7 +107,7 @@ def test_downgrade_names_the_data_it_would_lose(revision: str, db: str, tmp_path
     load(revision, db, tmp_path)
     upgrade(db)
     before = rows(db)
-    lost = {name: _told(name, before) for name in ("verdicts", "demand", "budgets", "options")}
+    lost = {name: _told(name, before) for name in ("verdicts", "demand", "budgets", "options", "metrics")}
     if any(lost.values()):
         with pytest.raises(InputError, match=r"cannot store .* was not changed.*--force") as caught:
             downgrade(db, to=FIRST)
@@ -115,12 +115,13 @@ def test_downgrade_names_the_data_it_would_lose(revision: str, db: str, tmp_path
         assert ("rows of demand" in str(caught.value)) == bool(lost["demand"])
         assert ("values of run.budget_trials" in str(caught.value)) == bool(lost["budgets"])
         assert ("values of run.options" in str(caught.value)) == bool(lost["options"])
+        assert ("values of measurement.metrics" in str(caught.value)) == bool(lost["metrics"])
         assert rows(db) == before
     assert downgrade(db, to=FIRST, force=True) == (HEAD, FIRST)
     assert upgrade(db) == (FIRST, HEAD)
     upgraded = rows(db)
     for row in before["measurement"]:
-        row |= {"versus_default": None, "comparison": None}
+        row |= {"versus_default": None, "comparison": None, "metrics": None}
     for row in before["run"]:
         row |= {"budget_trials": None, "options": None}
     for contents in (upgraded, before):
@@ -134,7 +135,8 @@ def _told(name: str, contents: Rows) -> list[Any]:
     if name in ("budgets", "options"):
         column = {"budgets": "budget_trials", "options": "options"}[name]
         return [row for row in contents["run"] if row[column]]
-    return [row for row in contents["measurement"] if row["versus_default"]]
+    column = {"verdicts": "versus_default", "metrics": "metrics"}[name]
+    return [row for row in contents["measurement"] if row[column]]
 
 
 @needs_fork

@@ -280,6 +280,7 @@ def test_golden_databases_are_upgraded_and_read(tmp_path: Path, revision: str) -
             cache="cold",
             verification=VERIFIED,
             conditions={"sm_clock_mhz": 1980},
+            metrics={} if revision < "0008" else {"power_w": 287.5, "energy_j": 0.0021},
         )
         assert entries[0].recorded_at == datetime(2026, 11, 20, 12, 0, 3, tzinfo=UTC)
         assert entries[0].result.conditions == {"driver": "580.1", "host": "node7"}

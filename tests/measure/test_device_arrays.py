@@ -105,7 +105,7 @@ def test_check_on_the_device_finds_what_the_check_on_the_host_finds(
         worst = [check.worst(outputs) for outputs in (right, wrong, absent)]
         assert worst[0] <= 1 < worst[1]
         assert worst[2] == np.inf
-        checked.append([*worst, check.spot(right, rng), check.describe(wrong, worst[1])])
+        checked.append([*worst, check.spot(right, rng).share, check.describe(wrong, worst[1])])
     assert checked[0][:-1] == pytest.approx(checked[1][:-1], rel=1e-6)
     assert checked[0][-1].split(";")[-1] == checked[1][-1].split(";")[-1]
 

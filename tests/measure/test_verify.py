@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tunebench.measure.verify import describe_worst, draw, poisoned, worst_error
+from tunebench.measure.verify import (
+    Errors,
+    EveryElement,
+    describe_worst,
+    draw,
+    magnitude_of,
+    poisoned,
+    worst_error,
+)
+from tunebench.workload import Reference
 from tunebench.workloads import parse
 
 WORKLOAD = parse("softmax:rows=37,cols=101,dtype=f32")
@@ -45,3 +54,26 @@ def test_inputs_are_reproducible_by_seed() -> None:
     first, repeated, different = (draw(WORKLOAD, seed).inputs["x"] for seed in (1, 1, 2))
     assert (first == repeated).all()
     assert (first != different).any()
+
+
+def test_errors_are_those_of_the_most_wrong_element() -> None:
+    inputs = draw(WORKLOAD, 0)
+    reference = inputs.references["y"].value
+    output = reference.astype(np.float32)
+    output[1, 2] += np.float32(0.25)
+    errors = EveryElement(inputs).errors({"y": output})
+    assert errors.absolute == pytest.approx(0.25, rel=1e-4)
+    assert errors.relative == pytest.approx(0.25 / np.abs(reference).max(), rel=1e-4)
+    assert errors.share > 1
+    small = Errors(share=0.5, absolute=1e-3)
+    assert errors.joined(small) == errors
+    assert small.joined(Errors(share=0.25, relative=0.1)).fields() == {
+        "worst": 0.5,
+        "absolute": 1e-3,
+        "relative": 0.1,
+    }
+
+
+def test_magnitude_leaves_out_what_is_not_finite() -> None:
+    value = np.array([1.0, -3.0, np.inf, np.nan])
+    assert magnitude_of(Reference(value=value, scale=np.ones(4))) == 3.0

@@ -30,6 +30,7 @@ from tunebench.cache_file._row import (
     RecordedTrial,
     RejectedEntry,
     TuningLog,
+    metrics_of,
     value_of,
 )
 from tunebench.cache_file._stream import members
@@ -44,6 +45,7 @@ __all__ = [
     "RecordedTrial",
     "RejectedEntry",
     "TuningLog",
+    "metrics_of",
     "open_limited",
     "read",
     "read_header",
@@ -125,11 +127,13 @@ def read_header(path: Path) -> CacheFileHeader:
     """
     metadata: dict[str, Any] = {}
     names: tuple[str, ...] = ()
+    units: dict[str, str] = {}
     rows = 0
     with open_limited(path, AS_JSON) as file:
         for member in members(file, _ROWS, _UNFINISHED):
             if member.key is not None:
                 names = names or _t4.names_of(member.value)
+                units = units or _t4.units_of(member.value)
                 rows += 1
                 if rows > MAX_ROWS:
                     raise InputError(f"{path} has more than {MAX_ROWS} rows; import it in parts")
@@ -141,7 +145,7 @@ def read_header(path: Path) -> CacheFileHeader:
         if isinstance(metadata.get("cache"), dict):
             return CacheFileHeader(path, _kernel_tuner.read_header(metadata), _kernel_tuner, metadata)
         if isinstance(metadata.get("results"), list):
-            return CacheFileHeader(path, _t4.read_header(metadata, names), _t4, metadata)
+            return CacheFileHeader(path, _t4.read_header(metadata, names, units), _t4, metadata)
         raise InputError("expected a Kernel Tuner cache file or T4: an object with a member cache or results")
     except InputError as error:
         raise InputError(f"{path}: {error}") from None

@@ -16,6 +16,7 @@ from tunebench.cache_file._row import (
     RawTrial,
     RecordedTrial,
     TuningLog,
+    metrics_of,
     printable,
     problem_size_of,
     refused_field,
@@ -88,8 +89,16 @@ def _row(entry: Any, names: tuple[str, ...]) -> RecordedTrial:
         framework=entry.get("framework_time"),
         search=entry.get("strategy_time"),
         timestamp=entry.get("timestamp"),
+        metrics={name: value for name, value in entry.items() if name not in _FIELDS and name not in names},
     )
     return raw.row(names)
+
+
+_FIELDS = frozenset(
+    ("time", "times", "__error__", "refused", "compile_time", "verification_time", "benchmark_time")
+    + ("framework_time", "strategy_time", "timestamp")
+)
+"""Fields of an entry that are neither parameters nor metrics."""
 
 
 _FAILURE_NAMES = {CompileFailed.kind: "CompilationFailedConfig"}
@@ -119,6 +128,7 @@ def _entry(row: RecordedTrial) -> dict[str, Any]:
     reason = getattr(outcome, "reason", "").removeprefix(RECORDED_AS)
     word = reason if reason == "InvalidConfig" else _FAILURE_NAMES.get(outcome.kind, "RuntimeFailedConfig")
     return {
+        **metrics_of(outcome),
         **refused_field(outcome),
         **row.config,
         "time": row.time_us / 1e3 if timed else word,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ __all__ = [
     "RecordedTrial",
     "RejectedEntry",
     "TuningLog",
+    "metrics_of",
     "printable",
     "problem_size_of",
     "refused_field",
@@ -52,6 +54,8 @@ MAX_PARAMETERS = 100
 """Largest number of parameters of a space."""
 MAX_VALUES = 1 << 15
 """Largest number of values of a parameter: a `Table` stores 16-bit ordinals."""
+MAX_METRICS = 100
+"""Largest number of metrics of a row, and largest length of their names."""
 MAX_ROWS = 1 << 21
 """Largest number of rows of a space."""
 MAX_INTEGER = 1 << 63
@@ -77,6 +81,7 @@ class RecordedSpace:
         fastest_us: Fastest sample of each, in microseconds; NaN for a failure.
         failures: Outcomes of the rows without a time.
         workload: Canonical text of its workload if a kernel of tunebench was tuned; else empty.
+        metrics: Other recorded values by name, such as an energy; NaN where a row has none.
     """
 
     kernel: str
@@ -87,6 +92,7 @@ class RecordedSpace:
     fastest_us: NDArray[np.float64]
     failures: Mapping[int, Outcome]
     workload: str = ""
+    metrics: Mapping[str, NDArray[np.float64]] = dataclasses.field(default_factory=dict)
 
     def completed(
         self, *, kernel: str = "", device: str = "", problem: tuple[int, ...] = ()
@@ -198,6 +204,7 @@ class TuningLog:
         names: Parameter names, outermost first.
         values: Declared order of the values of parameters, if the file contains it.
         rows: The trials, each configuration once.
+        units: Units of metrics, if the file contains them.
     """
 
     kernel: str = ""
@@ -207,6 +214,7 @@ class TuningLog:
     names: tuple[str, ...]
     values: Mapping[str, tuple[Value, ...]] = dataclasses.field(default_factory=dict)
     rows: tuple[RecordedTrial, ...]
+    units: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 < len(self.names) <= MAX_PARAMETERS:
@@ -251,6 +259,7 @@ class TuningLog:
                 for index, row in enumerate(placed)
                 if not isinstance(row.result.outcome, Measured)
             },
+            metrics=_columns([metrics_of(row.result.outcome) for row in placed]),
         )
 
     def values_of(self, name: str) -> tuple[Value, ...]:
@@ -262,6 +271,17 @@ class TuningLog:
         if set(declared) == present and len(declared) == len(present):
             return declared
         return tuple(sorted(present, key=lambda value: (isinstance(value, str), value)))
+
+
+def metrics_of(outcome: Outcome) -> Mapping[str, float]:
+    """Return the metrics of a measurement; empty for all other outcomes."""
+    return outcome.metrics if isinstance(outcome, Measured) else {}
+
+
+def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, NDArray[np.float64]]:
+    """Return the metrics of rows as columns, with NaN where a row lacks one."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: np.array([row.get(name, math.nan) for row in rows], dtype=np.float64) for name in names}
 
 
 _refused = functools.partial(LaunchFailed, refused=True)
@@ -296,6 +316,7 @@ class RawTrial:
         compiling, verifying, measuring, framework, search: Wall times of the phases.
         others_unit_us: Microseconds per unit of all other times.
         timestamp: Time of the measurement.
+        metrics: Other fields; numbers among them are metrics.
     """
 
     values: Mapping[str, Any]
@@ -311,6 +332,7 @@ class RawTrial:
     search: Any = None
     others_unit_us: float = 1e3
     timestamp: Any = None
+    metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def row(self, names: Iterable[str]) -> RecordedTrial:
         """Return the checked trial.
@@ -346,6 +368,7 @@ class RawTrial:
             cache="warm",  # other tuners do not flush; a lower bound for warm caches also holds for cold ones
             verification=_UNVERIFIED,
             conditions={"average_us": average_us},
+            metrics=dict(itertools.islice(_numbers(self.metrics), MAX_METRICS)),
         )
 
     def _effort(self) -> Effort:
@@ -375,6 +398,14 @@ def refused_field(outcome: Outcome) -> dict[str, bool]:
     """
     closed = isinstance(outcome, Measured | WrongResult) or getattr(outcome, "refused", False)
     return {} if closed else {"refused": False}
+
+
+def _numbers(fields: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the fields whose values are finite numbers; lists of readings and texts are no metrics."""
+    for name, value in fields.items():
+        is_name = 0 < len(name) <= MAX_METRICS and name.isprintable()
+        if is_name and _is_number(value) and math.isfinite(value):
+            yield name, value
 
 
 def _is_number(value: Any) -> bool:

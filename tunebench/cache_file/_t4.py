@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tunebench.cache_file._row import (
+    MAX_METRICS,
     RECORDED_AS,
     RawTrial,
     RecordedTrial,
     TuningLog,
+    metrics_of,
     printable,
     problem_size_of,
     refused_field,
@@ -22,7 +24,7 @@ from tunebench.cache_file._stream import as_object
 from tunebench.errors import InputError
 from tunebench.outcome import Aborted, CompileFailed, Crashed, LaunchFailed, Measured, TimedOut, WrongResult
 
-__all__ = ["dump", "location", "names_of", "read_header", "row_parser"]
+__all__ = ["dump", "location", "names_of", "read_header", "row_parser", "units_of"]
 
 VERSION = "1.0.0"
 
@@ -37,7 +39,21 @@ def names_of(result: Any) -> tuple[str, ...]:
     return tuple(values) if isinstance(values, dict) else ()
 
 
-def read_header(members: Mapping[str, Any], names: tuple[str, ...]) -> TuningLog:
+def units_of(result: Any) -> dict[str, str]:
+    """Return the units of the metrics of a result, as far as it has any."""
+    measurements = result.get("measurements") if isinstance(result, dict) else None
+    entries = measurements[:MAX_METRICS] if isinstance(measurements, list) else []
+    pairs = ((entry.get("name"), entry.get("unit")) for entry in entries if isinstance(entry, dict))
+    return {
+        printable(name): printable(unit)
+        for name, unit in pairs
+        if isinstance(name, str) and isinstance(unit, str) and name != "time" and unit
+    }
+
+
+def read_header(
+    members: Mapping[str, Any], names: tuple[str, ...], units: Mapping[str, str] | None = None
+) -> TuningLog:
     """Return the metadata of a file in T4 format.
 
     The format has no fields for kernel and device; `dump` writes them to its metadata.
@@ -45,6 +61,7 @@ def read_header(members: Mapping[str, Any], names: tuple[str, ...]) -> TuningLog
     Args:
         members: Members of the file without results.
         names: Parameter names of the first result with a configuration.
+        units: Units of its metrics.
 
     Raises:
         InputError: if there are none.
@@ -60,6 +77,7 @@ def read_header(members: Mapping[str, Any], names: tuple[str, ...]) -> TuningLog
         workload=printable(str(metadata.get("workload", ""))),
         names=names,
         rows=(),
+        units=units or {},
     )
 
 
@@ -110,6 +128,7 @@ def _row(result: Any, names: tuple[str, ...], unit: str) -> RecordedTrial:
         framework=times.get("framework"),
         search=times.get("search_algorithm"),
         timestamp=result.get("timestamp"),
+        metrics={str(m.get("name")): m.get("value") for m in entries if m.get("name") != "time"},
     ).row(names)
 
 
@@ -145,12 +164,12 @@ def dump(log: TuningLog) -> dict[str, Any]:
     }
     return {
         "metadata": {name: value for name, value in metadata.items() if value},
-        "results": [_result(row) for row in log.rows],
+        "results": [_result(row, log.units) for row in log.rows],
         "schema_version": VERSION,
     }
 
 
-def _result(row: RecordedTrial) -> dict[str, Any]:
+def _result(row: RecordedTrial, units: Mapping[str, str]) -> dict[str, Any]:
     outcome, effort, conditions = row.result.outcome, row.result.effort, row.result.conditions
     timed = isinstance(outcome, Measured)
     reason = getattr(outcome, "reason", outcome.kind).removeprefix(RECORDED_AS)
@@ -170,6 +189,12 @@ def _result(row: RecordedTrial) -> dict[str, Any]:
         "invalidity": "correct" if timed else word,
         **refused_field(outcome),
         "correctness": int(timed or isinstance(outcome, Aborted)),
-        "measurements": [{"name": "time", "value": row.time_us / 1e3 if timed else reason, "unit": "ms"}],
+        "measurements": [
+            {"name": "time", "value": row.time_us / 1e3 if timed else reason, "unit": "ms"},
+            *(
+                {"name": name, "value": value, "unit": units.get(name, "")}
+                for name, value in metrics_of(outcome).items()
+            ),
+        ],
         "objectives": ["time"],
     }

@@ -44,7 +44,7 @@ from tunebench.measure.judged import take_channel
 from tunebench.measure.machine import keep_freed_memory
 from tunebench.measure.sampled import check_of
 from tunebench.measure.timing import Protocol, Samples, is_precise
-from tunebench.measure.verify import POISON, InputSet, OutputCheck, draw_stress
+from tunebench.measure.verify import POISON, Errors, InputSet, OutputCheck, draw_stress
 from tunebench.outcome import Effort, Outcome, Verification, WrongResult
 from tunebench.task import Task
 from tunebench.workload import Workload
@@ -295,9 +295,10 @@ class _Examination:
         if isinstance(reply.get("wrong"), str):
             raise Wrong(reply["wrong"])
         self._refute_saving()
-        worst, verified, detail = self._verify()
+        errors, verified, detail = self._verify()
         if worst_extreme is not None:
-            worst, detail = max(worst, worst_extreme), f"{detail}, also for extreme inputs"
+            errors = errors.joined(Errors(share=worst_extreme))
+            detail = f"{detail}, also for extreme inputs"
         self._refute_samples(ratio)
         which = f"; {verified} of {self._launches} launches, chosen at random"
         alike = ratio_of_median <= MARGIN
@@ -305,7 +306,9 @@ class _Examination:
         return runner.judge(
             Samples(tuple(self._timed.new_us if alike else max(together_us, alone_us, key=min))),
             cache=self._protocol.cache,
-            verification=Verification(how=self._workload.verified_by, detail=detail + which, worst=worst),
+            verification=Verification(
+                how=self._workload.verified_by, detail=detail + which, **errors.fields()
+            ),
             abort_above_us=None,
             conditions=_conditions(reply) | {"outside_ratio": round(ratio, 3)} | unlike_conditions,
         )
@@ -499,21 +502,20 @@ class _Examination:
                 f"us, but by another process's clock a launch takes {significant(ratio, 3)} times as long"
             )
 
-    def _verify(self) -> tuple[float, int, str]:
+    def _verify(self) -> tuple[Errors, int, str]:
         """Verify kept launches.
 
         Returns:
-            The largest error as a share of the tolerance, the number of verified launches, and what a check
-            covers.
+            The largest errors, the number of verified launches, and what a check covers.
         """
-        worst, verified, detail, began = 0.0, 0, "", time.perf_counter()
+        worst, verified, detail, began = Errors(), 0, "", time.perf_counter()
         for launch in self._kept:
             inputs = self._inputs.input_set(launch.inputs)
             check = check_of(inputs)
-            error = check.worst(launch.outputs)
-            worst, verified, detail = max(worst, error), verified + 1, check.detail
-            if not error <= 1:
-                raise Wrong(f"in a launch on new inputs: {check.describe(launch.outputs, error)}")
+            errors = check.errors(launch.outputs)
+            worst, verified, detail = worst.joined(errors), verified + 1, check.detail
+            if not errors.share <= 1:
+                raise Wrong(f"in a launch on new inputs: {check.describe(launch.outputs, errors.share)}")
             if time.perf_counter() - began > VERIFY_S:
                 break
         return worst, verified, detail

@@ -18,10 +18,10 @@ from tunebench.dtype import bits_of
 from tunebench.measure.arena import SlotArena
 from tunebench.measure.judged import JudgedLaunches
 from tunebench.measure.machine import MachineState, RunTimes, ThreadClocks, keep_freed_memory
-from tunebench.measure.runner import Runner, coverage, judge, versions
+from tunebench.measure.runner import Runner, coverage, first_errors, judge, versions
 from tunebench.measure.timed_launches import TimedLaunches
 from tunebench.measure.timing import Protocol, collect
-from tunebench.measure.verify import GuardedArray, InputSet, OutputCheck
+from tunebench.measure.verify import Errors, GuardedArray, InputSet, OutputCheck
 from tunebench.outcome import Effort, Outcome, Verification, WrongResult
 from tunebench.task import Task
 from tunebench.variant import LibraryCpuVariant, NumbaCpuVariant, Scalar
@@ -176,7 +176,7 @@ class CpuRunner(Runner):
         launch = bind(memory.arrays)
         with np.errstate(all="ignore"):  # extreme inputs lead to infinities and NaN
             launch()
-        worst, wrong = _verify(memory, first, check)
+        errors, wrong = _verify(memory, first, check)
         threads = threading.active_count()  # the kernel may keep those that it started at its first launch
         if wrong is not None:
             return WrongResult(reason=wrong), Effort(verify_s=time.perf_counter() - start)
@@ -201,7 +201,7 @@ class CpuRunner(Runner):
         measured = time.perf_counter()
         conditions = self._stopwatch.conditions()
         conditions = {**conditions, **self._machine.conditions(reference=task.thorough)}
-        worst_timed, wrong = (worst, None) if samples.hopeless else launches.verify()
+        errors_timed, wrong = (errors, None) if samples.hopeless else launches.verify()
         wrong = wrong or memory.misuse(launches.inputs_of())
         if threading.active_count() > threads + cores():
             wrong = wrong or _THREADS_LEFT
@@ -213,7 +213,7 @@ class CpuRunner(Runner):
         verification = Verification(
             how=task.workload.verified_by,
             detail=coverage(check, first, inputs) + launches.detail,
-            worst=max(worst, worst_timed),
+            **first_errors(errors, first, inputs).joined(errors_timed).fields(),
         )
         outcome = judge(
             samples,
@@ -297,11 +297,12 @@ def _bits_of(array: Array) -> Array:
     return array.view(f"u{array.dtype.itemsize}")
 
 
-def _verify(memory: _HostMemory, inputs: InputSet, check: OutputCheck) -> tuple[float, str | None]:
-    """Return the largest error of the first launch, and why it is wrong, or None."""
+def _verify(memory: _HostMemory, inputs: InputSet, check: OutputCheck) -> tuple[Errors, str | None]:
+    """Return the largest errors of the first launch, and why it is wrong, or None."""
     outputs = memory.outputs()
-    worst = check.worst(outputs)
-    return worst, memory.misuse(inputs) or (None if worst <= 1 else check.describe(outputs, worst))
+    errors = check.errors(outputs)
+    wrong = None if errors.share <= 1 else check.describe(outputs, errors.share)
+    return errors, memory.misuse(inputs) or wrong
 
 
 def _conditions() -> Mapping[str, Any]:

@@ -24,11 +24,11 @@ from tunebench.measure.arena import SlotArena
 from tunebench.measure.direct_launch import MappedTensor
 from tunebench.measure.judged import JudgedLaunches
 from tunebench.measure.loader import CudaError, require_cuda_core
-from tunebench.measure.runner import Runner, coverage, judge, versions
+from tunebench.measure.runner import Runner, coverage, first_errors, judge, versions
 from tunebench.measure.task_limit import outside_limit
 from tunebench.measure.timed_launches import TimedLaunches
 from tunebench.measure.timing import Protocol, collect
-from tunebench.measure.verify import InputSet, OutputCheck
+from tunebench.measure.verify import Errors, InputSet, OutputCheck
 from tunebench.outcome import Effort, Outcome, Verification, WrongResult
 from tunebench.task import Task
 from tunebench.variant import Argument, GpuVariant, NumbaCudaVariant, Scalar, TensorMap
@@ -120,7 +120,7 @@ class CudaRunner(Runner):
         first = self.first_inputs(inputs)
         check = self.check(first)
         launches = _prepare(on, task, binary, first)
-        worst, wrong = _verify(on, task, check, launches)
+        errors, wrong = _verify(on, task, check, launches)
         if wrong is not None:
             return WrongResult(reason=wrong), Effort(verify_s=time.perf_counter() - begun)
         on.memory.upload(inputs)
@@ -138,7 +138,7 @@ class CudaRunner(Runner):
         limit_us = None if task.thorough else abort_above_us
         samples = collect(timed.wrap(sampler.sample_us), self.protocol_for(task), abort_above_us=limit_us)
         measured = time.perf_counter()
-        worst_timed, wrong = (worst, None) if samples.hopeless else timed.verify()
+        errors_timed, wrong = (errors, None) if samples.hopeless else timed.verify()
         wrong = wrong or sampler.skipped_work or _overrun(on, task)
         timed.restore()
         effort = Effort(
@@ -150,7 +150,7 @@ class CudaRunner(Runner):
         verification = Verification(
             how=task.workload.verified_by,
             detail=coverage(check, first, inputs) + timed.detail,
-            worst=max(worst, worst_timed),
+            **first_errors(errors, first, inputs).joined(errors_timed).fields(),
         )
         outcome = judge(
             samples,
@@ -309,20 +309,20 @@ def _written(task: Task) -> tuple[Tensor, ...]:
 
 def _verify(
     on: _Opened, task: Task, check: OutputCheck, launches: tuple[AnyPrepared, ...]
-) -> tuple[float, str | None]:
-    """Run once on poisoned memory; return the worst error, and why the result is wrong, or None."""
+) -> tuple[Errors, str | None]:
+    """Run once on poisoned memory; return the largest errors, and why the result is wrong, or None."""
     written = _written(task)
     on.memory.poison(written)
     on.gpu.launch(launches)
     on.gpu.synchronize()
     outputs = {tensor.name: on.memory.download(tensor) for tensor in task.workload.outputs()}
-    worst = check.worst(outputs)
-    wrong = [] if worst <= 1 else [check.describe(outputs, worst)]
+    errors = check.errors(outputs)
+    wrong = [] if errors.share <= 1 else [check.describe(outputs, errors.share)]
     if (overrun := _overrun(on, task)) is not None:
         wrong.insert(0, overrun)
     if wrong:
         on.memory.forget_inputs()
-    return worst, "; ".join(wrong) or None
+    return errors, "; ".join(wrong) or None
 
 
 def _overrun(on: _Opened, task: Task) -> str | None:

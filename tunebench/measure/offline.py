@@ -10,7 +10,8 @@ from tunebench.binary.compiled import Binary
 from tunebench.emulate.emulator import ORDERS, EmulationFailed, NotEmulated, emulate
 from tunebench.emulate.numba_simulator import simulate
 from tunebench.errors import InputError
-from tunebench.measure.runner import Runner, coverage, versions
+from tunebench.measure.runner import Runner, coverage, first_errors, versions
+from tunebench.measure.verify import Errors
 from tunebench.outcome import Effort, Outcome, Predicted, Verification, WrongResult
 from tunebench.task import Task
 from tunebench.variant import CudaVariant, NumbaCudaVariant
@@ -80,7 +81,7 @@ class OfflineRunner(Runner):
         small = variant.emulation_workload(task.workload, task.config)
         inputs = self.input_set(small, task.seed)
         first = self.first_inputs(inputs)
-        worst = 0.0
+        worst = Errors()
         for order, tensors in zip(ORDERS, (first, inputs, first), strict=True):
             check = self.check(tensors)
             outputs: Mapping[str, Array] = emulate(
@@ -92,12 +93,14 @@ class OfflineRunner(Runner):
                 seed=task.seed,
                 timeout_s=EMULATION_TIMEOUT_S,
             )
-            worst = max(worst, check.worst(outputs))
-            if not worst <= 1:
-                reason = f"emulated on {small}, threads in {order} order: {check.describe(outputs, worst)}"
+            errors = check.errors(outputs)
+            worst = worst.joined(first_errors(errors, tensors, inputs))
+            if not errors.share <= 1:
+                detail = check.describe(outputs, errors.share)
+                reason = f"emulated on {small}, threads in {order} order: {detail}"
                 return WrongResult(reason=reason)
         detail = f"{coverage(check, first, inputs)} of {small}, threads in {', '.join(ORDERS)} order"
-        return Verification(how="emulated", detail=detail, worst=worst)
+        return Verification(how="emulated", detail=detail, **worst.fields())
 
     def _simulate(self, variant: NumbaCudaVariant[Any], task: Task) -> Verification | WrongResult:
         small = variant.emulation_workload(task.workload, task.config)
@@ -105,11 +108,13 @@ class OfflineRunner(Runner):
         first = self.first_inputs(inputs)
         check = self.check(first)
         outputs = simulate(variant, small, task.config, first.inputs, timeout_s=SIMULATION_TIMEOUT_S)
-        worst = check.worst(outputs)
-        if not worst <= 1:
-            return WrongResult(reason=f"simulated on {small}: {check.describe(outputs, worst)}")
+        errors = check.errors(outputs)
+        if not errors.share <= 1:
+            return WrongResult(reason=f"simulated on {small}: {check.describe(outputs, errors.share)}")
         return Verification(
-            how="simulated", detail=f"{coverage(check, first, inputs)} of {small}", worst=worst
+            how="simulated",
+            detail=f"{coverage(check, first, inputs)} of {small}",
+            **first_errors(errors, first, inputs).fields(),
         )
 
     def conditions(self) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from tunebench.measure.judged import UNJUDGED, JudgedLaunches, answer_judge
 from tunebench.measure.sampled import check_of
 from tunebench.measure.timed_launches import spare_inputs
 from tunebench.measure.timing import Protocol, Samples, median_interval
-from tunebench.measure.verify import InputSet, OutputCheck, draw, draw_stress
+from tunebench.measure.verify import Errors, InputSet, OutputCheck, draw, draw_stress
 from tunebench.outcome import Aborted, CacheState, Effort, Measured, Outcome, Verification, WrongResult
 from tunebench.task import Task
 from tunebench.workload import Workload
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tunebench.measure._device_arrays import ReferenceDevice
     from tunebench.workload import Array
 
-__all__ = ["THOROUGH", "Runner", "coverage", "judge"]
+__all__ = ["THOROUGH", "Runner", "coverage", "first_errors", "judge"]
 
 INPUT_SET_LIFE = 16
 """Configurations verified on one set of inputs before a new set is drawn."""
@@ -195,6 +195,17 @@ def coverage(check: OutputCheck, first: InputSet, inputs: InputSet) -> str:
         inputs: Inputs of timed launches.
     """
     return check.detail if first is inputs else f"{check.detail}, also for extreme inputs"
+
+
+def first_errors(errors: Errors, first: InputSet, inputs: InputSet) -> Errors:
+    """Return the errors of the first launch; on extreme inputs, only as a share of the tolerance.
+
+    Args:
+        errors: Its errors.
+        first: Its inputs.
+        inputs: Inputs of timed launches.
+    """
+    return errors if first is inputs else Errors(share=errors.share)
 
 
 def versions(*packages: str) -> dict[str, str]:

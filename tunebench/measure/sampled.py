@@ -24,7 +24,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tunebench._figure import significant
 from tunebench._lazy import np
-from tunebench.measure.verify import EveryElement, InputSet, OutputCheck, error_shares, share_of
+from tunebench.measure.verify import (
+    Errors,
+    EveryElement,
+    InputSet,
+    OutputCheck,
+    error_shares,
+    errors_of,
+    magnitude_of,
+    share_of,
+)
 from tunebench.workload import Part, Reference, Workload
 
 if TYPE_CHECKING:
@@ -129,15 +138,15 @@ class SampledParts(OutputCheck):
         ]
         self.detail = f"every element of {len(self._parts)} of {count} parts; all elements were written"
 
-    def worst(self, outputs: Mapping[str, Array]) -> float:
-        """Return the largest error of an element of the parts."""
+    def errors(self, outputs: Mapping[str, Array]) -> Errors:
+        """Return the largest errors of an element of the parts."""
         if _missing(outputs):
-            return math.inf
-        return max(check.worst(part.of(outputs)) for check, part in self._each())
+            return Errors(share=math.inf)
+        return Errors().joined(*(check.errors(part.of(outputs)) for check, part in self._each()))
 
-    def spot(self, outputs: Mapping[str, Array], rng: numpy.random.Generator) -> float:
-        """Return the largest error of random elements of each part."""
-        return max(check.spot(part.of(outputs), rng) for check, part in self._each())
+    def spot(self, outputs: Mapping[str, Array], rng: numpy.random.Generator) -> Errors:
+        """Return the largest errors of random elements of each part."""
+        return Errors().joined(*(check.spot(part.of(outputs), rng) for check, part in self._each()))
 
     def describe(self, outputs: Mapping[str, Array], worst: float) -> str:
         """Return the first unwritten element, or the worst element of the worst part, with its position."""
@@ -185,6 +194,7 @@ class Sampled(OutputCheck):
         self._name, self._shape = tensor.name, _as_batch(tensor.shape)
         self._workload, self._tolerance = workload, workload.tolerance()
         self._sums, self._blocks = inputs.compute(lambda exact: self._references(workload, exact, rng))
+        self._magnitude = max(magnitude_of(block.reference) for block in self._blocks)
         # Each sum is one chance of a false alarm.
         chances = sum(sums.reference.value.size for sums in self._sums)
         self._deviations = math.sqrt(2 * math.log(2 * max(1, chances) / MISTAKEN))
@@ -205,13 +215,26 @@ class Sampled(OutputCheck):
             _Block(block, _on_host(workload.reference_block(exact, *block))) for block in blocks
         )
 
-    def worst(self, outputs: Mapping[str, Array]) -> float:
-        """Return the largest error of an element or of a sum."""
-        return max(share for share, _ in self._shares(self._output(outputs)))
+    def errors(self, outputs: Mapping[str, Array]) -> Errors:
+        """Return the largest errors of an element of the blocks; sums count as a share of the tolerance."""
+        output = self._output(outputs)
+        if _missing({"": output}):
+            return Errors(share=math.inf)
+        sums = (Errors(share=share) for share, _ in self._sum_shares(output))
+        return self._of_blocks(output).joined(*sums)
 
-    def spot(self, outputs: Mapping[str, Array], rng: numpy.random.Generator) -> float:
-        """Return the largest error of the blocks, which are random, without the sums."""
-        return max(self._block_share(block, self._output(outputs))[0] for block in self._blocks)
+    def spot(self, outputs: Mapping[str, Array], rng: numpy.random.Generator) -> Errors:
+        """Return the largest errors of the blocks, which are random, without the sums."""
+        return self._of_blocks(self._output(outputs))
+
+    def _of_blocks(self, output: Array) -> Errors:
+        blocks = {str(number): block for number, block in enumerate(self._blocks)}
+        return errors_of(
+            self._workload,
+            {name: output[block.place] for name, block in blocks.items()},
+            {name: block.reference for name, block in blocks.items()},
+            dict.fromkeys(blocks, self._magnitude),
+        )
 
     def describe(self, outputs: Mapping[str, Array], worst: float) -> str:
         """Return the worst element of the blocks, or the run of columns whose sum is most wrong."""
@@ -227,6 +250,10 @@ class Sampled(OutputCheck):
             yield math.inf, missing
         for block in self._blocks:
             yield self._block_share(block, output)
+        yield from self._sum_shares(output)
+
+    def _sum_shares(self, output: Array) -> Iterator[tuple[float, str]]:
+        """Yield the error of sums of each part as a share of the tolerance, and its position."""
         for sums in self._sums:
             for start in range(0, output.shape[1], ROWS_AT_ONCE):
                 yield self._sums_share(sums, output, slice(start, start + ROWS_AT_ONCE))

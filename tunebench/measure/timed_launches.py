@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 from tunebench._lazy import np
 from tunebench.measure.sampled import check_of
 from tunebench.measure.task_limit import outside_limit
-from tunebench.measure.verify import InputSet, OutputCheck
+from tunebench.measure.verify import Errors, InputSet, OutputCheck
 
 if TYPE_CHECKING:
     import numpy
@@ -167,23 +167,23 @@ class TimedLaunches:
         if slot < self._most:
             self._kept[slot:] = [_Kept(self._changes, self._memory.outputs()), *self._kept[slot + 1 :]]
 
-    def verify(self) -> tuple[float, str | None]:
+    def verify(self) -> tuple[Errors, str | None]:
         """Verify the kept launches.
 
         Returns:
-            The largest error as a share of the tolerance, and why a result is wrong, or None.
+            The largest errors, and why a result is wrong, or None.
         """
-        worst = 0.0
+        worst = Errors()
         for launch in self._kept:
             if self._own_reference:
                 check = check_of(self.inputs_of(launch.changes))
-                error = check.worst(launch.outputs)
+                errors = check.errors(launch.outputs)
             else:
                 check = self._check
-                error = check.spot(launch.outputs, self._rng)
-            worst = max(worst, error)
-            if not error <= 1:
-                return worst, f"in a timed launch: {check.describe(launch.outputs, error)}"
+                errors = check.spot(launch.outputs, self._rng)
+            worst = worst.joined(errors)
+            if not errors.share <= 1:
+                return worst, f"in a timed launch: {check.describe(launch.outputs, errors.share)}"
         return worst, None
 
     @property

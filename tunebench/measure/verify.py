@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "GUARD_BYTES",
     "POISON",
+    "Errors",
     "EveryElement",
     "GuardedArray",
     "InputSet",
@@ -37,6 +38,8 @@ __all__ = [
     "draw",
     "draw_stress",
     "error_shares",
+    "errors_of",
+    "magnitude_of",
     "poisoned",
     "share_of",
     "worst_error",
@@ -125,6 +128,34 @@ def draw_stress(normal: InputSet) -> InputSet | None:
     return dataclasses.replace(normal, inputs={**inputs, **numbers})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """The largest errors of outputs, over the elements that were compared.
+
+    Attributes:
+        share: As a share of the tolerance; a result is correct up to 1.
+        absolute: The largest difference from the reference, where the reference is finite.
+        relative: The same as a share of the largest magnitude in the reference of its output.
+    """
+
+    share: float = 0.0
+    absolute: float = 0.0
+    relative: float = 0.0
+
+    def joined(self, *others: Errors) -> Errors:
+        """Return the largest of each error among this and others."""
+        every = (self, *others)
+        return Errors(
+            share=max(errors.share for errors in every),
+            absolute=max(errors.absolute for errors in every),
+            relative=max(errors.relative for errors in every),
+        )
+
+    def fields(self) -> dict[str, float]:
+        """Return the fields of `tunebench.outcome.Verification`, of a correct result."""
+        return {"worst": self.share, "absolute": self.absolute, "relative": self.relative}
+
+
 class OutputCheck(ABC):
     """Check of outputs; created once per input set, used for every configuration.
 
@@ -135,12 +166,16 @@ class OutputCheck(ABC):
     detail: str
 
     @abstractmethod
+    def errors(self, outputs: Mapping[str, Array]) -> Errors:
+        """Return the largest errors."""
+
     def worst(self, outputs: Mapping[str, Array]) -> float:
         """Return the largest error as a share of the tolerance; a result is correct up to 1."""
+        return self.errors(outputs).share
 
     @abstractmethod
-    def spot(self, outputs: Mapping[str, Array], rng: numpy.random.Generator) -> float:
-        """Return the largest error among some elements, at a small part of the cost of `worst`.
+    def spot(self, outputs: Mapping[str, Array], rng: numpy.random.Generator) -> Errors:
+        """Return the largest errors among some elements, at a small part of the cost of `errors`.
 
         Args:
             outputs: Computed outputs by name.
@@ -164,12 +199,17 @@ class EveryElement(OutputCheck):
     def __init__(self, inputs: InputSet) -> None:
         self._inputs = inputs
 
-    def worst(self, outputs: Mapping[str, Array]) -> float:
-        """Return the largest error of any element."""
-        return worst_error(self._inputs.workload, outputs, self._inputs.references)
+    def errors(self, outputs: Mapping[str, Array]) -> Errors:
+        """Return the largest errors of any element."""
+        return errors_of(self._inputs.workload, outputs, self._inputs.references, self._magnitudes)
 
-    def spot(self, outputs: Mapping[str, Array], rng: numpy.random.Generator) -> float:
-        """Return the largest error of `SPOT_ELEMENTS` random elements of each output."""
+    @functools.cached_property
+    def _magnitudes(self) -> Mapping[str, float]:
+        """Largest magnitude in the reference of each output."""
+        return {name: magnitude_of(reference) for name, reference in self._inputs.references.items()}
+
+    def spot(self, outputs: Mapping[str, Array], rng: numpy.random.Generator) -> Errors:
+        """Return the largest errors of `SPOT_ELEMENTS` random elements of each output."""
         references, chosen, some = self._inputs.references, {}, {}
         for name, reference in references.items():
             at = rng.integers(reference.value.size, size=SPOT_ELEMENTS)
@@ -177,7 +217,7 @@ class EveryElement(OutputCheck):
             value, scale = (np.asarray(array.reshape(-1)[at]) for array in (reference.value, scale))
             chosen[name] = Reference(value=value, scale=scale)
             some[name] = outputs[name].reshape(-1)[at]
-        return worst_error(self._inputs.workload, some, chosen)
+        return errors_of(self._inputs.workload, some, chosen, self._magnitudes)
 
     def describe(self, outputs: Mapping[str, Array], worst: float) -> str:
         """Return the most wrong element of each output."""
@@ -239,11 +279,42 @@ def worst_error(
         outputs: Computed outputs by name.
         references: Their references by name.
     """
-    worst = 0.0
+    return errors_of(workload, outputs, references).share
+
+
+def errors_of(
+    workload: Workload,
+    outputs: Mapping[str, Array],
+    references: Mapping[str, Reference],
+    magnitudes: Mapping[str, float] | None = None,
+) -> Errors:
+    """Return the largest errors over all elements.
+
+    Args:
+        workload: The workload, for its tolerance.
+        outputs: Computed outputs by name.
+        references: Their references by name.
+        magnitudes: Largest magnitude in each reference, if `references` are parts of others or were measured
+            before.
+    """
+    worst = Errors()
     for name, reference in references.items():
-        share = error_shares(workload, outputs[name], reference)
-        worst = max(worst, float(np.max(share, initial=0.0)))
+        shares, difference = _compared(workload, outputs[name], reference)
+        absolute = float(np.max(difference, initial=0.0))
+        magnitude = magnitude_of(reference) if magnitudes is None else magnitudes[name]
+        relative = absolute / magnitude if magnitude else 0.0
+        share = float(np.max(shares, initial=0.0))
+        worst = worst.joined(Errors(share=share, absolute=absolute, relative=relative))
     return worst
+
+
+def magnitude_of(reference: Reference) -> float:
+    """Return the largest magnitude of the finite elements of a reference; 0 without any."""
+    value = reference.value
+    largest = float(np.max(np.abs(value), initial=0.0))
+    if largest < np.inf:
+        return largest
+    return float(np.max(np.where(np.abs(value) < np.inf, np.abs(value), 0.0), initial=0.0))
 
 
 def error_shares(workload: Workload, output: Array, reference: Reference) -> Array:
@@ -257,15 +328,21 @@ def error_shares(workload: Workload, output: Array, reference: Reference) -> Arr
         output: The computed output.
         reference: Its reference.
     """
+    return _compared(workload, output, reference)[0]
+
+
+def _compared(workload: Workload, output: Array, reference: Reference) -> tuple[Array, Array]:
+    """Return the error of each element as a share of the tolerance, and its difference from the reference."""
     tolerance = workload.tolerance()
     with np.errstate(invalid="ignore", over="ignore"):
         allowed = tolerance.eps_out * np.abs(reference.value) + tolerance.eps_acc * reference.scale
         number = _as_numbers(output, reference.value)
-        share = share_of(np.abs(number - reference.value), allowed)
+        difference = np.abs(number - reference.value)
+        share = share_of(difference, allowed)
         if float(np.max(share, initial=0.0)) == np.inf:
             right = _agrees(number, reference.value, allowed, _largest(output.dtype))
-            share = np.where(right, 0.0, share)
-    return share
+            share, difference = np.where(right, 0.0, share), np.where(right, 0.0, difference)
+    return share, difference
 
 
 def _agrees(number: Array, value: Array, allowed: Array, largest: float) -> Array:
