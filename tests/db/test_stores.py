@@ -19,10 +19,10 @@ import sqlalchemy as sa
 from tests.db.support import (
     DEVICE,
     EVERY_OUTCOME,
-    WITH_METRICS,
     TWIN,
     UNPROVED,
     VARIANT,
+    WITH_METRICS,
     WORKLOAD,
     Clock,
     added,
@@ -71,7 +71,7 @@ from tunebench.space import Config
 # -- recording and reading -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("outcome", (*EVERY_OUTCOME, *WITH_METRICS), ids=lambda outcome: outcome.kind)
+@pytest.mark.parametrize("outcome", [*EVERY_OUTCOME, *WITH_METRICS], ids=lambda outcome: outcome.kind)
 def test_every_outcome_comes_back_as_it_was_recorded(store: Store, outcome: Outcome) -> None:
     result = Result(
         outcome=outcome,

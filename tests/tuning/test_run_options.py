@@ -51,6 +51,9 @@ OTHER: dict[str, Any] = {
     "baselines": False,
     "workers": 7,
     "cluster": "local",
+    "objectives": ("energy_j",),
+    "require": ("error<=0.001",),
+    "metrics": {"GFLOP/s": "flops/time_us/1e3"},
 }
 """Another value of every option."""
 

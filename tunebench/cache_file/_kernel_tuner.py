@@ -94,10 +94,10 @@ def _row(entry: Any, names: tuple[str, ...]) -> RecordedTrial:
     return raw.row(names)
 
 
-_FIELDS = frozenset(
-    ("time", "times", "__error__", "refused", "compile_time", "verification_time", "benchmark_time")
-    + ("framework_time", "strategy_time", "timestamp")
-)
+_FIELDS = {
+    *("time", "times", "__error__", "refused", "compile_time", "verification_time", "benchmark_time"),
+    *("framework_time", "strategy_time", "timestamp"),
+}
 """Fields of an entry that are neither parameters nor metrics."""
 
 

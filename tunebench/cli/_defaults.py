@@ -78,7 +78,7 @@ KEYS = {
     "baseline": Key(meaning="baseline file, a path relative to the file", kinds=(str,), commands=("check",)),
     "trials": Key(meaning="configurations to launch per workload", kinds=(int,), unless=("suite",)),
     "minutes": Key(meaning="time limit of a search in minutes", kinds=_NUMBER),
-    "sampler": Key(meaning="sampler: surrogate, bound, random or tpe", kinds=(str,)),
+    "sampler": Key(meaning="sampler: surrogate, bound, random, tpe or nsga2", kinds=(str,)),
     "seed": Key(meaning="seed of the search and of the inputs", kinds=(int,)),
     "stop-at-gap": Key(meaning="optimality gap at which the search stops", kinds=_NUMBER),
     "audit": Key(meaning="fraction of bound-pruned configurations to run anyway", kinds=_NUMBER),

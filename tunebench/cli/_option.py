@@ -29,10 +29,13 @@ __all__ = [
     "Gpus",
     "Json",
     "LearnedPruner",
+    "Metrics",
     "ModelInputs",
     "ModelType",
+    "Objectives",
     "OptionalWorkload",
     "ReadDatabase",
+    "Requirements",
     "StopAtGap",
     "StoredDevice",
     "Tolerance",
@@ -45,6 +48,7 @@ __all__ = [
     "device_filter",
     "gpus",
     "looked_up_device",
+    "metrics_of",
     "renamed_flag",
     "split_devices",
     "target_device",
@@ -149,6 +153,43 @@ StopAtGap = Annotated[
     ),
 ]
 """Optimality gap at which the search stops; None never stops early."""
+
+Objectives = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--objective",
+        metavar="NAME[:min|max]",
+        help="Quantity, metric or expression to optimise, such as energy_j or GFLOP/s:max; repeatable, "
+        "several have a Pareto front. Default: time_us.",
+        show_default=False,
+        rich_help_panel="Search",
+    ),
+]
+"""What a search optimises; None minimises the time."""
+
+Requirements = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--require",
+        metavar="COMPARISON",
+        help="What the best must satisfy, such as 'error<=1e-3'; repeatable.",
+        show_default=False,
+        rich_help_panel="Search",
+    ),
+]
+"""What the best must satisfy; None is nothing."""
+
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metric",
+        metavar="NAME=EXPRESSION",
+        help="Metric to compute and store, such as GFLOP/s=flops/time_us/1e3; repeatable.",
+        show_default=False,
+        rich_help_panel="Search",
+    ),
+]
+"""Metrics to compute; `metrics_of` parses them."""
 
 LearnedPruner = Annotated[
     bool,
@@ -463,3 +504,20 @@ def renamed_flag(new: str) -> Callable[[typer.CallbackParam, T], T]:
         return value
 
     return warn
+
+
+def metrics_of(texts: Sequence[str] | None) -> dict[str, str]:
+    """Return metrics by name, from texts such as ``GFLOP/s=flops/time_us/1e3``.
+
+    Raises:
+        InputError: A text has no name, or no expression.
+    """
+    metrics = {}
+    for text in texts or ():
+        name, equals, source = text.partition("=")
+        if not equals or not name.strip() or not source.strip():
+            raise InputError(
+                f"a metric is NAME=EXPRESSION, such as GFLOP/s=flops/time_us/1e3; got {text[:100]!r}"
+            )
+        metrics[name.strip()] = source.strip()
+    return metrics

@@ -22,8 +22,12 @@ from tunebench.cli._option import (
     Database,
     Json,
     LearnedPruner,
+    Metrics,
+    Objectives,
     OptionalWorkload,
+    Requirements,
     StopAtGap,
+    metrics_of,
     renamed_flag,
     split_devices,
     target_device,
@@ -143,9 +147,14 @@ class TuneOptions:
             show_default=False,
         ),
     ] = None
-    sampler: Annotated[str, _search(help="surrogate, bound, random, tpe, or that of a package.")] = (
-        "surrogate"
-    )
+    sampler: Annotated[
+        str,
+        _search(
+            help="surrogate, bound, random, tpe, nsga2, or that of a package. Default: surrogate; with "
+            "several objectives tpe.",
+            show_default=False,
+        ),
+    ] = ""
     seed: Annotated[int, _search(help="Seed of the search and of the inputs.")] = 0
     stop_at_gap: StopAtGap = None
     audit: Annotated[
@@ -168,6 +177,9 @@ class TuneOptions:
         float, _measure(help="Time limit of verifying and timing one configuration, in seconds.")
     ] = 60.0
     workers: Annotated[int, _measure(help="Number of compile processes; 0 is one per core.")] = 0
+    objective: Objectives = None
+    require: Requirements = None
+    metric: Metrics = None
     finalists: Annotated[int, _measure(help="Number of fastest configurations to time again.")] = 3
     baselines: Annotated[bool, _measure(help="Time NumPy and torch after the search.")] = True
     study_storage: Annotated[
@@ -196,6 +208,8 @@ OF_PLAN = {
     "arch": "offline",
     "cache": "protocol",
     "timeout": "timeout_s",
+    "objective": "objectives",
+    "metric": "metrics",
 }
 """Options that set a field of `Plan` of another name; `tunebench.tuning.run_options` says what it decides."""
 
@@ -421,7 +435,7 @@ def _plan(options: TuneOptions) -> Plan:
     from tunebench.measure.timing import Protocol
     from tunebench.tuning import Plan
 
-    names = {field.name for field in dataclasses.fields(Plan)} - {"trials"}
+    names = {field.name for field in dataclasses.fields(Plan)} - {"trials", "require"}
     same = {
         field.name: getattr(options, field.name)
         for field in dataclasses.fields(options)
@@ -435,6 +449,9 @@ def _plan(options: TuneOptions) -> Plan:
         protocol=Protocol(cache=_cache(options.cache)),
         offline=options.device == ["offline"] or (options.arch is not None and options.cluster is None),
         timeout_s=options.timeout,
+        metrics=metrics_of(options.metric),
+        objectives=tuple(options.objective or ()),
+        require=tuple(options.require or ()),
     )
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from tunebench.outcome import Result
+from tunebench.outcome import Outcome, Result
 from tunebench.search.optimality_proof import OptimalityProof, believable, certify
 from tunebench.search.variant_search import Proposal, VariantSearch
 from tunebench.task import Executor
@@ -60,7 +60,7 @@ def run_search(
     *,
     make_task: Callable[[Proposal], T],
     claim: Callable[[Proposal], bool],
-    on_result: Callable[[Proposal, Result], None],
+    on_result: Callable[[Proposal, Result], Outcome | None],
     stop_at_gap: float | None = None,
 ) -> None:
     """Ask, submit, wait and tell until the budget is spent or no open configuration could win.
@@ -71,14 +71,16 @@ def run_search(
         budget: The budget; its counts are updated.
         make_task: Turns a proposal into a task of the executor.
         claim: Returns whether this process may try a configuration; False if another process tries it.
-        on_result: Called with every result before the study learns it, to record it.
+        on_result: Called with every result before the study learns it, to record it. It may return the
+            outcome to learn instead, such as one with computed metrics.
         stop_at_gap: Optimality gap at which the search stops.
     """
     in_flight: dict[Future[Result], Proposal] = {}
+    is_time = all(search.goal.is_time for search in searches)
     while True:
         best_us = min(search.best_us for search in searches)
         # Workers stop timing a configuration whose first samples are far above this.
-        executor.abort_above_us = best_us if np.isfinite(best_us) else None
+        executor.abort_above_us = best_us if is_time and np.isfinite(best_us) else None
         enough = stop_at_gap is not None and _within(stop_at_gap, searches, best_us)
         while not enough and not budget.is_overdue and len(in_flight) < executor.capacity:
             proposal = _next(searches, budget, in_flight.values(), best_us)
@@ -99,8 +101,8 @@ def run_search(
                 result = future.result()
                 budget.done += not proposal.audit
                 budget.audited += proposal.audit
-                on_result(proposal, result)
-                proposal.search.tell(proposal, believable(result.outcome, proposal.bound_us))
+                outcome = on_result(proposal, result) or result.outcome
+                proposal.search.tell(proposal, believable(outcome, proposal.bound_us))
 
 
 def optimality_proof(searches: Sequence[VariantSearch], best_us: float) -> OptimalityProof:
@@ -140,16 +142,19 @@ def _audit(searches: Sequence[VariantSearch], turn: int | None) -> Proposal | No
 def _propose(searches: Sequence[VariantSearch], incumbent_us: float) -> Proposal | None:
     """Ask the variant that is furthest below its share of the budget; faster variants have larger shares."""
     # The fewest proposals relative to its share first, so that counts approach the shares.
-    for search in sorted(searches, key=lambda s: (s.asked + 1) / _share(s.best_us, incumbent_us)):
+    for search in sorted(searches, key=lambda s: (s.asked + 1) / _share(s, incumbent_us)):
         proposal = search.ask(incumbent_us)
         if proposal is not None:
             return proposal
     return None
 
 
-def _share(best_us: float, incumbent_us: float) -> float:
-    """Return the weight of a variant: 1 for the fastest and for untried ones, at least 0.05."""
-    if not np.isfinite(best_us) or not np.isfinite(incumbent_us):
+def _share(search: VariantSearch, incumbent_us: float) -> float:
+    """Return the weight of a variant: 1 for the fastest and for untried ones, at least 0.05.
+
+    If other objectives than the time count, all variants have the same.
+    """
+    if not search.goal.is_time or not np.isfinite(search.best_us) or not np.isfinite(incumbent_us):
         return 1.0
     # The fourth power: a variant that is twice as slow gets a sixteenth of the trials, but never none.
-    return float(max(0.05, (incumbent_us / best_us) ** 4))
+    return float(max(0.05, (incumbent_us / search.best_us) ** 4))

@@ -8,24 +8,39 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
 
-from optuna.samplers import BaseSampler, TPESampler
+from optuna.samplers import BaseSampler, NSGAIISampler, TPESampler
 
 from tunebench.errors import InputError, UnknownName, describe_error
 from tunebench.search.sampler import BoundSampler, Prospects, RandomTableSampler
 from tunebench.search.surrogate_sampler import SurrogateSampler
 
-__all__ = ["ENTRY_POINTS", "SAMPLERS", "broken_samplers", "make_sampler", "register_sampler", "samplers"]
+__all__ = [
+    "ENTRY_POINTS",
+    "ONE_OBJECTIVE",
+    "SAMPLERS",
+    "broken_samplers",
+    "make_sampler",
+    "register_sampler",
+    "samplers",
+]
 
 ENTRY_POINTS = "tunebench.samplers"
 """Entry-point group of packages that offer samplers."""
 
+POPULATION = 20
+"""Configurations of a generation of NSGA-II: with Optuna's 50, a usual budget has one or two generations."""
+
 SAMPLERS: dict[str, Callable[[Prospects, int], BaseSampler]] = {
     "bound": lambda prospects, seed: BoundSampler(prospects, seed=seed),
+    "nsga2": lambda prospects, seed: NSGAIISampler(seed=seed, population_size=POPULATION),
     "random": lambda prospects, seed: RandomTableSampler(prospects, seed=seed),
     "surrogate": lambda prospects, seed: SurrogateSampler(prospects, seed=seed),
     "tpe": lambda prospects, seed: TPESampler(seed=seed, multivariate=True, constant_liar=True),
 }
 """Samplers of this package by name; each is made from prospects and a seed."""
+
+ONE_OBJECTIVE = ("bound", "surrogate")
+"""Samplers of this package for one objective only."""
 
 _registered: dict[str, Callable[..., BaseSampler]] = {}
 _broken: list[str] = []

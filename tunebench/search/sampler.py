@@ -116,7 +116,7 @@ class TableSampler(BaseSampler):
         Raises:
             ValueError: if the study has more than one objective.
         """
-        _require_one_objective(study)
+        self._require_one_objective(study)
         if not search_space:
             return {}
         with self._lock:
@@ -135,7 +135,7 @@ class TableSampler(BaseSampler):
         Raises:
             ValueError: if the study has more than one objective.
         """
-        _require_one_objective(study)
+        self._require_one_objective(study)
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
     def choose(self, study: Study) -> int:
@@ -193,6 +193,10 @@ class TableSampler(BaseSampler):
             )  # trials of other processes may get their parameters later
             self._trials_seen += ended
 
+    def _require_one_objective(self, study: Study) -> None:
+        if len(study.directions) > 1:
+            raise ValueError("expected a study of one objective")
+
     def __getstate__(self) -> dict[str, Any]:
         # A sampler may be pickled, for example for parallel workers; a lock cannot.
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
@@ -201,13 +205,11 @@ class TableSampler(BaseSampler):
         self.__dict__ |= state | {"_lock": threading.RLock()}
 
 
-def _require_one_objective(study: Study) -> None:
-    if len(study.directions) > 1:
-        raise ValueError("expected a study of one objective")
-
-
 class RandomTableSampler(TableSampler):
-    """Proposes open rows uniformly at random."""
+    """Proposes open rows uniformly at random, also in studies of several objectives."""
+
+    def _require_one_objective(self, study: Study) -> None:
+        """Accept any number of objectives: values are not read."""
 
 
 class BoundSampler(TableSampler):

@@ -14,6 +14,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import Trial, TrialState, create_trial
 
+from tunebench.objective import Goal
 from tunebench.outcome import Aborted, Outcome, Pruned, failed, time_us
 from tunebench.search.learned_pruner import LearnedPruner, PostponedConfigs
 from tunebench.search.optimality_proof import ConfigStatus, config_status
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 __all__ = ["Proposal", "VariantSearch"]
+
+TIME_ONLY = Goal()
+"""The goal of a search without objectives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,7 @@ class VariantSearch:
         sampler: A name of `tunebench.search.registry.samplers`.
         seed: Seed of the sampler and of the audits.
         learned_pruner: Whether to postpone configurations that are unlikely to win.
+        goal: The objectives, and what the best must satisfy; without one, the time is minimised.
 
     Attributes:
         bounds_us: Lower bound of each row, in microseconds; raised once the binary is known.
@@ -72,16 +77,24 @@ class VariantSearch:
         trusted: Whether the bounds prune: until one of them is violated.
         postponed: The configurations postponed at the last proposal.
         asked: Number of proposals, without audits.
-        best_us: Best time so far, in microseconds; infinite without one.
+        best_us: Best time so far of what the goal allows, in microseconds; infinite without one.
+        goal: The objectives.
 
     Raises:
         UnknownName: if there is no such sampler.
     """
 
     def __init__(
-        self, key: str, prospects: Prospects, *, sampler: str, seed: int, learned_pruner: bool = False
+        self,
+        key: str,
+        prospects: Prospects,
+        *,
+        sampler: str,
+        seed: int,
+        learned_pruner: bool = False,
+        goal: Goal = TIME_ONLY,
     ) -> None:
-        self.key, self.table = key, prospects.table
+        self.key, self.table, self.goal = key, prospects.table, goal
         self.bounds_us = np.array(prospects.bounds_us, dtype=np.float64)
         self.statuses = np.full(len(self.table), ConfigStatus.UNTRIED, dtype=np.int8)
         self.trusted = True
@@ -90,7 +103,7 @@ class VariantSearch:
         sampler_open = self.sampler.open if isinstance(self.sampler, TableSampler) else None
         # The same array as the sampler's: rows that are closed here are closed there.
         self.open = np.ones(len(self.table), bool) if sampler_open is None else sampler_open
-        self.study: Study = _quiet_study(self.sampler)
+        self.study: Study = _quiet_study(self.sampler, goal)
         self._distributions = dict(StudySpace.of_table(self.table).distributions)
         self._masked = np.zeros(len(self.table), bool)
         self._pruned = np.zeros(len(self.table), bool)  # after compiling
@@ -147,7 +160,7 @@ class VariantSearch:
         Args:
             incumbent_us: Best time of any variant, in microseconds; rows with a higher bound are masked.
         """
-        if self.trusted:
+        if self.trusted and self.goal.is_time:
             # Masked rows are remembered apart from tried ones: an audit may run them, and a violated bound
             # reopens them.
             hopeless = self.open & (self.bounds_us > incumbent_us)
@@ -233,21 +246,22 @@ class VariantSearch:
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
         """Learn the outcome of a proposal."""
         self._learn(proposal.row, outcome)
-        value = time_us(outcome)
+        values = self.goal.values(outcome)
         for name, figure in _observed(outcome).items():
             proposal.trial.set_user_attr(name, figure)
         if Config(proposal.trial.params) != proposal.config:  # another row was run than the sampler proposed
             self.drop(proposal)
             self._add(proposal.config, outcome)
-        elif value is None:
+        elif values is None:
             self.drop(proposal)
         else:
-            self.study.tell(proposal.trial, value)
+            self.study.tell(proposal.trial, values)
 
     def _learn(self, row: int, outcome: Outcome) -> None:
         self.statuses[row] = config_status(outcome)
         took_us = time_us(outcome)
-        self.best_us = self.best_us if took_us is None else min(self.best_us, took_us)
+        if took_us is not None and self.goal.allows(outcome):
+            self.best_us = min(self.best_us, took_us)
         self._update_pruner(row, outcome)
         if isinstance(outcome, Pruned):
             self.tighten(row, outcome.bound_us)
@@ -267,14 +281,14 @@ class VariantSearch:
         self.study.tell(proposal.trial, state=TrialState.FAIL)
 
     def _add(self, config: Config, outcome: Outcome) -> None:
-        value = time_us(outcome)
+        values = self.goal.values(outcome)
         self.study.add_trial(
             create_trial(
                 params=dict(config),
                 distributions=self._distributions,
-                value=value,
+                values=values,
                 user_attrs=_observed(outcome),
-                state=TrialState.COMPLETE if value is not None else TrialState.FAIL,
+                state=TrialState.COMPLETE if values is not None else TrialState.FAIL,
             )
         )
 
@@ -284,10 +298,10 @@ def _observed(outcome: Outcome) -> dict[str, float]:
     return {OBSERVED_US: min(outcome.samples_us)} if isinstance(outcome, Aborted) else {}
 
 
-def _quiet_study(sampler: BaseSampler) -> Study:
+def _quiet_study(sampler: BaseSampler, goal: Goal) -> Study:
     """Return a study without the log lines of Optuna and its warnings of experimental arguments."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with contextlib.ExitStack() as stack:
         stack.callback(optuna.logging.set_verbosity, verbosity)
-        return optuna.create_study(direction="minimize", sampler=sampler, pruner=BoundPruner())
+        return optuna.create_study(directions=goal.directions, sampler=sampler, pruner=BoundPruner())

@@ -255,6 +255,7 @@ def tune_from_profile(
         MissingDependency: if a GPU is present and its Python packages are not.
     """
     plan = plan or Plan()
+    _refuse_objectives(plan)
     if plan.variants or plan.variant_files:
         raise InputError(
             "a profile has workloads of many operators: variants cannot be chosen for all of them"
@@ -304,6 +305,7 @@ def tune_suite(
         ClusterLost: as `tune`.
     """
     plan = plan or Plan(trials=default_trials(suite, batch))
+    _refuse_objectives(plan)
     names = _names(plan)
     name, workloads = suite_workloads(suite, batch)
     find = functools.partial(find_any, name, workloads, plan=plan, names=names)
@@ -376,6 +378,16 @@ def _target(device: Device | str | None, plan: Plan) -> TuningTarget:
 def _names(plan: Plan) -> tuple[str, ...]:
     """Load the variant files of a plan; return the names of the variants to try, empty for all."""
     return (*plan.variants, *(load_file(path).key for path in plan.variant_files))
+
+
+def _refuse_objectives(plan: Plan) -> None:
+    """Refuse other objectives than the time for workloads that share one budget.
+
+    Raises:
+        InputError: The plan has one.
+    """
+    if not plan.goal.is_time:
+        raise InputError("several workloads share a budget by the time they save: leave objectives out")
 
 
 def _ignore(progress: Progress) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from tunebench._lazy import np
 from tunebench.answer import Answer, lookup_workload
 from tunebench.device import Device, local_gpus
 from tunebench.errors import InputError, UnknownName
+from tunebench.objective import MetricSource
 from tunebench.own_kernel import UNVERIFIED, KernelDescription
 from tunebench.tuning import Plan, tune
 from tunebench.tuning.workload_report import ProgressCallback, Report
@@ -66,9 +67,12 @@ def tune_kernel(
     db: str | Path | None = None,
     plan: Plan | None = None,
     watcher: ProgressCallback | None = None,
+    metrics: Mapping[str, MetricSource] | None = None,
+    objectives: Sequence[str] = (),
+    require: Sequence[str] = (),
     **description: Any,
 ) -> KernelResult:
-    """Find the fastest configuration of a kernel, verify it and record it.
+    """Find the fastest configuration of a kernel, or the best by other objectives; verify it and record it.
 
     The same call resumes an interrupted run, and measures nothing twice. Records are valid until the
     source or any other part of the description changes.
@@ -85,6 +89,9 @@ def tune_kernel(
         db: As for `tunebench.tune`.
         plan: As for `tunebench.tune`.
         watcher: As for `tunebench.tune`.
+        metrics: `Plan.metrics`, in place of those of `plan`.
+        objectives: `Plan.objectives`, in place of those of `plan`.
+        require: `Plan.require`, in place of those of `plan`.
         description: `args`, `space`, `grid`, `block`, `constraints`, `reference`, `tolerance`, `default`,
             `smem_bytes`, `flops`, `emulate`, `includes`, `flags`, `label` and `compiled`, as for
             `tunebench.own_kernel.KernelDescription`.
@@ -101,7 +108,9 @@ def tune_kernel(
     assert file is not None, variant
     _check_reference(workload)
     place = _device(variant, device, arch)
-    chosen = plan or Plan()
+    chosen = _with_goal(
+        plan, metrics=dict(metrics or {}), objectives=tuple(objectives), require=tuple(require)
+    )
     report = tune(
         workload,
         device=place,
@@ -196,6 +205,12 @@ def _device(variant: Any, device: Device | str | None, arch: str | None) -> Devi
 
 def _with_file(plan: Plan, file: str, *, offline: bool) -> Plan:
     return dataclasses.replace(plan, variant_files=(file,), variants=(), offline=plan.offline or offline)
+
+
+def _with_goal(plan: Plan | None, **goal: Any) -> Plan:
+    """Return a plan with the parts of a goal that are given."""
+    given = {name: value for name, value in goal.items() if value}
+    return Plan(**given) if plan is None else dataclasses.replace(plan, **given)
 
 
 def _check_reference(workload: OwnOperator) -> None:

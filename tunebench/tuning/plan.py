@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tunebench._deprecation import renamed_fields
 from tunebench.errors import InputError, UnknownName, quoted
 from tunebench.measure.timing import Protocol
-from tunebench.search.registry import samplers
+from tunebench.objective import Goal, MetricSource
+from tunebench.search.registry import ONE_OBJECTIVE, samplers
 
 __all__ = ["Plan"]
 
@@ -31,7 +33,8 @@ class Plan:
 
     Attributes:
         trials: Distinct configurations to launch, failures included; known and pruned ones are free.
-        sampler: Name of the sampler, one of `tunebench.search.registry.samplers`.
+        sampler: Name of the sampler, one of `tunebench.search.registry.samplers`. Default: `surrogate`; with
+            several objectives `tpe`.
         seed: Seed of the search and of the random inputs.
         variants: Names or keys of the variants to try; empty tries all that support the workload.
         variant_files: Python files with one variant each. Only these variants, and those named in `variants`,
@@ -56,6 +59,12 @@ class Plan:
             Ray.
         retry_failed: Whether to try every configuration of the workload that failed again.
         minutes: Time limit of the search, in minutes; finalists are timed after it. None has no limit.
+        metrics: Metrics to compute of each measurement and to store, by name: an expression of quantities
+            (``"flops/time_us/1e3"``), or a function whose arguments are named as quantities.
+        objectives: What to optimise, such as ``"energy_j"`` or ``"GFLOP/s:max"``; several have a Pareto
+            front. Empty minimises the time, which alone is pruned by lower bounds, and whose finalists are
+            timed again.
+        require: What the best must satisfy, such as ``"error<=1e-3"``.
 
     Raises:
         InputError: if a value is out of range.
@@ -63,7 +72,7 @@ class Plan:
     """
 
     trials: int = 50
-    sampler: str = "surrogate"
+    sampler: str = ""
     seed: int = 0
     variants: tuple[str, ...] = ()
     variant_files: tuple[str, ...] = ()
@@ -80,6 +89,9 @@ class Plan:
     cluster: str | None = None
     retry_failed: bool = False
     minutes: float | None = None
+    metrics: Mapping[str, MetricSource] = field(default_factory=dict)
+    objectives: tuple[str, ...] = ()
+    require: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, (least, most) in _RANGES.items():
@@ -97,5 +109,26 @@ class Plan:
             raise InputError(f"audit is a fraction of the trials, from 0 to 1; got {self.audit}")
         if self.minutes is not None and not 0 <= self.minutes < math.inf:
             raise InputError(f"minutes must be a finite number, 0 or more; got {self.minutes}")
+        self._check_goal()
+
+    def _check_goal(self) -> None:
+        """Check the sampler and what only times have; choose the default sampler."""
+        goal = self.goal
+        several = len(goal.objectives) > 1
+        if not self.sampler:
+            object.__setattr__(self, "sampler", "tpe" if several else "surrogate")
         if self.sampler not in samplers():
             raise UnknownName("sampler", self.sampler, samplers())
+        if several and self.sampler in ONE_OBJECTIVE:
+            raise InputError(
+                f"sampler {self.sampler} optimises one objective, got {len(goal.objectives)}; for several, "
+                "tpe, nsga2 and random do"
+            )
+        for name in ("stop_at_gap", "learned_pruner"):
+            if getattr(self, name) and not goal.is_time:
+                raise InputError(f"{name} is about times: it needs the time as the only objective")
+
+    @property
+    def goal(self) -> Goal:
+        """The objectives and requirements, parsed."""
+        return Goal.parse(metrics=self.metrics, objectives=self.objectives, require=self.require)

@@ -11,6 +11,7 @@ from tunebench._figure import duration, ratio, significant
 from tunebench._notebook import html_grid, html_table
 from tunebench.db.location import locate
 from tunebench.kernels import files_of
+from tunebench.objective import ERRORS, TIME, Requirement
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tunebench.db.figures import BaselineComparison
     from tunebench.executor import PoolStatus
     from tunebench.tuning.summary import TuningSummary, WorkloadResult
-    from tunebench.tuning.workload_report import Report
+    from tunebench.tuning.workload_report import FrontPoint, Report
 
 __all__ = [
     "comparison_rows",
@@ -45,6 +46,9 @@ SHOWN_FAILURES = 3
 
 SHOWN_LINES = 12
 """Most lines of a reason that it shows."""
+
+SHOWN_FRONT = 12
+"""Most configurations of a Pareto front that it shows."""
 
 SHOWN_RUNS = 3
 """Most interrupted runs with other options that it shows, the latest."""
@@ -109,13 +113,51 @@ def _render_best(report: Report, to: Console) -> None:
         for line in (*report.noise[1:], REMEDY):
             to.print(f"           {line}", soft_wrap=True)
     if report.median_us is None:
-        to.print("no configuration succeeded")
+        asked = f" that satisfies {', '.join(report.require)}" if report.require else ""
+        lacking = f", or none has {', '.join(report.objectives)}" if report.objectives else ""
+        to.print(f"no configuration succeeded{asked}{lacking}")
         return
     to.print(f"  variant  {report.variant}")
     to.print(f"  config   {report.config}", soft_wrap=True)
     to.print(table(*_VERSUS, rows=comparison_rows(report, report.median_us)))
+    if metrics := metrics_line(report):
+        to.print(metrics, soft_wrap=True)
+    _render_front(report, to)
     for line in (*_ties(report), *_proof(report)):
         to.print(line, soft_wrap=True)
+
+
+def metrics_line(report: Report) -> str | None:
+    """Return the metrics of the best besides its time and errors; None without any."""
+    names = [name for name in report.metrics if name != TIME and name not in ERRORS]
+    names += [text.name for text in map(Requirement.parse, report.require) if text.name in ERRORS]
+    values = ", ".join(f"{name} {significant(report.metrics[name])}" for name in dict.fromkeys(names))
+    return f"  metrics  {values}" if values else None
+
+
+def _render_front(report: Report, to: Console) -> None:
+    """Print the objectives, and the Pareto front of several."""
+    if report.objectives or report.require:
+        goal = ", ".join(report.objectives or (TIME,))
+        required = f"; required: {', '.join(report.require)}" if report.require else ""
+        to.print(f"  goal     {goal}{required}", soft_wrap=True)
+    if len(report.objectives) < 2:
+        return
+    to.print(f"  front    {len(report.front)} configurations that no other one dominates:")
+    names = list(report.front[0].values)
+    rows = ((rank, *front_cells(point)) for rank, point in enumerate(report.front[:SHOWN_FRONT], start=1))
+    to.print(table(">", *(f">{name}" for name in names), "variant", rows=rows))
+    for rank, point in enumerate(report.front[:SHOWN_FRONT], start=1):
+        to.print(f"{rank:>2}  {point.config}", soft_wrap=True)
+    if len(report.front) > SHOWN_FRONT:
+        to.print(f"    {len(report.front) - SHOWN_FRONT} more: {show_command(report)}")
+
+
+def front_cells(point: FrontPoint) -> Iterator[str]:
+    """Yield the values of a point of the front, times with their unit, and its variant."""
+    for name, value in point.values.items():
+        yield duration(value) if name == TIME else significant(value)
+    yield f"{point.variant}{' (default)' if point.is_default else ''}"
 
 
 def _search_lines(report: Report) -> Iterator[str]:
@@ -233,6 +275,9 @@ def _ties(report: Report) -> Iterator[str]:
 def _proof(report: Report) -> Iterator[str]:
     """Yield the lines on the proof of the best configuration, and on variants that were not searched."""
     proof = report.optimality_proof
+    if proof is None and report.how == "measured":
+        yield "  proof    none: lower bounds are of times, and another objective was asked"
+        return
     if proof is None:
         gap = f"; {ratio(report.gap)} times the bound" if report.gap is not None else ""
         yield f"  proof    none: the time is predicted{gap}"

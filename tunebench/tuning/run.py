@@ -17,6 +17,7 @@ from tunebench.db.record import NewMeasurement, Record, TrialKey, Verdict
 from tunebench.db.retry import RetryPolicy
 from tunebench.errors import DatabaseError
 from tunebench.executor import ExecutorClosed, WorkerExecutor
+from tunebench.objective import workload_quantities
 from tunebench.outcome import (
     FAILURES,
     Aborted,
@@ -24,6 +25,7 @@ from tunebench.outcome import (
     Outcome,
     Predicted,
     Pruned,
+    Resources,
     Result,
     failure_of,
     first_error,
@@ -142,7 +144,9 @@ def prepare(
         retry_policy=policy,
         on_progress=on_progress,
         state=RunState(phase=("search", 0, plan.trials)),
+        goal=plan.goal,
     )
+    _check_goal(context)
     for key in by_key:  # mark the records of earlier sources as stale
         setup.store.recheck(*context.recorder.scope(key), functools.partial(context.revision, key))
     context.warm.update(_warm_starts(context))
@@ -152,11 +156,28 @@ def prepare(
     return context
 
 
+def _check_goal(context: RunContext) -> None:
+    """Check that metrics, objectives and requirements use quantities that exist.
+
+    Raises:
+        UnknownName: One does not.
+    """
+    names = {*workload_quantities(context.workload), *(field.name for field in dataclasses.fields(Resources))}
+    for tunable in context.variants.values():
+        names |= {parameter.name for parameter in tunable.table.space.parameters}
+    context.goal.check(sorted(names | observed_names(context.setup.plan)))
+
+
+def observed_names(plan: Plan) -> set[str]:
+    """Return the names of the values that the observers of a plan provide."""
+    return set()
+
+
 def _warm_starts(context: RunContext) -> dict[str, WarmStart]:
     """Return the warm start of each variant; predictions need none."""
     plan = context.setup.plan
     sampled = plan.sampler == "random" and not plan.learned_pruner
-    if not plan.warm or context.setup.predicts or sampled:
+    if not plan.warm or context.setup.predicts or sampled or not context.goal.is_time:
         return {}
     return warm_starts(
         context.setup.store,
@@ -178,6 +199,7 @@ def _search_of(context: RunContext, tunable: TunableVariant) -> VariantSearch:
         sampler=plan.sampler,
         seed=plan.seed,
         learned_pruner=plan.learned_pruner,
+        goal=context.goal,
     )
     scope = context.recorder.scope(key)
     for fastest in store.fastest_samples(*scope):
@@ -192,12 +214,14 @@ def _search_of(context: RunContext, tunable: TunableVariant) -> VariantSearch:
             search.tighten(row, context.audit.stored_bound_us(tunable, stored.config, stored.resources))
         bound_us = max(stored.bound_us or 0.0, float(search.bounds_us[row]))
         is_repeated = isinstance(stored.outcome, Pruned) or is_impossible(stored.outcome, bound_us)
-        if is_repeated or not answers(context.setup, stored.outcome):
+        known = Result(outcome=stored.outcome, resources=stored.resources)
+        outcome = context.recorder.completed(key, stored.config, known).outcome
+        if is_repeated or not answers(context.setup, outcome) or not _answers_goal(context, outcome):
             context.state.repeatable.add((key, stored.config))
             continue
-        search.remember(stored.config, stored.outcome)
+        search.remember(stored.config, outcome)
         context.state.cached += 1
-        _keep(context, search, stored.config, stored.outcome)
+        _keep(context, search, stored.config, outcome)
     search.first(context.defaults[key])
     if context.setup.predicts:
         search.first(tunable.table.config(tunable.unmeasured()))
@@ -205,6 +229,14 @@ def _search_of(context: RunContext, tunable: TunableVariant) -> VariantSearch:
         for config in warm.first:
             search.first(config)
     return search
+
+
+def _answers_goal(context: RunContext, outcome: Outcome) -> bool:
+    """Return whether a known outcome has what the objectives need; an aborted one has no time for others."""
+    if isinstance(outcome, Aborted):
+        return context.goal.is_time
+    is_success = isinstance(outcome, Measured | Predicted)
+    return not is_success or not context.goal.lacks(outcome)
 
 
 # -- the search --------------------------------------------------------------------------------------------
@@ -218,7 +250,8 @@ def search(context: RunContext, executor: WorkerExecutor[Task]) -> None:
     def make_task(proposal: Proposal) -> Task:
         """Return a task that is pruned after compiling if its bound exceeds the incumbent."""
         # Predictions prune nothing, an audit must run, and untrusted bounds decide nothing.
-        prune = not context.setup.predicts and proposal.search.trusted and not proposal.audit
+        is_bounded = proposal.search.trusted and context.goal.is_time
+        prune = not context.setup.predicts and is_bounded and not proposal.audit
         return _task(context, proposal, prune=prune)
 
     def claim(proposal: Proposal) -> bool:
@@ -229,9 +262,10 @@ def search(context: RunContext, executor: WorkerExecutor[Task]) -> None:
         claimed.discard(key)
         return False
 
-    def on_result(proposal: Proposal, result: Result) -> None:
+    def on_result(proposal: Proposal, result: Result) -> Outcome:
         """Record a trial and compare it with its bound, which the binary may have raised."""
         search, key = proposal.search, context.recorder.key(proposal.search.key, proposal.config)
+        result = context.recorder.completed(search.key, proposal.config, result, searched=True)
         if isinstance(result.outcome, Pruned):
             state.repeatable.add((search.key, proposal.config))
         else:
@@ -266,6 +300,7 @@ def search(context: RunContext, executor: WorkerExecutor[Task]) -> None:
         state.pool = executor.pool
         state.latest = f"{search.key} {proposal.config}: {_summary(result.outcome)}"
         context.report_progress("search", context.budget.done, context.budget.trials)
+        return result.outcome
 
     context.report_progress("search", context.budget.done, context.budget.trials)
     try:
@@ -345,7 +380,7 @@ def _keep(context: RunContext, search: VariantSearch, config: Config, outcome: O
             kind=outcome.kind, reason=outcome.reason, count=0, variant=search.key, config=config
         )
         context.state.failures[kind] = dataclasses.replace(failure, count=failure.count + 1)
-    if us is not None:
+    if us is not None and context.goal.allows(outcome):
         timed = TimedConfig(
             search,
             config,
@@ -362,8 +397,13 @@ def _keep(context: RunContext, search: VariantSearch, config: Config, outcome: O
 
 
 def time_finalists(context: RunContext, executor: WorkerExecutor[Task]) -> None:
-    """Time finalists, their defaults and the baselines in rounds; Ctrl-C ends this without a verdict."""
+    """Time finalists, their defaults and the baselines in rounds; Ctrl-C ends this without a verdict.
+
+    With other objectives than the time there are none: their values are those of the search.
+    """
     state, plan = context.state, context.setup.plan
+    if not context.goal.is_time:
+        return
     baselines = BaselineRounds(
         context.workload,
         context.setup.target.device,

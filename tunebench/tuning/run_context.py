@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from tunebench.db.retry import RetryPolicy
 from tunebench.db.store import Store
 from tunebench.executor import PoolStatus
+from tunebench.objective import Goal
 from tunebench.search.loop import Budget
 from tunebench.search.variant_search import VariantSearch
 from tunebench.space import Config
@@ -101,6 +102,7 @@ class RunContext:
         retry_policy: Retry policy of transient database errors.
         on_progress: Called after every trial.
         state: The part that changes.
+        goal: The metrics, objectives and requirements of the plan.
     """
 
     setup: TuningSetup
@@ -117,6 +119,7 @@ class RunContext:
     retry_policy: RetryPolicy
     on_progress: ProgressCallback
     state: RunState
+    goal: Goal
 
     @property
     def best_us(self) -> float:

@@ -19,6 +19,7 @@ from tunebench._command import command_line
 from tunebench.db.record import InterruptedRun
 from tunebench.errors import InputError
 from tunebench.measure.timing import Protocol
+from tunebench.objective import FUNCTION
 from tunebench.tuning.plan import Plan
 
 __all__ = [
@@ -67,6 +68,9 @@ RUN_OPTIONS: Mapping[str, RunOption] = {
     "protocol": _must_equal("--cache", "times of other protocols do not compare"),
     "offline": _must_equal("", "predictions and measurements do not compare"),
     "timeout_s": _must_equal("--timeout", "decides which configurations fail"),
+    "objectives": _must_equal("--objective", "proposes other configurations"),
+    "require": _must_equal("--require", "proposes other configurations"),
+    "metrics": _may_differ("--metric", "computed of the same measurements"),
     "variant_files": _may_differ("--variant-file", "only their variants count, and stale trials do not"),
     "trials": _may_differ("--trials", "a larger budget continues the same search"),
     "minutes": _may_differ("--minutes", "a longer time limit continues the same search"),
@@ -104,6 +108,7 @@ def run_options(
         "variants": sorted(variants) if is_restricted else [],
         "variant_files": {str(Path(name).absolute()): _digest(Path(name)) for name in plan.variant_files},
         "protocol": dataclasses.asdict(plan.protocol),
+        **plan.goal.stored(),
         "offline": predicts,
         SHARED_BUDGET: shared_budget,
     }
@@ -157,6 +162,8 @@ def _written(name: str, value: Any, default: Any) -> Iterator[str]:
         if "cache" in changed:
             yield f"{flag} {changed.pop('cache')}"
         yield from (f"({field}={setting})" for field, setting in changed.items())
+    elif name == "metrics" and value:
+        yield from (f"{flag} {shlex.quote(f'{metric}={text}')}" for metric, text in value.items())
     elif isinstance(value, bool):
         is_negative = flag.startswith("--no-")
         without = flag.replace("--no-", "--") if is_negative else f"(without {flag})"
@@ -248,8 +255,12 @@ def repeated_plan(options: Mapping[str, Any], name: str) -> Plan:
                 f"{name} cannot be repeated: its variant file {path} has changed since; restore it, or tune "
                 "the new one without --repeat"
             )
+    for metric, text in complete["metrics"].items():
+        if text.startswith(FUNCTION):
+            raise InputError(f"{name} cannot be repeated: metric {metric} is a function of a program")
     fields = {
         **{name: complete[name] for name in RUN_OPTIONS},
+        **{field: tuple(complete[field]) for field in ("objectives", "require")},
         "variants": tuple(complete["variants"]),
         "variant_files": tuple(complete["variant_files"]),
         "protocol": Protocol(**complete["protocol"]),

@@ -17,6 +17,7 @@ from tunebench.db.record import NewMeasurement, RunStart, RunSummary, TrialKey
 from tunebench.db.store import Store
 from tunebench.device import Device
 from tunebench.kernels import file_of
+from tunebench.objective import Goal, resource_quantities, workload_quantities
 from tunebench.outcome import VARIANT_FILE, Effort, Measured, Result
 from tunebench.space import Config
 from tunebench.task import revision_of
@@ -56,7 +57,8 @@ class RunRecorder:
         options: Mapping[str, Any],
     ) -> None:
         self.store, self._workload, self._device, self._variants = store, workload, device, variants
-        self._plan, self._options = plan, options
+        self._plan, self._options, self._goal = plan, options, plan.goal
+        self._observed: dict[tuple[str, Config], Mapping[str, float]] = {}
         self.unresumed: tuple[UnresumedRun, ...] = ()
         self._started = time.perf_counter()
         self._paused: float | None = None
@@ -133,20 +135,45 @@ class RunRecorder:
         """
         self._efforts += [measurement.result.effort for measurement in results]
         measurements = [
-            dataclasses.replace(measurement, result=self._with_file(measurement), seed=self._plan.seed)
+            dataclasses.replace(measurement, result=self._finished(measurement), seed=self._plan.seed)
             for measurement in results
         ]
         self.store.record_together(measurements, run_id=self._run_id)
 
-    def _with_file(self, measurement: NewMeasurement) -> Result:
-        """Return a result; a time of a user's variant names its file, which a lookup needs."""
-        outcome, file = measurement.result.outcome, file_of(self._variants[measurement.key.variant])
+    def completed(self, variant: str, config: Config, result: Result, *, searched: bool = False) -> Result:
+        """Return a result with the metrics of the plan.
+
+        Observers watch the search: a finalist has the values that they observed there.
+
+        Args:
+            variant: `Variant.key`.
+            config: The configuration.
+            result: Its result.
+            searched: Whether it comes from the search of this run, as its observers left it.
+        """
+        outcome, trial = result.outcome, (variant, config)
+        if isinstance(outcome, Measured):
+            if searched and outcome.metrics:
+                self._observed[trial] = outcome.metrics
+            elif trial in self._observed:
+                metrics = {**self._observed[trial], **outcome.metrics}
+                outcome = dataclasses.replace(outcome, metrics=metrics)
+        if self._goal != Goal():
+            used = resource_quantities(config, result.resources)
+            outcome = self._goal.completed(outcome, workload_quantities(self._workload) | used)
+        return result if outcome is result.outcome else dataclasses.replace(result, outcome=outcome)
+
+    def _finished(self, measurement: NewMeasurement) -> Result:
+        """Return a result with its metrics; a time of a user's variant names its file, for lookups."""
+        key = measurement.key
+        return self._with_file(key.variant, self.completed(key.variant, key.config, measurement.result))
+
+    def _with_file(self, variant: str, result: Result) -> Result:
+        outcome, file = result.outcome, file_of(self._variants[variant])
         if file is None or not isinstance(outcome, Measured):
-            return measurement.result
+            return result
         conditions = {**outcome.conditions, VARIANT_FILE: file}
-        return dataclasses.replace(
-            measurement.result, outcome=dataclasses.replace(outcome, conditions=conditions)
-        )
+        return dataclasses.replace(result, outcome=dataclasses.replace(outcome, conditions=conditions))
 
     def seconds(self, busy_s: float) -> dict[str, float]:
         """Return the wall time and its parts, in seconds.

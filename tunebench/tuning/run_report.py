@@ -9,11 +9,13 @@ import numpy as np
 
 from tunebench._figure import significant
 from tunebench.db.figures import BaselineComparison, Figures
+from tunebench.db.goal_record import goal_records
 from tunebench.db.reader import MOST_ANSWERS
 from tunebench.db.record import NewMeasurement, Record, figures_of
 from tunebench.device import Device
 from tunebench.kernels import variants
 from tunebench.measure.baseline import Baseline
+from tunebench.objective import quantities_of
 from tunebench.outcome import Effort, Measured, Predicted, time_us
 from tunebench.search.optimality_proof import OptimalityProof
 from tunebench.space import Config
@@ -26,9 +28,9 @@ from tunebench.tuning.finalist import (
 )
 from tunebench.tuning.proof import bound_ratio, bounded_spaces, optimality_proof_of
 from tunebench.tuning.run_context import RunContext
-from tunebench.tuning.workload_report import Report, Served, Tie
+from tunebench.tuning.workload_report import FrontPoint, Report, Served, Tie
 
-__all__ = ["finish", "record_predictions", "search_figures", "stored_best"]
+__all__ = ["finish", "goal_front", "record_predictions", "search_figures", "stored_best"]
 
 REFERENCE_DRIFT = 1.5
 """Ratio of the reference kernel's times in different rounds above which the report mentions it."""
@@ -100,16 +102,36 @@ def stored_best(context: RunContext) -> Record | None:
     return next(_answers_of_search(context), None)
 
 
+def goal_front(context: RunContext) -> list[Record]:
+    """Return the best of the objectives, or their Pareto front, among what this run could find again.
+
+    It is empty if the plan has neither objectives nor requirements.
+    """
+    if not context.goal.is_asked:
+        return []
+    setup = context.setup
+    history = setup.store.history(str(context.workload), setup.target.device.key)
+    return goal_records(_found_again(context, history), context.goal)
+
+
 def _answers_of_search(context: RunContext) -> Iterator[Record]:
     """Yield the records that a lookup may return, best first, which this run could find again."""
     setup = context.setup
-    for entry in setup.store.best(str(context.workload), setup.target.device.key, limit=MOST_ANSWERS):
+    entries = setup.store.best(str(context.workload), setup.target.device.key, limit=MOST_ANSWERS)
+    return _found_again(context, entries)
+
+
+def _found_again(context: RunContext, entries: Iterable[Record]) -> Iterator[Record]:
+    """Yield the records that this run could find again; failures of the same configurations stay, too."""
+    setup = context.setup
+    for entry in entries:
         tunable, outcome = context.variants.get(entry.key.variant), entry.result.outcome
         if tunable is None or tunable.table.row(entry.key.config) is None:
             continue
         current = context.revision(entry.key.variant, entry.key.config) == entry.key.revision
-        same_cache = isinstance(outcome, Measured) and outcome.cache == setup.plan.protocol.cache
-        if current and (setup.predicts != isinstance(outcome, Measured)) and (setup.predicts or same_cache):
+        same_cache = getattr(outcome, "cache", setup.plan.protocol.cache) == setup.plan.protocol.cache
+        other_kind = Measured if setup.predicts else Predicted
+        if current and same_cache and not isinstance(outcome, other_kind):
             yield entry
 
 
@@ -129,7 +151,8 @@ def finish(context: RunContext) -> Report:
         context.recorder.finish(masked, state.cached, seconds)
     else:
         context.recorder.leave()
-    best = stored_best(context)
+    front = goal_front(context)
+    best = next(iter(front), None) if context.goal.is_asked else stored_best(context)
     outcome = best.result.outcome if best is not None else None
     median_us = time_us(outcome) if outcome is not None else None
     records = setup.store.history(str(context.workload), setup.target.device.key)
@@ -160,7 +183,8 @@ def finish(context: RunContext) -> Report:
         baselines=tuple(_baselines(figures, finals.baselines.baselines() if finals else ())),
         bound_us=0.0 if context.audit.violations else min(context.bound_us, median_us or np.inf),
         gap=_gap(context, proof, figures.bound_us),
-        optimality_proof=None if setup.predicts else proof,  # a prediction proves nothing
+        # A prediction proves nothing, and a lower bound on the time nothing about other objectives.
+        optimality_proof=None if setup.predicts or not context.goal.is_time else proof,
         assumed=setup.target.device.assumed,
         measured_rates=_measured_rates(setup.target.device),
         outside=tuple(sorted({v.key for v in variants(context.workload)} - context.variants.keys())),
@@ -188,7 +212,26 @@ def finish(context: RunContext) -> Report:
         failures=tuple(sorted(state.failures.values(), key=lambda failure: -failure.count)),
         unresumed=context.recorder.unresumed,
         is_earlier=best is not None and best.run_id != context.recorder.run_id,
-        served=_served(context, best),
+        served=_served(context, best) if context.goal.is_time else None,
+        metrics=dict(quantities_of(outcome)) if outcome is not None else {},
+        objectives=tuple(map(str, context.goal.objectives)),
+        require=tuple(map(str, context.goal.requirements)),
+        front=tuple(_front_point(context, record) for record in front),
+    )
+
+
+def _front_point(context: RunContext, record: Record) -> FrontPoint:
+    outcome = record.result.outcome
+    values = context.goal.values(outcome)
+    us = time_us(outcome)
+    assert values is not None, record
+    assert us is not None, record
+    return FrontPoint(
+        variant=record.key.variant,
+        config=record.key.config,
+        time_us=us,
+        values=dict(zip((objective.name for objective in context.goal.chosen), values, strict=True)),
+        is_default=record.verdict.versus_default == "itself",
     )
 
 

@@ -21,7 +21,16 @@ from tunebench.tuning.report_text import html_report, render_reports
 from tunebench.tuning.run_options import UnresumedRun
 from tunebench.tuning.warm import WarmStartSource
 
-__all__ = ["BoundViolation", "Failure", "Progress", "ProgressCallback", "Report", "Served", "Tie"]
+__all__ = [
+    "BoundViolation",
+    "Failure",
+    "FrontPoint",
+    "Progress",
+    "ProgressCallback",
+    "Report",
+    "Served",
+    "Tie",
+]
 
 
 @renamed_fields({"fleet": "pool"})
@@ -125,6 +134,25 @@ class Tie:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FrontPoint:
+    """A configuration that no other one dominates in the objectives of the run.
+
+    Attributes:
+        variant: Key of its variant.
+        config: The configuration.
+        time_us: Its median or predicted time, in microseconds.
+        values: Value of each objective by name.
+        is_default: Whether it is the default of its variant.
+    """
+
+    variant: str
+    config: Config
+    time_us: float
+    values: Mapping[str, float]
+    is_default: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """The answer that a lookup returns if it is not the best of this search, such as an earlier result.
 
@@ -222,7 +250,14 @@ class Report:
         unresumed: Interrupted runs of the workload with other options, which stay as they are.
         measured_rates: Measured rates of a processor, on which `bound_us` and `gap` rest; else None.
         is_earlier: Whether an earlier run measured the best.
-        served: What a lookup returns instead of the best of this search; None if it returns the best.
+        served: What a lookup returns instead of the best of this search; None if it returns the best, or if
+            the time is not the objective.
+        metrics: Time, errors, observed values and metrics of the best, by name.
+        objectives: Objectives of the run; empty if it minimised the time. `config` is then the best of the
+            first one.
+        require: What the best had to satisfy.
+        front: The Pareto front of the objectives, the best of the first one first; one configuration for one
+            objective, empty without objectives and requirements.
     """
 
     workload: str
@@ -266,6 +301,10 @@ class Report:
     tie_count: int = 0
     is_earlier: bool = False
     served: Served | None = None
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    objectives: tuple[str, ...] = ()
+    require: tuple[str, ...] = ()
+    front: tuple[FrontPoint, ...] = ()
 
     def __str__(self) -> str:
         """Return the report as `tunebench tune` prints it."""
@@ -279,7 +318,7 @@ class Report:
         """Return the report as plain data, with the fastest baseline as `baseline` and `baseline_us`."""
         data = dataclasses.asdict(self)
         data["config"] = dict(self.config) if self.config is not None else None
-        for name in ("ties", "violations", "failures"):
+        for name in ("ties", "violations", "failures", "front"):
             data[name] = [{**entry, "config": dict(entry["config"])} for entry in data[name]]
         data["optimality_proof"] = (
             self.optimality_proof.to_json() if self.optimality_proof is not None else None
