@@ -116,7 +116,7 @@ class Metric:
             return None
         chosen = {name: quantities[name] for name in self.arguments}
         if isinstance(self.source, str):
-            arrays = {name: np.float64(value) for name, value in chosen.items()}
+            arrays = {name: np.asarray(value, np.float64) for name, value in chosen.items()}
             value = float(evaluate(expression.parse(self.source), arrays)[0])
         else:
             try:
@@ -306,11 +306,17 @@ class Goal:
         return tuple("maximize" if objective.maximize else "minimize" for objective in self.chosen)
 
     @property
+    def _asked(self) -> tuple[str, ...]:
+        """Names of the objectives and of what is required, each once."""
+        names = [objective.name for objective in self.objectives]
+        names += [requirement.name for requirement in self.requirements]
+        return tuple(dict.fromkeys(names))
+
+    @property
     def _computed(self) -> tuple[Metric, ...]:
         """The metrics, and every objective and requirement that is no quantity of an outcome by itself."""
         taken = {TIME, *ERRORS, *(metric.name for metric in self.metrics)}
-        asked = dict.fromkeys(item.name for item in (*self.objectives, *self.requirements))
-        return (*self.metrics, *(Metric(name, name) for name in asked if name not in taken))
+        return (*self.metrics, *(Metric(name, name) for name in self._asked if name not in taken))
 
     def check(self, names: Sequence[str]) -> None:
         """Check that every metric, objective and requirement uses known quantities.
@@ -360,7 +366,7 @@ class Goal:
     def lacks(self, outcome: Outcome) -> bool:
         """Return whether a completed outcome lacks an objective or a metric that is required."""
         known = quantities_of(outcome)
-        return any(item.name not in known for item in (*self.objectives, *self.requirements))
+        return any(name not in known for name in self._asked)
 
     def values(self, outcome: Outcome) -> tuple[float, ...] | None:
         """Return the value of each objective of a completed outcome.
@@ -452,7 +458,7 @@ def _workload_quantities(workload: Workload) -> tuple[tuple[str, float], ...]:
 def _numbers_of(workload: Workload) -> Iterator[tuple[str, float]]:
     yield "flops", float(workload.flops())
     yield "bytes", float(workload.traffic().total_bytes)
-    for field in dataclasses.fields(workload):  # type: ignore[arg-type]  # every operator is a dataclass
+    for field in dataclasses.fields(workload):
         value = getattr(workload, field.name)
         if isinstance(value, int | float) and not isinstance(value, bool):
             yield field.name, float(value)
