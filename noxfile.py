@@ -124,7 +124,7 @@ def quick(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests; those with a missing requirement (GPU, g++, PostgreSQL) are skipped with the reason."""
     session.install("--no-compile", *TORCH)  # by pip, which takes the build that a machine is set up for
-    _install(session, "-e", ".[cuda,postgres,cluster,dashboard,dev,docs]", *FRAMEWORKS)
+    _install(session, "-e", ".[cuda,postgres,cluster,dashboard,dev,docs,triton]", *FRAMEWORKS)
     session.run("pytest", *PARALLEL, *_passed(), "--processor-time=40", *session.posargs, env=BYTECODE)
     if all(argument.startswith("--") for argument in session.posargs):
         # Code for tensor cores is what compilers have been seen to treat differently.

@@ -78,7 +78,7 @@ REQUIREMENTS = {
     "gpu": Requirement(missing=_unless(device.local_gpus, "no GPU on this machine"), mark="gpu"),
     "no-gpu": Requirement(missing=lambda: "this machine has a GPU" if device.local_gpus() else None),
     "torch": Requirement(missing=_package("torch", "torch"), mark="torch"),
-    "triton": Requirement(missing=_package("triton")),
+    "triton": Requirement(missing=lambda: unavailable("triton"), mark="cuda"),
     "postgres": Requirement(missing=_no_postgres, mark="server"),
     "browser": Requirement(missing=_no_browser, mark="browser"),
     "ray": Requirement(missing=_package("ray", "cluster"), mark="server"),
@@ -100,7 +100,8 @@ needs_disassembler = pytest.mark.needs("disassembler")
 needs_gpu = pytest.mark.needs("gpu")
 needs_no_gpu = pytest.mark.needs("no-gpu")
 needs_torch = pytest.mark.needs("torch")
-needs_triton = pytest.mark.needs("torch", "triton")
+needs_triton = pytest.mark.needs("triton")
+needs_triton_on_gpu = pytest.mark.needs("torch", "triton")
 needs_postgres = pytest.mark.needs("postgres")
 needs_browser = pytest.mark.needs("browser")
 needs_ray = pytest.mark.needs("ray")

@@ -15,7 +15,16 @@ import pytest
 from tunebench.binary import cubin
 from tunebench.device import Device
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Argument, Costs, CudaVariant, Launch, NumbaCudaVariant, Scalar
+from tunebench.variant import (
+    Argument,
+    Costs,
+    CudaVariant,
+    Launch,
+    NumbaCudaVariant,
+    Scalar,
+    TritonVariant,
+    ceil_div,
+)
 from tunebench.workload import Reference, Size, Tensor, Tolerance, Workload
 
 
@@ -161,3 +170,44 @@ class NumbaToy(_OneConfig, NumbaCudaVariant[Toy]):
 
     def launches(self, workload: Toy, config: Config) -> tuple[Launch, ...]:
         return (self._launch(workload),)
+
+
+TRITON_TOY = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def triton_toy(x, y, factor, one, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + offsets, tl.load(x + offsets * one, mask=offsets < n) * factor, mask=offsets < n)
+"""
+
+
+class TritonToy(_OneConfig, TritonVariant[Toy]):
+    """y = factor x in Triton, with a size that is compiled in since it is 1.
+
+    Args:
+        text: Source, in place of `TRITON_TOY`.
+        options: Values of options of the compiler, and of ``BLOCK``.
+    """
+
+    name = "triton_toy"
+    _block = 128
+
+    def __init__(self, text: str = TRITON_TOY, **options: int) -> None:
+        self._text, self._options = text, {"BLOCK": 256, "num_ctas": 2, **options}
+
+    def source(self, workload: Toy, config: Config) -> str:
+        return self._text
+
+    def constants(self, workload: Toy, config: Config) -> dict[str, int]:
+        return {"BLOCK": self._options["BLOCK"]}
+
+    def options(self, config: Config) -> dict[str, int]:
+        return super().options(Config(self._options))
+
+    def launches(self, workload: Toy, config: Config) -> tuple[Launch, ...]:
+        grid = (ceil_div(workload.n, self._options["BLOCK"]), 1, 1)
+        sizes = (Scalar("int", 1), Scalar("int", workload.n))
+        return (self.launch(config, entry="triton_toy", grid=grid, arguments=("x", "y", "factor", *sizes)),)

@@ -55,7 +55,7 @@ class Verification:
     Attributes:
         how: ``"reference"`` (run on the device), ``"compared"`` (the same, with the results of the default
             configuration, because the kernel has no reference), ``"emulated"`` (run on the host through the
-            shim), ``"simulated"`` (Numba's simulator), or ``"not verified"``.
+            shim), ``"simulated"`` (by Numba or Triton), or ``"not verified"``.
         detail: Coverage of the check, or the reason why there was none.
         worst: Largest error as a fraction of the tolerance; below 1 passes.
         absolute: Largest difference from the reference; None if it was not recorded.

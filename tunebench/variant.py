@@ -1,8 +1,9 @@
 """Variants: one implementation of an operator, with its search space, costs, source and launch.
 
 A variant is one file that defines one subclass and one instance of it, named `VARIANT`. Its base class
-determines how it is compiled: `CudaVariant` (CUDA C++ through NVRTC), `NumbaCudaVariant`, `NumbaCpuVariant`,
-or not at all: `LibraryCpuVariant` calls a library. Importing a variant needs neither CUDA, Numba nor torch.
+determines how it is compiled: `CudaVariant` (CUDA C++ through NVRTC), `NumbaCudaVariant`, `TritonVariant`,
+`NumbaCpuVariant`, or not at all: `LibraryCpuVariant` calls a library. Importing a variant needs neither CUDA,
+Numba, Triton nor torch.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TENSOR_MAP_TYPES",
+    "TRITON_OPTIONS",
     "Argument",
     "Costs",
     "CudaVariant",
@@ -51,6 +53,7 @@ __all__ = [
     "Scalar",
     "TensorMap",
     "Tiling",
+    "TritonVariant",
     "Variant",
     "ceil_div",
     "dumped_tree",
@@ -64,7 +67,11 @@ __all__ = [
 W = TypeVar("W", bound=Workload)
 OLDEST_CC = (7, 5)
 """Oldest compute capability that NVRTC and Numba-CUDA 13 compile for."""
-Language = Literal["cuda", "numba-cuda", "numba-cpu", "library-cpu"]
+OLDEST_TRITON_CC = (8, 0)
+"""Oldest compute capability that Triton supports."""
+TRITON_OPTIONS: Mapping[str, int] = {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": 0}
+"""Parameters of Triton's compiler, and their defaults; `maxnreg` 0 limits no registers."""
+Language = Literal["cuda", "numba-cuda", "triton", "numba-cpu", "library-cpu"]
 
 
 def ceil_div(a: Any, b: Any) -> Any:
@@ -99,7 +106,8 @@ class Launch:
     """One kernel launch.
 
     Attributes:
-        entry: The kernel: a C++ name expression such as ``gemm<64, 64, 8>``; unused by Numba.
+        entry: The kernel: a C++ name expression such as ``gemm<64, 64, 8>``, or the name of a
+            function in Triton; unused by Numba.
         grid: Blocks in x, y, z.
         block: Threads per block in x, y, z.
         arguments: In the order of the kernel's parameters; tensor maps in CUDA C++ only.
@@ -296,6 +304,7 @@ _RETURNS: dict[str, tuple[type, ...]] = {
     "calls": (str,),
     "claims": (tuple,),
     "configs": (Table,),
+    "constants": (Mapping,),
     "costs": (Costs,),
     "default": (Mapping,),
     "emulation_workload": (Workload,),
@@ -656,6 +665,80 @@ class NumbaCudaVariant(NumbaVariant[W], GpuVariant[W]):
         """Return why this variant cannot compute `workload` on `device`, or None if it can."""
         reason = super().refuses(workload, device)
         return reason or unsuitable(workload, device)
+
+
+class TritonVariant(GpuVariant[W]):
+    """A variant written in Triton; where there is no GPU, Triton's interpreter runs it.
+
+    Parameters of its space are `tl.constexpr` arguments of the kernel, or options of Triton's compiler:
+    `num_warps`, `num_stages`, `num_ctas` and `maxnreg` (0 limits no registers).
+    """
+
+    language = "triton"
+
+    @abstractmethod
+    def source(self, workload: W, config: Config) -> str:
+        """Return the text of a Python module that defines the kernel, and the functions that it calls.
+
+        The kernel is a function at the top level of the module, decorated by `triton.jit`.
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
+        """
+
+    def constants(self, workload: W, config: Config) -> Mapping[str, Any]:
+        """Return the values of `tl.constexpr` arguments: all parameters but options, unless overridden.
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
+        """
+        return {name: value for name, value in config.items() if name not in TRITON_OPTIONS}
+
+    def options(self, config: Config) -> dict[str, int]:
+        """Return the value of each option of Triton's compiler.
+
+        Args:
+            config: Configuration of this variant's space.
+        """
+        return {name: config.get(name, value) for name, value in TRITON_OPTIONS.items()}
+
+    def launch(
+        self, config: Config, *, entry: str, grid: tuple[int, int, int], arguments: tuple[Argument, ...]
+    ) -> Launch:
+        """Return a launch with the threads and the cluster that the options ask for.
+
+        Args:
+            config: Configuration of this variant's space.
+            entry: Name of the kernel in its source.
+            grid: Programs in x, y, z.
+            arguments: Its arguments, in its order, without constants.
+        """
+        options = self.options(config)
+        ctas = options["num_ctas"]
+        return Launch(
+            entry=entry,
+            grid=(grid[0] * ctas, *grid[1:]),
+            block=(32 * options["num_warps"], 1, 1),
+            arguments=arguments,
+            cluster=ctas,
+        )
+
+    def refuses(self, workload: W, device: Device) -> str | None:
+        """Return why this variant cannot compute `workload` on `device`, or None if it can."""
+        reason = super().refuses(workload, device) or unsuitable(workload, device)
+        if reason is None and device.compute_capability < OLDEST_TRITON_CC:
+            reason = "{} needs sm_{}{} or later: Triton compiles for no older GPU".format(
+                self.key, *OLDEST_TRITON_CC
+            )
+        return reason
+
+    def revision(self, workload: W, config: Config) -> str:
+        """Return a hash of the source's syntax tree, the launches and the configuration."""
+        source = dumped_tree(ast.parse(self.source(workload, config)))
+        entries = [launch.entry for launch in self.launches(workload, config)]
+        return _digest(source, *entries, str(config))
 
 
 class NumbaCpuVariant(NumbaVariant[W]):

@@ -18,7 +18,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return seen_by("dispatch_scenarios.py", tmp_path_factory.mktemp("driver"))
 
 
-@pytest.mark.parametrize("variant", ["right", "scratch", "numba", "mapped", "pixels"])
+@pytest.mark.parametrize("variant", ["right", "scratch", "numba", "triton", "mapped", "pixels"])
 def test_kernel_runs_on_the_given_memory(seen: dict[str, Any], variant: str) -> None:
     assert [seen[f"{variant} {factor}"] for factor in ("2", "4", "0.5")] == [True, True, True]
 

@@ -5,7 +5,7 @@ The language of a fenced block decides how it is run:
 - ``console``: bash runs each line after ``$``, which must succeed. The lines below it are the expected
   output: ``...`` matches any text, and white space is ignored. Without such lines, any output is accepted.
 - ``python``: run as a program.
-- ``python torch``: run as a program if torch is installed.
+- ``python torch``, ``python triton``: run as a program if the package is installed.
 - ``python`` or ``toml`` whose first line is ``# file: NAME``: saved under that name.
 - ``cpp``: compiled and run by a test of its package.
 - ``console norun``: not run, because it changes the machine; a comment before it gives the reason.
@@ -40,9 +40,10 @@ from tunebench import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LANGUAGES = {"console", "console norun", "python", "python torch", "toml", "cpp", "sql", "text", "yaml"}
+LANGUAGES = {"console", "console norun", "python", "python torch", "python triton", "toml", "cpp", "sql"}
+LANGUAGES |= {"text", "yaml"}
 
-HAS_TORCH = importlib.util.find_spec("torch") is not None
+HAS_TORCH, HAS_TRITON = (importlib.util.find_spec(name) is not None for name in ("torch", "triton"))
 HAS_FORK = missing("fork-server") is None
 
 _BLOCK = re.compile(r"^```(?P<language>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -213,7 +214,11 @@ def test_every_link_target_exists(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
-RUN = {"console", "python", *(["python torch"] if HAS_TORCH else [])}
+RUN = {
+    *("console", "python"),
+    *(["python torch"] if HAS_TORCH else []),
+    *(["python triton"] if HAS_TRITON else []),
+}
 RUNNABLE = [page for page in PAGES if any(block.language in RUN for block in blocks(page))]
 
 

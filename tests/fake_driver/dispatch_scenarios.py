@@ -11,7 +11,7 @@ import numpy as np
 from cuda.core import Device as CudaDevice
 
 from tests.fake_driver.variants import Calls, Mapped, MappedPixels, fake_binary
-from tests.toy_variants import CONFIG, NumbaToy, Toy
+from tests.toy_variants import CONFIG, NumbaToy, Toy, TritonToy
 from tunebench.dispatch import GpuKernel
 from tunebench.errors import DeviceError, InputError
 from tunebench.measure._gpu import Gpu
@@ -91,6 +91,7 @@ def scenarios() -> dict[str, Any]:
         "right": Calls("right"),
         "scratch": Calls("right", scratch=True),
         "numba": NumbaToy(),
+        "triton": TritonToy(),
         "mapped": Mapped(),
         "pixels": MappedPixels("pixels"),
     }

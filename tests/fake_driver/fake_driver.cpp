@@ -118,6 +118,12 @@ void scale_numba(void** p, const unsigned*) {
   for (int64_t i = 0; i < n; i++) y[i] = x[i] * as<float>(p[14]);
 }
 
+// The same as Triton compiles it: a number of threads and shared memory that the binary states, two null pointers.
+void scale_triton(void** p, const unsigned* launch) {
+  if (as<void*>(p[4]) || as<void*>(p[5]) || launch[3] != 96 || launch[6] != 512 || launch[7] != 2) return;
+  scale<kRight>(p, launch);
+}
+
 // Replacement of CUtensorMap, which is opaque and aligned to 64 bytes.
 struct TensorMap {
   uint64_t tag, extents[5], strides[5];
@@ -180,6 +186,7 @@ std::vector<Parameter> sizes(std::initializer_list<size_t> list) {
 std::deque<Kernel>& kernels() {
   static const auto plain = sizes({8, 8, 4, 4});
   static const auto numba = sizes({8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 4, 4});
+  static const auto triton = sizes({8, 8, 4, 4, 8, 8});
   static const auto mapped = sizes({128, 8, 4, 4});
   static const auto range = sizes({8, 8});
   static std::deque<Kernel> table = {
@@ -195,6 +202,7 @@ std::deque<Kernel>& kernels() {
       {"once", plain, 50, 0, scale<kOnce>, 0},
       {"saves", plain, 50, 0, scale<kSaves>, 0},
       {"numba", numba, 50, 0, scale_numba, 0},
+      {"triton", triton, 50, 0, scale_triton, 0},
       {"mapped", mapped, 50, 0, scale_mapped, 0},
       {"mapped_short", mapped, 4, 0, scale_mapped, 0},
       {"pixels", mapped, 50, 0, scale_pixels, 0},

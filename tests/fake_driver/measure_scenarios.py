@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from tests.fake_driver.variants import Calls, Mapped, MappedPixels, compile_fake, fake_binary, start_compiler
-from tests.toy_variants import CONFIG, NumbaToy, Toy
+from tests.toy_variants import CONFIG, NumbaToy, Toy, TritonToy
 from tunebench.device import Device, local_gpus
 from tunebench.errors import DeviceError
 from tunebench.executor import judge
@@ -62,6 +62,7 @@ def scenarios() -> dict[str, Any]:
         "warm": warm.run(Calls("right")),
         "warm short": warm.run(Calls("short")),
         "numba": cold.run(NumbaToy()),
+        "triton": cold.run(TritonToy()),
         "mapped": cold.run(Mapped()),
         "mapped in a graph": warm.run(Mapped("mapped_short")),
         "mapped pixels": cold.run(MappedPixels("pixels")),

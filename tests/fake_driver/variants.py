@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.toy_variants import CONFIG, Toy, ToyVariant
 from tunebench.binary.compiled import Binary
+from tunebench.outcome import Resources
 from tunebench.space import Config
 from tunebench.task import Task
 from tunebench.variant import Launch, PixelBox, Scalar, TensorMap
@@ -15,8 +16,13 @@ from tunebench.workload import Tensor
 
 def fake_binary(variant: Any, payload: bytes = b"fake") -> Binary:
     """Return a binary for the fake driver, which finds its kernels by the names of the entries."""
-    entries = tuple(launch.entry or "numba" for launch in variant.launches(Toy(n=1000), CONFIG))
-    return Binary(key="", language=variant.language, target="sm_90a", payload=payload, entries=entries)
+    launches = variant.launches(Toy(n=1000), CONFIG)
+    entries = tuple(launch.entry.removesuffix("_toy") or "numba" for launch in launches)
+    binary = Binary(key="", language=variant.language, target="sm_90a", payload=payload, entries=entries)
+    if variant.language == "triton":
+        used = Resources(dynamic_smem_bytes=512)
+        return dataclasses.replace(binary, resources=used, threads=96, omitted=(3,), null_pointers=2)
+    return binary
 
 
 class Calls(ToyVariant):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support import needs_triton
+from tests.support import needs_triton_on_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +40,7 @@ print("all right")
 """
 
 
-@needs_triton
+@needs_triton_on_gpu
 def test_triton_baselines_are_correct() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],

@@ -54,6 +54,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("warm", 50),
         ("warm short", 4),
         ("numba", 50),
+        ("triton", 50),
         ("mapped", 50),
         ("mapped pixels", 50),
         ("mapped in a graph", 4),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from tunebench.errors import TunebenchError
 from tunebench.outcome import Resources
-from tunebench.variant import Language
+from tunebench.variant import Language, Launch, Scalar
 
 __all__ = ["Binary", "CompileError"]
 
@@ -29,6 +30,9 @@ class Binary:
         resources: Resources in use: the maximum of each over the entries.
         notes: What ptxas noted; `tunebench.binary.ptxas_note` says what they mean.
         compiler: The compiler with its version; empty if a former version stored the binary.
+        threads: Threads of a block, if the compiler decides them; 0: those of the launch.
+        omitted: Positions of arguments that the kernel does not take, because their values are compiled in.
+        null_pointers: Pointers after the arguments that the kernel takes and does not use.
     """
 
     key: str
@@ -39,3 +43,25 @@ class Binary:
     resources: Resources = Resources()
     notes: tuple[str, ...] = ()
     compiler: str = ""
+    threads: int = 0
+    omitted: tuple[int, ...] = ()
+    null_pointers: int = 0
+
+    def launches(self, planned: tuple[Launch, ...]) -> tuple[Launch, ...]:
+        """Return the launches of a variant with what its compiler decided.
+
+        Args:
+            planned: From `GpuVariant.launches`.
+        """
+        if self.language != "triton":
+            return planned
+        nulls = (Scalar("long long", 0),) * self.null_pointers
+        return tuple(
+            dataclasses.replace(
+                launch,
+                block=(self.threads, 1, 1),
+                smem_bytes=self.resources.dynamic_smem_bytes or 0,
+                arguments=(*(a for i, a in enumerate(launch.arguments) if i not in self.omitted), *nulls),
+            )
+            for launch in planned
+        )

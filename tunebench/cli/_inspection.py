@@ -73,7 +73,7 @@ def _show_resources(choice: ChosenConfig, as_json: bool) -> None:
     binary = compile_config(choice.variant, choice.workload, choice.config, choice.device, _cache())
     uses: tuple[KernelUse, ...] = ()
     if isinstance(choice.variant, GpuVariant):
-        launches = choice.variant.launches(choice.workload, choice.config)
+        launches = binary.launches(choice.variant.launches(choice.workload, choice.config))
         uses = kernel_uses(binary, launches, choice.device)
     data = {
         **describe(choice),

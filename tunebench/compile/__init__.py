@@ -20,9 +20,12 @@ from tunebench.variant import (
     LibraryCpuVariant,
     NumbaCpuVariant,
     NumbaCudaVariant,
+    TritonVariant,
     Variant,
 )
 from tunebench.workload import Workload
+
+CompiledForGpu = CudaVariant[Any] | NumbaCudaVariant[Any] | TritonVariant[Any]
 
 __all__ = ["Binary", "BinaryCache", "CompileError", "carried_key", "compile_config", "unavailable"]
 
@@ -53,14 +56,16 @@ def compile_config(
         return cache.get_or_compile(key, lambda: compile_numba_cpu(variant, workload, config))
     if isinstance(variant, LibraryCpuVariant):
         return _of_library(variant, workload, config)
-    if not isinstance(variant, CudaVariant | NumbaCudaVariant):
+    if not isinstance(variant, CudaVariant | NumbaCudaVariant | TritonVariant):
         raise InputError(
-            "expected a subclass of CudaVariant, NumbaCudaVariant, NumbaCpuVariant or LibraryCpuVariant, got "
-            f"{variant.key} ({type(variant).__name__})"
+            "expected a subclass of CudaVariant, NumbaCudaVariant, TritonVariant, NumbaCpuVariant or "
+            f"LibraryCpuVariant, got {variant.key} ({type(variant).__name__})"
         )
     binary = _carried(variant, workload, config, device)
     if binary is None:
         binary = _compiled(variant, workload, config, device, cache)
+    if isinstance(variant, TritonVariant):
+        return binary  # its compiler decides the shared memory
     # Workloads share binaries, but may request different amounts of dynamic shared memory at launch.
     smem_bytes = max(launch.smem_bytes for launch in variant.launches(workload, config))
     return dataclasses.replace(
@@ -82,11 +87,7 @@ def _of_library(variant: LibraryCpuVariant[Any], workload: Workload, config: Con
 
 
 def _compiled(
-    variant: CudaVariant[Any] | NumbaCudaVariant[Any],
-    workload: Workload,
-    config: Config,
-    device: Device,
-    cache: BinaryCache,
+    variant: CompiledForGpu, workload: Workload, config: Config, device: Device, cache: BinaryCache
 ) -> Binary:
     """Compile a configuration for a GPU, or return its binary from the cache."""
     if isinstance(variant, CudaVariant):
@@ -94,23 +95,24 @@ def _compiled(
 
         key = key_cuda(variant, workload, config, device)
         return cache.get_or_compile(key, lambda: compile_cuda(variant, workload, config, device))
+    if isinstance(variant, TritonVariant):
+        from tunebench.compile.triton import compile_triton, key_triton
+
+        key = key_triton(variant, workload, config, device)
+        return cache.get_or_compile(key, lambda: compile_triton(variant, workload, config, device))
     from tunebench.compile.numba_cuda import compile_numba_cuda, key_numba_cuda
 
     key = key_numba_cuda(variant, workload, config, device)
     return cache.get_or_compile(key, lambda: compile_numba_cuda(variant, workload, config, device))
 
 
-def _carried(
-    variant: CudaVariant[Any] | NumbaCudaVariant[Any], workload: Workload, config: Config, device: Device
-) -> Binary | None:
+def _carried(variant: CompiledForGpu, workload: Workload, config: Config, device: Device) -> Binary | None:
     """Return the carried binary of a configuration, whatever version of the compiler made it, or None."""
     folder = carried_folder()
     return None if folder is None else BinaryCache(folder).get(carried_key(variant, workload, config, device))
 
 
-def carried_key(
-    variant: CudaVariant[Any] | NumbaCudaVariant[Any], workload: Workload, config: Config, device: Device
-) -> str:
+def carried_key(variant: CompiledForGpu, workload: Workload, config: Config, device: Device) -> str:
     """Return the key under which a binary is carried to a machine with another compiler.
 
     It hashes the source, the flags and the architecture, but not the version of the compiler.
@@ -125,6 +127,10 @@ def carried_key(
         from tunebench.compile.nvrtc import carried_key_cuda
 
         return carried_key_cuda(variant, workload, config, device)
+    if isinstance(variant, TritonVariant):
+        from tunebench.compile.triton import carried_key_triton
+
+        return carried_key_triton(variant, workload, config, device)
     from tunebench.compile.numba_cuda import carried_key_numba_cuda
 
     return carried_key_numba_cuda(variant, workload, config, device)
@@ -144,6 +150,10 @@ def unavailable(language: Language) -> str | None:
             from tunebench.compile.numba_cuda import require_numba_cuda
 
             require_numba_cuda()
+        elif language == "triton":
+            from tunebench.compile.triton import require_triton
+
+            require_triton()
     except MissingDependency as error:
         return str(error)
     return None

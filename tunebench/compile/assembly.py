@@ -10,7 +10,14 @@ from tunebench.compile.cache import BinaryCache
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.space import Config
-from tunebench.variant import CudaVariant, LibraryCpuVariant, NumbaCpuVariant, NumbaCudaVariant, Variant
+from tunebench.variant import (
+    CudaVariant,
+    LibraryCpuVariant,
+    NumbaCpuVariant,
+    NumbaCudaVariant,
+    TritonVariant,
+    Variant,
+)
 from tunebench.workload import Workload
 
 __all__ = ["machine_code", "ptx"]
@@ -64,4 +71,8 @@ def ptx(variant: Variant[Any], workload: Workload, config: Config, device: Devic
         from tunebench.compile.numba_cuda import ptx_of_numba_cuda
 
         return ptx_of_numba_cuda(variant, workload, config, device)
+    if isinstance(variant, TritonVariant):
+        from tunebench.compile.triton import ptx_of_triton
+
+        return ptx_of_triton(variant, workload, config, device)
     raise InputError(f"{variant.key} is compiled for a processor and has no PTX; --sass shows its assembly")

@@ -66,6 +66,7 @@ class BinaryCache:
             digest = fields.pop("payload_sha256")
             resources = Resources(**fields.pop("resources"))
             entries, notes = tuple(fields.pop("entries")), tuple(fields.pop("notes"))
+            fields["omitted"] = tuple(fields.get("omitted", ()))
             binary = Binary(**fields, entries=entries, resources=resources, notes=notes, payload=payload)
         except (OSError, ValueError, TypeError, KeyError):
             return None

@@ -47,5 +47,6 @@ def bind(
         binary = compile_config(variant, workload, valid, device, cache())
         return GpuKernel(workload, variant, valid, binary, ordinal)
     raise InputError(
-        f"{variant.key} must derive from CudaVariant, NumbaCudaVariant, NumbaCpuVariant or LibraryCpuVariant"
+        f"{variant.key} must derive from CudaVariant, NumbaCudaVariant, TritonVariant, NumbaCpuVariant or "
+        "LibraryCpuVariant"
     )

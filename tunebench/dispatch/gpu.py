@@ -57,7 +57,7 @@ class GpuKernel(BoundKernel):
         require_cuda_core()
         self._loader = KernelLoader(ordinal)
         self._kernels = self._loader.load(binary.payload, binary.entries)
-        self._launches = variant.launches(workload, config)
+        self._launches = binary.launches(variant.launches(workload, config))
         self._named: dict[str, Tensor] = {tensor.name: tensor for tensor in self.tensors}
         self._offsets, self.scratch_bytes = [], 0
         for tensor in variant.scratch(workload, config):

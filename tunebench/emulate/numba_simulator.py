@@ -6,17 +6,11 @@ with the compiler. It performs about 1e5 element operations per second, which su
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tunebench._child import WORKING_FOLDER, absolute_environment, python_command
-from tunebench._figure import significant
 from tunebench.dtype import numpy_dtype
-from tunebench.emulate.emulator import EmulationFailed
+from tunebench.emulate.python_child import run_in_child, serve_parent
 from tunebench.space import Config
 from tunebench.variant import Argument, NumbaCudaVariant, Scalar, TensorMap
 from tunebench.workload import Workload
@@ -52,28 +46,9 @@ def simulate(
     Raises:
         EmulationFailed: The kernel raises, crashes or takes too long.
     """
-    # The variant's class may come from a user's file, or from a folder on this process's path only.
-    module = sys.modules[type(variant).__module__]
-    file = module.__file__ if module.__name__.startswith("tunebench_user_") else None
-    job = pickle.dumps((file, pickle.dumps((variant, workload, config, dict(inputs)))))
-    try:
-        process = subprocess.run(
-            python_command("from tunebench.emulate.numba_simulator import main; main()"),
-            input=job,
-            capture_output=True,
-            timeout=timeout_s,
-            cwd=WORKING_FOLDER,
-            env=absolute_environment(NUMBA_ENABLE_CUDASIM="1"),
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        reason = f"simulation did not finish in {significant(timeout_s)} s"
-        raise EmulationFailed(reason, timed_out=True) from None
-    if process.returncode != 0:
-        log = process.stderr.decode(errors="replace").strip()
-        raise EmulationFailed(f"simulation: {log.splitlines()[-1] if log else process.returncode}")
-    outputs: dict[str, Array] = pickle.loads(process.stdout)  # noqa: S301 - from our own child process
-    return outputs
+    return run_in_child(
+        __name__, variant, workload, config, inputs, timeout_s=timeout_s, NUMBA_ENABLE_CUDASIM="1"
+    )
 
 
 def run_simulated(
@@ -124,14 +99,4 @@ def _show_simulated_module(function: Callable[..., None]) -> None:
 
 def main() -> None:
     """Read a job from standard input, run it, and write its outputs to standard output."""
-    from tunebench.kernels import load_file
-
-    # A kernel's own prints must not mix with the results.
-    results = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    file, job = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - written by our own parent process
-    if file is not None:
-        load_file(file)
-    outputs = run_simulated(*pickle.loads(job))  # noqa: S301 - likewise
-    with results:
-        pickle.dump(outputs, results)
+    serve_parent(run_simulated)

@@ -11,7 +11,7 @@ from tunebench._lazy import np
 from tunebench.binary.occupancy import Occupancy, occupancy
 from tunebench.device import Device
 from tunebench.space import Config
-from tunebench.variant import Costs, CudaVariant, Launch, NumbaCudaVariant, Variant
+from tunebench.variant import Costs, GpuVariant, Launch, Variant
 from tunebench.workload import Workload
 
 __all__ = ["BlockResources", "Waves", "blocks_and_waves"]
@@ -95,7 +95,7 @@ def blocks_and_waves(
         costs: Costs of this configuration.
         device: The device.
     """
-    if not isinstance(variant, CudaVariant | NumbaCudaVariant):
+    if not isinstance(variant, GpuVariant):
         return None, None
     launch = _main(variant.launches(workload, config), costs)
     block = _block(launch, costs, device)

@@ -58,7 +58,7 @@ def manifest(choice: ChosenConfig, binary: Binary) -> dict[str, Any]:
         "scratch": variant.scratch(workload, config),
     }
     tensors = {tensor.name: tensor for group in roles.values() for tensor in group}
-    launches = variant.launches(workload, config)
+    launches = binary.launches(variant.launches(workload, config))
     return {
         "tunebench": __version__,
         "workload": str(workload),

@@ -1,4 +1,4 @@
-"""Runner of CUDA C++ and Numba-CUDA variants on a GPU of this machine."""
+"""Runner of CUDA C++, Numba-CUDA and Triton variants on a GPU of this machine."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class CudaRunner(Runner):
 
     def conditions(self) -> Mapping[str, Any]:
         """Return the device, its driver, and the versions of the compilers and launchers in use."""
-        packages = ("cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc", "numba-cuda", "numpy")
+        packages = ("cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc", "numba-cuda", "triton", "numpy")
         facts: dict[str, Any] = versions(*packages)
         if self._opened is not None:
             gpu, clock = self._opened.gpu, self._opened.clock
@@ -214,7 +214,7 @@ def _prepare(on: _Opened, task: Task, binary: Binary, inputs: InputSet) -> tuple
     addresses = on.memory.hold(workload.inputs(), _written(task))
     on.memory.upload(inputs)
     tensors = variant.tensors(workload, task.config)
-    planned = variant.launches(workload, task.config)
+    planned = binary.launches(variant.launches(workload, task.config))
     kernels = on.gpu.load(binary.payload, binary.entries)
     return tuple(
         on.gpu.prepare(

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from tunebench.binary.compiled import Binary
 from tunebench.emulate.emulator import ORDERS, EmulationFailed, NotEmulated, emulate
 from tunebench.emulate.numba_simulator import simulate
+from tunebench.emulate.triton_interpreter import interpret
 from tunebench.errors import InputError
 from tunebench.measure.runner import Runner, coverage, first_errors, versions
 from tunebench.measure.verify import Errors
 from tunebench.outcome import Effort, Outcome, Predicted, Verification, WrongResult
 from tunebench.task import Task
-from tunebench.variant import CudaVariant, NumbaCudaVariant
+from tunebench.variant import CudaVariant, NumbaCudaVariant, TritonVariant
 
 if TYPE_CHECKING:
     from tunebench.workload import Array
@@ -25,7 +26,7 @@ EMULATION_TIMEOUT_S = 15.0
 """Time limit per order of threads, in seconds; three orders and compiling must fit a task's time limit."""
 SIMULATION_TIMEOUT_S = 45.0
 
-# Errors by which Numba's simulator reports features that it lacks; other errors are the kernel's.
+# Errors by which the simulator and the interpreter report features that they lack; others are the kernel's.
 _LACKING = ("AttributeError", "ImportError", "ModuleNotFoundError", "NotImplementedError")
 
 
@@ -33,8 +34,8 @@ class OfflineRunner(Runner):
     """Verification of a small workload on the host that uses the same tile, stage and edge paths.
 
     CUDA C++ is emulated with its threads in forward, reverse and random order: if threads race, or a barrier
-    is missing, the results differ. Numba-CUDA runs in Numba's simulator. A kernel that cannot be run is `not
-    verified`, with the reason, and counts neither as correct nor as wrong.
+    is missing, the results differ. Numba-CUDA runs in Numba's simulator, Triton in its interpreter. A kernel
+    that cannot be run is `not verified`, with the reason, and counts neither as correct nor as wrong.
 
     Args:
         protocol: Unused, since nothing is timed.
@@ -66,12 +67,12 @@ class OfflineRunner(Runner):
         try:
             if isinstance(variant, CudaVariant):
                 return self._emulate(variant, task)
-            if isinstance(variant, NumbaCudaVariant):
+            if isinstance(variant, NumbaCudaVariant | TritonVariant):
                 return self._simulate(variant, task)
         except NotEmulated as error:
             return Verification(how="not verified", detail=str(error))
         except EmulationFailed as error:
-            lacking = isinstance(variant, NumbaCudaVariant) and any(name in error.reason for name in _LACKING)
+            lacking = not isinstance(variant, CudaVariant) and any(name in error.reason for name in _LACKING)
             if error.timed_out or lacking:
                 return Verification(how="not verified", detail=error.reason)
             return WrongResult(reason=error.reason)
@@ -102,12 +103,17 @@ class OfflineRunner(Runner):
         detail = f"{coverage(check, first, inputs)} of {small}, threads in {', '.join(ORDERS)} order"
         return Verification(how="emulated", detail=detail, **worst.fields())
 
-    def _simulate(self, variant: NumbaCudaVariant[Any], task: Task) -> Verification | WrongResult:
+    def _simulate(
+        self, variant: NumbaCudaVariant[Any] | TritonVariant[Any], task: Task
+    ) -> Verification | WrongResult:
         small = variant.emulation_workload(task.workload, task.config)
         inputs = self.input_set(small, task.seed)
         first = self.first_inputs(inputs)
         check = self.check(first)
-        outputs = simulate(variant, small, task.config, first.inputs, timeout_s=SIMULATION_TIMEOUT_S)
+        if isinstance(variant, TritonVariant):
+            outputs = interpret(variant, small, task.config, first.inputs, timeout_s=SIMULATION_TIMEOUT_S)
+        else:
+            outputs = simulate(variant, small, task.config, first.inputs, timeout_s=SIMULATION_TIMEOUT_S)
         errors = check.errors(outputs)
         if not errors.share <= 1:
             return WrongResult(reason=f"simulated on {small}: {check.describe(outputs, errors.share)}")
@@ -119,4 +125,4 @@ class OfflineRunner(Runner):
 
     def conditions(self) -> Mapping[str, Any]:
         """Return the versions of the compilers and simulators in use."""
-        return versions("nvidia-cuda-nvrtc", "numba", "numba-cuda", "numpy")
+        return versions("nvidia-cuda-nvrtc", "numba", "numba-cuda", "triton", "numpy")

@@ -1,7 +1,8 @@
 """Functions as source text that another process can run without the script that defined them.
 
 A function is found in its file by its position, and written with the values of the names that it uses:
-numbers and text as literals, modules and library functions as imports, functions of the script as text.
+numbers and text as literals, modules and library functions as imports, functions of the script as text. A
+kernel in Triton becomes a module of its own, since Triton's interpreter sees no names of enclosing functions.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from typing import Any
 
 from tunebench.errors import InputError, UnknownName, quoted
 
-__all__ = ["Portable", "portable"]
+__all__ = ["Portable", "jit_function", "portable", "triton_module"]
 
 _LARGEST_ARRAY = 4096
 """Most elements of an array that a function may use by name."""
+
+_TRITON_VALUES = {"constexpr": "value", "dtype": "name"}
+"""Classes of values that kernels in Triton use by name, and the attribute that makes an equal one."""
 
 _BY_NAME = {
     "ceil_div": "from tunebench.variant import ceil_div",
@@ -105,6 +109,54 @@ def portable(
     return Portable(arguments=arguments, body="\n".join(lines))
 
 
+# -- kernels in Triton -------------------------------------------------------------------------------------
+
+
+def jit_function(value: Any) -> FunctionType | None:
+    """Return the function that Triton decorates, also below `triton.autotune`; None if there is none."""
+    while type(value).__module__.startswith("triton.runtime."):
+        value = value.fn
+        if isinstance(value, FunctionType):
+            return value
+    return None
+
+
+def triton_module(function: FunctionType, role: str) -> str:
+    """Return the text of a module that defines a kernel in Triton, and what it uses.
+
+    Args:
+        function: The kernel without decorators, as `jit_function` returns it.
+        role: What it is, for messages.
+
+    Raises:
+        InputError: It has no source, or uses a value that has no text.
+    """
+    lines = ["import triton", "import triton.language as _language"]
+    _define_jit(function, role, lines, {})
+    return "\n".join(lines) + "\n"
+
+
+def _define_jit(function: FunctionType, role: str, lines: list[str], values: dict[str, Any]) -> None:
+    """Append the definition of a function for Triton, after those of the names that it uses."""
+    node = _node_of(function, role, annotated=True)
+    values[function.__name__] = function
+    jit = [item for item in node.decorator_list if ast.unparse(item).partition("(")[0].endswith("jit")]
+    node.decorator_list = jit or [ast.parse("triton.jit", mode="eval").body]
+    for name, value in _used_names(node, function).items():
+        inner = jit_function(value)
+        if name in values:
+            if repr(values[name]) != repr(inner or value):
+                raise InputError(f"{role}: {name} has different values in the functions that it calls")
+        elif inner is None or _is_installed(inner.__code__.co_filename):
+            values[name] = value
+            lines += _assigned(name, value, role, ())
+        elif inner.__name__ == name:
+            _define_jit(inner, role, lines, values)
+        else:
+            raise InputError(f"{role} calls {inner.__name__} by the name {name}; call it by its own name")
+    lines.append(ast.unparse(node))
+
+
 def _required(arguments: ast.arguments) -> set[str]:
     """Return the names of the arguments without a default."""
     positional = [*arguments.posonlyargs, *arguments.args]
@@ -141,8 +193,8 @@ def _expression(text: str, role: str, names: Collection[str]) -> Portable:
 # -- finding a function in its file ------------------------------------------------------------------------
 
 
-def _node_of(function: FunctionType, role: str) -> Any:
-    """Return the syntax tree of a function or a lambda, without annotations and docstring."""
+def _node_of(function: FunctionType, role: str, *, annotated: bool = False) -> Any:
+    """Return the syntax tree of a function or a lambda, without docstring, and without annotations."""
     code = function.__code__
     try:
         lines, _ = inspect.findsource(code)
@@ -162,8 +214,9 @@ def _node_of(function: FunctionType, role: str) -> Any:
         raise InputError(
             f"{role}: {function.__qualname__} is not in {code.co_filename} any more; run it again"
         )
-    for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
-        argument.annotation = None
+    if not annotated:
+        for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+            argument.annotation = None
     if isinstance(node, ast.FunctionDef):
         node.returns = None
         if len(node.body) > 1 and ast.get_docstring(node, clean=False) is not None:
@@ -257,7 +310,8 @@ def _assigned(name: str, value: Any, role: str, callers: tuple[Any, ...]) -> lis
             f"{role} uses {name}, a {type(value).__name__}: it may use numbers, text, small arrays, modules "
             "and functions; pass arrays as arguments of the kernel"
         )
-    return [*(["import numpy"] if "numpy." in text else []), f"{name} = {text}"]
+    used = [module for module in ("numpy", "triton.language") if f"{module}." in text]
+    return [*(f"import {module}" for module in used), f"{name} = {text}"]
 
 
 def _helper(name: str, function: FunctionType, role: str, callers: tuple[Any, ...]) -> list[str]:
@@ -304,6 +358,9 @@ def _literal(value: Any) -> str | None:
     if isinstance(value, dict):
         pairs = [(_literal(key), _literal(item)) for key, item in value.items()]
         return None if None in sum(pairs, ()) else f"{{{', '.join(f'{k}: {v}' for k, v in pairs)}}}"
+    if type(value).__module__.startswith("triton.language.") and type(value).__name__ in _TRITON_VALUES:
+        text = _literal(getattr(value, _TRITON_VALUES[type(value).__name__]))
+        return None if text is None else f"triton.language.{type(value).__name__}({text})"
     if type(value).__module__ == "numpy" and hasattr(value, "tolist") and value.size <= _LARGEST_ARRAY:
         text = _literal(value.tolist())
         return None if text is None else f"numpy.array({text}, dtype={str(value.dtype)!r})[()]"

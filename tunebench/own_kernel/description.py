@@ -6,6 +6,7 @@ contains everything that was given (source, functions as text, values), and its 
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
 import io
@@ -13,7 +14,7 @@ import keyword
 import os
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType
@@ -25,9 +26,9 @@ from tunebench._lazy import np
 from tunebench._private_file import create_folder
 from tunebench.errors import InputError, UnknownName, quoted
 from tunebench.own_kernel._include import with_includes
-from tunebench.own_kernel._portable import Portable, portable
+from tunebench.own_kernel._portable import Portable, jit_function, portable, triton_module
 from tunebench.own_kernel.argument import ROLES, Argument, array_of
-from tunebench.variant import Scalar, Variant
+from tunebench.variant import TRITON_OPTIONS, Scalar, Variant
 from tunebench.workload import Workload
 from tunebench.workloads import operator, parse
 
@@ -36,12 +37,13 @@ if TYPE_CHECKING:
 
 __all__ = ["KernelDescription", "ReferenceKernel"]
 
-Language = Literal["cuda", "numba-cpu", "numba-cuda", "library-cpu"]
+Language = Literal["cuda", "numba-cpu", "numba-cuda", "triton", "library-cpu"]
 
 _BASES: Mapping[Language, str] = {
     "cuda": "OwnCudaKernel",
     "numba-cpu": "OwnNumbaKernel",
     "numba-cuda": "OwnNumbaCudaKernel",
+    "triton": "OwnTritonKernel",
     "library-cpu": "OwnFunction",
 }
 _BLOCK_NAMES = (
@@ -82,12 +84,14 @@ class KernelDescription:
     """A user's kernel, with everything that is needed to tune it.
 
     Attributes:
-        source: CUDA C++: a path that ends with ``.cu``, or text; or a Python function for Numba, or a path
-            that ends with ``.py``.
+        source: CUDA C++: a path that ends with ``.cu``, or text; or a Python function for Numba or Triton,
+            or a path that ends with ``.py``. A function is for Triton if `triton.jit` decorates it, or an
+            argument is annotated `tl.constexpr`.
         name: Name of the kernel; with template arguments by name of parameter: ``vadd<block>``.
         args: Arguments by name, in the order of the kernel: `Input`, `Output`, `InOut`, `Scratch`, an array
             (an input with these values), or a number.
-        space: Values of each parameter.
+        space: Values of each parameter; for Triton, of constants, `num_warps`, `num_stages`, `num_ctas`, and
+            `maxnreg` (0: no limit).
         grid: Blocks in x, y, z, as a function or an expression of parameters and sizes; GPUs only.
         block: Threads of a block in the same form. Default: parameters named `block`, or `block_x`,
             `block_y`, `block_z`, or `block_size_x` and so on.
@@ -188,16 +192,25 @@ class _Module:
         if self.language == "cuda":
             return self.given.args
         names = _signature(self.code)
+        optional, options = self._not_in_signature()
         for name in names:
-            if name not in self.given.args and name not in self.space:
+            if name not in self.given.args and name not in self.space and name not in optional:
                 raise InputError(
                     f"{self.operator} takes {name}, which is neither in args ({', '.join(self.given.args)}) "
                     f"nor in space ({', '.join(self.space)})"
                 )
         for name in (*self.given.args, *self.space):
-            if name not in names:
-                raise UnknownName(f"argument of {self.operator}", name, names)
+            if name not in names and name not in options:
+                raise UnknownName(f"argument of {self.operator}", name, [*names, *options])
         return {name: self.given.args[name] for name in names if name in self.given.args}
+
+    def _not_in_signature(self) -> tuple[set[str], Collection[str]]:
+        """Return arguments that may be missing, and parameters that are no arguments; for Triton only."""
+        if self.language != "triton":
+            return set(), ()
+        defaults = self.code.__defaults__ or ()
+        names = _signature(self.code)
+        return {*names[len(names) - len(defaults) :]}, TRITON_OPTIONS
 
     def _argument(self, name: str, value: Any) -> Argument:
         if name in self.sizes:
@@ -367,10 +380,13 @@ class _Module:
             f"        ({''.join(self._constraints(functions, names))}),",
             "    )",
         ]
-        if self.language in ("cuda", "numba-cuda"):
-            for attribute, value in _launch(self.given, self.operator, self.space).items():
+        if self.language in ("cuda", "numba-cuda", "triton"):
+            parts = _launch(self.given, self.operator, self.space, threads=self.language != "triton")
+            for attribute, value in parts.items():
                 lines.append(f"    {attribute} = {self._call(functions, f'_{attribute[:-3]}', value, names)}")
             lines.append(f"    emulated_sizes = {dict(self.given.emulate)!r}")
+        if self.language == "triton":
+            return [*lines, *self._triton()]
         if self.language == "cuda":
             flags = self._call(functions, "_flags", self.given.flags, names)
             return [
@@ -437,6 +453,34 @@ class _Module:
         order = tuple(name for name in every if name not in numbers)
         return [f"    function_of = ({constants!r}, _kernel())", f"    order = {order!r}"]
 
+    def _triton(self) -> list[str]:
+        """Return the attributes of a kernel in Triton.
+
+        Raises:
+            InputError: A parameter is no compile-time constant.
+        """
+        text = triton_module(self.code, "kernel")
+        (kernel,) = (
+            node
+            for node in ast.parse(text).body
+            if isinstance(node, ast.FunctionDef) and node.name == self.entry
+        )
+        written = (*kernel.args.posonlyargs, *kernel.args.args, *kernel.args.kwonlyargs)
+        constant = {a.arg for a in written if a.annotation and "constexpr" in ast.unparse(a.annotation)}
+        for name in self.space:
+            if name not in constant and name not in TRITON_OPTIONS:
+                raise InputError(f"parameter {name} must be annotated in {self.entry}: {name}: tl.constexpr")
+        passed = (*(argument.name for argument in self.arguments), *self.space)
+        arrays = {a.name for a in self.arguments if a.role not in ("size", "number")}
+        if wrong := arrays & constant:
+            raise InputError(f"{self.entry}: the array {wrong.pop()} cannot be a tl.constexpr")
+        return [
+            f"    entry = {self.entry!r}",
+            f"    text = {text!r}",
+            f"    order = {tuple(a.name for a in self.arguments if a.name not in constant)!r}",
+            f"    constant_names = {tuple(name for name in passed if name in constant)!r}",
+        ]
+
     def _constraints(self, functions: dict[str, Portable], names: Sequence[str]) -> list[str]:
         constraints = self.given.constraints
         if isinstance(constraints, str) or callable(constraints):
@@ -463,11 +507,17 @@ class _Module:
         return {name: given.get(name, values[0]) for name, values in self.space.items()}
 
 
-def _launch(given: KernelDescription, operator: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return grid, threads and shared memory of a kernel, by attribute of its variant."""
+def _launch(
+    given: KernelDescription, operator: str, parameters: Mapping[str, Any], *, threads: bool = True
+) -> dict[str, Any]:
+    """Return grid, and threads and shared memory if they are given, by attribute of the variant."""
     if given.grid is None:
         raise InputError(f"{operator} needs grid: blocks in x, y, z as a function of parameters and sizes")
     block = given.block
+    if not threads:
+        if block is not None or given.smem_bytes:
+            raise InputError("Triton decides threads and shared memory: leave block and smem_bytes out")
+        return {"grid_of": given.grid}
     if block is None:
         named = next((names for names in _BLOCK_NAMES if names[0] in parameters), None)
         if named is None:
@@ -498,13 +548,17 @@ def _code(given: KernelDescription) -> tuple[Language, Any, str]:
     if isinstance(source, str):
         source = with_includes(source, folder, given.includes)
         return "cuda", source, _kernel_name(source, given.name)
-    function = getattr(source, "py_func", source)
+    triton_function = jit_function(source)
+    function = triton_function or getattr(source, "py_func", source)
     if not isinstance(function, FunctionType):
         raise InputError(
             f"source must be a .cu file, CUDA C++ as text, or a Python function, got {type(source).__name__}"
         )
     if function.__name__ == "<lambda>":
         raise InputError("a kernel for Numba must be a function with a name, not a lambda")
+    annotations = function.__annotations__.values()
+    if triton_function is not None or any("constexpr" in str(value) for value in annotations):
+        return "triton", function, function.__name__
     on_gpu = given.grid is not None or type(source).__module__.startswith("numba.cuda")
     if on_gpu and not given.compiled:
         raise InputError("a function that is called as it is launches by itself: leave grid out")

@@ -1,4 +1,4 @@
-"""Variants of a user's kernel: CUDA C++, Numba, or a function as it is; a generated module completes them."""
+"""Variants of a user's kernel, in any language or a function as it is; a generated module completes them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import itemsize, numpy_dtype
 from tunebench.emulate.emulator import emulate
+from tunebench.emulate.triton_interpreter import interpret
 from tunebench.errors import InputError, VariantError
 from tunebench.own_kernel.operator import OwnOperator
 from tunebench.space import Config, Constraint, Table, takes_config
 from tunebench.variant import (
+    TRITON_OPTIONS,
     Argument,
     Costs,
     CudaVariant,
@@ -26,6 +28,7 @@ from tunebench.variant import (
     NumbaCpuVariant,
     NumbaCudaVariant,
     Scalar,
+    TritonVariant,
     Variant,
     ceil_div,
 )
@@ -34,7 +37,14 @@ from tunebench.workload import Tensor
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
-__all__ = ["OwnCudaKernel", "OwnFunction", "OwnNumbaCudaKernel", "OwnNumbaKernel", "by_row"]
+__all__ = [
+    "OwnCudaKernel",
+    "OwnFunction",
+    "OwnNumbaCudaKernel",
+    "OwnNumbaKernel",
+    "OwnTritonKernel",
+    "by_row",
+]
 
 RESTORE_THREADS = 256
 RESTORE = """
@@ -400,11 +410,71 @@ class OwnNumbaCudaKernel(OwnGpuKernel, NumbaCudaVariant[Any]):
         return (Launch(grid=launch.grid, block=launch.block, arguments=arguments),)
 
     def limits(self, workload: OwnOperator, device: Device) -> str | None:
-        """Return that arrays changed in place, and results without a reference, are not supported."""
-        if any(argument.role == "inout" for argument in workload.kernel_arguments):
-            return f"{self.key}: InOut is supported for CUDA C++ and for Numba on the CPU"
-        return None
+        """Return that arrays changed in place are not supported."""
+        return _changes_in_place(self.key, workload)
 
     def default_results(self, workload: OwnOperator, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """Raise: Numba's simulator is too slow for a reference."""
         raise InputError(f"{self.key} needs a reference")
+
+
+def _changes_in_place(key: str, workload: OwnOperator) -> str | None:
+    """Return that arrays changed in place are not supported, if there are any."""
+    if any(argument.role == "inout" for argument in workload.kernel_arguments):
+        return f"{key}: InOut is supported for CUDA C++ and for Numba on the CPU"
+    return None
+
+
+class OwnTritonKernel(OwnGpuKernel, TritonVariant[Any]):
+    """A kernel in Triton.
+
+    Attributes:
+        text: The module that defines it.
+        entry: Its name.
+        order: Names of its arguments that are not compile-time constants.
+        constant_names: Names of the others that have no default.
+    """
+
+    text: ClassVar[str]
+    entry: ClassVar[str]
+    order: ClassVar[tuple[str, ...]]
+    constant_names: ClassVar[tuple[str, ...]]
+
+    def source(self, workload: OwnOperator, config: Config) -> str:
+        """Return the module."""
+        return self.text
+
+    def constants(self, workload: OwnOperator, config: Config) -> Mapping[str, Any]:
+        """Return parameters, sizes and numbers that are compile-time constants."""
+        numbers = {a.name: a.value for a in workload.kernel_arguments if a.role == "number"}
+        values = {**numbers, **workload.sizes, **config}
+        return {name: values[name] for name in self.constant_names}
+
+    def launches(self, workload: OwnOperator, config: Config) -> tuple[Launch, ...]:
+        """Return the launch of the kernel."""
+        by_name = {argument.name: argument for argument in workload.kernel_arguments}
+        return (
+            self.launch(
+                config,
+                entry=self.entry,
+                grid=_extents(_evaluated(self.grid_of, workload, config), "grid"),
+                arguments=tuple(_passed(by_name[name], workload) for name in self.order),
+            ),
+        )
+
+    def costs(self, workload: OwnOperator, table: Table, device: Device) -> Costs:
+        """Return the blocks and threads; what the blocks do is unknown."""
+        ctas, warps = (
+            table[name] if name in table.space.names else TRITON_OPTIONS[name]
+            for name in ("num_ctas", "num_warps")
+        )
+        programs = _column(self.grid_of, workload, table, "grid")
+        return Costs(blocks=programs * ctas, full_blocks=0, threads=32.0 * warps)
+
+    def limits(self, workload: OwnOperator, device: Device) -> str | None:
+        """Return that arrays changed in place are not supported."""
+        return _changes_in_place(self.key, workload)
+
+    def default_results(self, workload: OwnOperator, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Return the outputs of the default configuration by Triton's interpreter."""
+        return interpret(self, workload, self._default_config(workload), inputs)

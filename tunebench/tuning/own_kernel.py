@@ -78,8 +78,9 @@ def tune_kernel(
     source or any other part of the description changes.
 
     Args:
-        source: CUDA C++, as a path that ends with ``.cu`` or as text; or a Python function for Numba, or a
-            path that ends with ``.py``. A function with `grid` is for a GPU, one without for the processor.
+        source: CUDA C++, as a path that ends with ``.cu`` or as text; or a Python function for Numba or
+            Triton, or a path that ends with ``.py``. A function with `grid` is for a GPU, one without for the
+            processor.
         name: Name of the kernel; with template arguments by name of parameter: ``"vadd<block>"``. Other
             parameters are macros.
         device: As for `tunebench.tune`. Default: the first GPU, or the processor for a function without

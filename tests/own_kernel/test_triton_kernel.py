@@ -1,0 +1,166 @@
+"""A user's kernel in Triton from a description: generated module, compiled, interpreted, tuned offline."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tunebench
+from tests.support import needs_triton
+from tunebench import InOut, Input, Output, Plan, cli
+from tunebench.db import open_store
+from tunebench.device import find
+from tunebench.emulate.triton_interpreter import interpret
+from tunebench.errors import InputError
+from tunebench.kernels import variant_file_scope
+from tunebench.outcome import Predicted
+from tunebench.own_kernel import UNVERIFIED, KernelDescription
+from tunebench.space import Config
+from tunebench.variant import Scalar
+
+triton = pytest.importorskip("triton", reason="the extra `triton` is not installed")
+import triton.language as tl  # noqa: E402 - after the check that it is installed
+
+pytestmark = needs_triton
+
+ROWS, COLS = 6, 100
+TWO = tl.constexpr(2)
+KIND = tl.float32
+
+
+@triton.jit
+def _total(values):
+    return tl.sum(values.to(KIND), 0) * TWO
+
+
+@triton.jit
+def soft(x, y, cols, scale, BLOCK: tl.constexpr, HALVE: tl.constexpr = True):
+    """Softmax of a row."""
+    row, offsets = tl.program_id(0), tl.arange(0, BLOCK)
+    values = tl.load(x + row * cols + offsets, mask=offsets < cols, other=-float("inf")) * scale
+    powers = tl.exp(values - tl.max(values, 0))
+    result = powers / _total(powers) * (TWO if HALVE else 1)
+    tl.store(y + row * cols + offsets, result, mask=offsets < cols)
+
+
+def copies(h, b, e, i, f, ho, bo, eo, io, fo, n: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(ho + at, tl.load(h + at, mask=at < n), mask=at < n)
+    tl.store(bo + at, tl.load(b + at, mask=at < n), mask=at < n)
+    tl.store(eo + at, tl.load(e + at, mask=at < n), mask=at < n)
+    tl.store(io + at, tl.load(i + at, mask=at < n) + n, mask=at < n)
+    tl.store(fo + at, tl.load(f + at, mask=at < n), mask=at < n)
+
+
+def softmax_of(x: Any, scale: float) -> Any:
+    powers = np.exp((x - x.max(1, keepdims=True)) * scale)
+    return powers / powers.sum(1, keepdims=True)
+
+
+CALL: dict[str, Any] = {
+    "args": {"x": Input((ROWS, COLS), "f32"), "y": Output((ROWS, COLS), "f32"), "cols": COLS, "scale": 0.5},
+    "space": {"BLOCK": [64, 128, 256], "num_warps": [2, 4], "num_ctas": [1, 2], "maxnreg": [0, 128]},
+    "grid": (ROWS, 1),
+    "constraints": "BLOCK >= cols",
+    "reference": softmax_of,
+}
+CONFIG = Config({"BLOCK": 128, "num_warps": 2, "num_ctas": 2, "maxnreg": 0})
+QUICK = Plan(trials=2, finalists=1, audit=0.0, baselines=False, workers=1)
+
+
+@pytest.fixture(autouse=True)
+def scope() -> Iterator[None]:
+    with variant_file_scope():
+        yield
+
+
+def load(source: Any, **described: Any) -> tuple[Any, Any]:
+    return KernelDescription(source=source, **described).load()
+
+
+def test_module_has_the_kernel_and_what_it_uses() -> None:
+    workload, variant = load(soft, **CALL)
+    assert variant.key == "soft/triton"
+    source = variant.source(workload, CONFIG)
+    assert "TWO = triton.language.constexpr(2)" in source
+    assert "KIND = triton.language.dtype('fp32')" in source
+    assert source.count("@triton.jit") == 2
+    assert "Softmax of a row" not in source
+    (launch,) = variant.launches(workload, CONFIG)
+    assert (launch.entry, launch.grid, launch.block, launch.cluster) == ("soft", (12, 1, 1), (64, 1, 1), 2)
+    assert launch.arguments == ("x", "y", Scalar("int", COLS), Scalar("float", 0.5))
+    table = variant.configs(workload, find("sm_90"))
+    assert len(table) == 16
+    costs = variant.costs(workload, table, find("sm_90"))
+    assert set(costs.threads) == {64.0, 128.0}
+    assert set(costs.blocks) == {6.0, 12.0}
+    assert "num_warps" not in variant.constants(workload, CONFIG)
+    wrapped = triton.autotune(configs=[triton.Config({"BLOCK": 128})], key=["cols"])(soft)
+    assert load(wrapped, **CALL)[1].source(workload, CONFIG) == source
+
+
+def test_tunes_offline_with_the_same_call(tmp_path: Path) -> None:
+    db = tmp_path / "t.db"
+    result = tunebench.tune_kernel(soft, arch="sm_90", db=db, plan=QUICK, **CALL)
+    assert result.how == "predicted"
+    with open_store(db, read_only=True) as store:
+        records = store.history(workload=result.workload)
+    outcomes = [record.result.outcome for record in records]
+    assert {o.verification.how for o in outcomes if isinstance(o, Predicted)} == {"simulated"}
+    assert all(record.result.resources.registers for record in records)
+    with pytest.warns(UserWarning, match="predicted for sm_90"):
+        answer = tunebench.lookup_kernel(soft, arch="sm_90", db=db, **CALL)
+    assert dict(answer.config) == result.best
+    arguments = ["show", result.workload, "--variant-file", str(result.file), "--device", "sm_90"]
+    assert cli.run([*arguments, "--db", str(db), "--ptx"]) == 0
+
+
+def test_all_types_are_interpreted() -> None:
+    types = {"h": "f16", "b": "bf16", "e": "e4m3", "i": "i64", "f": "bool"}
+    inputs = {name: Input((COLS,), kind) for name, kind in types.items()}
+    outputs = {f"{name}o": Output((COLS,), kind) for name, kind in types.items()}
+    args = {**inputs, **outputs, "n": COLS}
+    workload, variant = load(copies, args=args, space={"BLOCK": [128, 256]}, grid=1, reference="{}")
+    assert variant.constants(workload, Config({"BLOCK": 128})) == {"n": COLS, "BLOCK": 128}
+    drawn = workload.draw(np.random.default_rng(0))
+    results = interpret(variant, workload, Config({"BLOCK": 128}), drawn)
+    for name in types:
+        expected = drawn[name] + COLS if name == "i" else drawn[name]
+        np.testing.assert_array_equal(results[f"{name}o"], expected)
+
+
+def test_default_configuration_is_the_reference_without_one() -> None:
+    workload, _ = load(soft, **{**CALL, "reference": None, "default": CONFIG})
+    drawn = workload.draw(np.random.default_rng(0))
+    expected = workload.reference({name: np.asarray(a, dtype=np.float64) for name, a in drawn.items()})["y"]
+    np.testing.assert_allclose(expected.value, softmax_of(drawn["x"].astype(np.float64), 0.5), rtol=1e-5)
+    assert UNVERIFIED in workload.tolerance().reason
+
+
+@pytest.mark.parametrize(
+    ("source", "changes", "message"),
+    [
+        (soft, {"block": 64}, "Triton decides threads"),
+        (soft, {"grid": None}, "needs grid"),
+        (soft, {"space": {"BLOCK": [64, 128], "scale": [1, 2]}}, "scale is an argument and a parameter"),
+        (soft, {"space": {"BLOCKS": [64, 128]}}, "takes BLOCK, which is neither"),
+        (soft, {"space": {"BLOCK": [64], "num_warp": [1, 2]}}, "unknown argument of soft 'num_warp'"),
+        (soft, {"args": {**CALL["args"], "HALVE": Input((4,), "f32")}}, "HALVE cannot be a tl.constexpr"),
+        (soft, {"args": {"x": Input((6, 100), "f32"), "cols": 100, "scale": 1.0}}, "takes y"),
+    ],
+)
+def test_mistakes_are_named(source: Any, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load(source, **{**CALL, **changes})
+
+
+def test_arrays_changed_in_place_are_refused() -> None:
+    args = {**CALL["args"], "y": InOut((ROWS, COLS), "f32")}
+    workload, variant = load(soft, **{**CALL, "args": args})
+    assert "InOut" in variant.refuses(workload, find("sm_90"))
+    assert "sm_80 or later" in load(soft, **CALL)[1].refuses(load(soft, **CALL)[0], find("sm_75"))
