@@ -217,7 +217,7 @@ def test_a_large_product_is_verified_in_parts(run: Runs) -> None:
 
 def test_torch_baseline_is_timed(gpu: Device) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    baselines = measure_baselines(parse("softmax:rows=4096,cols=1024,dtype=f32"), gpu, COLD, 0)
+    baselines = measure_baselines(parse("softmax:rows=4096,cols=1024,dtype=f32"), gpu, COLD)
     assert [baseline.name for baseline in baselines] == ["torch"]
     assert 0 < baselines[0].median_us < 10_000
 

@@ -67,6 +67,25 @@ def nothing() -> None:
     """Prepare a process that compiles names."""
 
 
+def stages(protocol: Protocol) -> dict[str, ProcessStage]:
+    """Return the stages of an executor of the kernels.
+
+    Args:
+        protocol: How samples are taken.
+    """
+    setup = Setup(runner="cpu", device=DEVICE, protocol=protocol)
+    judged = judge.JudgeSetup(device=DEVICE, protocol=protocol, limit_s=10.0)
+    return {
+        "compiling": ProcessStage(function=compile_name, start=nothing),
+        "measuring": ProcessStage(
+            function=worker.measure, start=start, start_arguments=(setup,), timeout_s=10.0
+        ),
+        "judging": ProcessStage(
+            function=judge.examine, start=judge.start, start_arguments=(judged,), timeout_s=60.0
+        ),
+    }
+
+
 def executor(protocol: Protocol, *, judged: bool = True) -> LocalExecutor:
     """Return an executor of the kernels.
 
@@ -74,20 +93,8 @@ def executor(protocol: Protocol, *, judged: bool = True) -> LocalExecutor:
         protocol: How samples are taken.
         judged: Whether finalists are verified and timed from another process.
     """
-    setup = Setup(runner="cpu", device=DEVICE, protocol=protocol)
-    judging = ProcessStage(
-        function=judge.examine,
-        start=judge.start,
-        start_arguments=(judge.JudgeSetup(device=DEVICE, protocol=protocol, limit_s=10.0),),
-        timeout_s=60.0,
-    )
-    measuring = ProcessStage(function=worker.measure, start=start, start_arguments=(setup,), timeout_s=10.0)
-    return LocalExecutor(
-        compiling=ProcessStage(function=compile_name, start=nothing),
-        measuring=measuring,
-        judging=judging if judged else None,
-        overlap=False,
-    )
+    chosen = {name: stage for name, stage in stages(protocol).items() if judged or name != "judging"}
+    return LocalExecutor(**chosen, overlap=False)
 
 
 def measure(workers: LocalExecutor, name: str, workload: Workload, *, thorough: bool) -> Outcome:

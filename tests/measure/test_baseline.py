@@ -9,9 +9,7 @@ import pytest
 
 from tests.toy_variants import Toy
 from tunebench import libraries
-from tunebench.device import find
 from tunebench.measure import baseline
-from tunebench.measure.timing import Protocol
 from tunebench.measure.verify import InputSet, worst_error
 from tunebench.workload import Workload
 from tunebench.workloads import parse
@@ -166,17 +164,3 @@ def test_torch_is_no_baseline_for_unsupported_workloads(text: str) -> None:
     pytest.importorskip("torch")
     workload = parse(f"gemm:{text}")
     assert baseline.torch_cpu(workload, workload.draw(np.random.default_rng(0))) == {}
-
-
-@pytest.mark.parametrize("when", ["asked for", "called"])
-def test_refusing_baseline_is_reported_with_reason(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    def refuse(*_: Any) -> Any:
-        raise RuntimeError("No available kernel")
-
-    calls = {"torch": refuse, "torch-other": lambda: None}
-    monkeypatch.setattr(baseline, "torch_cpu", refuse if when == "asked for" else lambda *_: calls)
-    protocol = Protocol(min_samples=2, max_samples=2, max_s=0.01)
-    timings = baseline.measure_baselines(parse("softmax:rows=8,cols=8,dtype=f32"), find("cpu"), protocol, 0)
-    timed = {timing.name for timing in timings if isinstance(timing, baseline.Baseline)}
-    assert timed == ({"numpy"} if when == "asked for" else {"numpy", "torch-other"})
-    assert timings[-1] == baseline.BaselineFailed(name="torch", reason="RuntimeError: No available kernel")

@@ -659,7 +659,7 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
 @pytest.mark.parametrize(("dtype", "precision"), [("f32", "highest"), ("tf32", "high")])
 def test_torch_baseline_is_timed_like_kernels(fake_torch: FakeTorch, dtype: str, precision: str) -> None:
     workload = parse(f"gemm:m=8,n=4,k=16,dtype={dtype}")
-    (timed,) = measure_baselines(workload, _device(), Protocol(min_samples=3, max_samples=3), 0)
+    (timed,) = measure_baselines(workload, _device(), Protocol(min_samples=3, max_samples=3))
     assert timed.name == "torch"
     assert timed.median_us == pytest.approx(70.0)
     assert fake_torch.set == {"flush": 2 * _device().l2_bytes, "precision": precision}
@@ -668,7 +668,7 @@ def test_torch_baseline_is_timed_like_kernels(fake_torch: FakeTorch, dtype: str,
 
 def test_no_baseline_if_torch_finds_no_gpu(fake_torch: FakeTorch) -> None:
     fake_torch.cuda.is_available = lambda: False
-    assert measure_baselines(parse("gemm:m=8,n=4,k=16,dtype=f32"), _device(), Protocol(), 0) == []
+    assert measure_baselines(parse("gemm:m=8,n=4,k=16,dtype=f32"), _device(), Protocol()) == []
 
 
 # -- threads of NumPy's products -----------------------------------------------------------------------------

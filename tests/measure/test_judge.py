@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
+import platform
+import re
+import sys
 
 import numpy as np
 import pytest
 
-from tunebench.measure.arena import SlotArena, slot_bytes
+from tests.executor.conditions_worker import mapping
+from tunebench.measure.arena import SlotArena, gives_huge_pages, slot_bytes
 from tunebench.measure.comparison import randomization_probability
 from tunebench.measure.fresh_inputs import LARGEST_CHANGE, FreshInputs
 from tunebench.measure.machine import OutsideClock
@@ -17,6 +21,14 @@ from tunebench.measure.verify import InputSet
 from tunebench.workloads import parse
 
 SOFTMAX = parse("softmax:rows=40,cols=65,dtype=f16")
+LARGE = parse("softmax:rows=1024,cols=2048,dtype=f32")
+
+
+def collapses_shared_memory() -> bool:
+    """Return whether the system replaces pages of shared memory by huge ones."""
+    version = re.match(r"(\d+)\.(\d+)", platform.release())
+    is_new = version is not None and tuple(map(int, version.groups())) >= (6, 1)
+    return sys.platform == "linux" and is_new and gives_huge_pages()
 
 
 def test_both_processes_see_the_same_slots() -> None:
@@ -28,6 +40,29 @@ def test_both_processes_see_the_same_slots() -> None:
     assert not theirs.inputs(1)["x"].any()
     assert (ours.outputs(1)["y"] == 5).all()
     assert ours.bytes_of(0).size == slot_bytes(SOFTMAX)
+
+
+@pytest.mark.skipif(not collapses_shared_memory(), reason="needs Linux 6.1 with huge pages")
+def test_large_tensors_have_huge_pages_in_both_processes() -> None:
+    ours = SlotArena(LARGE, 2)
+    theirs = SlotArena(LARGE, 2, os.dup(ours.descriptor))
+    for arena in (ours, theirs):
+        for array in (arena.inputs(0)["x"], arena.outputs(1)["y"]):
+            array[:] = 1
+            assert mapping(array.ctypes.data)["huge"]
+    small = SlotArena(SOFTMAX, 2)
+    small.inputs(0)["x"][:] = 1
+    assert not mapping(small.inputs(0)["x"].ctypes.data)["huge"]
+
+
+def test_memory_of_slots_is_released() -> None:
+    arena = SlotArena(LARGE, 2)
+    descriptor, address = arena.descriptor, arena.bytes_of(0).ctypes.data
+    assert mapping(address)["file"] == "/memfd:tunebench (deleted)"
+    del arena
+    assert mapping(address)["file"] == ""
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 def test_memory_cannot_be_shrunk_under_the_judge() -> None:

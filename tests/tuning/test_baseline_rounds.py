@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tunebench.device import find
-from tunebench.executor.process import ProcessCaller
 from tunebench.measure.baseline import Baseline, BaselineFailed
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import Crashed
-from tunebench.tuning.baseline_rounds import BaselineRounds, stage
+from tunebench.tuning.baseline_rounds import BaselineRounds, judged_stage
 from tunebench.workloads import parse
 
 PROBLEM = parse("softmax:rows=8,cols=8,dtype=f32")
@@ -17,10 +16,10 @@ QUICK = Protocol(min_samples=4, max_samples=5, max_s=0.02)
 
 
 def test_baselines_are_timed_in_a_separate_process_and_pooled() -> None:
-    baselines = BaselineRounds(PROBLEM, find("cpu"), QUICK, ProcessCaller(stage()), rounds=2)
+    baselines = BaselineRounds(PROBLEM, find("cpu"), QUICK, judged_stage().caller(), rounds=2)
     with baselines.caller:
-        baselines.time(0)
-        baselines.time(0)
+        baselines.time()
+        baselines.time()
     numpy = next(baseline for baseline in baselines.baselines() if baseline.name == "numpy")
     taken = [timed["numpy"].samples_us for timed in baselines.rounds]
     assert len(taken) == 2
@@ -41,10 +40,10 @@ def test_failing_baseline_is_not_retried_and_its_reason_is_kept(
             raise answer
         return answer
 
-    baselines = BaselineRounds(PROBLEM, find("cpu"), QUICK, ProcessCaller(stage()), rounds=3)
+    baselines = BaselineRounds(PROBLEM, find("cpu"), QUICK, judged_stage().caller(), rounds=3)
     monkeypatch.setattr(baselines.caller, "call", call)
     for _ in range(3):
-        baselines.time(0)
+        baselines.time()
     assert baselines.baselines() == (Baseline.of("numpy", [3.0, 4.0, 5.0]),)
     assert baselines.failure is not None
     assert ("SIGSEGV" in baselines.failure) or ("out of memory" in baselines.failure)
@@ -57,10 +56,10 @@ def test_baseline_that_fails_in_a_round_has_no_time_and_the_others_continue(
     answers = iter(
         [[numpy, torch], [numpy, BaselineFailed(name="torch", reason="RuntimeError: No available kernel")]]
     )
-    baselines = BaselineRounds(PROBLEM, find("cpu"), QUICK, ProcessCaller(stage()), rounds=2)
+    baselines = BaselineRounds(PROBLEM, find("cpu"), QUICK, judged_stage().caller(), rounds=2)
     monkeypatch.setattr(baselines.caller, "call", lambda *_: next(answers))
     for _ in range(2):
-        baselines.time(0)
+        baselines.time()
     assert baselines.baselines() == (Baseline.of("numpy", [3.0, 4.0, 5.0] * 2),)
     assert baselines.failure is None
     assert baselines.failures == {"torch": "torch could not be timed: RuntimeError: No available kernel"}

@@ -12,14 +12,19 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from tunebench.outcome import Result
 
-if TYPE_CHECKING:
-    from tunebench.executor.process import ProcessStage
-
-__all__ = ["ExecutorClosed", "FunctionCaller", "PoolStatus", "TaskRefused", "WorkerExecutor", "WorkerLost"]
+__all__ = [
+    "CalledStage",
+    "ExecutorClosed",
+    "FunctionCaller",
+    "PoolStatus",
+    "TaskRefused",
+    "WorkerExecutor",
+    "WorkerLost",
+]
 
 
 T = TypeVar("T")
@@ -69,6 +74,13 @@ class FunctionCaller(Protocol):
         """End the process."""
 
 
+class CalledStage(Protocol):
+    """A function, and the processes that call it."""
+
+    def caller(self) -> FunctionCaller:
+        """Return a caller of the function."""
+
+
 class WorkerExecutor(ABC, Generic[T]):
     """Compiles and measures tasks in worker processes; a context manager for one run.
 
@@ -97,15 +109,13 @@ class WorkerExecutor(ABC, Generic[T]):
             ClusterLost: here or from the future, if all workers are gone.
         """
 
-    def caller(self, stage: Callable[[], ProcessStage]) -> FunctionCaller:
+    def caller(self, stage: Callable[[], CalledStage]) -> FunctionCaller:
         """Return a caller of the function of a stage, on the machine that measures.
 
         Args:
             stage: Importable function that makes the stage; called on that machine.
         """
-        from tunebench.executor.process import ProcessCaller
-
-        return ProcessCaller(stage())
+        return stage().caller()
 
     def same_worker(self) -> AbstractContextManager[None]:
         """Return a context in which all tasks and calls run on one worker, so that their times compare.

@@ -34,16 +34,17 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import is_integer
 from tunebench.executor._judged_process import Ended, JudgedProcess, Late, Wrong
+from tunebench.executor._prepared_launches import PreparedLaunches, launch_request, samples_of
 from tunebench.kernels import file_of_operator, import_file
 from tunebench.measure import runner
-from tunebench.measure.arena import SlotArena, slot_bytes
+from tunebench.measure.arena import slot_bytes
 from tunebench.measure.comparison import randomization_probability
 from tunebench.measure.cuda import gpu_references
 from tunebench.measure.fresh_inputs import FreshInputs
 from tunebench.measure.judged import take_channel
 from tunebench.measure.machine import keep_freed_memory
 from tunebench.measure.sampled import check_of
-from tunebench.measure.timing import Protocol, Samples, is_precise
+from tunebench.measure.timing import Protocol, Samples
 from tunebench.measure.verify import POISON, Errors, InputSet, OutputCheck, draw_stress
 from tunebench.outcome import Effort, Outcome, Verification, WrongResult
 from tunebench.task import Task
@@ -53,12 +54,6 @@ if TYPE_CHECKING:
     from tunebench.workload import Array
 
 __all__ = ["JudgeSetup", "JudgedCase", "Verdict", "examine", "start"]
-
-ARENA_BYTES = 32 << 20
-"""Memory for slots; there are at least two, however large the workload."""
-MOST_SLOTS = 256
-BATCH = 8
-"""Timed launches for which the judge prepares inputs and flushes caches at once."""
 
 CHANGED_SHARE = 0.25
 """Share of timed launches whose inputs differ little from those of the launch before."""
@@ -97,9 +92,6 @@ MOST_KEPT_BYTES = 256 << 20
 MOST_KEPT = 16
 """Launches kept to be verified."""
 
-FLUSHED_CACHES = 2
-"""Bytes read before a batch with cold caches, as a multiple of the last-level cache."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeSetup:
@@ -118,7 +110,7 @@ class JudgeSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedCase:
-    """A configuration to judge, without its kernel.
+    """What a measuring process runs for a judge, without its kernel.
 
     Attributes:
         workload: The pickled workload.
@@ -133,14 +125,32 @@ class JudgedCase:
     name: str
 
     @classmethod
-    def of(cls, task: Task, guard: int) -> JudgedCase:
-        """Return the case of a task that a measuring process runs."""
+    def of(cls, workload: Workload, name: str, guard: int) -> JudgedCase:
+        """Return the case of a workload.
+
+        Args:
+            workload: The workload.
+            name: What the process runs.
+            guard: Process id of its guard.
+        """
         return cls(
-            workload=pickle.dumps(task.workload),
-            operator_file=file_of_operator(task.workload),
+            workload=pickle.dumps(workload),
+            operator_file=file_of_operator(workload),
             guard=guard,
-            name=f"{task.variant.key} {task.config}",
+            name=name,
         )
+
+    @classmethod
+    def of_task(cls, task: Task, guard: int) -> JudgedCase:
+        """Return the case of a task that a measuring process runs."""
+        return cls.of(task.workload, f"{task.variant.key} {task.config}", guard)
+
+    def load(self) -> Workload:
+        """Return the workload."""
+        if self.operator_file is not None:
+            import_file(self.operator_file)
+        workload: Workload = pickle.loads(self.workload)  # noqa: S301 - from our own parent
+        return workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,9 +211,7 @@ def examine(case: JudgedCase) -> Verdict:
     if _setup is None or channel is None:
         raise RuntimeError("examine needs start(setup) and a connection to the measuring process")
     with contextlib.closing(Connection(channel)) as connection:
-        if case.operator_file is not None:
-            import_file(case.operator_file)
-        workload: Workload = pickle.loads(case.workload)  # noqa: S301 - from our own parent
+        workload = case.load()
         if _inputs is None or _inputs.fresh.workload != workload:
             _inputs = None  # releases its memory first
             _inputs = _WorkloadInputs(workload, _setup.device)
@@ -263,31 +271,31 @@ class _Examination:
         self._process, self._rng = process, rng
         self._workload, self._device = self._fresh.workload, setup.device
         self._protocol = dataclasses.replace(setup.protocol, **runner.THOROUGH)
-        slots = min(MOST_SLOTS, max(2, ARENA_BYTES // slot_bytes(self._workload)))
-        self._arena = SlotArena(self._workload, slots)
-        on_cpu = setup.device.kind == "cpu"
-        flushed = FLUSHED_CACHES * setup.device.l2_bytes if on_cpu and setup.protocol.cache == "cold" else 0
-        self._flush = np.ones(flushed // 8)
-        self._latest: int | None = None
+        self._prepared = PreparedLaunches(self._fresh, process, setup.device, setup.protocol, rng)
+        self._arena = self._prepared.arena
         self._kept: list[_KeptLaunch] = []
         self._launches = self._batches = 0
         self._timed = _TimedLaunches()
 
     def outcome(self) -> Outcome:
         """Return the outcome."""
-        for slot in range(self._arena.slots):
-            self._fresh.write_fixed(self._arena.inputs(slot))
-        self._process.open(self._arena)
+        self._prepared.open()
         worst_extreme = self._inputs.extreme_errors.get(self._name)
         if worst_extreme is None and (worst_extreme := self._verify_extreme()) is not None:
             self._inputs.extreme_errors[self._name] = worst_extreme
         self._run(2)  # compiles and loads what the kernel leaves until its first launch
-        self._sample()
+        timed = self._timed
+        self._prepared.sample(
+            self._protocol,
+            timed.new_us,
+            self._time_batch,
+            lambda: len(timed.changed_us) >= LEAST_CHANGED,
+        )
         together_us, alone_us = self._together_us(), self._alone_us()
         for _ in range(REPETITIONS):
             if max(self._ratios(together_us, alone_us)) > MARGIN:  # other programs may have been in the way
                 for _ in range(UNTIMED_BATCHES):
-                    self._time_batch(min(BATCH, self._arena.slots))
+                    self._time_batch()
                 together_us = min(together_us, self._together_us(), key=min)
                 alone_us = min(alone_us, self._alone_us(), key=min)
         ratio, ratio_of_median = self._ratios(together_us, alone_us)
@@ -315,22 +323,12 @@ class _Examination:
 
     # -- launches --------------------------------------------------------------------------------------------
 
-    def _sample(self) -> None:
-        """Time launches until the protocol's stopping rule holds."""
-        timed, protocol = self._timed, self._protocol
-        began_s, ran_us = time.thread_time(), self._process.spent_us
-        while len(timed.new_us) < protocol.max_samples:
-            self._time_batch(min(BATCH, self._arena.slots))
-            spent_s = time.thread_time() - began_s + (self._process.spent_us - ran_us) / 1e6
-            enough = len(timed.new_us) >= protocol.min_samples and len(timed.changed_us) >= LEAST_CHANGED
-            if enough and (spent_s >= protocol.max_s or is_precise(timed.new_us, protocol)):
-                return
-
-    def _time_batch(self, count: int) -> None:
+    def _time_batch(self) -> None:
         """Time a batch of launches, some of them on little changed inputs."""
+        count = self._prepared.batch
         changed = self._rng.random(count) < CHANGED_SHARE
         reply, outside_us = self._run(count, changed, do="time")
-        samples_us = _samples(reply, count)
+        samples_us = samples_of(reply, count)
         for us, is_changed in zip(samples_us, changed, strict=True):
             (self._timed.changed_us if is_changed else self._timed.new_us).append(us)
         self._timed.launch_us.append(outside_us / count - HANDOVER_US / count - READING_US)
@@ -350,7 +348,7 @@ class _Examination:
         """Return times per launch of batches by this process's clock."""
         median_us = statistics.median(self._timed.new_us)  # a mean would be that of a rare long launch
         count = min(self._arena.slots, max(2, int(UNTIMED_US / max(median_us, 1.0))))
-        if self._flush.size:
+        if self._prepared.flushes:
             return self._timed.launch_us if median_us > SHORT_US else self._batches_us(count)
         # Batches contain copies, or fill caches; repetitions of launches make them longer by launches only.
         once_us, repeats = self._batches_us(count), 2 + int(UNTIMED_US / max(median_us, 1.0) / count)
@@ -370,12 +368,10 @@ class _Examination:
         """
         if self._device.kind != "cpu":
             return []
-        flush, self._flush = self._flush, self._flush[:0]
-        empty_us = [self._process.ask(_launches([], 1))[1] for _ in range(UNTIMED_BATCHES)]
-        batches_us = [self._run(1)[1] for _ in range(UNTIMED_BATCHES)]
-        self._flush = flush
+        empty_us = [self._process.ask(launch_request([]))[1] for _ in range(UNTIMED_BATCHES)]
+        batches_us = [self._run(1, flush=False)[1] for _ in range(UNTIMED_BATCHES)]
         handover_us = min(LONGEST_HANDOVER_US, max(HANDOVER_US, statistics.median(empty_us)))
-        share = 1.0 if flush.size else 1 / COLD
+        share = 1.0 if self._prepared.flushes else 1 / COLD
         return [share * max(0.0, us - handover_us) for us in batches_us]
 
     def _batches_us(self, count: int, repeats: int = 1) -> list[float]:
@@ -384,21 +380,24 @@ class _Examination:
         return [max(0.0, (us - HANDOVER_US) / count - LOOP_US) for us in batches_us]
 
     def _run(
-        self, count: int, changed: Sequence[bool] | None = None, *, do: str = "launch", repeats: int = 1
+        self,
+        count: int,
+        changed: Sequence[bool] | None = None,
+        *,
+        do: str = "launch",
+        repeats: int = 1,
+        flush: bool = True,
     ) -> tuple[dict[str, Any], float]:
         """Run a batch of launches, each on a slot of its own, and keep one of them to verify.
 
         Returns:
             The reply, and the time by the judge's clock, in microseconds.
         """
-        slots = [int(slot) for slot in self._rng.permutation(self._arena.slots)[:count]]
-        self._prepare(slots, changed)
+        slots = self._prepared.prepare(count, changed)
         position = self._position()  # chosen before the launches: their inputs are compared, too
         chosen = self._choose(slots, changed)
         inputs = {} if position is None else _copies(self._arena.inputs(chosen))
-        if self._flush.size:
-            self._flush.sum()
-        reply, us = self._process.ask(_launches(slots, repeats, do))
+        reply, us = self._prepared.run(slots, do, repeats=repeats, flush=flush)
         self._launches += count
         self._refute_misuse(slots)
         if position is not None:
@@ -413,18 +412,6 @@ class _Examination:
         similar = [slot for slot, is_changed in zip(slots, flags, strict=True) if is_changed]
         choices = similar if similar and self._rng.random() < 0.5 else slots
         return int(choices[int(self._rng.integers(len(choices)))])
-
-    def _prepare(self, slots: Sequence[int], changed: Sequence[bool] | None) -> None:
-        """Write the inputs of launches, and poison their outputs."""
-        for position, slot in enumerate(slots):
-            inputs = self._arena.inputs(slot)
-            if changed is not None and changed[position] and self._latest is not None:
-                before = inputs if self._latest == slot else self._arena.inputs(self._latest)
-                self._fresh.change(inputs, before)
-            else:
-                self._fresh.write(inputs)
-            self._arena.poison(slot)
-            self._latest = slot
 
     def _position(self) -> int | None:
         """Return where to keep a launch of the next batch, or None; each batch is as likely to stay."""
@@ -443,7 +430,7 @@ class _Examination:
         for name, array in self._arena.inputs(0).items():
             array[...] = inputs.inputs[name]
         self._arena.poison(0)
-        self._process.ask(_launches([0], 1))
+        self._process.ask(launch_request([0]))
         self._refute_misuse([0])
         error = check.worst(self._arena.outputs(0))
         if not error <= 1:
@@ -521,11 +508,6 @@ class _Examination:
         return worst, verified, detail
 
 
-def _launches(slots: Sequence[int], repeats: int, do: str = "launch") -> dict[str, Any]:
-    """Return the request for launches on slots."""
-    return {"do": do, "slots": slots, "repeats": repeats}
-
-
 def _copies(arrays: Mapping[str, Array]) -> dict[str, Array]:
     return {name: array.copy() for name, array in arrays.items()}
 
@@ -533,18 +515,6 @@ def _copies(arrays: Mapping[str, Array]) -> dict[str, Array]:
 def _bits(array: Array) -> Array:
     """Return the bits of all elements as integers, so that NaN equals NaN."""
     return array.reshape(-1).view(f"u{array.itemsize}")
-
-
-def _samples(reply: Mapping[str, Any], count: int) -> list[float]:
-    """Return the samples of a reply, in microseconds."""
-    samples_us = reply.get("us")
-    if (
-        not isinstance(samples_us, list)
-        or len(samples_us) != count
-        or not all(isinstance(us, float) and us < float("inf") for us in samples_us)
-    ):
-        raise Wrong(f"the process that runs the kernel did not return {count} samples")
-    return samples_us
 
 
 def _conditions(reply: Mapping[str, Any]) -> dict[str, Any]:

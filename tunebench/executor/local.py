@@ -6,10 +6,8 @@ for as long as there is work for it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import socket
 import threading
 import time
 from collections import deque
@@ -28,7 +26,8 @@ from tunebench.errors import (
 )
 from tunebench.executor import ExecutorClosed, TaskRefused, WorkerExecutor
 from tunebench.executor._machine_check import machine_fault
-from tunebench.executor.judge import JudgedCase, Verdict
+from tunebench.executor.judge import JudgedCase
+from tunebench.executor.judged_call import JudgedCall
 from tunebench.executor.process import ProcessStage, answer_of, process_crashed
 from tunebench.measure.judged import UNJUDGED
 from tunebench.outcome import (
@@ -64,23 +63,7 @@ class _LocalJob:
     began: float = 0.0
     faults: int = 0
     fresh: bool = False
-    verdict: Future[Verdict] | None = None
-    connection: socket.socket | None = None
-
-    def end_judging(self) -> Any:
-        """Return the verdict of the judge, or its error; its measuring process has ended the call."""
-        verdict, connection, self.verdict, self.connection = self.verdict, self.connection, None, None
-        assert verdict is not None
-        assert connection is not None
-        with connection:
-            _shut_down(connection)  # the process may still hold its end open
-            return answer_of(verdict)
-
-
-def _shut_down(connection: socket.socket) -> None:
-    """End a connection for all processes that hold it."""
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+    judged: JudgedCall | None = None
 
 
 class LocalExecutor(WorkerExecutor[Task]):
@@ -266,30 +249,23 @@ class LocalExecutor(WorkerExecutor[Task]):
             return
         self._count(measuring=1)
         job.began = time.perf_counter()
-        judged = self._judges is not None and job.task.thorough
+        job.judged = None
+        if self._judges is not None and job.task.thorough:
+            job.judged = JudgedCall(self._judges, functools.partial(JudgedCase.of_task, job.task))
         running = self._measurers.schedule(
             job.task,
             job.binary,
             incumbent_us,
             fresh=job.fresh,
-            connect=functools.partial(self._call_judge, job) if judged else None,
+            connect=None if job.judged is None else job.judged.connect,
         )
         running.add_done_callback(lambda done: self._measured(job, done))
 
-    def _call_judge(self, job: _LocalJob, guard: int) -> int:
-        """Start the judge of a job, and return the measuring process's end of their connection."""
-        assert self._judges is not None
-        ours, theirs = socket.socketpair()
-        job.connection = connection = ours.dup()
-        case = JudgedCase.of(job.task, guard)
-        job.verdict = self._judges.schedule(case, connect=lambda _guard: ours.detach())
-        job.verdict.add_done_callback(lambda _verdict: _shut_down(connection))
-        return theirs.detach()
-
     def _measured(self, job: _LocalJob, done: Future[Any]) -> None:
         answer = _expected(answer_of(done), Result)
-        if job.verdict is not None:
-            answer = _decided(job, answer, job.end_judging())
+        verdict = None if job.judged is None else job.judged.verdict()
+        if verdict is not None:
+            answer = _decided(job, answer, verdict)
         repeats = self._pause(job, answer)
         answer = answer if repeats else self._judged(answer)
         if isinstance(answer, SuspectedFault):

@@ -60,6 +60,10 @@ class ProcessStage:
         """Return the processes; each starts at its first call."""
         return WorkerPool(self)
 
+    def caller(self) -> ProcessCaller:
+        """Return a caller of the function in one process."""
+        return ProcessCaller(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PooledCall:

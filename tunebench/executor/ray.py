@@ -23,10 +23,16 @@ from typing import IO, Any, Self
 from tunebench._child import WORKING_FOLDER, absolute_environment, import_path, python_command
 from tunebench.device import Device
 from tunebench.errors import ClusterLost, InputError, MissingDependency
-from tunebench.executor import ExecutorClosed, FunctionCaller, PoolStatus, WorkerExecutor, WorkerLost
+from tunebench.executor import (
+    CalledStage,
+    ExecutorClosed,
+    FunctionCaller,
+    PoolStatus,
+    WorkerExecutor,
+    WorkerLost,
+)
 from tunebench.executor.local import LocalExecutor
 from tunebench.executor.message import LOSSES, Job, WorkerRequest, WorkerSetup
-from tunebench.executor.process import ProcessStage
 from tunebench.outcome import Crashed, Result
 from tunebench.task import Task, revision_of
 
@@ -218,7 +224,7 @@ class RayExecutor(WorkerExecutor[Task]):
         revision = revision_of(task.variant, task.workload, task.config)
         return self._send("run", pickle.dumps(task), revision, self.abort_above_us)
 
-    def caller(self, stage: Callable[[], ProcessStage]) -> FunctionCaller:
+    def caller(self, stage: Callable[[], CalledStage]) -> FunctionCaller:
         """Return a caller of a function on a worker (see `WorkerExecutor.caller`)."""
         return _ClusterCaller(self, stage)
 
@@ -301,7 +307,7 @@ class RayExecutor(WorkerExecutor[Task]):
 class _ClusterCaller:
     """Calls one function in a separate process of a worker (see `FunctionCaller`)."""
 
-    def __init__(self, executor: RayExecutor, stage: Callable[[], ProcessStage]) -> None:
+    def __init__(self, executor: RayExecutor, stage: Callable[[], CalledStage]) -> None:
         self._executor, self._stage = executor, pickle.dumps(stage)
 
     def call(self, *arguments: Any) -> Any:

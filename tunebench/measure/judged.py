@@ -14,13 +14,13 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tunebench.measure.arena import SlotArena
 from tunebench.measure.task_limit import outside_limit
 from tunebench.workload import Workload
 
-__all__ = ["UNJUDGED", "JudgedLaunches", "answer_judge", "offer_channel", "take_channel"]
+__all__ = ["UNJUDGED", "JudgedLaunches", "JudgedPrograms", "answer_judge", "offer_channel", "take_channel"]
 
 UNJUDGED = "the process that verifies results reached no verdict"
 """Reason of the outcome of a judged measurement until the judge's verdict replaces it."""
@@ -63,6 +63,18 @@ class JudgedLaunches(Protocol):
         """Return why the configuration is wrong, or None, and the conditions of the timed launches."""
 
 
+@runtime_checkable
+class JudgedPrograms(JudgedLaunches, Protocol):
+    """Launches of several programs; the conditions of `finish` have their names."""
+
+    def choose(self, program: str) -> None:
+        """Choose the program of the next launches.
+
+        Args:
+            program: Its name.
+        """
+
+
 def answer_judge(channel: int, workload: Workload, load: Callable[[], JudgedLaunches]) -> None:
     """Run launches as the judge asks, until it closes the connection.
 
@@ -90,6 +102,9 @@ def _answer(connection: Connection, workload: Workload, launches: JudgedLaunches
         if request["do"] == "finish":
             wrong, conditions = launches.finish()
             _send(connection, {"wrong": wrong, "conditions": dict(conditions)})
+        elif request["do"] == "choose" and isinstance(launches, JudgedPrograms):
+            launches.choose(request["program"])
+            _send(connection, {})
         elif request["do"] == "time":
             _send(connection, {"us": [launches.time_us(slot) for slot in request["slots"]]})
         else:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 
 from tunebench.device import Device
 from tunebench.errors import ClusterLost
-from tunebench.executor import ExecutorClosed, FunctionCaller, WorkerLost
+from tunebench.executor import CalledStage, ExecutorClosed, FunctionCaller, WorkerLost, baseline_judge
+from tunebench.executor.judged_call import JudgedStage
 from tunebench.executor.process import ProcessStage
 from tunebench.kernels import loaded_files, preload
-from tunebench.measure.baseline import Baseline, BaselineFailed, measure_baselines
-from tunebench.measure.machine import spin_only_if_idle
+from tunebench.measure.baseline import Baseline, BaselineFailed, measure_baselines, serve_baselines
+from tunebench.measure.machine import keep_freed_memory, spin_only_if_idle
 from tunebench.measure.timing import Protocol
 from tunebench.workload import Workload
 
-__all__ = ["BaselineRounds", "stage"]
+__all__ = ["JUDGE_TIMEOUT_S", "BaselineRounds", "gpu_stage", "judged_stage", "stage_for"]
 
-TIMEOUT_S = 180.0
+JUDGE_TIMEOUT_S = 1200.0
+"""Time limit of a judge, in seconds: longer than what its measuring process may take, which ends first."""
 
 
 class BaselineRounds:
@@ -27,7 +30,7 @@ class BaselineRounds:
         workload: The workload.
         device: The device.
         protocol: How samples are taken, over all rounds together.
-        caller: Calls `stage` on the worker that times the variants.
+        caller: Calls the stage of `stage_for` on the worker that times the variants.
         rounds: Number of rounds.
 
     Attributes:
@@ -49,12 +52,12 @@ class BaselineRounds:
         self.failed: dict[str, str] = {}
         self.rounds: list[dict[str, Baseline]] = []
 
-    def time(self, seed: int) -> None:
+    def time(self) -> None:
         """Time every baseline once; after a crash, a timeout or an error none is timed again."""
         if self.failure is not None:
             return
         try:
-            answer = self.caller.call(self._workload, self._device, self._protocol, seed)
+            answer = self.caller.call(self._workload, self._device, self._protocol)
         except (ClusterLost, WorkerLost, ExecutorClosed, CancelledError):  # not an error of a baseline
             raise
         except Exception as error:  # the process boundary of measuring: an error of a baseline ends no run
@@ -90,13 +93,42 @@ class BaselineRounds:
         return tuple(sorted(pooled, key=lambda baseline: baseline.median_us))
 
 
-def stage() -> ProcessStage:
-    """Return the process stage that times all baselines once."""
+def stage_for(device: Device) -> Callable[[], CalledStage]:
+    """Return the function that makes the stage which times all baselines of a workload once.
+
+    Args:
+        device: The device.
+    """
+    return gpu_stage if device.kind == "gpu" else judged_stage
+
+
+def gpu_stage() -> ProcessStage:
+    """Return the stage that times baselines on a GPU, where it prepares the memory of the device itself."""
     return ProcessStage(
-        function=measure_baselines, start=_start, start_arguments=(loaded_files(),), timeout_s=TIMEOUT_S
+        function=measure_baselines,
+        start=_start,
+        start_arguments=(loaded_files(),),
+        timeout_s=baseline_judge.LIMIT_S,
+    )
+
+
+def judged_stage() -> JudgedStage:
+    """Return the stage that times baselines on a processor, under the conditions of finalists."""
+    return JudgedStage(
+        measuring=ProcessStage(
+            function=serve_baselines,
+            start=_start,
+            start_arguments=(loaded_files(),),
+            timeout_s=baseline_judge.LIMIT_S,
+        ),
+        judging=ProcessStage(
+            function=baseline_judge.time_baselines, start=baseline_judge.start, timeout_s=JUDGE_TIMEOUT_S
+        ),
+        case_of=baseline_judge.case_of,
     )
 
 
 def _start(files: tuple[str, ...]) -> None:
     spin_only_if_idle()
+    keep_freed_memory()
     preload(files)

@@ -71,7 +71,9 @@ class FinalistRounds:
         self._make_task, self._on_progress = make_task, on_progress
         self.finalists: list[TimedConfig] = []
 
-    def run(self, executor: WorkerExecutor[Task], finalists: Sequence[TimedConfig], seed: int | None) -> None:
+    def run(
+        self, executor: WorkerExecutor[Task], finalists: Sequence[TimedConfig], *, with_baselines: bool
+    ) -> None:
         """Time all finalists in turn, so that one lucky sample cannot win. Ctrl-C passes through.
 
         If the best's times in the search and in the rounds differ by more than the factor `DISAGREEMENT`, all
@@ -83,7 +85,7 @@ class FinalistRounds:
         Args:
             executor: Compiles and measures.
             finalists: The configurations to time.
-            seed: Seed of the inputs of the baselines; None times no baselines.
+            with_baselines: Whether to time the baselines.
 
         Raises:
             ClusterLost: if the worker dies `ATTEMPTS` times.
@@ -93,10 +95,10 @@ class FinalistRounds:
             for attempt in range(1, ATTEMPTS + 1):
                 try:
                     with executor.same_worker():
-                        self._rounds(executor, finalists, seed)
+                        self._rounds(executor, finalists, with_baselines=with_baselines)
                         if self._disagrees(finalists):
                             self._discard(finalists)
-                            self._rounds(executor, finalists, seed)
+                            self._rounds(executor, finalists, with_baselines=with_baselines)
                     break
                 except WorkerLost:
                     self._discard(finalists)
@@ -120,7 +122,7 @@ class FinalistRounds:
             timed.rounds.clear()
 
     def _rounds(
-        self, executor: WorkerExecutor[Task], finalists: Sequence[TimedConfig], seed: int | None
+        self, executor: WorkerExecutor[Task], finalists: Sequence[TimedConfig], *, with_baselines: bool
     ) -> None:
         for number in range(ROUNDS):
             done, total = number * len(finalists), ROUNDS * len(finalists)
@@ -128,9 +130,9 @@ class FinalistRounds:
             for position, timed in enumerate(finalists if number % 2 == 0 else finalists[::-1]):
                 self._on_progress("finalists", done + position, total)
                 self._time(executor, timed, number)
-            if seed is not None:
+            if with_baselines:
                 self._on_progress("baselines", number, ROUNDS)
-                self.baselines.time(seed)
+                self.baselines.time()
 
     def _time(self, executor: WorkerExecutor[Task], timed: TimedConfig, number: int) -> None:
         if timed.failed:

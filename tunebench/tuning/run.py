@@ -36,9 +36,8 @@ from tunebench.search.optimality_proof import is_impossible
 from tunebench.search.variant_search import Proposal, VariantSearch
 from tunebench.space import Config
 from tunebench.task import Task
-from tunebench.tuning import baseline_rounds
 from tunebench.tuning.audit import BoundAudit
-from tunebench.tuning.baseline_rounds import BaselineRounds
+from tunebench.tuning.baseline_rounds import BaselineRounds, stage_for
 from tunebench.tuning.finalist import (
     ROUNDS,
     TimedConfig,
@@ -408,7 +407,7 @@ def time_finalists(context: RunContext, executor: WorkerExecutor[Task]) -> None:
         context.workload,
         context.setup.target.device,
         plan.protocol,
-        executor.caller(baseline_rounds.stage),
+        executor.caller(stage_for(context.setup.target.device)),
         rounds=ROUNDS,
     )
     state.finals = FinalistRounds(
@@ -421,9 +420,8 @@ def time_finalists(context: RunContext, executor: WorkerExecutor[Task]) -> None:
         on_progress=context.report_progress,
     )
     with _interruptible(context, executor):
-        seed = plan.seed if plan.baselines else None
-        earlier = set(_earlier_finalists(context))
-        state.finals.run(executor, pick_finalists(state.timed, plan.finalists, earlier), seed)
+        finalists = pick_finalists(state.timed, plan.finalists, set(_earlier_finalists(context)))
+        state.finals.run(executor, finalists, with_baselines=plan.baselines)
 
 
 def _earlier_finalists(context: RunContext) -> Iterator[tuple[str, Config]]:

@@ -17,6 +17,7 @@ from tunebench.kernels import loaded_files
 from tunebench.measure import worker as measure_worker
 from tunebench.measure.cuda import require_cuda_core
 from tunebench.tuning.audit import task_bound_us
+from tunebench.tuning.baseline_rounds import JUDGE_TIMEOUT_S
 from tunebench.tuning.plan import Plan
 from tunebench.tuning.tunable import TuningTarget
 from tunebench.variant import Language
@@ -25,9 +26,6 @@ __all__ = ["COMPILE_TIMEOUT_S", "start_on_worker", "start_workers", "user_code_l
 
 COMPILE_TIMEOUT_S = 300.0
 """Time limit of compiling one configuration, in seconds; it does not count waits for a processor."""
-
-JUDGE_TIMEOUT_S = 1200.0
-"""Time limit of a judge, in seconds: longer than what its measuring process may take, which ends first."""
 
 USER_CODE_S = 10.0
 """Least time limit of each function of a variant, in seconds: its first call may import Numba."""
