@@ -74,6 +74,7 @@ SLOW_FILES = frozenset(
         "dispatch/test_serving.py",
         "docs/test_examples.py",
         "docs/test_site.py",
+        "executor/test_baseline_judge.py",
         "executor/test_executor.py",
         "executor/test_pruning_after_compile.py",
         "explanation/test_explanation.py",

@@ -52,11 +52,11 @@ def mapping(address: int) -> Conditions:
     return {"file": "", "huge": False}
 
 
-def recording(path: str, compute: Callable[..., object], x: Any, *outputs: Any) -> object:
+def recording(path: str, compute: Callable[..., object], x: Any, *outputs: Any) -> None:
     """Compute, after the conditions were written."""
     with Path(path).open("a", encoding="utf-8") as file:
         file.write(json.dumps(conditions(x)) + "\n")
-    return compute(x, *outputs)
+    compute(x, *outputs)
 
 
 def recorded(path: Path) -> list[Conditions]:

@@ -67,7 +67,7 @@ def nothing() -> None:
     """Prepare a process that compiles names."""
 
 
-def stages(protocol: Protocol) -> dict[str, ProcessStage]:
+def stages(protocol: Protocol) -> dict[str, Any]:
     """Return the stages of an executor of the kernels.
 
     Args:
