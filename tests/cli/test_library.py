@@ -32,3 +32,36 @@ def test_commands_say_what_is_called(db: str, run_text: Run, run_refused: Run) -
     assert "a library, nothing is compiled" in run_text("show", *options, "--resources")
     assert "it calls torch.ops.mkldnn._linear_pointwise" in run_refused("show", *options, "--sass")
     assert "gemm/library_cpu program=onednn (best known" in run_text("explain", *options)
+
+
+def test_export_writes_the_call(db: str, run_text: Run, run_json: Run, tmp_path: Path) -> None:
+    out = tmp_path / "call"
+    options = ("--workload", GEMM, "--db", db, "--device", "cpu", "--out", str(out))
+    text = run_text("export", *options)
+    assert "gemm/library_cpu program=onednn (best known" in text
+    assert f"To call it in {out}: from library_call import run" in text
+    assert {path.name for path in out.iterdir()} == {"library_call.py", "manifest.json"}
+    assert run_json("export", *options, "--format", "py")["build"] == []
+
+
+def test_export_names_the_best_kernel_in_place_of_a_call_it_cannot_write(
+    db: str, run_refused: Run, tmp_path: Path
+) -> None:
+    options = ("--workload", GEMM, "--db", db, "--device", "cpu", "--out", str(tmp_path / "call"))
+    said = run_refused("export", *options, "--format", "cu")
+    assert "gemm/library_cpu has no form 'cu'; use --format py" in said
+    assert "The best kernel that is compiled is gemm/numba_cpu mr=" in said
+    said = run_refused("export", *options, "--variant", "library_cpu", "--config", "program=numpy")
+    assert "gemm/library_cpu program=numpy calls no functions of torch" in said
+    assert not (tmp_path / "call").exists()
+
+
+def test_other_commands_name_the_call(db: str, run_text: Run, run_json: Run, tmp_path: Path) -> None:
+    assert "program=onednn" in run_text("show", GEMM, "--db", db)
+    assert run_json("lookup", GEMM, "--db", db)["config"] == {"program": "onednn"}
+    table = tmp_path / "answers.txt"
+    run_text("export", "--workload", GEMM, "--device", "cpu", "--db", db, "--table", str(table))
+    assert "gemm/library_cpu" in table.read_text()
+    page = tmp_path / "report.html"
+    run_text("report", "--db", db, "--out", str(page))
+    assert "gemm/library_cpu" in page.read_text()

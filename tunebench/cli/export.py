@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from tunebench.device import Device
     from tunebench.export import Format
+    from tunebench.tuning.choice import ChosenConfig
 
 __all__ = ["command"]
 
@@ -85,22 +86,28 @@ def command(
         ),
     ] = None,
     form: Annotated[
-        str, typer.Option("--format", help="Format: cubin, machine code; cu, CUDA C++ source for nvcc.")
-    ] = "cubin",
+        str | None,
+        typer.Option(
+            "--format",
+            help="Format: cubin, machine code; cu, CUDA C++ source for nvcc; py, Python module that calls a "
+            "library. The default is cubin, or py for a library's call.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Export a kernel with a launch manifest and an example in C++, or a lookup table for C++.
 
     The folder gets the kernels, manifest.json, and main.cpp with launch.h, which runs them with the CUDA
-    driver API. It exports the given configuration, or else the best known one, or else the default; no GPU is
-    needed. With --table it writes the answers of many lookups as one file, and the header that reads it.
+    driver API. The call of a library is a Python module. It exports the given configuration, or else the best
+    known one, or else the default; no GPU is needed. With --table it writes the answers of many lookups as
+    one file, and the header that reads it.
     """
     if (out is None) == (table is None):
         raise InputError("expected one of --out FOLDER and --table FILE")
     if table is not None:
         _write_table(asked, table, as_json=as_json)
     elif out is not None:
-        _write_kernel(asked.single(), out, _format(form), as_json=as_json)
+        _write_kernel(asked.single(), out, form, as_json=as_json)
 
 
 def _write_table(asked: ExportRequest, path: Path, *, as_json: bool) -> None:
@@ -124,14 +131,19 @@ def _write_table(asked: ExportRequest, path: Path, *, as_json: bool) -> None:
     emit(as_json, {"files": files, "answers": data, "missing": missing}, render)
 
 
-def _write_kernel(request: ConfigRequest, out: Path, kind: Format, *, as_json: bool) -> None:
+def _write_kernel(request: ConfigRequest, out: Path, form: str | None, *, as_json: bool) -> None:
     from tunebench.compile import BinaryCache, compile_config
-    from tunebench.export import build_lines, write_export
+    from tunebench.export import MODULE, build_lines, default_format, write_export
 
+    requested = None if form is None else _format(form)
     choice = request.choice()
+    kind = requested or default_format(choice)
     cache = BinaryCache(_environment.binary_folder())
     binary = compile_config(choice.variant, choice.workload, choice.config, choice.device, cache)
-    files = write_export(choice, binary, out, kind)
+    try:
+        files = write_export(choice, binary, out, kind)
+    except InputError as error:
+        raise InputError(f"{error}{_alternative(request, choice)}") from error
     data = {**describe(choice), "files": files, "build": build_lines(choice, kind)}
 
     def render(to: Console) -> None:
@@ -139,11 +151,29 @@ def _write_kernel(request: ConfigRequest, out: Path, kind: Format, *, as_json: b
         to.print(f"for {choice.workload} on {choice.device.key}", soft_wrap=True)
         for path in files:
             to.print(f"  {path}", soft_wrap=True)
+        if kind == "py":
+            to.print(f"To call it in {out}: from {Path(MODULE).stem} import run")
+            return
         to.print(f"To build in {out}, with the CUDA toolkit:")
         for line in (*build_lines(choice, kind), "./run"):
             to.print(f"  {line}", soft_wrap=True)
 
     emit(as_json, data, render)
+
+
+def _alternative(request: ConfigRequest, choice: ChosenConfig) -> str:
+    """Return the best configuration that is compiled, for a call of a library that cannot be exported."""
+    from tunebench._figure import duration
+    from tunebench.tuning.choice import compiled_alternative
+    from tunebench.variant import LibraryCpuVariant
+
+    if not isinstance(choice.variant, LibraryCpuVariant):
+        return ""
+    kernel = compiled_alternative(choice, db=request.db)
+    if kernel is None:
+        return ""
+    time = f"{duration(kernel.expected_us)}, {kernel.how}"
+    return f". The best kernel that is compiled is {kernel.variant.key} {kernel.config} ({time})"
 
 
 def _format(text: str) -> Format:

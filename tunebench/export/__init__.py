@@ -1,6 +1,7 @@
 """Export of one configuration: its cubin or source, everything a launch needs, and an example in C++.
 
-The exported files need neither tunebench nor Python: `main.cpp` loads the cubin through the CUDA driver.
+The exported files need neither tunebench nor Python: `main.cpp` loads the cubin through the CUDA driver. The
+call of a library is exported as a Python module that needs the library only.
 """
 
 from __future__ import annotations
@@ -12,23 +13,42 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from tunebench.errors import InputError, UnknownName
+from tunebench.export.library_call import MODULE, write_library_call
 from tunebench.export.manifest import manifest
 from tunebench.export.table import tables
-from tunebench.variant import CudaVariant, GpuVariant
+from tunebench.variant import CudaVariant, GpuVariant, LibraryCpuVariant
 
 if TYPE_CHECKING:
     from tunebench.compile import Binary
     from tunebench.tuning.choice import ChosenConfig
 
-__all__ = ["BUILD", "FORMATS", "Format", "build_lines", "stand_alone_source", "write_export"]
+__all__ = [
+    "BUILD",
+    "FORMATS",
+    "MODULE",
+    "Format",
+    "build_lines",
+    "default_format",
+    "stand_alone_source",
+    "write_export",
+]
 
-Format = Literal["cubin", "cu"]
-"""Form of the kernels: machine code, or CUDA C++ that nvcc compiles to it."""
+Format = Literal["cubin", "cu", "py"]
+"""Form of the kernels: machine code, CUDA C++ for nvcc, or a Python module that calls a library."""
 
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 BUILD = 'g++ -std=c++17 -O2 -I"$CUDA_HOME/include" -o run main.cpp -lcuda'
 """Command that builds the example if the CUDA toolkit is installed."""
+
+
+def default_format(choice: ChosenConfig) -> Format:
+    """Return the form in which a configuration is exported unless another one is requested.
+
+    Args:
+        choice: The configuration.
+    """
+    return "py" if isinstance(choice.variant, LibraryCpuVariant) else "cubin"
 
 
 def write_export(choice: ChosenConfig, binary: Binary, folder: Path, form: Format) -> tuple[Path, ...]:
@@ -38,22 +58,26 @@ def write_export(choice: ChosenConfig, binary: Binary, folder: Path, form: Forma
         choice: Configuration of a GPU variant.
         binary: The compiled configuration.
         folder: Output folder; created if it does not exist.
-        form: ``"cubin"`` or ``"cu"``.
+        form: One of `FORMATS`.
 
     Returns:
-        The paths of the kernels, manifest, tables and example.
+        The paths of the kernels, manifest, tables and example; of a library's call, module and manifest.
 
     Raises:
-        InputError: The variant is for a CPU, has no CUDA C++ source although `form` is ``"cu"``, or has
-            inputs that the example cannot generate.
+        InputError: The variant has no such form, is compiled for a CPU, or has inputs that the example cannot
+            generate; or a library's call depends on values of its inputs.
     """
     variant = choice.variant
     if form not in FORMATS:
         raise UnknownName("format", form, FORMATS)
-    if not isinstance(variant, GpuVariant):
+    if not isinstance(variant, GpuVariant | LibraryCpuVariant):
         raise InputError(
-            f"{variant.key} runs on a CPU; expected a GPU variant, only GPU kernels can be exported"
+            f"{variant.key} runs on a CPU; only GPU kernels can be exported, and calls of libraries"
         )
+    if isinstance(variant, LibraryCpuVariant) is not (form == "py"):
+        raise InputError(f"{variant.key} has no form {form!r}; use --format {default_format(choice)}")
+    if isinstance(variant, LibraryCpuVariant):
+        return write_library_call(choice, folder)
     if form == "cu" and not isinstance(variant, CudaVariant):
         raise InputError(f"{variant.key} has no CUDA C++ source; use --format cubin")
     facts = manifest(choice, binary)
@@ -96,8 +120,10 @@ def build_lines(choice: ChosenConfig, form: Format) -> tuple[str, ...]:
 
     Args:
         choice: Exported configuration.
-        form: ``"cubin"`` or ``"cu"``.
+        form: One of `FORMATS`.
     """
+    if form == "py":
+        return ()
     if form == "cubin" or not isinstance(choice.variant, CudaVariant):
         return (BUILD,)
     target = choice.variant.target(choice.device)

@@ -18,7 +18,7 @@ from tunebench.tuning.tunable import find_variants
 from tunebench.variant import Variant
 from tunebench.workload import Workload
 
-__all__ = ["ChosenConfig", "Why", "choose_config"]
+__all__ = ["ChosenConfig", "Why", "choose_config", "compiled_alternative"]
 
 Why = Literal["asked for", "best known", "predicted best", "default"]
 """Why this configuration was chosen."""
@@ -104,6 +104,24 @@ def choose_config(
         cache=answer.cache,
         because=answer.because,
     )
+
+
+def compiled_alternative(choice: ChosenConfig, *, db: str | Path | None = None) -> ChosenConfig | None:
+    """Return the best configuration that is compiled, in place of one that calls a library; None without one.
+
+    Args:
+        choice: The configuration that calls a library.
+        db: Database of the best known configurations; measured ones are preferred to predicted ones.
+    """
+    try:
+        tunables, _ = find_variants(choice.workload, choice.device, libraries=False)
+    except InputError:
+        return None
+    kernels = [
+        choose_config(choice.workload, choice.device, variant=tunable.variant.key, db=db)
+        for tunable in tunables
+    ]
+    return min(kernels, key=lambda kernel: (kernel.how == "predicted", kernel.expected_us))
 
 
 def _predicted(space: PredictedSpace, config: Config, why: Why) -> ChosenConfig:
