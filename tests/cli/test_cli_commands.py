@@ -322,7 +322,14 @@ class _BrokenPlugin:
 
 @pytest.fixture
 def broken_plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(kernels.metadata, "entry_points", lambda group: [_BrokenPlugin()])
+    entry_points = kernels.metadata.entry_points
+    monkeypatch.setattr(
+        kernels.metadata,
+        "entry_points",
+        lambda **group: (
+            [_BrokenPlugin()] if group == {"group": kernels.ENTRY_POINTS} else entry_points(**group)
+        ),
+    )
     kernels.forget_plugins()
     yield
     kernels.forget_plugins()
