@@ -230,7 +230,7 @@ def command(options: TuneOptions) -> None:
 
     A size may be a range: gemm:m=1..8192,n=64,k=64,dtype=f16 tunes m = 1, 2, 4 and so on up to 8192; lookups
     return an answer for every size between. Ctrl-C ends a run early and keeps all results; the same command
-    resumes it. A TOML file in place of the workload describes a kernel of your own.
+    resumes it. A file in place of the workload describes a kernel of your own: TOML, or JSON in T1 format.
     """
     options = dataclasses.replace(
         options,
@@ -242,7 +242,7 @@ def command(options: TuneOptions) -> None:
     if options.repeat is not None:
         _repeat(options)
         return
-    if (options.workload or "").endswith(".toml"):
+    if (options.workload or "").endswith((".toml", ".json")):
         options = _described(options)
     _check_names(options)
     from tunebench import tuning
@@ -283,11 +283,13 @@ def command(options: TuneOptions) -> None:
 
 
 def _described(options: TuneOptions) -> TuneOptions:
-    """Return the options for the kernel that a TOML file describes, with its variant file and workload."""
+    """Return the options for the kernel that a file describes, with its variant file and workload."""
     from tunebench import kernels
-    from tunebench.own_kernel import description_file
+    from tunebench.own_kernel import description_file, t1_file
 
-    workload, variant = description_file.read(options.workload or "").load()
+    path = options.workload or ""
+    read = t1_file.read if path.endswith(".json") else description_file.read
+    workload, variant = read(path).load()
     file = Path(kernels.file_of(variant) or "")
     note(f"{workload}: --variant-file {file} names this kernel in other commands")
     return dataclasses.replace(

@@ -21,7 +21,7 @@ from typing import Any
 
 from tunebench.errors import InputError, UnknownName, quoted
 
-__all__ = ["Portable", "jit_function", "portable", "triton_module"]
+__all__ = ["OfMapping", "Portable", "jit_function", "portable", "triton_module"]
 
 _LARGEST_ARRAY = 4096
 """Most elements of an array that a function may use by name."""
@@ -54,8 +54,35 @@ class Portable:
         return f"def {name}():\n{textwrap.indent(self.body, '    ')}\n"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfMapping:
+    """Functions that take all parameters as one mapping, and an expression that calls them.
+
+    Attributes:
+        functions: The functions by the name that the expression uses.
+        expression: Python expression of the functions, of the mapping `parameters`, and of parameters.
+    """
+
+    functions: Mapping[str, Callable[..., Any]]
+    expression: str
+
+    def portable(self, role: str, names: Sequence[str]) -> Portable:
+        """Return the function of the parameters as text (see `portable`)."""
+        lines = []
+        for name, function in self.functions.items():
+            code = getattr(function, "__code__", None)
+            if code is None or code.co_argcount != 1:
+                raise InputError(f"{role}: {name} must be a function of one argument, the parameters")
+            inner = portable(function, f"{role}: {name}", code.co_varnames[:1], {})
+            lines += [inner.written(f"_make_{name}"), f"{name} = _make_{name}()"]
+        mapping = f"dict({', '.join(f'{name}={name}' for name in names)})"
+        lines.append(f"return lambda {', '.join(names)}: (lambda parameters: {self.expression})({mapping})")
+        body = "\n".join(["import math", *lines])
+        return Portable(arguments=tuple(names), body=body)
+
+
 def portable(
-    function: Callable[..., Any] | str,
+    function: Callable[..., Any] | OfMapping | str,
     role: str,
     names: Collection[str],
     sizes: Mapping[str, int],
@@ -65,7 +92,7 @@ def portable(
     """Return a function or an expression as text.
 
     Args:
-        function: The function, or a Python expression.
+        function: The function, functions of one mapping, or a Python expression.
         role: What it is, for messages: ``grid``.
         names: Names that its arguments may have.
         sizes: Arguments of the kernel that it may use without declaring them, with their values.
@@ -79,6 +106,8 @@ def portable(
     """
     if isinstance(function, str):
         return _expression(function, role, names)
+    if isinstance(function, OfMapping):
+        return function.portable(role, [name for name in names if name not in sizes])
     function = getattr(function, "py_func", function)
     if not isinstance(function, FunctionType):
         raise InputError(

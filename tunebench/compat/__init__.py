@@ -1,0 +1,1 @@
+"""Interfaces of other tuners: `tunebench.compat.kernel_tuner`."""
