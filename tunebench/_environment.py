@@ -26,6 +26,7 @@ __all__ = [
     "debug",
     "default_database",
     "expanded",
+    "numba_variables",
     "raw_database",
     "worker_memory_gb",
 ]
@@ -145,6 +146,15 @@ def columns() -> int | None:
 def cxx() -> str | None:
     """Return the requested host C++ compiler, or None."""
     return _text("CXX")
+
+
+def numba_variables() -> dict[str, str]:
+    """Return the variables that Numba reads when it compiles for a processor, with their values."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("NUMBA_") and not name.startswith("NUMBA_CUDA_")
+    }
 
 
 def database() -> str | None:

@@ -1,11 +1,13 @@
-"""Kernels on CPUs: those of Numba, called without its dispatcher, and calls of libraries."""
+"""Kernels on CPUs: those of Numba, as shared objects or without its dispatcher, and calls of libraries."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
+import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +15,12 @@ from tunebench._lazy import np
 from tunebench.binary.compiled import Binary
 from tunebench.compile.numba_cpu import compile_numba_cpu, key_numba_cpu, load_numba_cpu
 from tunebench.dispatch.kernel import BoundKernel, cache
+from tunebench.dispatch.numba_threads import started
+from tunebench.dispatch.shared_kernel import SharedKernel, constants_of, find, shared_key, store
 from tunebench.dtype import bits_dtype, numpy_dtype
 from tunebench.errors import InputError
 from tunebench.space import Config
-from tunebench.variant import LibraryCpuVariant, NumbaCpuVariant, Scalar
+from tunebench.variant import Argument, LibraryCpuVariant, NumbaCpuVariant, Scalar
 from tunebench.workload import Tensor, Workload
 
 if TYPE_CHECKING:
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["CpuKernel", "LibraryKernel", "binary_of", "bind_cpu", "forked"]
+__all__ = ["CpuKernel", "LibraryKernel", "SharedCpuKernel", "binary_of", "bind_cpu", "forked"]
 
 Entry = Callable[..., None]
 
@@ -32,10 +36,19 @@ _entries: dict[str, Entry] = {}
 """Loaded code by the key of its binary; workloads that differ only in sizes share it."""
 
 
+@functools.cache
+def _numba_was_imported() -> bool:
+    """Return whether the process had imported Numba before it bound its first kernel."""
+    return "numba" in sys.modules
+
+
 def bind_cpu(
     workload: Workload, variant: NumbaCpuVariant[Any], config: Config, binary: Binary | None = None
 ) -> CpuKernel:
     """Return a configuration compiled for this processor and loaded (see `bind`).
+
+    Unless the process used Numba before, a shared object of the cache is loaded, or stored for the next
+    process.
 
     Args:
         workload: The workload.
@@ -43,6 +56,21 @@ def bind_cpu(
         config: A valid point of its space.
         binary: Its machine code, which must have the key that it has here; that of the cache by default.
     """
+    shared = None if binary is not None or _numba_was_imported() else shared_key(variant, workload, config)
+    kernel = None if shared is None else find(shared, cache())
+    if kernel is not None:
+        return SharedCpuKernel(workload, variant, config, kernel)
+    return CpuKernel(workload, variant, config, _entry(workload, variant, config, binary, shared))
+
+
+def _entry(
+    workload: Workload,
+    variant: NumbaCpuVariant[Any],
+    config: Config,
+    binary: Binary | None = None,
+    shared: str | None = None,
+) -> Entry:
+    """Return a kernel loaded by Numba, and store it as a shared object if it gets a key for that."""
     _start_threads()
     key = key_numba_cpu(variant, workload, config)
     entry = _entries.get(key)
@@ -52,7 +80,9 @@ def bind_cpu(
         # Numba's dispatcher would select this only overload by the argument types, which are known.
         (overload,) = dispatcher.overloads.values()
         entry = _entries.setdefault(key, overload.entry_point)
-    return CpuKernel(workload, variant, config, entry)
+        if shared is not None:
+            store(shared, loaded, cache())
+    return entry
 
 
 def binary_of(workload: Workload, variant: NumbaCpuVariant[Any], config: Config) -> Binary:
@@ -128,6 +158,64 @@ class CpuKernel(BoundKernel):
         """
         self._count(len(arrays))
         self.run(*(_checked(tensor, array) for tensor, array in zip(self.tensors, arrays, strict=True)))
+
+
+class SharedCpuKernel(CpuKernel):
+    """A kernel of a shared object, which needs no Numba; others may run Python meanwhile.
+
+    Args:
+        workload: The workload.
+        variant: The variant.
+        config: Its configuration.
+        shared: The loaded shared object.
+    """
+
+    def __init__(
+        self, workload: Workload, variant: NumbaCpuVariant[Any], config: Config, shared: SharedKernel
+    ) -> None:
+        super().__init__(workload, variant, config, self._by_numba)
+        self._function = shared.run
+        tensors, arguments = variant.tensors(workload, config), variant.arguments(workload, config)
+        passed = [None if isinstance(argument, Scalar) else tensors[argument] for argument in arguments]
+        self._arrays = tuple(tensor if tensor is not None and tensor.shape else None for tensor in passed)
+        self._array_constants = constants_of([tensor for tensor in self._arrays if tensor is not None])
+        self._pack = struct.Struct("".join(_code(argument, tensors) for argument in arguments)).pack
+
+    def run(self, *tensors: Any, **options: Any) -> None:
+        """Run on valid arrays: floats of 16 and 8 bits as integers, tensors without a shape as numbers."""
+        self.run_at(*(t.__array_interface__["data"][0] if isinstance(t, np.ndarray) else t for t in tensors))
+
+    def run_at(self, *values: Any) -> None:
+        """Run on the addresses of valid arrays, and numbers for tensors without a shape."""
+        scratch = [np.empty(shape, dtype) for shape, dtype in self._scratch]
+        values = (*values, *(array.__array_interface__["data"][0] for array in scratch))
+        ordered = values if self._ordered is None else self._ordered((*values, *self._constants))
+        if self._function(self._array_constants, self._pack(*ordered)):
+            self._retry(ordered)
+
+    def _retry(self, values: Sequence[Any]) -> None:
+        """Run by Numba what failed, for its message."""
+        arrays = [
+            value if tensor is None else _array_at(value, tensor)
+            for value, tensor in zip(values, self._arrays, strict=True)
+        ]
+        self._entry(*arrays)
+
+    def _by_numba(self, *arguments: Any) -> None:
+        assert isinstance(self.variant, NumbaCpuVariant)
+        _entry(self.workload, self.variant, self.config)(*arguments)
+
+
+def _code(argument: Argument, tensors: Mapping[str, Tensor]) -> str:
+    """Return how `struct` packs an argument: an address or an integer, or a double."""
+    if isinstance(argument, Scalar):
+        return "d" if argument.ctype == "float" else "q"
+    return "q" if tensors[argument].shape else "d"
+
+
+def _array_at(address: int, tensor: Tensor) -> Array:
+    memory: Any = (ctypes.c_char * tensor.nbytes).from_address(address)
+    return np.ndarray(tensor.shape, bits_dtype(tensor.dtype), memory)
 
 
 class LibraryKernel(BoundKernel):
@@ -221,8 +309,9 @@ def forked() -> str | None:
 def _after_fork() -> None:
     """Detect that the parent process had started GNU OpenMP: Numba would abort a child that uses it."""
     global _forked
-    parallel = sys.modules.get("numba.np.ufunc.parallel")
-    if parallel is not None and parallel._is_initialized and parallel.threading_layer() == "omp":
+    parallel, threads = sys.modules.get("numba.np.ufunc.parallel"), started()
+    by_numba = parallel is not None and parallel._is_initialized and parallel.threading_layer() == "omp"
+    if by_numba or (threads is not None and threads.layer == "omp"):
         _forked = True
 
 

@@ -11,7 +11,10 @@ import torch
 
 from tunebench.device import Device, local_cpu, local_gpus
 from tunebench.dispatch import BoundKernel, LibraryKernel
+from tunebench.dispatch.cpu import SharedCpuKernel
+from tunebench.dispatch.numba_threads import set_thread_count
 from tunebench.dtype import DType
+from tunebench.errors import InputError
 from tunebench.workload import Tensor, Workload
 
 __all__ = [
@@ -68,7 +71,10 @@ def launch(kernel: BoundKernel, tensors: Sequence[Any]) -> None:
         kernel.run(*[_dense(tensor, spec.shape) for tensor, spec in pairs])
         return
     _use_threads_of_torch(kernel)
-    kernel.run(*[_array(tensor, spec.shape) for tensor, spec in pairs])
+    if isinstance(kernel, SharedCpuKernel):
+        kernel.run_at(*[_address(tensor, spec.shape) for tensor, spec in pairs])
+    else:
+        kernel.run(*[_array(tensor, spec.shape) for tensor, spec in pairs])
 
 
 def library_results(kernel: BoundKernel, inputs: Sequence[Any]) -> list[torch.Tensor] | None:
@@ -117,9 +123,7 @@ def _use_threads_of_torch(kernel: BoundKernel) -> None:
     """Run a kernel on as many threads as torch's own, so that `torch.set_num_threads` limits it too."""
     count = 1 if _is_small(kernel.workload) else torch.get_num_threads()
     if getattr(_threads, "count", 0) != count:
-        import numba
-
-        numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
+        set_thread_count(count)
         _threads.count = count
 
 
@@ -139,6 +143,15 @@ def _array(tensor: Any, shape: tuple[int, ...]) -> Any:
     if not array.flags.c_contiguous:  # dense in another order: a transposed matrix, or channels last
         array = array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
     return array.reshape(shape)
+
+
+def _address(tensor: Any, shape: tuple[int, ...]) -> Any:
+    """Return the address of a dense tensor; a number for one without a shape."""
+    if not shape:
+        return float(tensor)
+    if tensor.is_neg():
+        raise InputError("tensors with a pending negation are not supported: call resolve_neg()")
+    return tensor.data_ptr()
 
 
 def _dense(tensor: Any, shape: tuple[int, ...], missing: int = 0) -> Any:
