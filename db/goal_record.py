@@ -19,7 +19,8 @@ def goal_records(records: Iterable[Record], goal: Goal) -> list[Record]:
 
     With one objective, it is the best alone. As in `answer_v1`, a trial is represented by its newest success,
     unless it failed since or ever had a wrong result; a measurement of tunebench must be verified and not
-    below its lower bound; and of times, once finalists were measured only they count.
+    below its lower bound; and of times, once finalists were measured only they count, if they beat their
+    default beyond noise.
 
     Args:
         records: Records of one workload on one device, of one kind and one cache state, oldest first.
@@ -28,8 +29,22 @@ def goal_records(records: Iterable[Record], goal: Goal) -> list[Record]:
     current = [completed_record(record, goal) for record in _current(records)]
     finalists = [record for record in current if record.purpose == "finalist"]
     if goal.is_time and finalists:
-        current = finalists
+        current = _beyond_noise(finalists, goal)
     return [current[index] for index in goal.front([record.result.outcome for record in current])]
+
+
+def _beyond_noise(finalists: Sequence[Record], goal: Goal) -> list[Record]:
+    """Return the finalists without those that do not beat their default, if the goal allows the default."""
+    defaults = {
+        record.key.variant
+        for record in finalists
+        if record.verdict.versus_default == "itself" and goal.allows(record.result.outcome)
+    }
+    return [
+        record
+        for record in finalists
+        if record.verdict.versus_default != "not faster" or record.key.variant not in defaults
+    ]
 
 
 def completed_record(record: Record, goal: Goal) -> Record:

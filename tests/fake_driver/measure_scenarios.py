@@ -10,6 +10,7 @@ import json
 import sys
 from typing import Any
 
+from tests.fake_driver.nvml import FakeNvml
 from tests.fake_driver.variants import Calls, Mapped, MappedPixels, compile_fake, fake_binary, start_compiler
 from tests.toy_variants import CONFIG, NumbaToy, Toy, TritonToy
 from tunebench.device import Device, local_gpus
@@ -20,6 +21,7 @@ from tunebench.executor.process import ProcessCaller, ProcessStage
 from tunebench.measure import worker
 from tunebench.measure._gpu import open_gpu
 from tunebench.measure.cuda import CudaRunner
+from tunebench.measure.observer import NVML
 from tunebench.measure.timing import Protocol
 from tunebench.measure.worker import Setup
 from tunebench.outcome import to_json
@@ -93,6 +95,7 @@ def scenarios() -> dict[str, Any]:
         open_gpu(elsewhere)
     except DeviceError as error:
         seen["another device"] = str(error)
+    seen |= observed()
     seen["fault"] = cold.run(Calls("illegal"))
     seen["after the fault"] = cold.run(Calls("right"))
     setup = Setup(runner="cuda", device=DEVICE, protocol=COLD)
@@ -101,6 +104,16 @@ def scenarios() -> dict[str, Any]:
         died = caller.call(task(Calls("illegal")), fake_binary(Calls("illegal")), None)
     seen["worker"] = to_json(died)
     return seen | judged(stage)
+
+
+def observed() -> dict[str, Any]:
+    """Return outcomes with the observer of NVML, on a fake of it."""
+    sys.modules["pynvml"] = FakeNvml()
+    session = Session(COLD)
+    session.runner.observers = (NVML,)
+    outcomes = {f"observed {name}": session.run(Calls(name)) for name in ("right", "wrong")}
+    del sys.modules["pynvml"]
+    return outcomes
 
 
 def judged(measuring: ProcessStage) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.fake_driver.build import seen_by
+from tests.fake_driver.nvml import WATTS
 from tests.support import needs_cuda, needs_disassembler, needs_numba_cuda
 from tests.toy_variants import NumbaToy, parameter_sizes
 from tunebench import _environment, kernels
@@ -70,6 +71,16 @@ def test_correct_kernel_is_timed(seen: dict[str, Any], scenario: str, median_us:
     assert outcome["cache"] == ("warm" if "warm" in scenario or "graph" in scenario else "cold")
     assert outcome["verification"]["how"] == "reference"
     assert 0 <= outcome["verification"]["worst"] < 1
+
+
+def test_power_and_energy_are_observed_on_a_fake_of_nvml(seen: dict[str, Any]) -> None:
+    metrics = seen["observed right"]["metrics"]
+    assert metrics["power_w"] == pytest.approx(WATTS, rel=0.2)  # the machine may be busy
+    assert metrics["energy_j"] > 0
+    assert (metrics["clock_mhz"], metrics["memory_clock_mhz"]) == (1755.0, 2619.0)
+    assert metrics["power_updates_hz"] > 1
+    assert seen["observed right"]["median_us"] == pytest.approx(50, rel=1e-5)  # observing is not timed
+    assert seen["observed wrong"]["kind"] == "wrong_result"
 
 
 def test_short_runs_are_batched_with_warm_cache_and_noted_with_cold_cache(

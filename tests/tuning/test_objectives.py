@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support import InstantExecutor, measured
-from tunebench import tuning
+from tunebench import Output, tune_kernel, tuning
 from tunebench.cli import run as command
 from tunebench.db import open_store
 from tunebench.errors import InputError, UnknownName
 from tunebench.outcome import Outcome, Verification
 from tunebench.task import Task
 from tunebench.tuning import Plan, tune
+from tunebench.tuning import run as tuning_run
 from tunebench.tuning.tunable import TuningTarget
 
 WORKLOAD = "softmax:rows=64,cols=64,dtype=f32"
@@ -56,9 +59,7 @@ def run(db: Path, **changes: Any) -> tuning.Report:
 @pytest.fixture(autouse=True)
 def known_energy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the energy be a quantity that observers provide."""
-    from tunebench.tuning import run as tuning_run
-
-    monkeypatch.setattr(tuning_run, "observed_names", lambda plan: {"energy_j"})
+    monkeypatch.setattr(tuning_run, "metric_names", lambda observers: {"energy_j"})
 
 
 def test_several_objectives_have_a_front(tmp_path: Path, executors: Any) -> None:
@@ -159,6 +160,41 @@ def test_workloads_that_share_a_budget_have_the_time_as_objective(tmp_path: Path
         tuning.tune_suite({WORKLOAD: 1}, device="cpu", db=tmp_path / "a.db", plan=plan)
     with pytest.raises(InputError, match="share a budget"):
         tuning.tune_from_profile(device="cpu", db=tmp_path / "a.db", plan=plan)
+
+
+@pytest.mark.slow
+def test_observers_watch_a_process_that_measures(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.undo()  # the real workers
+    observer = tmp_path / "observer.py"
+    observer.write_text(
+        "class Rising:\n"
+        "    metrics = ('serial', 'pid')\n"
+        "    serial = 0\n"
+        "    def before_samples(self):\n"
+        "        self.serial += 1\n"
+        "    def after_samples(self):\n"
+        "        import os\n"
+        "        return {'serial': self.serial, 'pid': os.getpid()}\n"
+        "OBSERVER = Rising()\n"
+    )
+    result = tune_kernel(
+        fill,
+        args={"y": Output((64,), "f32")},
+        space={"step": [16, 32, 64]},
+        reference=lambda: np.ones(64),
+        compiled=False,
+        objectives=["serial:max"],
+        observers=[str(observer)],
+        plan=Plan(trials=3, audit=0, baselines=False),
+        db=tmp_path / "a.db",
+    )
+    assert result.report.metrics["serial"] == 3.0
+    assert result.report.metrics["pid"] != os.getpid()
+
+
+def fill(y: Any, step: int) -> None:
+    for first in range(0, 64, step):
+        y[first : first + step] = 1
 
 
 def test_command_takes_metrics_objectives_and_requirements(tmp_path: Path, capsys: Any) -> None:

@@ -53,6 +53,7 @@ OTHER: dict[str, Any] = {
     "cluster": "local",
     "objectives": ("energy_j",),
     "require": ("error<=0.001",),
+    "observers": ("nvml",),
     "metrics": {"GFLOP/s": "flops/time_us/1e3"},
 }
 """Another value of every option."""

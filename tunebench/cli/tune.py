@@ -180,6 +180,15 @@ class TuneOptions:
     objective: Objectives = None
     require: Requirements = None
     metric: Metrics = None
+    observe: Annotated[
+        list[str] | None,
+        _measure(
+            metavar="nvml|FILE.py",
+            help="Observer of the search: nvml for power, energy and clocks of a GPU, or a file that defines "
+            "OBSERVER; repeatable.",
+            show_default=False,
+        ),
+    ] = None
     finalists: Annotated[int, _measure(help="Number of fastest configurations to time again.")] = 3
     baselines: Annotated[bool, _measure(help="Time NumPy and torch after the search.")] = True
     study_storage: Annotated[
@@ -210,6 +219,7 @@ OF_PLAN = {
     "timeout": "timeout_s",
     "objective": "objectives",
     "metric": "metrics",
+    "observe": "observers",
 }
 """Options that set a field of `Plan` of another name; `tunebench.tuning.run_options` says what it decides."""
 
@@ -454,6 +464,7 @@ def _plan(options: TuneOptions) -> Plan:
         metrics=metrics_of(options.metric),
         objectives=tuple(options.objective or ()),
         require=tuple(options.require or ()),
+        observers=tuple(options.observe or ()),
     )
 
 

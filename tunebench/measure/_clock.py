@@ -52,6 +52,20 @@ class Clock:
             return None
         return self._read("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM)
 
+    def memory_mhz(self) -> float | None:
+        """Return the current clock of the memory in MHz, or None if it cannot be read."""
+        return None if self._nvml is None else self._read("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM)
+
+    def energy_j(self) -> float | None:
+        """Return the energy since the driver was loaded in J, or None before Volta."""
+        millijoules = self._read("nvmlDeviceGetTotalEnergyConsumption")
+        return None if millijoules is None else millijoules / 1e3
+
+    def power_w(self) -> float | None:
+        """Return the current power in W, or None if it cannot be read."""
+        milliwatts = self._read("nvmlDeviceGetPowerUsage")
+        return None if milliwatts is None else milliwatts / 1e3
+
     def throttled_by(self) -> frozenset[str]:
         """Return the reasons that currently lower the clock."""
         mask = int(self._read("nvmlDeviceGetCurrentClocksThrottleReasons") or 0)
@@ -62,11 +76,10 @@ class Clock:
         if self._nvml is None:
             return {"clocks": f"not read: {self.problem}"}
         limit_mw = self._read("nvmlDeviceGetEnforcedPowerLimit")
-        power_mw = self._read("nvmlDeviceGetPowerUsage")
         celsius = self._read("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU)
         facts = {
             "power_limit_w": limit_mw and limit_mw / 1e3,
-            "power_w": power_mw and power_mw / 1e3,
+            "power_w": self.power_w(),
             "temperature_c": celsius,
         }
         return {name: value for name, value in facts.items() if value is not None}

@@ -18,6 +18,7 @@ from tunebench.dtype import bits_of
 from tunebench.measure.arena import SlotArena
 from tunebench.measure.judged import JudgedLaunches
 from tunebench.measure.machine import MachineState, RunTimes, ThreadClocks, keep_freed_memory
+from tunebench.measure.observer import ObservedSamples
 from tunebench.measure.runner import Runner, coverage, first_errors, judge, versions
 from tunebench.measure.timed_launches import TimedLaunches
 from tunebench.measure.timing import Protocol, collect
@@ -190,7 +191,9 @@ class CpuRunner(Runner):
             memory.poison()
             return self._stopwatch.time_us(launch)
 
+        observed = ObservedSamples(self.observers)
         self._machine.begin()
+        observed.before()
         self._stopwatch.begin()
         samples = collect(
             launches.wrap(sample_us),
@@ -199,6 +202,7 @@ class CpuRunner(Runner):
             seconds=time.thread_time,
         )
         measured = time.perf_counter()
+        observed.after()
         conditions = self._stopwatch.conditions()
         conditions = {**conditions, **self._machine.conditions(reference=task.thorough)}
         errors_timed, wrong = (errors, None) if samples.hopeless else launches.verify()
@@ -222,7 +226,7 @@ class CpuRunner(Runner):
             abort_above_us=abort_above_us,
             conditions=conditions,
         )
-        return outcome, effort
+        return observed.added_to(outcome), effort
 
     def judged(self, task: Task, binary: Binary) -> JudgedLaunches:
         """Return the launches of one configuration for a judge, in memory of the judge."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from tunebench.measure.arena import SlotArena
 from tunebench.measure.direct_launch import MappedTensor
 from tunebench.measure.judged import JudgedLaunches
 from tunebench.measure.loader import CudaError, require_cuda_core
+from tunebench.measure.observer import NVML, NvmlObserver, ObservedSamples
 from tunebench.measure.runner import Runner, coverage, first_errors, judge, versions
 from tunebench.measure.task_limit import outside_limit
 from tunebench.measure.timed_launches import TimedLaunches
@@ -136,8 +137,11 @@ class CudaRunner(Runner):
         )
         timed = TimedLaunches(memory, inputs, self.check(inputs), self.spare(inputs), thorough=task.thorough)
         limit_us = None if task.thorough else abort_above_us
+        observed = ObservedSamples(self._observers(on))
+        observed.before()
         samples = collect(timed.wrap(sampler.sample_us), self.protocol_for(task), abort_above_us=limit_us)
         measured = time.perf_counter()
+        observed.after()
         errors_timed, wrong = (errors, None) if samples.hopeless else timed.verify()
         wrong = wrong or sampler.skipped_work or _overrun(on, task)
         timed.restore()
@@ -147,6 +151,8 @@ class CudaRunner(Runner):
         if wrong is not None:
             on.memory.forget_inputs()
             return WrongResult(reason=wrong), effort
+        if not samples.hopeless:
+            observed.repeat(functools.partial(_repeat, on, launches), min(samples.samples_us))
         verification = Verification(
             how=task.workload.verified_by,
             detail=coverage(check, first, inputs) + timed.detail,
@@ -159,7 +165,11 @@ class CudaRunner(Runner):
             abort_above_us=limit_us,
             conditions=_compiler(binary) | sampler.conditions(samples.samples_us),
         )
-        return outcome, effort
+        return observed.added_to(outcome), effort
+
+    def _observers(self, on: _Opened) -> list[Any]:
+        """Return the observers; that of NVML is made for the opened device."""
+        return [NvmlObserver(on.clock) if observer == NVML else observer for observer in self.observers]
 
     def conditions(self) -> Mapping[str, Any]:
         """Return the device, its driver, and the versions of the compilers and launchers in use."""
@@ -169,6 +179,14 @@ class CudaRunner(Runner):
             gpu, clock = self._opened.gpu, self._opened.clock
             facts |= {"gpu": gpu.name, "cuda": gpu.driver_version(), "driver": clock.driver()}
         return {name: value for name, value in facts.items() if value is not None}
+
+
+def _repeat(on: _Opened, launches: tuple[AnyPrepared, ...], count: int, during: Callable[[], None]) -> None:
+    """Repeat a run, and call a function while the device works on it."""
+    for _ in range(count):
+        on.gpu.launch(launches)
+    during()
+    on.gpu.synchronize()
 
 
 def gpu_references(device: Device, workload: Workload) -> ReferenceDevice | None:

@@ -51,6 +51,8 @@ class Runner(ABC):
         self._checks: dict[int, tuple[InputSet, OutputCheck]] = {}
         self._spare: tuple[InputSet, Mapping[str, Array]] | None = None
         self._uses = 0
+        self.observers: tuple[Any, ...] = ()
+        """What observes each configuration while it is measured (see `tunebench.measure.observer`)."""
 
     @abstractmethod
     def run(self, task: Task, binary: Binary, abort_above_us: float | None) -> tuple[Outcome, Effort]:

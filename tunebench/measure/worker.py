@@ -23,6 +23,7 @@ from tunebench.measure._blas import in_one_thread
 from tunebench.measure._confinement import confine
 from tunebench.measure.judged import take_channel
 from tunebench.measure.machine import spin_only_if_idle
+from tunebench.measure.observer import NVML, load_observer
 from tunebench.measure.originals import Originals
 from tunebench.measure.runner import Runner
 from tunebench.measure.timing import Protocol
@@ -41,12 +42,14 @@ class Setup:
         device: The device to measure on, or for.
         protocol: How samples are taken.
         variant_files: Users' Python files with variants, to load.
+        observers: What observes the measurements: `tunebench.measure.observer.NVML`, or users' Python files.
     """
 
     runner: Literal["cpu", "cuda", "offline"]
     device: Device
     protocol: Protocol
     variant_files: tuple[str, ...] = ()
+    observers: tuple[str, ...] = ()
 
 
 _runner: Runner | None = None
@@ -64,6 +67,7 @@ def start(setup: Setup) -> None:
     _runner = _build(setup)  # before user code, which may replace what it imports
     _originals = Originals()
     preload(setup.variant_files)
+    _runner.observers = tuple(name if name == NVML else load_observer(name) for name in setup.observers)
     _originals.restore()
 
 
@@ -76,7 +80,9 @@ def _build(setup: Setup) -> Runner:
     if setup.runner == "cuda":
         from tunebench.measure.cuda import CudaRunner
 
-        return CudaRunner(setup.protocol, setup.device, trusted=not setup.variant_files)
+        return CudaRunner(
+            setup.protocol, setup.device, trusted=not setup.variant_files and set(setup.observers) <= {NVML}
+        )
     from tunebench.measure.offline import OfflineRunner
 
     return OfflineRunner(setup.protocol)

@@ -70,6 +70,7 @@ def tune_kernel(
     metrics: Mapping[str, MetricSource] | None = None,
     objectives: Sequence[str] = (),
     require: Sequence[str] = (),
+    observers: Sequence[str] = (),
     **description: Any,
 ) -> KernelResult:
     """Find the fastest configuration of a kernel, or the best by other objectives; verify it and record it.
@@ -93,6 +94,7 @@ def tune_kernel(
         metrics: `Plan.metrics`, in place of those of `plan`.
         objectives: `Plan.objectives`, in place of those of `plan`.
         require: `Plan.require`, in place of those of `plan`.
+        observers: `Plan.observers`, in place of those of `plan`.
         description: `args`, `space`, `grid`, `block`, `constraints`, `reference`, `tolerance`, `default`,
             `smem_bytes`, `flops`, `emulate`, `includes`, `flags`, `label` and `compiled`, as for
             `tunebench.own_kernel.KernelDescription`.
@@ -110,7 +112,11 @@ def tune_kernel(
     _check_reference(workload)
     place = _device(variant, device, arch)
     chosen = _with_goal(
-        plan, metrics=dict(metrics or {}), objectives=tuple(objectives), require=tuple(require)
+        plan,
+        metrics=dict(metrics or {}),
+        objectives=tuple(objectives),
+        require=tuple(require),
+        observers=tuple(observers),
     )
     report = tune(
         workload,
@@ -209,9 +215,12 @@ def _with_file(plan: Plan, file: str, *, offline: bool) -> Plan:
 
 
 def _with_goal(plan: Plan | None, **goal: Any) -> Plan:
-    """Return a plan with the parts of a goal that are given."""
+    """Return a plan with parts of a goal; several objectives have another default sampler."""
     given = {name: value for name, value in goal.items() if value}
-    return Plan(**given) if plan is None else dataclasses.replace(plan, **given)
+    if plan is None or not given:
+        return plan or Plan(**given)
+    was_default = plan.sampler == Plan().sampler and len(plan.objectives) < 2
+    return dataclasses.replace(plan, **given, sampler="" if was_default else plan.sampler)
 
 
 def _check_reference(workload: OwnOperator) -> None:

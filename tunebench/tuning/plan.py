@@ -65,6 +65,8 @@ class Plan:
             front. Empty minimises the time, which alone is pruned by lower bounds, and whose finalists are
             timed again.
         require: What the best must satisfy, such as ``"error<=1e-3"``.
+        observers: What observes the measurements of the search: ``"nvml"`` for power, energy and clocks of a
+            GPU, or Python files that define `OBSERVER` (`tunebench.measure.observer.Observer`).
 
     Raises:
         InputError: if a value is out of range.
@@ -92,6 +94,7 @@ class Plan:
     metrics: Mapping[str, MetricSource] = field(default_factory=dict)
     objectives: tuple[str, ...] = ()
     require: tuple[str, ...] = ()
+    observers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, (least, most) in _RANGES.items():

@@ -143,7 +143,8 @@ def _render_front(report: Report, to: Console) -> None:
         to.print(f"  goal     {goal}{required}", soft_wrap=True)
     if len(report.objectives) < 2:
         return
-    to.print(f"  front    {len(report.front)} configurations that no other one dominates:")
+    count = len(report.front)
+    to.print(f"  front    {count} configuration{'' if count == 1 else 's'} that no other one dominates:")
     names = list(report.front[0].values)
     rows = ((rank, *front_cells(point)) for rank, point in enumerate(report.front[:SHOWN_FRONT], start=1))
     to.print(table(">", *(f">{name}" for name in names), "variant", rows=rows))

@@ -15,8 +15,9 @@ import numpy as np
 from tunebench._figure import significant
 from tunebench.db.record import NewMeasurement, Record, TrialKey, Verdict
 from tunebench.db.retry import RetryPolicy
-from tunebench.errors import DatabaseError
+from tunebench.errors import DatabaseError, InputError, UnknownName
 from tunebench.executor import ExecutorClosed, WorkerExecutor
+from tunebench.measure.observer import NVML, NvmlObserver, metric_names
 from tunebench.objective import workload_quantities
 from tunebench.outcome import (
     FAILURES,
@@ -164,12 +165,27 @@ def _check_goal(context: RunContext) -> None:
     names = {*workload_quantities(context.workload), *(field.name for field in dataclasses.fields(Resources))}
     for tunable in context.variants.values():
         names |= {parameter.name for parameter in tunable.table.space.parameters}
-    context.goal.check(sorted(names | observed_names(context.setup.plan)))
+    names |= _observed_names(context.setup)
+    try:
+        context.goal.check(sorted(names))
+    except UnknownName as error:
+        if error.name in NvmlObserver.metrics:
+            raise InputError(f"{error.name} is observed on a GPU with --observe {NVML}") from None
+        raise
 
 
-def observed_names(plan: Plan) -> set[str]:
-    """Return the names of the values that the observers of a plan provide."""
-    return set()
+def _observed_names(setup: TuningSetup) -> set[str]:
+    """Return the names of the values that the observers of the plan provide.
+
+    Raises:
+        InputError: An observer cannot be loaded, or does not observe the device.
+    """
+    observers, runner = setup.plan.observers, setup.target.runner
+    if observers and setup.predicts:
+        raise InputError("observers need measurements: the device must be present")
+    if NVML in observers and runner != "cuda":
+        raise InputError(f"{NVML} observes NVIDIA GPUs, and {setup.target.device.name} is none")
+    return metric_names(observers)
 
 
 def _warm_starts(context: RunContext) -> dict[str, WarmStart]:

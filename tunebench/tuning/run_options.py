@@ -18,6 +18,7 @@ from typing import Any
 from tunebench._command import command_line
 from tunebench.db.record import InterruptedRun
 from tunebench.errors import InputError
+from tunebench.measure.observer import absolute_observers
 from tunebench.measure.timing import Protocol
 from tunebench.objective import FUNCTION
 from tunebench.tuning.plan import Plan
@@ -70,6 +71,7 @@ RUN_OPTIONS: Mapping[str, RunOption] = {
     "timeout_s": _must_equal("--timeout", "decides which configurations fail"),
     "objectives": _must_equal("--objective", "proposes other configurations"),
     "require": _must_equal("--require", "proposes other configurations"),
+    "observers": _may_differ("--observe", "observes the same measurements"),
     "metrics": _may_differ("--metric", "computed of the same measurements"),
     "variant_files": _may_differ("--variant-file", "only their variants count, and stale trials do not"),
     "trials": _may_differ("--trials", "a larger budget continues the same search"),
@@ -109,6 +111,7 @@ def run_options(
         "variant_files": {str(Path(name).absolute()): _digest(Path(name)) for name in plan.variant_files},
         "protocol": dataclasses.asdict(plan.protocol),
         **plan.goal.stored(),
+        "observers": list(absolute_observers(plan.observers)),
         "offline": predicts,
         SHARED_BUDGET: shared_budget,
     }
@@ -260,7 +263,7 @@ def repeated_plan(options: Mapping[str, Any], name: str) -> Plan:
             raise InputError(f"{name} cannot be repeated: metric {metric} is a function of a program")
     fields = {
         **{name: complete[name] for name in RUN_OPTIONS},
-        **{field: tuple(complete[field]) for field in ("objectives", "require")},
+        **{field: tuple(complete[field]) for field in ("objectives", "require", "observers")},
         "variants": tuple(complete["variants"]),
         "variant_files": tuple(complete["variant_files"]),
         "protocol": Protocol(**complete["protocol"]),

@@ -16,6 +16,7 @@ from tunebench.executor.process import ProcessStage
 from tunebench.kernels import loaded_files
 from tunebench.measure import worker as measure_worker
 from tunebench.measure.cuda import require_cuda_core
+from tunebench.measure.observer import absolute_observers
 from tunebench.tuning.audit import task_bound_us
 from tunebench.tuning.baseline_rounds import JUDGE_TIMEOUT_S
 from tunebench.tuning.plan import Plan
@@ -50,7 +51,11 @@ def start_workers(target: TuningTarget, plan: Plan, compilers: int = 0) -> Local
     """
     files, offline = loaded_files(), target.runner == "offline"
     setup = measure_worker.Setup(
-        runner=target.runner, device=target.device, protocol=plan.protocol, variant_files=files
+        runner=target.runner,
+        device=target.device,
+        protocol=plan.protocol,
+        variant_files=files,
+        observers=absolute_observers(plan.observers),
     )
     return LocalExecutor(
         compiling=ProcessStage(
