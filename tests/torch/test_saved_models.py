@@ -78,7 +78,7 @@ with torch.no_grad():
 results.append(loaded(x, factor=2.0))
 torch.testing.assert_close(results, expected)
 assert not results[0]["sums"].requires_grad
-compilers = ("torch._inductor.compile_fx", "tunebench.torch.compiler._group_planner", "sqlalchemy")
+compilers = ("torch._inductor.compile_fx", "tunebench.torch.compiler._group_planner", "sqlalchemy", "numba")
 assert not [name for name in compilers if name in sys.modules]
 groups = [group for plan in loaded.plans for group in plan["groups"]]
 print(*(group["by"] for group in groups if "softmax" in str(group["workloads"])))
@@ -156,8 +156,8 @@ def test_files_of_another_format_or_that_others_may_write_are_refused(
     target.chmod(0o666)
     assert "can be written by other users" in refused(target)
     assert "cannot be read: No such file" in refused(tmp_path / "missing.tb")
-    monkeypatch.setattr("tunebench.torch.compiler.saving.archive.FORMAT", 2)
-    assert "has format 1, this version reads 2: save the model again" in refused(saved[0])
+    monkeypatch.setattr("tunebench.torch.compiler.saving.archive.FORMAT", 3)
+    assert "has format 2, this version reads 3: save the model again" in refused(saved[0])
 
 
 def test_another_machine_or_version_is_refused(
@@ -180,6 +180,7 @@ def test_another_machine_or_version_is_refused(
     with monkeypatch.context() as patch:
         patch.setattr(kernel, "_KERNELS", {})
         patch.setattr(kernel, "key_numba_cpu", lambda *_: "another key")
+        patch.setattr(kernel, "key_of_shared", lambda *_: "another key")
         assert "softmax/numba_cpu was compiled for" in refused(path)
 
 

@@ -28,7 +28,15 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["CpuKernel", "LibraryKernel", "SharedCpuKernel", "binary_of", "bind_cpu", "forked"]
+__all__ = [
+    "CpuKernel",
+    "LibraryKernel",
+    "SharedCpuKernel",
+    "binary_of",
+    "bind_cpu",
+    "forked",
+    "key_of_shared",
+]
 
 Entry = Callable[..., None]
 
@@ -40,6 +48,17 @@ _entries: dict[str, Entry] = {}
 def _numba_was_imported() -> bool:
     """Return whether the process had imported Numba before it bound its first kernel."""
     return "numba" in sys.modules
+
+
+def key_of_shared(workload: Workload, variant: NumbaCpuVariant[Any], config: Config) -> str | None:
+    """Return the key of a kernel's shared object, or None if Numba loads kernels in this process.
+
+    Args:
+        workload: The workload.
+        variant: The variant.
+        config: A valid point of its space.
+    """
+    return None if _numba_was_imported() else shared_key(variant, workload, config)
 
 
 def bind_cpu(
@@ -56,7 +75,7 @@ def bind_cpu(
         config: A valid point of its space.
         binary: Its machine code, which must have the key that it has here; that of the cache by default.
     """
-    shared = None if binary is not None or _numba_was_imported() else shared_key(variant, workload, config)
+    shared = None if binary is not None else key_of_shared(workload, variant, config)
     kernel = None if shared is None else find(shared, cache())
     if kernel is not None:
         return SharedCpuKernel(workload, variant, config, kernel)

@@ -1,7 +1,7 @@
 """The file of a saved model: an uncompressed zip of a description in JSON and of members with their hashes.
 
-Loading such a file runs its machine code, and Numba's part of it is a pickle. So it is read under the rule of
-the cache folder: only this user and root may be able to write it. The hashes find damage, not forgery.
+Loading such a file runs its machine code, and may unpickle Numba's part of it. So it is read under the rule
+of the cache folder: only this user and root may be able to write it. The hashes find damage, not forgery.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tunebench.errors import InputError
 
 __all__ = ["FORMAT", "read_archive", "write_archive"]
 
-FORMAT = 1
+FORMAT = 2
 """Version of the layout of the file."""
 
 _DESCRIPTION = "description.json"

@@ -5,6 +5,7 @@ The kernel is part of the file: neither a database nor a choice decides what run
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tunebench.binary.compiled import Binary
+from tunebench.binary.compiled import Binary, CompileError
 from tunebench.compile.numba_cpu import key_numba_cpu
+from tunebench.compile.shared_object import shared_object
 from tunebench.dispatch import BoundKernel
-from tunebench.dispatch.cpu import binary_of, bind_cpu
+from tunebench.dispatch.cpu import SharedCpuKernel, binary_of, bind_cpu, key_of_shared
+from tunebench.dispatch.shared_kernel import load as load_shared
+from tunebench.dispatch.shared_kernel import shared_key
 from tunebench.errors import InputError, TunebenchError
 from tunebench.kernels import variant as find_variant
 from tunebench.space import Config
@@ -24,6 +28,7 @@ from tunebench.torch._tensor import launch
 from tunebench.torch.compiler._kernel_operator import layouts_of
 from tunebench.torch.functional.custom_op import LIBRARY
 from tunebench.variant import NumbaCpuVariant
+from tunebench.workload import Workload
 from tunebench.workloads import parse
 
 __all__ = ["SavedKernel", "require_kernel"]
@@ -41,12 +46,14 @@ class SavedKernel:
         variant: `Variant.key`.
         config: Its configuration.
         binary: Its machine code.
+        shared: Its machine code as a shared object, which is loaded without Numba; None if it has none.
     """
 
     workload: str
     variant: str
     config: Config
     binary: Binary
+    shared: Binary | None = None
 
     @classmethod
     def of(cls, kernel: BoundKernel) -> SavedKernel:
@@ -61,7 +68,11 @@ class SavedKernel:
         if not binary.payload:
             raise InputError(f"the machine code of {kernel.variant.key} has addresses of this process")
         return cls(
-            workload=str(kernel.workload), variant=kernel.variant.key, config=kernel.config, binary=binary
+            workload=str(kernel.workload),
+            variant=kernel.variant.key,
+            config=kernel.config,
+            binary=binary,
+            shared=_shared(kernel.workload, kernel.variant, kernel.config, binary),
         )
 
     @property
@@ -79,15 +90,17 @@ class SavedKernel:
             "key": self.binary.key,
             "target": self.binary.target,
             "entries": list(self.binary.entries),
+            "shared": None if self.shared is None else self.shared.key,
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any], payload: bytes) -> SavedKernel:
+    def from_json(cls, data: Mapping[str, Any], payload: bytes, shared: bytes | None = None) -> SavedKernel:
         """Return the kernel that `to_json` described.
 
         Args:
             data: The description.
             payload: The machine code.
+            shared: The shared object.
         """
         binary = Binary(
             key=data["key"],
@@ -96,8 +109,15 @@ class SavedKernel:
             payload=payload,
             entries=tuple(data["entries"]),
         )
-        config = Config(data["config"])
-        return cls(workload=data["workload"], variant=data["variant"], config=config, binary=binary)
+        return cls(
+            workload=data["workload"],
+            variant=data["variant"],
+            config=Config(data["config"]),
+            binary=binary,
+            shared=None
+            if shared is None
+            else dataclasses.replace(binary, key=data["shared"], payload=shared),
+        )
 
     def load(self) -> None:
         """Load the machine code, for calls of the operator.
@@ -112,7 +132,8 @@ class SavedKernel:
             workload, variant = parse(self.workload), find_variant(self.variant)
             assert isinstance(variant, NumbaCpuVariant)
             config = Config({name: self.config[name] for name in variant.space.names})
-            here = key_numba_cpu(variant, workload, config)
+            kernel = self._loaded_shared(workload, variant, config)
+            here = self.binary.key if kernel is not None else key_numba_cpu(variant, workload, config)
         except (AssertionError, KeyError, TunebenchError) as error:
             raise InputError(f"{self.variant} for {self.workload} is not installed: {error}") from error
         if here != self.binary.key:
@@ -120,7 +141,29 @@ class SavedKernel:
                 f"{self.variant} was compiled for {self.binary.target} by other versions of Numba, LLVM or "
                 "tunebench, or for other features of the processor; save the model again on this machine"
             )
-        _KERNELS[name] = bind_cpu(workload, variant, config, self.binary)
+        _KERNELS[name] = kernel or bind_cpu(workload, variant, config, self.binary)
+
+    def _loaded_shared(
+        self, workload: Workload, variant: NumbaCpuVariant[Any], config: Config
+    ) -> BoundKernel | None:
+        """Return the kernel of the shared object; None if Numba must load it."""
+        here = key_of_shared(workload, variant, config)
+        if self.shared is None or here is None or here != self.shared.key:
+            return None
+        digest = hashlib.sha256(self.shared.payload).hexdigest()
+        loaded = load_shared(dataclasses.replace(self.shared, key=f"{here} {digest}"))
+        return None if loaded is None else SharedCpuKernel(workload, variant, config, loaded)
+
+
+def _shared(
+    workload: Workload, variant: NumbaCpuVariant[Any], config: Config, binary: Binary
+) -> Binary | None:
+    """Return the shared object of a binary, or None if it has none."""
+    key = shared_key(variant, workload, config)
+    try:
+        return None if key is None else dataclasses.replace(binary, key=key, payload=shared_object(binary))
+    except CompileError:  # no linker: Numba loads the kernel
+        return None
 
 
 def require_kernel(name: str) -> BoundKernel:

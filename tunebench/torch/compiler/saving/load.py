@@ -102,7 +102,8 @@ def load(
         for name, constant in description["constants"].items():
             tensors[name] = _tensor(constant, members[f"constants/{name}"])
         for name, kernel in description["kernels"].items():
-            _load_kernel(file, name, kernel, members[f"kernels/{name}"])
+            shared = None if kernel["shared"] is None else members[f"shared/{name}"]
+            _load_kernel(file, name, kernel, members[f"kernels/{name}"], shared)
         loader = _loader(file, members["model.pt2"])
         loader.load_constants(tensors, False, True, True, False)
         return LoadedModel(loader, tensors, description["inputs"], json.loads(members["plan.json"]))
@@ -161,8 +162,10 @@ def _tensor(constant: Mapping[str, Any], content: bytes) -> Tensor:
     return tensor
 
 
-def _load_kernel(path: Path, name: str, data: Mapping[str, Any], payload: bytes) -> None:
-    kernel = SavedKernel.from_json(data, payload)
+def _load_kernel(
+    path: Path, name: str, data: Mapping[str, Any], payload: bytes, shared: bytes | None
+) -> None:
+    kernel = SavedKernel.from_json(data, payload, shared)
     if kernel.name != name:
         raise InputError(f"{path} was altered since it was saved: kernel {name} is another one")
     try:

@@ -77,6 +77,7 @@ def save(
         "model.pt2": package,
         "plan.json": plan.encode(),
         **{f"kernels/{name}": kernel.binary.payload for name, kernel in kernels.items()},
+        **{f"shared/{name}": kernel.shared.payload for name, kernel in kernels.items() if kernel.shared},
         **{f"constants/{name}": _bytes(tensor) for name, tensor in constants.items()},
     }
     return write_archive(Path(path), description, members)
