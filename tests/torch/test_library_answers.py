@@ -141,3 +141,33 @@ def test_compiled_model_calls_the_library_by_itself(
         torch.testing.assert_close(y, model(x))
         torch.testing.assert_close(again, y)
         assert y.stride() == model(x).stride()
+
+
+class Products(nn.Module):
+    """A layer, and the product of its result and an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) @ z.t()  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+def test_saved_model_calls_the_library_for_weights(tmp_path: Path) -> None:
+    record(tmp_path, LINEAR, "onednn")
+    record(tmp_path, "gemm:m=7,n=7,k=5,dtype=f32,trans=nt", "onednn")
+    model, inputs = Products().eval(), (torch.randn(7, 6), torch.randn(7, 5))
+    with torch.no_grad(), served.prefer("tunebench"):
+        served.save(model, tmp_path / "model.tb", inputs)
+        loaded = served.load(tmp_path / "model.tb", model)
+        torch.testing.assert_close(loaded(*inputs), model(*inputs))
+    groups = {group["workloads"][0]: group for plan in loaded.plans for group in plan["groups"]}
+    assert (groups[LINEAR]["by"], groups[LINEAR]["variant"]) == ("tunebench", "gemm/library_cpu")
+    product = groups["gemm:m=7,n=7,k=5,dtype=f32,trans=nt"]
+    assert (product["by"], product["reason"]) == (
+        "torch",
+        "gemm/library_cpu can be saved with constant weights only",
+    )

@@ -16,7 +16,7 @@ from tunebench.dispatch import dispatcher
 from tunebench.errors import InputError
 from tunebench.graph.partition_plan import PartitionPlan
 from tunebench.torch._tensor import device_of
-from tunebench.torch.compiler._fused_call import FusedCall
+from tunebench.torch.compiler._fused_call import FusedCall, GroupKernel
 from tunebench.torch.compiler._group_planner import GroupPlanner, NoGroupsError
 from tunebench.torch.compiler.capture import without_log
 from tunebench.torch.compiler.decomposition import DECOMPOSITIONS
@@ -27,6 +27,7 @@ __all__ = ["ProgramWithKernels"]
 
 _KERNEL = torch.ops.tunebench.kernel.default
 _SAVED = torch.ops.tunebench.saved_kernel.default
+_VIEWS = (torch.ops.aten.permute.default, torch.ops.aten.t.default, torch.ops.aten.view.default)
 _WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
@@ -69,7 +70,8 @@ class ProgramWithKernels:
         (output,) = module.graph.find_nodes(op="output")
         output.meta["desc"] = ()
         try:
-            return planner.rewritten(module, may_run=_is_portable)
+            constants = planner.constants or frozenset()
+            return planner.rewritten(module, may_run=functools.partial(_is_portable, constants=constants))
         except NoGroupsError:
             return module
 
@@ -96,16 +98,41 @@ def _plan_data(partition: PartitionPlan, calls: Sequence[FusedCall]) -> dict[str
     return data
 
 
-def _is_portable(call: FusedCall) -> str:
-    """Return why the kernels of a group cannot be saved; empty if they can."""
+def _is_portable(call: FusedCall, constants: frozenset[int]) -> str:
+    """Return why the kernels of a group cannot be saved; empty if they can.
+
+    Args:
+        call: The group.
+        constants: Places of the graph's inputs that are weights.
+    """
     try:
         for kernel in call.kernels:
+            if kernel.library is not None:  # the graph calls it by itself
+                if not all(_is_weight(node, constants) for node in _matrices(call, kernel)):
+                    return f"{kernel.library.variant.key} can be saved with constant weights only"
+                continue
             bound = kernel.dispatcher.bound_choice("tunebench").kernel
             assert bound is not None
             SavedKernel.of(bound)
     except InputError as error:
         return str(error)
     return ""
+
+
+def _matrices(call: FusedCall, kernel: GroupKernel) -> list[fx.Node]:
+    """Return what oneDNN's primitives multiply by, which AOTInductor expects in the model."""
+    names = [tensor.name for tensor in kernel.dispatcher.workload.inputs()]
+    inputs: Any = call.region.inputs  # a kernel's tensors are selected among them
+    return [kernel.inputs[names.index(name)](inputs) for name in ("b", "b_gate", "b_up") if name in names]
+
+
+def _is_weight(node: Any, constants: frozenset[int]) -> bool:
+    """Return whether a node is a weight, or its transpose."""
+    while isinstance(node, fx.Node) and node.target in _VIEWS:
+        node = node.all_input_nodes[0]
+    if not isinstance(node, fx.Node) or node.op != "placeholder":
+        return False
+    return node.graph.find_nodes(op="placeholder").index(node) in constants
 
 
 def _check(program: ExportedProgram) -> None:
