@@ -38,6 +38,9 @@ _POSITIVE_IF_KNOWN = (
     *("measured_gb_s", "measured_gflop_s"),
 )
 
+USABLE_SHARE = 0.98
+"""Share of the memory that programs can use, of products without a report."""
+
 _NAMING = {"names", "model", "words", "source"}
 """Keys of a product in devices.toml that are no fields of `Device`."""
 
@@ -62,6 +65,8 @@ class Device:
         dram_gb_s: Peak memory bandwidth, in 1e9 bytes per second.
         l2_bytes: Size of the last-level cache.
         memory_bytes: Size of the memory; 0 if unknown.
+        usable_bytes: Memory that CUDA reports in total, without what the driver and error correction reserve;
+            0 if unknown.
         fma_per_clock: f32 multiply-adds per SM and clock.
         mma_flop_per_clock: Dense tensor-core FLOPs per SM and clock by input type (f32 accumulation, i32 for
             i8); a missing type has no tensor-core instruction.
@@ -105,6 +110,7 @@ class Device:
     l2_bytes: int
     fma_per_clock: float
     memory_bytes: int = 0
+    usable_bytes: int = 0
     mma_flop_per_clock: Mapping[str, float] = dataclasses.field(default_factory=dict)
     sfu_per_clock: float = 16.0
     issue_per_clock: float = 4.0
@@ -151,6 +157,16 @@ class Device:
         """Key under which results are stored; times of devices with different keys are not comparable."""
         power = f",power={self.power_limit_w:g}" if self.power_limit_w is not None else ""
         return f"{self.architecture}:{self.name},sm={self.sm_count}{power}"
+
+    @property
+    def usable_memory_bytes(self) -> int:
+        """Memory that programs can use, in bytes; 98 % of the size if no report of it is known.
+
+        The share of products without error correction in their memory, and with HBM, is 98 to 99.2 %.
+        """
+        if not self.usable_bytes:
+            return int(USABLE_SHARE * self.memory_bytes)
+        return min(self.memory_bytes or self.usable_bytes, self.usable_bytes)
 
     def with_meaningful_rates(self) -> Device | None:
         """Return the device with the rates that optimality gaps are computed with; None if it has none.

@@ -92,7 +92,14 @@ _NEUSIGHT_PEAKS = {"SingleFLOPs": "fp32", "SingleFLOPsVEC": "fp32", "SingleFLOPs
 _NEUSIGHT_KEYS = {"Device", "Core_Per_SM", *_NEUSIGHT, *_NEUSIGHT_PEAKS}
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Device)}
-_MAY_BE_NONE = {"l2_bytes", "memory_bytes", "threads_per_sm", "blocks_per_sm", "smem_reserved_bytes"}
+_MAY_BE_NONE = {
+    "l2_bytes",
+    "memory_bytes",
+    "usable_bytes",
+    "threads_per_sm",
+    "blocks_per_sm",
+    "smem_reserved_bytes",
+}
 """Fields that may be 0: the device has none, or the value is unknown."""
 _TEXTS = {"name", "kind", "architecture", "source", "like"}
 _AMD = re.compile(r"\b(amd|instinct|radeon|mi\d+\w*)\b")
@@ -144,6 +151,8 @@ def _device(data: Mapping[str, Any], notes: list[str]) -> Device:
     name = product_name(data["name"])
     product = _product(data.get("like"), name)
     facts = _facts(data)
+    if "memory_bytes" in facts:
+        product.pop("usable_bytes", None)  # it belongs to the product's memory, not to the file's
     if "max_clock_mhz" in facts:
         product.pop("boost_clock_mhz", None)  # it belongs to the product's clock, not to the file's
     rates = _rates(data, {**product, **facts, **_boost(data)})

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tunebench.device import Device
     from tunebench.forecast.network import NetworkPrediction
     from tunebench.training.cluster.device_memory import DeviceMemory
+    from tunebench.training.cluster.memory_verdict import MemoryVerdict
     from tunebench.training.steps.step import Parallelism, StepPrediction
     from tunebench.workloads.networks import Network
 
@@ -215,6 +216,13 @@ class ModelRequest:
     f32_gradients: Annotated[
         bool, typer.Option("--f32-gradients", help="Sum gradients in f32, in training steps in 16 bits.")
     ] = False
+    framework: Annotated[
+        str,
+        typer.Option(
+            help="Training step with --stack megatron: framework whose buffers count in memory: megatron, "
+            "deepspeed, fsdp or torchtitan.",
+        ),
+    ] = "megatron"
     cuda_graphs: Annotated[
         bool,
         typer.Option("--cuda-graphs", help="Launch kernels as CUDA graphs, without host time for each."),
@@ -323,7 +331,10 @@ class ModelRequest:
         return predict_step(model, device, run, cluster, self.parallelism)
 
     def _check(self) -> None:
-        """Refuse options that have no effect without another one."""
+        """Refuse options that have no effect without another one, and an unknown framework."""
+        from tunebench.training.cluster.framework_memory import framework_memory
+
+        framework_memory(self.framework)
         for ineffective, option, needed in (
             (self.user_buffers and not self.sequence_parallel, "--user-buffers", "--sequence-parallel"),
             (self.context_gather and self.context == 1, "--context-gather", "--context"),
@@ -336,6 +347,7 @@ class ModelRequest:
 
     def memory(self, prediction: NetworkPrediction | StepPrediction) -> tuple[DeviceMemory, ...]:
         """Return the memory of the devices of each rank of the pipeline; nothing if it is not modelled."""
+        from tunebench.forecast.network import NetworkPrediction
         from tunebench.training.cluster.step_memory import step_memory
         from tunebench.workloads.networks import network
 
@@ -343,9 +355,25 @@ class ModelRequest:
         if not run.trains or run.stack != "megatron" or run.dtype == "f32":
             return ()
         try:
-            return step_memory(network(self.name), run, self.parallelism)
+            cluster = None if isinstance(prediction, NetworkPrediction) else prediction.cluster
+            return step_memory(
+                network(self.name),
+                run,
+                self.parallelism,
+                cluster=cluster,
+                framework=self.framework,  # type: ignore[arg-type]
+            )
         except InputError:  # layers of another kind, whose activations are not known
             return ()
+
+    def verdict(
+        self, memory: DeviceMemory, prediction: NetworkPrediction | StepPrediction
+    ) -> MemoryVerdict | None:
+        """Return whether the memory of a rank fits its device; None if the device's memory is unknown."""
+        from tunebench.training.cluster.memory_verdict import memory_verdict
+
+        usable = prediction.device.usable_memory_bytes
+        return memory_verdict(memory.total, usable, self.framework) if usable else None  # type: ignore[arg-type]
 
     def min_memory_bytes(self, prediction: NetworkPrediction | StepPrediction) -> int | None:
         """Return the least memory in bytes that each device needs; None if unknown."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tunebench.cli._output import duration, plain, table
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tunebench.cli._model import ModelRequest
     from tunebench.forecast.network import NetworkPrediction, OperationTime
     from tunebench.training.cluster.device_memory import DeviceMemory
+    from tunebench.training.cluster.memory_verdict import MemoryVerdict
     from tunebench.training.steps.step import StepPrediction
 
 __all__ = ["describe_model", "render_model"]
@@ -33,7 +34,8 @@ def describe_model(model: ModelRequest, prediction: NetworkPrediction | StepPred
         f"{model.unit}_per_s": model.items / prediction.time_us * 1e6,
         "least_bytes": model.min_memory_bytes(prediction),
         "memory_bytes": prediction.device.memory_bytes or None,
-        "memory": [_memory(memory, prediction.device.memory_bytes) for memory in model.memory(prediction)],
+        "usable_bytes": prediction.device.usable_memory_bytes or None,
+        "memory": [_memory(memory, model, prediction) for memory in model.memory(prediction)],
     }
     if isinstance(prediction, NetworkPrediction):
         return {
@@ -66,10 +68,15 @@ def describe_model(model: ModelRequest, prediction: NetworkPrediction | StepPred
     }
 
 
-def _memory(memory: DeviceMemory, limit_bytes: int) -> dict[str, Any]:
-    """Return the memory of a rank by kind, and how much is missing."""
-    missing = max(0, memory.total - limit_bytes) if limit_bytes else None
-    return {"rank": memory.rank, **memory.kinds, "total": memory.total, "missing": missing}
+def _memory(
+    memory: DeviceMemory, model: ModelRequest, prediction: NetworkPrediction | StepPrediction
+) -> dict[str, Any]:
+    """Return the memory of a rank by kind, its three figures, a verdict, and how much is missing."""
+    from tunebench.cli._memory_text import memory_json
+
+    usable = prediction.device.usable_memory_bytes
+    missing = max(0, memory.total - usable) if usable else None
+    return {**memory_json(memory, model.verdict(memory, prediction)), "missing": missing}
 
 
 def _fields(value: object, *names: str) -> dict[str, Any]:
@@ -124,13 +131,15 @@ def render_model(model: ModelRequest, prediction: NetworkPrediction | StepPredic
         _render_one(prediction, to)
     else:
         _render_several(prediction, to)
-    _render_memory(model.memory(prediction), prediction.device.memory_bytes, to)
+    _render_memory(model, prediction, to)
 
 
-def _render_memory(ranks: Sequence[DeviceMemory], limit_bytes: int, to: Console) -> None:
-    """Print the memory of each rank by kind, with a verdict."""
+def _render_memory(model: ModelRequest, prediction: NetworkPrediction | StepPrediction, to: Console) -> None:
+    """Print the memory of each rank by kind, with a verdict, and the figures of the fullest one."""
+    from tunebench.cli._memory_text import memory_text
     from tunebench.training.memory import size_text
 
+    ranks = model.memory(prediction)
     if not ranks:
         return
     kinds = [name for name in ranks[0].kinds if any(memory.kinds[name] for memory in ranks)]
@@ -139,22 +148,23 @@ def _render_memory(ranks: Sequence[DeviceMemory], limit_bytes: int, to: Console)
             memory.rank,
             *(size_text(memory.kinds[name]) for name in kinds),
             size_text(memory.total),
-            _verdict(memory.total, limit_bytes),
+            _verdict(memory, model.verdict(memory, prediction)),
         )
         for memory in ranks
     )
     columns = (">rank", *(f">{name}" for name in kinds), ">memory", "verdict")
     to.print(table(*columns, rows=rows))
+    fullest = max(ranks, key=lambda memory: memory.total)
+    to.print(memory_text(fullest, model.verdict(fullest, prediction)), soft_wrap=True)
 
 
-def _verdict(total: int, limit_bytes: int) -> str:
+def _verdict(memory: DeviceMemory, verdict: MemoryVerdict | None) -> str:
     from tunebench.training.memory import size_text
 
-    if not limit_bytes:
+    if verdict is None:
         return "memory of the device unknown"
-    if total <= limit_bytes:
-        return f"fits, {size_text(limit_bytes - total)} free"
-    return f"does not fit, {size_text(total - limit_bytes)} missing"
+    free = verdict.usable - memory.total
+    return f"{verdict.name}, {size_text(abs(free))} {'free' if free >= 0 else 'missing'}"
 
 
 def _render_one(prediction: NetworkPrediction, to: Console) -> None:

@@ -20,7 +20,7 @@ def test_best_plan_is_the_fastest_that_fits() -> None:
     assert [plan.step_us for plan in answer.plans] == sorted(plan.step_us for plan in answer.plans)
     assert answer.too_large > 0
     assert len(answer.plans) + answer.too_large == 8
-    assert all(plan.memory_bytes <= machine.memory_bytes for plan in answer.plans)
+    assert all(plan.memory_bytes <= machine.limit_bytes for plan in answer.plans)
     best = answer.plans[0]
     run = NetworkRun(batch=512, mode="train", dtype="bf16", stack="eager", optimizer="adamw")
     division = Parallelism(data=4, microbatches=128 // best.microbatch)
@@ -32,7 +32,9 @@ def test_best_plan_is_the_fastest_that_fits() -> None:
 def test_nothing_fits_says_what_is_missing() -> None:
     answer = plan_copies(JOB, TrainingCluster.parse("4 x l4, 1GB"))
     assert answer.plans == ()
-    assert answer.missing_bytes == sum(JOB.memory_bytes(1).values()) - 10**9
+    assert (
+        answer.missing_bytes == sum(JOB.memory_bytes(1, answer.machine).values()) - answer.machine.limit_bytes
+    )
 
 
 def test_mistakes_are_explained() -> None:

@@ -10,10 +10,11 @@ import pytest
 from tests.training.cluster.test_stage_time import JOB, PLAN
 from tunebench.training.cluster import TrainingCluster, TrainingJob, plan_space
 from tunebench.training.cluster.device_memory import (
-    COMMUNICATOR_BYTES,
     CONTEXT_BYTES,
+    CONTIGUOUS,
     FRAGMENTATION,
     MemoryPricer,
+    communicator_bytes,
 )
 from tunebench.training.cluster.space import enumerated
 from tunebench.training.cluster.step_memory import step_memory
@@ -45,8 +46,12 @@ def test_kinds_are_those_of_mixed_precision_with_adamw() -> None:
         12 * parameters,
     )
     assert memory.activations == 2 * (18 * ACTIVATION.layer_bytes + ACTIVATION.embedding_bytes)
-    assert memory.fragmentation == round(FRAGMENTATION * memory.activations)
-    assert memory.nccl == 3 * COMMUNICATOR_BYTES  # of tensors, copies and stages
+    assert memory.step == 4 * parameters  # gradients in f32
+    held = memory.activations + memory.working
+    assert memory.fragmentation == round(FRAGMENTATION["none", False][CONTIGUOUS] * held)
+    # tensors, copies, all devices and a model have neighbours in a node; stages and both ends have not
+    in_node = sum(communicator_bytes(size, 24) for size in (4, 2, 16, 8))
+    assert memory.nccl == in_node + 2 * communicator_bytes(2, 8)
     assert memory.context == CONTEXT_BYTES
     assert memory.total == sum(memory.kinds.values())
 
@@ -125,7 +130,7 @@ def test_memory_of_split_backward_passes_is_at_least_that_of_simulated_schedules
     assert all(peak <= size for peak, size in zip(peaks, activations, strict=True))
     assert max(activations) <= 1.6 * max(peaks)
     run = replace(plan.run(JOB), batch=JOB.batch)
-    assert step_memory(JOB.network, run, parallelism)[0] == prices.of_rank(plan, 0)
+    assert step_memory(JOB.network, run, parallelism)[0] == prices.of_rank(replace(plan, nodes=1), 0)
 
 
 def test_recomputation_by_layers_keeps_the_others() -> None:
@@ -140,7 +145,7 @@ def test_recomputation_by_layers_keeps_the_others() -> None:
     run = replace(plan, recompute_layers=5).run(JOB)
     memory = step_memory(JOB.network, run, plan.parallelism(JOB))
     for rank, rank_memory in enumerate(memory):
-        assert rank_memory == MemoryPricer(JOB).of_rank(replace(plan, recompute_layers=5), rank)
+        assert rank_memory == MemoryPricer(JOB).of_rank(replace(plan, nodes=1, recompute_layers=5), rank)
 
 
 def test_gathered_keys_and_values_need_memory_while_a_layer_needs_them() -> None:

@@ -36,7 +36,7 @@ QWEN = {
 }
 SHARED = from_config("shared", {**SIZES, **QWEN})
 JOB = TrainingJob(network=MIXTRAL, batch=16, seq=1024)
-MACHINE = TrainingCluster.parse("8 x a100-80-sxm, 4 a node, 2.2GB")
+MACHINE = TrainingCluster.parse("8 x a100-80-sxm, 4 a node, 6GB")
 SEARCH = ClusterSearch(JOB, MACHINE)
 
 
@@ -92,7 +92,7 @@ def test_a_token_has_the_products_of_its_experts(stack: str) -> None:
 @pytest.mark.parametrize("fp8", ["none", "current"])
 def test_step_equals_that_of_predict_step(fp8: Fp8) -> None:
     job = replace(JOB, fp8=fp8)
-    machine = MACHINE if fp8 == "none" else TrainingCluster.parse("8 x h100-sxm, 4 a node, 2.2GB")
+    machine = MACHINE if fp8 == "none" else TrainingCluster.parse("8 x h100-sxm, 4 a node, 6GB")
     search = ClusterSearch(job, machine)
     rows = random.Random(5).sample(range(len(search.plans)), 40)
     plans = [search.plans[row] for row in rows]

@@ -20,7 +20,7 @@ def test_text_gives_devices_links_memory_and_price() -> None:
 def test_usual_links_and_memory_of_the_product_are_the_default() -> None:
     machine = TrainingCluster.parse("16 x a100-80-sxm")
     assert (machine.links.inside.name, machine.links.devices_per_node) == ("nvlink3", 8)
-    assert machine.memory_bytes == machine.device.memory_bytes
+    assert machine.memory_bytes == machine.device.usable_memory_bytes
     assert TrainingCluster.parse("2 x l4, 0.7/h").price_per_hour == 0.7
     assert TrainingCluster.parse("2 x l4, 12").links.inside.gb_s == 12
     assert TrainingCluster.parse("16 x h100-sxm, 300, 12.5:5").links.between.latency_us == 5

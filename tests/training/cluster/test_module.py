@@ -92,7 +92,7 @@ def test_one_device_has_nothing_to_communicate(profiler: ModelProfiler) -> None:
 def test_what_cannot_be_planned_is_explained(profiler: ModelProfiler, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be divided among 2 devices"):
         plan_module(ModuleJob(profiler=profiler, batch=3), TrainingCluster.parse("2 x l4"))
-    none = plan_module(ModuleJob(profiler=profiler, batch=4096), TrainingCluster.parse("1 x l4, 500MB"))
+    none = plan_module(ModuleJob(profiler=profiler, batch=4096), TrainingCluster.parse("1 x l4, 1GB"))
     assert none.plans == ()
     assert 0 < none.missing_bytes < 10**9
     assert block_name("encoder.layers.3.norm") == "encoder.layers.3"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunebench._figure import significant
+from tunebench.cli._memory_text import limit_text, memory_json, memory_text
 from tunebench.cli._output import duration, table
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class ClusterReport:
             "device": answer.machine.device.key,
             "devices": answer.machine.devices,
             "memory_bytes": answer.machine.memory_bytes,
+            "memory_margin": answer.machine.memory_margin,
+            "limit_bytes": answer.machine.limit_bytes,
             "objective": answer.result.objective,
             "best": _plan_json(answer.best) if answer.best else None,
             "plans": [_plan_json(priced) for priced in answer.result.best],
@@ -94,7 +97,7 @@ class ClusterReport:
         answer = self.answer
         to.print(
             f"{answer.job.network.name} on {answer.machine.name}: batch {answer.job.batch} of "
-            f"{answer.job.seq} tokens, {size_text(answer.machine.memory_bytes)} per device",
+            f"{answer.job.seq} tokens, {limit_text(answer.machine)}",
             soft_wrap=True,
         )
         for line in self._proof():
@@ -115,6 +118,7 @@ class ClusterReport:
             f"{name} {size_text(size)}" for name, size in answer.best.memory.kinds.items() if size
         )
         to.print(f"memory of rank {answer.best.memory.rank}: {kinds}", soft_wrap=True)
+        to.print(memory_text(answer.best.memory, answer.best.verdict), soft_wrap=True)
         stored = {"host memory": answer.best.memory.host, "NVMe": answer.best.memory.nvme}
         for name, size in stored.items():
             if size:
@@ -278,7 +282,7 @@ def _plan_json(priced: PricedPlan) -> dict[str, Any]:
     return {
         **priced.plan.values,
         "step": priced.step,
-        "memory": {"rank": priced.memory.rank, "total": priced.memory.total, **priced.memory.kinds},
+        "memory": memory_json(priced.memory, priced.verdict),
         "host_bytes": priced.memory.host,
         "nvme_bytes": priced.memory.nvme,
         "fits": priced.fits,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tunebench._figure import significant
+from tunebench.cli._memory_text import limit_text
 from tunebench.cli._output import duration, table
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class CopiesReport:
         to.print(
             f"{answer.name} ({answer.stack}, {answer.dtype}) on {answer.machine.name}: batch "
             f"{answer.batch}, {answer.machine.devices} copies, "
-            f"{size_text(answer.machine.memory_bytes)} per device",
+            f"{limit_text(answer.machine)}",
             soft_wrap=True,
         )
         if not answer.plans:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -21,7 +21,13 @@ from tunebench.optimizer import OPTIMIZERS, find_optimizer
 from tunebench.training.schedules.registry import PLANNED_SCHEDULES
 
 if TYPE_CHECKING:
-    from tunebench.training.cluster import ClusterAnswer, CopiesAnswer, TrainingJob
+    from tunebench.training.cluster import (
+        ClusterAnswer,
+        CopiesAnswer,
+        MixedCluster,
+        TrainingCluster,
+        TrainingJob,
+    )
 
 __all__ = ["cluster"]
 
@@ -126,6 +132,26 @@ class ClusterOptions:
     f32_gradients: Annotated[
         bool, typer.Option("--f32-gradients", help="Sum gradients in f32, with the memory for it.")
     ] = False
+    memory_margin: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=0.99,
+            help="Share of the usable memory that plans leave free. Default: that of the cluster file, or "
+            "0.07.",
+            show_default=False,
+        ),
+    ] = None
+    buffers: Annotated[
+        str,
+        typer.Option(
+            "--framework",
+            metavar="FRAMEWORK",
+            help="Model: framework whose buffers count in memory: megatron, deepspeed, fsdp or torchtitan. "
+            "Default: that of --emit, or megatron.",
+            show_default=False,
+        ),
+    ] = ""
     cuda_graphs: Annotated[
         bool, typer.Option("--cuda-graphs", help="Launch kernels as CUDA graphs, without host time for each.")
     ] = False
@@ -239,7 +265,7 @@ def cluster(
         with phases(console(stderr=True)) as show:
             mixed = plan_mixed(
                 job,
-                MixedCluster.of(options.cluster),
+                _mixed_with_margin(MixedCluster.of(options.cluster), options),
                 fixed=fixed,
                 top=options.top,
                 reasons=options.reasons,
@@ -248,7 +274,7 @@ def cluster(
         mixed_report = MixedReport(answer=mixed)
         emit(as_json, mixed_report.to_json(), mixed_report.render)
         return
-    machine = TrainingCluster.of(options.cluster)
+    machine = _with_margin(TrainingCluster.of(options.cluster), options)
     if options.framework:
         fixed = {**RUNNABLE[options.framework], **fixed}  # type: ignore[index]
     with phases(console(stderr=True)) as show:
@@ -286,7 +312,7 @@ def _residual_plans(options: ClusterOptions) -> CopiesAnswer:
         stack=options.stack or "eager",  # type: ignore[arg-type]
         optimizer=options.optimizer,
     )
-    return plan_copies(job, TrainingCluster.of(options.cluster))
+    return plan_copies(job, _with_margin(TrainingCluster.of(options.cluster), options))
 
 
 def _module_plans(options: ClusterOptions) -> CopiesAnswer:
@@ -302,7 +328,7 @@ def _module_plans(options: ClusterOptions) -> CopiesAnswer:
     if options.stack not in ("", "eager"):
         raise InputError(f"a module runs in eager PyTorch, got --stack {options.stack}: leave it out")
     specs = [InputSpec.parse(text) for text in options.inputs]
-    machine = TrainingCluster.of(options.cluster)
+    machine = _with_margin(TrainingCluster.of(options.cluster), options)
     factory = load_factory(options.model)
     from tunebench.training.fitting.model_plan import ModelProfiler
 
@@ -314,6 +340,18 @@ def _module_plans(options: ClusterOptions) -> CopiesAnswer:
             machine,
             watcher=show,
         )
+
+
+def _with_margin(machine: TrainingCluster, options: ClusterOptions) -> TrainingCluster:
+    """Return a cluster with the margin of the options, if they have one."""
+    if options.memory_margin is None:
+        return machine
+    return replace(machine, memory_margin=options.memory_margin)
+
+
+def _mixed_with_margin(machine: MixedCluster, options: ClusterOptions) -> MixedCluster:
+    """Return a cluster of several products with the margin of the options, if they have one."""
+    return replace(machine, groups=tuple(_with_margin(group, options) for group in machine.groups))
 
 
 def _is_residual(model: str) -> bool:
@@ -369,6 +407,7 @@ def _job(options: ClusterOptions, *, full_sharding: bool) -> TrainingJob:
         load_factor=options.load_factor,
         capacity_factor=options.capacity_factor,
         optimizer=options.optimizer,
+        framework=options.buffers or options.framework or "megatron",  # type: ignore[arg-type]
     )
 
 

@@ -105,7 +105,7 @@ class ClusterAnswer(Tabular):
     @property
     def missing_bytes(self) -> int:
         """Memory that each device lacks for the plan that needs the least; 0 if a plan fits."""
-        return max(0, self.result.least_memory.memory.total - self.machine.memory_bytes)
+        return max(0, self.result.least_memory.memory.total - self.machine.limit_bytes)
 
     @property
     def missing_host_bytes(self) -> int:

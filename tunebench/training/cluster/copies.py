@@ -21,10 +21,11 @@ from tunebench.dtype import itemsize
 from tunebench.errors import InputError
 from tunebench.optimizer import find_optimizer
 from tunebench.training.cluster.device_memory import (
-    COMMUNICATOR_BYTES,
     CONTEXT_BYTES,
     FRAGMENTATION,
+    SEPARATE,
     WORKSPACE_BYTES,
+    communicator_bytes,
 )
 from tunebench.training.cluster.machine import TrainingCluster
 from tunebench.training.memory.budget import size_text
@@ -72,8 +73,13 @@ class CopiesJob:
                 f"{self.network.name} runs in eager or compiled PyTorch, got the stack {self.stack}"
             )
 
-    def memory_bytes(self, microbatch: int) -> dict[str, int]:
-        """Return the memory of each device by kind, in bytes."""
+    def memory_bytes(self, microbatch: int, machine: TrainingCluster) -> dict[str, int]:
+        """Return the memory of each device by kind, in bytes.
+
+        Args:
+            microbatch: Images in a micro-batch.
+            machine: The cluster.
+        """
         assert isinstance(self.network, ResNet)
         parameters, size = self.network.parameters(), itemsize(self.dtype)
         elements, positions = self.network.saved_elements()
@@ -87,8 +93,8 @@ class CopiesJob:
             "activations": activations,
             "context": CONTEXT_BYTES,
             "workspace": WORKSPACE_BYTES,
-            "nccl": COMMUNICATOR_BYTES,
-            "fragmentation": round(FRAGMENTATION * activations),
+            "nccl": communicator_bytes(machine.devices, machine.channels),
+            "fragmentation": round(FRAGMENTATION["none", True][SEPARATE] * activations),
         }
 
 
@@ -199,9 +205,9 @@ def plan_copies(job: CopiesJob, machine: TrainingCluster) -> CopiesAnswer:
             f"a batch of {job.batch} cannot be divided among {machine.devices} devices: expected a multiple"
         )
     sizes = [size for size in range(1, per_device + 1) if per_device % size == 0]
-    fitting = [size for size in sizes if sum(job.memory_bytes(size).values()) <= machine.memory_bytes]
+    fitting = [size for size in sizes if sum(job.memory_bytes(size, machine).values()) <= machine.limit_bytes]
     plans = sorted((_priced(job, machine, size) for size in fitting), key=lambda plan: plan.step_us)
-    least = sum(job.memory_bytes(1).values())
+    least = sum(job.memory_bytes(1, machine).values())
     return CopiesAnswer(
         name=job.network.name,
         batch=job.batch,
@@ -210,7 +216,7 @@ def plan_copies(job: CopiesJob, machine: TrainingCluster) -> CopiesAnswer:
         machine=machine,
         plans=tuple(plans),
         too_large=len(sizes) - len(fitting),
-        missing_bytes=max(0, least - machine.memory_bytes),
+        missing_bytes=max(0, least - machine.limit_bytes),
     )
 
 
@@ -229,7 +235,7 @@ def _priced(job: CopiesJob, machine: TrainingCluster, microbatch: int) -> Priced
         high_us=step.high_us,
         samples_per_s=step.samples_per_s,
         communication_us=step.communication.us,
-        memory=job.memory_bytes(microbatch),
+        memory=job.memory_bytes(microbatch, machine),
         # 3.6e9 microseconds are an hour.
         cost=None if price is None else price * machine.devices * step.time_us / 3.6e9,
     )

@@ -13,12 +13,17 @@ Schedules with gradients of weights apart keep a micro-batch until these are com
 that is more, what the gradients of weights need (`ActivationMemory.weight_gradient_bytes`), and also the
 gradient of its logits.
 
+Beside the tensors, a device holds what its framework needs
+(`tunebench.training.cluster.framework_memory`), what the caching allocator reserves and does not use,
+communicators of NCCL, and the CUDA context. Three figures follow: what PyTorch reports as allocated and as
+reserved, and what nvidia-smi reports. The last one decides whether a plan fits.
+
 The formula holds for one plan and for columns of many (`MemoryPricer.of`, `MemoryPricer.sizes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -26,6 +31,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from tunebench._lazy import np
 from tunebench.errors import InputError
 from tunebench.optimizer import find_optimizer
+from tunebench.training.cluster.framework_memory import framework_memory
 from tunebench.training.cluster.layer_time import LayerDivision, LayerRun
 from tunebench.training.cluster.space import ClusterPlan, PlanTable, TrainingJob
 from tunebench.training.cluster.storage import StorageLayout
@@ -36,6 +42,7 @@ from tunebench.training.schedules.registry import (
     stages_in_flight,
 )
 from tunebench.training.steps.layer_stream import DEPTH
+from tunebench.training.steps.overlap import CHANNELS, CHANNELS_OF_NETWORK
 from tunebench.workloads.networks.network_run import DType
 
 if TYPE_CHECKING:
@@ -45,9 +52,11 @@ __all__ = [
     "COMMUNICATOR_BYTES",
     "CONTEXT_BYTES",
     "FRAGMENTATION",
+    "PAIR_BYTES",
     "WORKSPACE_BYTES",
     "DeviceMemory",
     "MemoryPricer",
+    "communicator_bytes",
 ]
 
 PARAMETER_BYTES, GRADIENT_BYTES = 2, 2
@@ -60,19 +69,35 @@ micro-batch to the next beside the 16-bit parameters."""
 WIDE_BYTES = 4
 """Bytes of a gradient that is summed in f32."""
 
-CONTEXT_BYTES = 900_000_000
-"""Memory of the CUDA context and of loaded kernels. Assumed, not measured."""
+CONTEXT_BYTES = 1343 * 2**20
+"""Memory of the CUDA context and of loaded kernels. Measured for a process with one small tensor, which loads
+all kernels at once: Hugging Face Transformers, "Model training anatomy". With lazy loading (the default since
+CUDA 12.2), processes on H200 are reported with 612 MiB, and the kernels of a training step come on top."""
 
 WORKSPACE_BYTES = 2 * 32 * 2**20
 """Workspaces of cuBLAS and Transformer Engine: 32 MiB each on Hopper. Source: PyTorch, `CUDABlas` (32 MiB on
 sm_90); NVIDIA/TransformerEngine, `get_cublas_workspace_size_bytes`."""
 
-COMMUNICATOR_BYTES = 24 * (524_288 + 4_915_200 + 4_194_304)
-"""Buffers of an NCCL communicator: for each of 24 channels, those of the protocols LL, LL128 and Simple.
-Source: NVIDIA/nccl, `src/init.cc` (`DEFAULT_LL_BUFFSIZE`, `DEFAULT_LL128_BUFFSIZE`, `DEFAULT_BUFFSIZE`)."""
+COMMUNICATOR_BYTES, PAIR_BYTES = 688 * 2**20, 544 * 2**20
+"""Memory of an NCCL communicator with 24 channels, and of one of two devices. Measured on A100 with NVLink:
+NVIDIA/nccl, issue 964. It is linear in the channels (issue 986), and does not grow beyond two nodes."""
 
-FRAGMENTATION = 0.05
-"""Share of activations that the allocator loses to fragmentation. Assumed, not measured."""
+NETWORK_CHANNELS = 2 * CHANNELS_OF_NETWORK
+"""The same of a communicator with one device in each node. It has few channels (assumed), each with a buffer
+to send from and one to receive into; in a node, neighbours write into the buffer of the receiver. Source:
+NVIDIA/nccl, `src/transport/net.cc` and `src/transport/p2p.cc`."""
+
+SEPARATE, CONTIGUOUS = 0, 1
+FRAGMENTATION: dict[tuple[str, bool], tuple[float, float]] = {
+    ("full", False): (0.15, 0.10),
+    ("full", True): (0.09, 0.01),
+    ("selective", False): (0.06, 0.03),
+    ("none", False): (0.03, 0.02),
+    ("none", True): (0.04, 0.0),
+}
+"""Share of activations that PyTorch's allocator reserves and does not use, by recomputation and flash
+attention: with a gradient per parameter, and with gradients in contiguous buffers. Medians of simulated
+requests of stages (`python -m benchmarks.predict_memory --fragmentation`), not of measured memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +111,11 @@ class DeviceMemory:
         optimizer: States of the optimizer.
         activations: Activations of the micro-batches in flight.
         working: Recomputed activations of one layer, or the gradient of the logits.
-        context: Assumed memory of the CUDA context and of loaded kernels.
+        step: Tensors that only the step of the optimizer needs, beside what activations have freed.
+        context: CUDA context and loaded kernels.
         workspace: Workspaces of libraries.
-        nccl: Buffers of communicators: those of tensors, copies, experts and stages.
-        fragmentation: Assumed loss of the allocator.
+        nccl: Buffers of communicators: of the parallel sizes, all devices, a model, its ends and neighbours.
+        fragmentation: What the allocator reserves and does not use.
         host: Most host memory of a device: states, gradients, parameters, activations, and buffers.
         nvme: Most NVMe of a device.
     """
@@ -100,6 +126,7 @@ class DeviceMemory:
     optimizer: int
     activations: int
     working: int
+    step: int = 0
     context: int
     workspace: int
     nccl: int
@@ -108,10 +135,20 @@ class DeviceMemory:
     nvme: int = 0
 
     @property
+    def allocated(self) -> int:
+        """Most bytes in tensors, as `torch.cuda.max_memory_allocated` reports."""
+        kept = self.parameters + self.gradients + self.optimizer + self.workspace
+        return kept + max(self.activations + self.working, self.step)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes in segments of the allocator, as `torch.cuda.max_memory_reserved` reports."""
+        return self.total - self.context - self.nccl
+
+    @property
     def total(self) -> int:
-        """All kinds together."""
-        tensor_bytes = self.parameters + self.gradients + self.optimizer + self.activations + self.working
-        return tensor_bytes + self.context + self.workspace + self.nccl + self.fragmentation
+        """All kinds together, as nvidia-smi reports: what decides whether a plan fits."""
+        return sum(self.kinds.values())
 
     @property
     def kinds(self) -> dict[str, int]:
@@ -148,7 +185,7 @@ _RUN = ("tensor", "microbatch", "sequence_parallel", "flash", "context", "expert
 _DIVISION = ("tensor", "expert", "expert_tensor")
 _STAGES = ("pipeline", "chunks", "schedule")
 _SHARDS = ("data", "tensor", "context", "expert", "expert_tensor", "sharding")
-_GROUPS = ("data", "tensor", "context", "expert", "pipeline")
+_GROUPS = ("data", "tensor", "context", "expert", "pipeline", "nodes")
 
 
 class MemoryPricer:
@@ -161,11 +198,18 @@ class MemoryPricer:
     dtypes: ClassVar[tuple[DType, ...]] = ("f16", "bf16")
     """Supported dtypes of parameters."""
 
-    def __init__(self, job: TrainingJob) -> None:
+    def __init__(self, job: TrainingJob, channels: int = CHANNELS) -> None:
+        """Price the plans of a job.
+
+        Args:
+            job: The network and its batch.
+            channels: Channels of an NCCL communicator.
+        """
         if job.dtype not in self.dtypes:
             raise InputError(f"dtype must be {' or '.join(self.dtypes)}, got {job.dtype}")
-        self.job = job
+        self.job, self.channels = job, channels
         self.optimizer = find_optimizer(job.optimizer)
+        self.framework = framework_memory(job.framework)
         self._kept = lru_cache(maxsize=None)(self._kept_bytes)
         self._largest = lru_cache(maxsize=None)(self._largest_layer)
         self._stage_parameters = lru_cache(maxsize=None)(self._held_parameters)
@@ -239,7 +283,8 @@ class MemoryPricer:
         # themselves.
         states = -(-parameter_counts[0] // shards[0]) - (-parameter_counts[1] // shards[1])
         layout, total = _storage_layout(plans), parameter_counts[0] + parameter_counts[1]
-        gradient_bytes = WIDE_BYTES if self.job.wide_gradients else GRADIENT_BYTES
+        wide = self.job.wide_gradients
+        gradient_bytes = WIDE_BYTES + self.framework.kept_gradient_bytes if wide else GRADIENT_BYTES
         # Data that moves layer by layer needs buffers of DEPTH layers on the device instead of room for all
         # layers.
         moves, buffer = layout.scatters | (layout.states != "device"), DEPTH * largest
@@ -258,20 +303,21 @@ class MemoryPricer:
         # DEPTH inputs of layers stay on the device: the one in use, and the one that is copied meanwhile.
         moved = np.maximum(0, stage_bytes - DEPTH * layer_bytes)
         activations = activations - np.where(offloads, moved, 0)
+        on_device = layout.states == "device"
+        share = plans.mapped(self.fragmentation_share, "recompute", "flash")
         return {
             "parameters": parameters + self._converted_bytes(plans, last, rank, layers),
             "gradients": gradients,
-            "optimizer": np.where(
-                layout.states == "device", _whole(self.optimizer.mixed_state_bytes * states), 0
-            ),
+            "optimizer": np.where(on_device, _whole(self.optimizer.mixed_state_bytes * states), 0),
+            "step": np.where(on_device, self.framework.step_bytes(states, wide=wide), 0),
             "host": np.where(moves, host, 0) + np.where(offloads, stage_bytes, 0),
             "nvme": np.where(moves, nvme, 0),
             "activations": activations,
             "working": working,
             "context": CONTEXT_BYTES,
             "workspace": WORKSPACE_BYTES,
-            "nccl": COMMUNICATOR_BYTES * plans.mapped(_communicators, *_GROUPS),
-            "fragmentation": np.rint(FRAGMENTATION * (activations + working)).astype(np.int64),
+            "nccl": plans.mapped(self._communicator_bytes, *_GROUPS),
+            "fragmentation": _whole(share * (activations + working)),
         }
 
     def _activations(
@@ -281,9 +327,8 @@ class MemoryPricer:
 
         The last are those of one layer, and of all layers of the device.
         """
-        checkpoint_bytes, whole, work, weights, embedding, head, head_gradient = plans.mapped(
-            lambda plan: self._kept(LayerRun.of(plan).whole), *_RUN, "recompute"
-        )
+        run_bytes = plans.mapped(lambda plan: self._kept(LayerRun.of(plan).whole), *_RUN, "recompute")
+        checkpoint_bytes, whole, work, weights, embedding, head, head_gradient, border, ends = run_bytes
         ranks, chunks, schedule = (plans.column(name) for name in _STAGES)
         count = self.job.batch // (plans.column("data") * plans.column("microbatch"))
         split, v_shaped = np.isin(schedule, SPLIT_SCHEDULES), np.isin(schedule, V_SCHEDULES)
@@ -306,25 +351,75 @@ class MemoryPricer:
         # weights.
         waiting = np.where(split, np.minimum(count, in_flight) - 1, 0)
         total = total + last * (head + waiting * head_gradient)
-        working = np.where(last, np.maximum(work, head_gradient), work)
+        if self.framework.keeps_outputs:
+            total = total + np.where((ranks > 1) & ~last, in_flight * border, 0)
+        # Gradients of the embedding and the head are made when no layer has recomputed activations.
+        working = np.where(last, np.maximum(work, head_gradient + ends), work)
+        working = np.where(rank == 0, np.maximum(working, ends), working)
+        # One tensor arrives while another leaves.
+        working = working + np.where(ranks > 1, 2 * border, 0)
         return total, working, (checkpoint_bytes, stage_bytes)
 
     def _kept_bytes(self, run: LayerRun) -> tuple[int, ...]:
         """Return the bytes of a layer and what surrounds it, for each micro-batch.
 
-        In order: a layer with its recomputation, a layer without recomputation, recomputed activations while
-        the layer runs, inputs of the gradients of weights, embedding, head, and gradient of the head.
+        In order: a layer with its recomputation, a layer without recomputation, what exists while a layer
+        runs backward, inputs of the gradients of weights, embedding, head, gradient of the head, tensor
+        between stages, and gradient of the embedding or the head before it is added to its sum.
         """
         memory, whole = run.activations(self.job), run.kept.activations(self.job)
+        architecture = memory.architecture
+        fused = self.framework.fused_sums and self.job.wide_gradients
+        size = 0 if fused else GRADIENT_BYTES
+        width = architecture.shared_ffn if architecture.experts_per_token else architecture.ffn
+        matrices = (2 if architecture.gated else 1) * width // run.tensor
+        matrix_bytes = size * architecture.hidden * matrices
+        table_bytes = size * architecture.hidden * architecture.vocabulary // run.tensor
+        tokens = run.microbatch * memory.seq
+        loss_bytes = self.framework.logit_bytes * tokens * architecture.vocabulary // run.tensor
         return (
             memory.layer_bytes,
             whole.layer_bytes,
-            memory.recomputed_bytes + run.gathered_bytes(self.job),
+            memory.recomputed_bytes + run.gathered_bytes(self.job) + memory.backward_bytes + matrix_bytes,
             whole.weight_gradient_bytes,
             memory.embedding_bytes,
             memory.head_bytes,
-            memory.head_gradient_bytes,
+            memory.head_gradient_bytes + loss_bytes,
+            memory.input_bytes,
+            table_bytes,
         )
+
+    def fragmentation_share(self, plan: ClusterPlan) -> float:
+        """Return the share of activations that the allocator reserves and does not use."""
+        gradients = CONTIGUOUS if self.framework.contiguous else SEPARATE
+        without = FRAGMENTATION["none", plan.flash]
+        return FRAGMENTATION.get((plan.recompute, plan.flash), without)[gradients]
+
+    def _communicator_bytes(self, plan: ClusterPlan) -> int:
+        """Return the bytes of the communicators of a device."""
+        return sum(
+            communicator_bytes(size, self.channels if local > 1 else NETWORK_CHANNELS)
+            for size, local in self._groups(plan)
+        )
+
+    def _groups(self, plan: ClusterPlan) -> Iterator[tuple[int, int]]:
+        """Yield the size of each group of a device, and how many of its devices are in one node.
+
+        Groups are those of tensors, copies, sequences, experts and stages; all devices; a model, in which
+        norms of gradients are summed; and with a pipeline both ends, which share the embedding, and
+        neighbours. All devices, and a model, are counted only if they are no other group.
+        """
+        node, tensor, stage = plan.devices // plan.nodes, plan.tensor, plan.devices // plan.pipeline
+        groups = [(tensor, 1), (plan.pipeline, stage)]
+        groups += [(size, tensor) for size in (plan.copies, plan.context, plan.expert)]
+        if plan.devices not in (size for size, _ in groups):
+            groups.append((plan.devices, 1))
+        if plan.pipeline > 1:
+            groups += [(2, stage)] * (1 + self.framework.pairs)
+        for size, stride in groups:
+            yield size, min(size, node // stride)
+        if min(tensor, plan.pipeline) > 1:
+            yield tensor * plan.pipeline, max(min(tensor, node), min(plan.pipeline, node // stage))
 
     def held_parameters(
         self, plan: ClusterPlan, rank: int, layers: tuple[int, int] | None = None
@@ -378,9 +473,16 @@ class MemoryPricer:
         return max(sum(self._stage_parameters(division, layers)) for layers in kinds)
 
 
-def _communicators(plan: ClusterPlan) -> int:
-    """Return the number of groups that each device communicates in."""
-    return sum(size > 1 for size in (plan.tensor, plan.copies, plan.context, plan.expert, plan.pipeline))
+def communicator_bytes(size: int, channels: int) -> int:
+    """Return the memory of an NCCL communicator in bytes; 0 for one device.
+
+    Args:
+        size: Devices of the communicator.
+        channels: Its channels.
+    """
+    if size < 2:
+        return 0
+    return (PAIR_BYTES if size == 2 else COMMUNICATOR_BYTES) * channels // CHANNELS
 
 
 def _storage_layout(plans: _Plans) -> StorageLayout:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from tunebench._figure import significant
 from tunebench.errors import InputError, UnknownName
 from tunebench.optimizer import OPTIMIZERS, find_optimizer
+from tunebench.training.cluster.framework_memory import Framework
 from tunebench.training.cluster.space import ClusterPlan, TrainingJob
 from tunebench.training.pipeline.activation import architecture_of
 from tunebench.training.schedules.registry import PLANNED_SCHEDULES, SCHEDULES, find_schedule
 
 __all__ = ["RUNNABLE", "Emitted", "Framework", "emit", "megatron_arguments", "runs_in_megatron"]
-
-Framework = Literal["megatron", "deepspeed", "fsdp", "torchtitan"]
-"""Frameworks: Megatron-LM, DeepSpeed, PyTorch's FSDP2 by Accelerate, and torchtitan."""
 
 _OF_MEGATRON = tuple(name for name in PLANNED_SCHEDULES if SCHEDULES[name].megatron)
 _OF_TORCH = tuple(name for name in PLANNED_SCHEDULES if SCHEDULES[name].torch)

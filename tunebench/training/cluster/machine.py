@@ -8,7 +8,8 @@
 
 A file has the keys `product`, `nodes`, `devices_per_node`, and optionally `inside` and `between` (links by
 name, by figures, or tables with the fields of `Link`), `nodes_per_switch` and `oversubscription`, `memory`,
-`power_limit_w` (watts of each device; by default those of the product), `host_memory` with `host_gb_s` and
+`memory_margin` (share of it that plans leave free; 0.07), `power_limit_w` (watts of each device; by default
+those of the product), `host_memory` with `host_gb_s` and
 `host_link`, `devices_per_host_link` and `host_duplex`, `nvme` with `nvme_read_gb_s` and `nvme_write_gb_s`,
 and `price_per_hour`.
 """
@@ -38,6 +39,7 @@ from tunebench.training.interconnect.cluster import (
 from tunebench.training.memory.budget import budget_bytes
 from tunebench.training.memory.host_link import host_link, host_link_of
 from tunebench.training.memory.step import HostLink
+from tunebench.training.steps.overlap import node_channels
 
 __all__ = ["TrainingCluster"]
 
@@ -48,6 +50,9 @@ _KINDS = ("nvlink", "pcie")
 
 PER_NODE = 8
 """Devices per node if a text does not say; fewer if the cluster has fewer."""
+
+MEMORY_MARGIN = 0.07
+"""Share of the usable memory that plans leave free by default: predicted memory is off by 6.5 %."""
 
 MOST_NODES = 1 << 20
 """Most nodes of a cluster, and devices of a node."""
@@ -71,6 +76,7 @@ _KEYS = (
     "nodes_per_switch",
     "oversubscription",
     "memory",
+    "memory_margin",
     "power_limit_w",
     "host_memory",
     "host_gb_s",
@@ -91,7 +97,8 @@ class TrainingCluster:
     Attributes:
         device: One of the devices.
         links: Nodes and links.
-        memory_bytes: Memory of each device.
+        memory_bytes: Memory of each device that programs can use.
+        memory_margin: Share of it that plans leave free.
         host_bytes: Host memory of each node for states of the optimizer; 0 if none may be used.
         host_gb_s: Bandwidth of the host memory of a node, reads and writes together, in 1e9 bytes per second.
         host_link: Link of each device to host memory; None if no host memory is used.
@@ -106,6 +113,7 @@ class TrainingCluster:
     device: Device
     links: Cluster
     memory_bytes: int
+    memory_margin: float = MEMORY_MARGIN
     host_bytes: int = 0
     host_gb_s: float = 0.0
     host_link: HostLink | None = None
@@ -122,6 +130,9 @@ class TrainingCluster:
                 f"the memory of {self.device.name} is not known: give it, such as memory = '80GB' in a file "
                 "or 80GB in a text"
             )
+        margin = self.memory_margin
+        if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin < 1:
+            raise InputError(f"memory_margin must be a share from 0 to below 1, such as 0.07, got {margin!r}")
         if self.host_bytes and (self.host_gb_s <= 0 or self.host_link is None):
             raise InputError(
                 "host_memory also needs host_gb_s, the bandwidth of the host memory of a node in "
@@ -146,6 +157,16 @@ class TrainingCluster:
     def devices(self) -> int:
         """Number of devices."""
         return self.links.devices
+
+    @property
+    def limit_bytes(self) -> int:
+        """Memory of each device that a plan may need by prediction: the usable one without the margin."""
+        return int((1 - self.memory_margin) * self.memory_bytes)
+
+    @property
+    def channels(self) -> int:
+        """Channels of an NCCL communicator in a node."""
+        return node_channels(self.links.inside)
 
     @property
     def name(self) -> str:
@@ -286,7 +307,8 @@ class TrainingCluster:
                 oversubscription=given.get("oversubscription", 1.0),
                 **counts,
             ),
-            memory_bytes=_size(given.get("memory")) or product.memory_bytes,
+            memory_bytes=_size(given.get("memory")) or product.usable_memory_bytes,
+            memory_margin=given.get("memory_margin", MEMORY_MARGIN),
             host_bytes=host_bytes,
             host_gb_s=float(given.get("host_gb_s", 0.0)),
             host_link=_host_link(given.get("host_link"), product) if host_bytes else None,

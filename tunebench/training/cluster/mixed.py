@@ -190,7 +190,7 @@ class MixedSearch:
             StepPricer(job=self.job, machine=group, layers=layers)
             for group, layers in zip(machine.groups, self.layers, strict=True)
         ]
-        self.memory = MemoryPricer(self.job)
+        self.memory = MemoryPricer(self.job, max(group.channels for group in self.machine.groups))
         self.plans = self._plans(dict(fixed or {}))
         self._layer = functools.cache(self._layer_us)
         self._stage = functools.cache(self._stage_time)
@@ -401,7 +401,7 @@ class MixedSearch:
         stored = max(0, size.host - machine.host_bytes // count) + max(
             0, size.nvme - machine.nvme_bytes // count
         )
-        return max(0, size.total - machine.memory_bytes) + stored
+        return max(0, size.total - machine.limit_bytes) + stored
 
     def _sizes(self, mixed: MixedPlan) -> Iterator[tuple[int, DeviceMemory]]:
         """Yield the group and the memory of a device of each stage."""

@@ -20,7 +20,7 @@ from tunebench.errors import InputError
 from tunebench.forecast.network import HOST_US, predict_operations
 from tunebench.optimizer import find_optimizer
 from tunebench.training.cluster.copies import CopiesAnswer, PricedCopies
-from tunebench.training.cluster.device_memory import COMMUNICATOR_BYTES, CONTEXT_BYTES, WORKSPACE_BYTES
+from tunebench.training.cluster.device_memory import CONTEXT_BYTES, WORKSPACE_BYTES, communicator_bytes
 from tunebench.training.cluster.machine import TrainingCluster
 from tunebench.training.interconnect.cluster import ProcessGroup
 from tunebench.training.interconnect.collective import Collective, collective_us
@@ -116,8 +116,8 @@ class _ModuleSearch:
             step = self._estimated(size)
             priced = [self._priced(step, size, sharding) for sharding in shardings]
             least = least or min(plan.memory_bytes for plan in priced)
-            plans += [plan for plan in priced if plan.memory_bytes <= self.machine.memory_bytes]
-            too_large += sum(plan.memory_bytes > self.machine.memory_bytes for plan in priced)
+            plans += [plan for plan in priced if plan.memory_bytes <= self.machine.limit_bytes]
+            too_large += sum(plan.memory_bytes > self.machine.limit_bytes for plan in priced)
         plans, dropped = self._exact(sorted(plans, key=lambda plan: plan.step_us))
         return CopiesAnswer(
             name=self.job.profiler.name,
@@ -127,7 +127,7 @@ class _ModuleSearch:
             machine=self.machine,
             plans=tuple(plans),
             too_large=too_large + dropped,
-            missing_bytes=0 if plans else max(0, least - self.machine.memory_bytes),
+            missing_bytes=0 if plans else max(0, least - self.machine.limit_bytes),
         )
 
     def _exact(self, plans: list[PricedCopies]) -> tuple[list[PricedCopies], int]:
@@ -142,7 +142,7 @@ class _ModuleSearch:
             repriced = [
                 self._priced(step, size, plan.sharding) if plan.microbatch == size else plan for plan in plans
             ]
-            fitting = [plan for plan in repriced if plan.memory_bytes <= self.machine.memory_bytes]
+            fitting = [plan for plan in repriced if plan.memory_bytes <= self.machine.limit_bytes]
             dropped += len(repriced) - len(fitting)
             plans = sorted(fitting, key=lambda plan: plan.step_us)
         return plans, dropped
@@ -175,7 +175,7 @@ class _ModuleSearch:
             "activations": max(0, peak - parameter_bytes),
             "context": CONTEXT_BYTES,
             "workspace": WORKSPACE_BYTES,
-            "nccl": COMMUNICATOR_BYTES if devices > 1 else 0,
+            "nccl": communicator_bytes(devices, self.machine.channels),
         }
 
     @property

@@ -19,6 +19,7 @@ from tunebench.forecast.network import require_fp8
 from tunebench.training.cluster.device_memory import DeviceMemory, MemoryPricer
 from tunebench.training.cluster.layer_time import LayerRun, LayerTimes
 from tunebench.training.cluster.machine import TrainingCluster
+from tunebench.training.cluster.memory_verdict import MemoryVerdict, memory_verdict
 from tunebench.training.cluster.refusal import fixed_space
 from tunebench.training.cluster.space import ClusterPlan, PlanTable, TrainingJob, enumerated
 from tunebench.training.cluster.stage_time import RUN_PARAMETERS, Slowdown, StepPricer, StepTime
@@ -43,7 +44,8 @@ class PricedPlan:
         plan: The plan.
         step: Time of the step and its parts.
         memory: Memory of the fullest device.
-        limit_bytes: Memory of each device.
+        limit_bytes: Memory of each device that a plan may need.
+        verdict: Probability that the plan fits the usable memory, and interval of its memory.
         mfu: Model FLOP utilisation: FLOPs of the model without recomputation over the peak of the devices in
             use.
         samples_per_s: Sequences per second.
@@ -55,6 +57,7 @@ class PricedPlan:
     step: StepTime
     memory: DeviceMemory
     limit_bytes: int
+    verdict: MemoryVerdict
     mfu: float
     samples_per_s: float
     cost: float | None
@@ -67,7 +70,7 @@ class PricedPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest device, and its node, have enough memory."""
+        """Whether the fullest device, with the margin, and its node have enough memory."""
         return self.stored and self.memory.total <= self.limit_bytes
 
 
@@ -167,7 +170,7 @@ class ClusterSearch:
         space = fixed_space(job, machine, self.fixed, any_nodes=objective == "cost")
         self.plans: PlanTable = enumerated(space)
         self.pricer = StepPricer(job=job, machine=machine, layers=self.layers, slowdown=self.slowdown)
-        self.memory = MemoryPricer(job)
+        self.memory = MemoryPricer(job, machine.channels)
 
     def run(
         self, top: int = 10, *, front: bool = True, watcher: Callable[[str], None] = lambda message: None
@@ -179,7 +182,7 @@ class ClusterSearch:
             front: Whether to also find the front of time and memory.
             watcher: Receives the phase of the search.
         """
-        limit = self.machine.memory_bytes
+        limit = self.machine.limit_bytes
         watcher(f"memory of {len(self.plans)} plans")
         sizes, host, nvme = self.memory.sizes(self.plans)
         per_node = self.machine.links.devices_per_node
@@ -216,12 +219,14 @@ class ClusterSearch:
         step = self.pricer.step(plan)
         seconds, price = step.time_us / 1e6, self.machine.price_per_hour
         peak = peak_flops(self.machine, self.job) * plan.devices
+        memory = self.memory.of(plan)
         return PricedPlan(
             plan=plan,
             step=step,
-            memory=self.memory.of(plan),
-            limit_bytes=self.machine.memory_bytes,
-            stored=not self._stored_excess(self.memory.of(plan)),
+            memory=memory,
+            limit_bytes=self.machine.limit_bytes,
+            verdict=memory_verdict(memory.total, self.machine.memory_bytes, self.job.framework),
+            stored=not self._stored_excess(memory),
             mfu=self.job.model_flops / (seconds * peak),
             samples_per_s=self.job.batch / seconds,
             cost=None if price is None else price * plan.devices * seconds / 3600,

@@ -14,6 +14,7 @@ from tunebench._lazy import np
 from tunebench.errors import InputError, UnknownName
 from tunebench.optimizer import find_optimizer
 from tunebench.space import Constraint, Parameter, Space, Table, Value
+from tunebench.training.cluster.framework_memory import Framework, framework_memory
 from tunebench.training.cluster.machine import TrainingCluster
 from tunebench.training.pipeline.activation import architecture_of
 from tunebench.training.schedules.registry import (
@@ -96,6 +97,7 @@ class TrainingJob:
         load_factor: Tokens of the busiest device of expert parallelism, relative to the mean.
         capacity_factor: Most tokens of an expert, relative to the mean; others are dropped. None: all stay.
         optimizer: Optimizer of the step (`tunebench.optimizer`).
+        framework: Framework whose buffers count in memory (`tunebench.training.cluster.framework_memory`).
     """
 
     network: Network
@@ -113,11 +115,13 @@ class TrainingJob:
     load_factor: float = 1.0
     capacity_factor: float | None = None
     optimizer: Optimizer = "adamw"
+    framework: Framework = "megatron"
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.seq < 1:
             raise InputError(f"batch and seq must be at least 1, got {self.batch} and {self.seq}")
         find_optimizer(self.optimizer)
+        framework_memory(self.framework)
         if self.fp8 not in get_args(Fp8):
             raise UnknownName("scaling of 8-bit floats", self.fp8, get_args(Fp8))
         architecture = architecture_of(self.network)

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tunebench.training.cluster.device_memory import FRAGMENTATION, DeviceMemory, MemoryPricer
+from tunebench.training.cluster.device_memory import DeviceMemory, MemoryPricer
+from tunebench.training.cluster.framework_memory import Framework
 from tunebench.training.cluster.layer_time import LayerRun
 from tunebench.training.cluster.space import ClusterPlan, TrainingJob
+from tunebench.training.interconnect.cluster import Cluster
 from tunebench.training.schedules.registry import SPLIT_SCHEDULES
+from tunebench.training.steps.overlap import CHANNELS, node_channels
 from tunebench.training.steps.parallelism import (
     Parallelism,
     StepDivision,
@@ -25,7 +28,14 @@ from tunebench.workloads.networks.layer_division import LayerExecution, shared_f
 __all__ = ["step_memory"]
 
 
-def step_memory(network: Network, run: NetworkRun, parallelism: Parallelism) -> tuple[DeviceMemory, ...]:
+def step_memory(
+    network: Network,
+    run: NetworkRun,
+    parallelism: Parallelism,
+    *,
+    cluster: Cluster | None = None,
+    framework: Framework = "megatron",
+) -> tuple[DeviceMemory, ...]:
     """Return the memory of the devices of each rank of the pipeline.
 
     Args:
@@ -33,6 +43,8 @@ def step_memory(network: Network, run: NetworkRun, parallelism: Parallelism) -> 
         run: How it runs: a training step of Megatron-LM in 16 bits, with the batch and tokens of all
             devices.
         parallelism: Division of the step.
+        cluster: Nodes and links; None for one node.
+        framework: Framework whose buffers count.
 
     Raises:
         InputError: if the network or the run is of another kind.
@@ -45,9 +57,10 @@ def step_memory(network: Network, run: NetworkRun, parallelism: Parallelism) -> 
         fp8=run.fp8,
         wide_gradients=run.wide_gradients,
         optimizer=run.optimizer,
+        framework=framework,
     )
-    prices = MemoryPricer(job)
-    plan = _plan(run, parallelism)
+    prices = MemoryPricer(job, node_channels(cluster.inside) if cluster else CHANNELS)
+    plan = _plan(run, parallelism, cluster.nodes if cluster else 1)
     # The formulas of schedules with split passes hold for even stages and full groups of micro-batches.
     grouped = parallelism.chunks == 1 or parallelism.microbatches % parallelism.pipeline == 0
     if (
@@ -75,11 +88,13 @@ def step_memory(network: Network, run: NetworkRun, parallelism: Parallelism) -> 
                 recomputed * checkpointed.layer_bytes + (count - recomputed) * whole.layer_bytes
             )
             microbatch_bytes += checkpointed.embedding_bytes * (stage == 0)
+            if prices.framework.keeps_outputs and stage < len(stages) - 1:
+                microbatch_bytes += checkpointed.input_bytes
             activations += in_flight[stage] * microbatch_bytes + checkpointed.head_bytes * (
                 stage == len(stages) - 1
             )
         activations = min(activations, _most(memory, activations, parallelism, run))
-        lost = round(FRAGMENTATION * (activations + memory.working))
+        lost = round(prices.fragmentation_share(plan) * (activations + memory.working))
         memories.append(replace(memory, activations=activations, fragmentation=lost))
     return tuple(memories)
 
@@ -90,7 +105,7 @@ def _most(memory: DeviceMemory, activations: int, parallelism: Parallelism, run:
     return memory.activations if exact and parallelism.stage_layers is None else activations
 
 
-def _plan(run: NetworkRun, parallelism: Parallelism) -> ClusterPlan:
+def _plan(run: NetworkRun, parallelism: Parallelism, nodes: int) -> ClusterPlan:
     """Return the step as a plan; GPipe and DualPipeV, which no plan has, as 1F1B."""
     splits = parallelism.schedule in SPLIT_SCHEDULES
     return ClusterPlan(
@@ -101,7 +116,7 @@ def _plan(run: NetworkRun, parallelism: Parallelism) -> ClusterPlan:
             "schedule": parallelism.schedule if splits else "1f1b",
         },
         **shared_fields(run, LayerExecution),
-        nodes=1,
+        nodes=nodes,
         microbatch=parallelism.microbatch(run.batch),
         recompute_layers=run.recompute_layers or 0,
     )

@@ -144,6 +144,21 @@ class ActivationMemory:
         return self.computed_bytes if self.recompute == "full" else 0
 
     @property
+    def backward_bytes(self) -> int:
+        """Bytes of gradients of activations that exist at once in the backward pass of a layer.
+
+        The gradient of a layer's output, that of a dropout or normalisation, and that of the inner width; or,
+        if they are larger, two of the size of the scores, when the feed-forward layer is free.
+        """
+        size, architecture = itemsize(self.dtype), self.architecture
+        inner = self._tokens(0, size * (2 if architecture.gated else 1) * self._width)
+        scores = 0
+        if not self.flash_attention:
+            freed = self._tokens(0, size * self._feed_forward)
+            scores = self._tokens(0, 2 * size * architecture.heads * self.seq) - freed
+        return 2 * self.input_bytes + max(inner, scores)
+
+    @property
     def weight_gradient_bytes(self) -> int:
         """Bytes that a layer keeps from the gradient of its input to that of its weights.
 

@@ -17,13 +17,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tunebench.training.interconnect.cluster import ProcessGroup
+from tunebench.training.interconnect.cluster import Link, ProcessGroup
 from tunebench.workloads.networks import TensorCollective
 
-__all__ = ["TensorOverlap", "occupied_sms"]
+__all__ = ["CHANNELS", "CHANNELS_OF_NETWORK", "TensorOverlap", "node_channels", "occupied_sms"]
 
 CHANNELS, CHANNELS_OF_SWITCH, CHANNELS_OF_NETWORK = 24, 16, 4
 """Channels of NCCL on NVLink, where NVLink switches reduce, and on other links. The last is assumed."""
+
+
+def node_channels(inside: Link) -> int:
+    """Return the channels of NCCL between the devices of a node."""
+    return CHANNELS if inside.ll128 else CHANNELS_OF_NETWORK
 
 
 def occupied_sms(group: ProcessGroup) -> int:

@@ -1,0 +1,157 @@
+"""Memory against facts that people know, published peaks, and simulated requests."""
+
+from __future__ import annotations
+
+from statistics import fmean, median
+
+import pytest
+
+from benchmarks.predict_memory import FILE, fragmentation_shares, peak_rows
+from tests.public_data import WHOLE
+from tunebench import device as devices
+from tunebench.errors import InputError
+from tunebench.training.cluster import ClusterPlan, ClusterSearch, TrainingCluster, TrainingJob
+from tunebench.training.cluster.device_memory import CONTIGUOUS, FRAGMENTATION, SEPARATE, MemoryPricer
+from tunebench.training.cluster.framework_memory import FRAMEWORKS, Framework
+from tunebench.training.cluster.memory_verdict import memory_verdict
+from tunebench.workloads.networks import network
+from tunebench.workloads.networks.network_run import Recompute
+
+
+def least_bytes(name: str, cluster: str) -> tuple[int, int]:
+    """Return the least memory of all plans of a device, and the memory that plans may need."""
+    job = TrainingJob(network=network(name), batch=64, seq=1024, full_sharding=True)
+    search = ClusterSearch(job, TrainingCluster.parse(cluster))
+    return int(search.memory.sizes(search.plans)[0].min()), search.machine.limit_bytes
+
+
+def test_full_fine_tuning_of_7b_needs_112_gb_of_states() -> None:
+    job = TrainingJob(network=network("llama-2-7b"), batch=1, seq=4096)
+    plan = ClusterPlan(
+        nodes=1,
+        tensor=1,
+        pipeline=1,
+        data=1,
+        chunks=1,
+        microbatch=1,
+        recompute="full",
+        sequence_parallel=False,
+        flash=True,
+        sharding="none",
+    )
+    memory = MemoryPricer(job).of(plan)
+    states = memory.parameters + memory.gradients + memory.optimizer
+    assert states / 1e9 == pytest.approx(112, rel=0.05)
+    assert memory.total > states
+
+
+# What does not fit has 16 bytes per parameter, divided by all devices, that exceed a device; 7B on one H100 has
+# 108 GB of them.
+@pytest.mark.parametrize(
+    ("name", "cluster", "fits"),
+    [
+        ("llama-2-7b", "1 x h100-sxm", False),
+        ("llama-2-7b", "8 x a100-80-sxm", True),
+        ("llama-2-13b", "8 x rtx-4090", False),
+        ("llama-3-70b", "8 x h100-sxm", False),
+        ("gpt3-175b", "8 x b200", False),
+        ("gpt2-xl", "1 x t4", False),
+        ("gpt3-175b", "64 x a100-80-sxm", True),
+    ],
+)
+def test_what_people_know_to_fit_or_not(name: str, cluster: str, fits: bool) -> None:
+    least, limit = least_bytes(name, cluster)
+    assert (least <= limit) == fits
+
+
+def test_70b_fits_by_tensor_8_and_pipeline_4() -> None:
+    job = TrainingJob(network=network("llama-3-70b"), batch=64, seq=4096, wide_gradients=True)
+    fixed = {"tensor": "8", "pipeline": "4", "sequence_parallel": "yes", "microbatch": "1", "flash": "yes"}
+    search = ClusterSearch(job, TrainingCluster.parse("32 x h100-sxm"), fixed=fixed)
+    assert int(search.memory.sizes(search.plans)[0].min()) <= search.machine.limit_bytes
+
+
+@pytest.mark.skipif(not (WHOLE / "training" / FILE).exists(), reason="needs public measurements")
+def test_published_peaks_and_runs_out_of_memory() -> None:
+    rows = peak_rows(WHOLE / "training")
+    errors = [row.error for row in rows if row.error is not None]
+    assert len(errors) >= 20
+    assert fmean(map(abs, errors)) <= 0.10
+    assert abs(fmean(errors)) <= 0.05
+    inside = [
+        row.verdict.low <= row.peak_gib * 2**30 <= row.verdict.high
+        for row in rows
+        if row.error and row.peak_gib
+    ]
+    assert fmean(inside) >= 0.85
+    ran_out = [row.verdict.name for row in rows if row.ran_out]
+    assert ran_out.count("does not fit") >= 5 / 6 * len(ran_out) > 0
+    assert "fits" not in ran_out
+    assert "does not fit" not in [row.verdict.name for row in rows if not row.ran_out]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("recompute", "flash"), [("full", False), ("full", True), ("none", True)])
+@pytest.mark.parametrize("gradients", [SEPARATE, CONTIGUOUS])
+def test_fragmentation_is_that_of_simulated_requests(
+    recompute: Recompute, flash: bool, gradients: int
+) -> None:
+    shares = fragmentation_shares(recompute, flash=flash, contiguous=gradients == CONTIGUOUS, few=True)
+    assert len(shares) >= 5
+    assert FRAGMENTATION[recompute, flash][gradients] == pytest.approx(median(shares), abs=0.05)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("framework", list(FRAMEWORKS))
+def test_bytes_per_parameter_are_those_of_the_framework(framework: Framework, wide: bool) -> None:
+    """Source: Megatron-LM's page on the distributed optimizer, and DeepSpeed's BF16_Optimizer."""
+    job = TrainingJob(
+        network=network("llama-2-7b"), batch=64, seq=1024, wide_gradients=wide, framework=framework
+    )
+    plan = ClusterPlan(
+        nodes=1,
+        tensor=1,
+        pipeline=1,
+        data=8,
+        chunks=1,
+        microbatch=1,
+        recompute="full",
+        sequence_parallel=False,
+        flash=True,
+        sharding="optimizer",
+    )
+    memory = MemoryPricer(job).of(plan)
+    kept = memory.parameters + memory.gradients + memory.optimizer
+    per_parameter = (kept + memory.step) / job.network.parameters()
+    expected = {
+        ("megatron", False): 4 + 16 / 8,
+        ("megatron", True): 6 + 12 / 8,
+        ("deepspeed", False): 4 + 18 / 8 + 1e9 / job.network.parameters(),
+        ("deepspeed", True): 8 + 12 / 8 + 1e9 / job.network.parameters(),
+    }
+    other = (6 if wide else 4) + 12 / 8
+    assert per_parameter == pytest.approx(expected.get((framework, wide), other), rel=1e-6)
+
+
+def test_verdict_follows_from_the_probability() -> None:
+    usable = devices.find("a100-80-sxm").usable_memory_bytes
+    names = {share: memory_verdict(int(share * usable), usable, "deepspeed") for share in (0.8, 0.97, 1.03)}
+    assert [verdict.name for verdict in names.values()] == ["fits", "tight", "does not fit"]
+    probabilities = [verdict.probability for verdict in names.values()]
+    assert probabilities == sorted(probabilities, reverse=True)
+    unmeasured = memory_verdict(int(0.8 * usable), usable, "fsdp")
+    assert unmeasured.high > names[0.8].high
+    assert unmeasured.probability < names[0.8].probability
+
+
+def test_margin_is_left_free() -> None:
+    machine = TrainingCluster.parse("8 x a100-80-sxm")
+    assert machine.memory_bytes == machine.device.usable_memory_bytes < machine.device.memory_bytes
+    assert machine.limit_bytes <= 0.93 * machine.memory_bytes
+    with pytest.raises(InputError, match="memory_margin"):
+        TrainingCluster.of_fields({"product": "l4", "memory_margin": 1.0}, "a cluster")
+
+
+def test_unknown_framework_lists_the_known_ones() -> None:
+    with pytest.raises(InputError, match="megatron"):
+        TrainingJob(network=network("gpt2"), batch=8, seq=512, framework="jax")  # type: ignore[arg-type]
