@@ -45,8 +45,7 @@ def test_full_fine_tuning_of_7b_needs_112_gb_of_states() -> None:
     assert memory.total > states
 
 
-# What does not fit has 16 bytes per parameter, divided by all devices, that exceed a device; 7B on one H100 has
-# 108 GB of them.
+# What does not fit has 16 bytes per parameter, divided by all devices, that exceed a device; 7B has 108 GB.
 @pytest.mark.parametrize(
     ("name", "cluster", "fits"),
     [

@@ -18,8 +18,8 @@ from tunebench.training.cluster.framework_memory import Framework
 __all__ = ["MemoryVerdict", "memory_verdict"]
 
 MEASURED: Mapping[Framework, float] = {"deepspeed": 0.065}
-"""Root mean square of the logarithm of measured over predicted memory, by framework. That of the published peaks
-is 0.056; it is widened because they are of few shapes and one cluster."""
+"""Root mean square of the logarithm of measured over predicted memory, by framework. That of the published
+peaks is 0.056; it is widened because they are of few shapes and one cluster."""
 
 ASSUMED = 0.10
 """The same for frameworks without published peaks. A judgement."""
