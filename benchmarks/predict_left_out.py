@@ -3,7 +3,8 @@
     python -m benchmarks.predict_left_out [--errors FILE] [--data FOLDER]
 
 FILE contains the errors that training writes: each chip is left out of the trees and of the intervals. The
-other tables come from the bundled model: boards whose chip was measured on another board; whole layers of
+other tables come from the bundled model: boards whose chip was measured on another board; attention with a
+sliding window, which is not in the training, on a measured device; whole layers of
 experts as the sum of their two grouped products, on measured devices (with rows that were trained on) and on
 chips left out; and whole networks (`benchmarks.predict_models`), each device left out.
 """
@@ -19,12 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.predict_models import DATA, Row, network_rows
 from tunebench import device as devices
-from tunebench.forecast.library.model import bundled_model
+from tunebench.forecast.library.kernel import COLUMNS
+from tunebench.forecast.library.model import Blend, bundled_model
+from tunebench.forecast.library.roofline_model import roofline_times
 from tunebench.forecast.library.workload import predict_all
 from tunebench.forecast.model_training import data, fit
+from tunebench.forecast.model_training.data import MeasuredKernels
 from tunebench.workload import Workload
 from tunebench.workloads import workload
 
@@ -57,6 +62,7 @@ def main() -> None:
         print(f"no measurements in {options.data}")
         return
     _print_boards(options.data)
+    _print_windows(options.data)
     _print_layers(options.data)
     _print_networks(list(network_rows(options.data, measured=False, left_out=True)))
 
@@ -101,6 +107,38 @@ def _print_boards(folder: Path) -> None:
         print(f"| {table.skill}, {table.arithmetic} | {table.device.name} | {len(missed):,} ", end="")
         print(f"| **{np.abs(missed).mean():.1f}** | {np.median(missed):+.1f} | {inside:.0f} |")
     print()
+
+
+def _print_windows(folder: Path) -> None:
+    """Print the errors of attention with a sliding window, which nothing was fitted to."""
+    print("| device | head size | window | prompts | rows | error, % | median, % | inside, % | causal, % |")
+    print(f"{'|---' * 9}|")
+    for table in data.group_by_device(data.read_windows(folder)):
+        figures = dict(zip(COLUMNS[table.family], table.figures.T, strict=True))
+        is_window = np.array(COLUMNS[table.family]) == "window"
+        blend = _blend(table, table.figures)
+        missed = 100 * (blend.us / table.us - 1)
+        inside = (blend.low_us <= table.us) & (table.us <= blend.high_us)
+        causal = 100 * (_blend(table, np.where(is_window, 0, table.figures)).us / table.us - 1)
+        masks = sorted(set(zip(figures["head_dim"], figures["window"], strict=True)))
+        longer = figures["seq_q"] > 2 * figures["window"]
+        sets = [("all | all | all", longer | True), ("all | all | above two windows", longer)]
+        for head_dim, window in masks:
+            rows = (figures["head_dim"] == head_dim) & (figures["window"] == window)
+            sets.append((f"{head_dim:.0f} | {window:,.0f} | all", rows))
+        for name, rows in sets:
+            print(
+                f"| {table.device.name} | {name} | {rows.sum():,} | **{np.abs(missed[rows]).mean():.1f}** ",
+                end="",
+            )
+            print(f"| {np.median(missed[rows]):+.1f} | {100 * inside[rows].mean():.0f} ", end="")
+            print(f"| {np.abs(causal[rows]).mean():.0f} |")
+    print()
+
+
+def _blend(table: MeasuredKernels, figures: NDArray[np.float64]) -> Blend:
+    roofline = roofline_times(table.family, table.arithmetic, figures, table.device)
+    return bundled_model().blend(table.skill, roofline, table.device, table.arithmetic, proxy=True)
 
 
 def _print_layers(folder: Path) -> None:

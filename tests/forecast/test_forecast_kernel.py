@@ -227,7 +227,7 @@ ATTENTION = "attention:batch=2,heads=8,heads_k=2,seq_q=64,seq_k=128,head_dim=32"
 def test_attention_of_16_bits_is_one_kernel(direction: str, products: int) -> None:
     (launched,) = kernels(f"{ATTENTION},dtype=bf16,direction={direction}")
     assert (launched.family, launched.arithmetic) == ("attention", "bf16")
-    assert launched.figures == (2, 8, 2, 64, 128, 32, False, 2, products)
+    assert launched.figures == (2, 8, 2, 64, 128, 32, False, 0, 2, products)
 
 
 @pytest.mark.parametrize(
@@ -242,12 +242,29 @@ def test_attention_of_16_bits_is_one_kernel(direction: str, products: int) -> No
             A100,
             "gradients of attention predicted as attention with 5",
         ),
+        ("seq_k=64,causal=true,window=16,dtype=bf16", A100, "attention with a window"),
+        ("seq_k=64,bias=qk,dtype=bf16", A100, "attention with a bias"),
     ],
 )
 def test_attention_that_was_not_measured_names_its_proxy(more: str, on: str, said: str) -> None:
     (launched,) = kernels(f"attention:batch=2,heads=8,seq_q=64,head_dim=32,{more}", on)
     assert launched.proxy.startswith(said)
     assert bool(launched.proxy) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "keys", "window"),
+    [
+        ("seq_q=64,window=16", 64, 16),
+        ("seq_q=64,window=64", 64, 0),  # as without a window
+        ("seq_q=1,seq_k=64,window=16", 64, 16),
+        ("seq_q=32,seq_k=64,align=first", 32, 0),  # as a square mask
+        ("seq_q=64,seq_k=32,align=first", 32, 0),
+    ],
+)
+def test_masks_are_figures_of_attention(sizes: str, keys: int, window: int) -> None:
+    (launched,) = kernels(f"attention:batch=2,heads=8,head_dim=64,dtype=bf16,causal=true,{sizes}")
+    assert (figures(launched)["seq_k"], figures(launched)["window"]) == (keys, window)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from tunebench.forecast.library.model import (
     Skill,
     Spread,
     bundled_model,
+    is_attention,
     skill_of,
 )
 from tunebench.forecast.library.roofline_model import LAUNCH_US, RooflineModel, coordinates
@@ -253,7 +254,8 @@ def test_bundled_experts_are_valid(skill: Skill) -> None:
     experts = bundled_model().experts[skill]
     assert len({expert.device for expert in experts}) == len(experts) >= 2
     for expert in experts:
-        assert expert.coordinates == pytest.approx(coordinates(device.find(expert.device), arithmetic))
+        expected = coordinates(device.find(expert.device), arithmetic, attention=is_attention(skill))
+        assert expert.coordinates == pytest.approx(expected)
         assert -1.5 < expert.near.low <= 0 <= expert.near.high < 1.5
         assert (expert.least <= expert.most).all()
         assert expert.least_us > 1

@@ -36,8 +36,8 @@ def product(arithmetic: Arithmetic = "bf16", on: device.Device = A100, **figures
 
 
 def attention(**figures: float) -> RooflineModel:
-    usual = {"batch": 2, "heads": 8, "heads_k": 8, "head_dim": 64, "causal": 1, "bytes": 2, "products": 2}
-    return one("attention", "bf16", **(usual | figures))
+    usual = {"batch": 2, "heads": 8, "heads_k": 8, "head_dim": 64, "causal": 1, "window": 0}
+    return one("attention", "bf16", A100, **(usual | {"bytes": 2, "products": 2} | figures))
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,20 @@ def test_attention_counts_the_pairs_that_a_query_sees(seq_q: int, seq_k: int, ca
     heads = {"batch": 2, "heads": 8, "head_dim": 64, "dtype": "bf16"}
     workload: Any = workloads.workload("attention", **heads, seq_q=seq_q, seq_k=seq_k, causal=causal)
     roofline = attention(seq_q=seq_q, seq_k=seq_k, causal=causal)
-    flops = 2 * 2 * 2 * 8 * workload.pairs * 64
-    assert roofline.compute_us == pytest.approx(flops / peak_flop_per_us(A100, "bf16"))
+    assert roofline.compute_us == pytest.approx(workload.flops() / peak_flop_per_us(A100, "bf16"))
+
+
+@pytest.mark.parametrize(
+    "sizes", ["seq_q=64,window=16", "seq_q=64,seq_k=512,window=16", "seq_q=1,seq_k=512,window=16"]
+)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_attention_counts_the_pairs_of_a_window(sizes: str, direction: str) -> None:
+    heads = "attention:batch=2,heads=8,head_dim=64,dtype=bf16,causal=true"
+    workload = workloads.parse(f"{heads},direction={direction},{sizes}")
+    (launched,) = library_kernels(workload, A100)
+    roofline = roofline_times(launched.family, "bf16", np.array([launched.figures], dtype=np.float64), A100)
+    assert roofline.compute_us == pytest.approx(workload.flops() / peak_flop_per_us(A100, "bf16"))
+    assert (roofline.block_us > roofline.compute_us).all()
 
 
 SIMT = {"batch": 1, "in_bytes": 4, "out_bytes": 4, "extra_bytes": 0, "k": 4096}
@@ -146,7 +158,7 @@ def test_issue_slots_do_not_add_to_a_power_limit() -> None:
 def test_grouped_products_read_the_matrices_of_filled_groups() -> None:
     usual = {"groups": 64, "n": 256, "k": 128, "in_bytes": 2, "out_bytes": 2}
     few, many, skewed = (
-        one("grouped product", "bf16", **usual, m=m, skewed=skew)
+        one("grouped product", "bf16", A100, **usual, m=m, skewed=skew)
         for m, skew in ((8, 0), (4096, 0), (4096, 1))
     )
     per_us = A100.dram_gb_s * 1e3
@@ -158,12 +170,23 @@ def test_grouped_products_read_the_matrices_of_filled_groups() -> None:
 
 
 def test_attention_reads_shared_keys_once_and_gradients_multiply_more() -> None:
-    shared = attention(seq_q=64, seq_k=96, heads_k=2, causal=0)
-    nbytes = 2 * 64 * (2 * 2 * 8 * 64 + 2 * 2 * 2 * 96)
+    shared, back = (
+        attention(batch=512, seq_q=512, seq_k=768, heads_k=2, causal=0, products=products)
+        for products in (2, 5)
+    )
+    nbytes = 2 * 64 * 512 * (2 * 8 * 512 + 2 * 2 * 768)
     assert shared.memory_us == pytest.approx(nbytes / (A100.dram_gb_s * 1e3))
-    back = attention(seq_q=64, seq_k=96, heads_k=2, causal=0, products=5)
-    assert back.compute_us == pytest.approx(2.5 * shared.compute_us)
     assert back.memory_us == pytest.approx(2.5 * shared.memory_us)
+    assert back.compute_us == pytest.approx(2.5 * shared.compute_us)
+    assert back.block_us == pytest.approx(2.5 * np.asarray(shared.block_us))
+
+
+def test_attention_reads_what_fits_into_the_cache_from_there() -> None:
+    """Expect 64 bytes per SM and clock for up to 40 MB of keys, and memory's bandwidth for more."""
+    sizes = {"batch": 1, "heads": 8, "heads_k": 8, "seq_q": 1, "head_dim": 64, "causal": 0, "window": 0}
+    for keys, per_us in ((8192, 64 * 108 * 1410), (32768, A100.dram_gb_s * 1e3)):
+        roofline = one("decode attention", "bf16", A100, **sizes, seq_k=keys, bytes=2, products=2)
+        assert roofline.memory_us == pytest.approx(2 * 2 * 8 * 64 * (keys + 1) / per_us)
 
 
 SIZES = (1, 3, 2**20)
@@ -177,7 +200,8 @@ def test_features_are_finite_for_sizes_from_1_to_a_million(family: Family, on: d
     elif family == "grouped product":
         sizes = [[*s, 2, 2, skewed] for s in itertools.product(SIZES, repeat=4) for skewed in (0, 1)]
     elif "attention" in family:
-        sizes = [[1, h, 1, q, k, d, c, 2, 2] for h, q, k, d, c in itertools.product(*[SIZES] * 4, (0, 1))]
+        axes = itertools.product(*[SIZES] * 4, (0, 1), (0, 3))
+        sizes = [[1, h, 1, q, k, d, c, w, 2, 2] for h, q, k, d, c, w in axes]
     else:
         sizes = [[r, c, 4 * r * c, w] for r, c in itertools.product(SIZES, repeat=2) for w in (0, 4 * r * c)]
     arithmetic: Arithmetic = "f32" if on is MI210 else "f16"
@@ -215,6 +239,20 @@ def test_coordinates_are_generation_rate_bandwidth_and_vendor() -> None:
     assert (
         coordinates(MI210, "f32")[3] - coordinates(A100, "f32")[3] >= 5
     )  # farther apart than any two generations
+
+
+def test_attention_is_placed_by_its_implementation() -> None:
+    """Expect workstation Blackwell near Ada, and twice the exponentials as half a generation."""
+
+    def apart(a: str, b: str) -> float:
+        points = [np.array(coordinates(device.find(name), "bf16", attention=True)) for name in (a, b)]
+        return float(np.sum((points[0] - points[1])[[0, 3]] ** 2))
+
+    assert (
+        apart("l40s", "rtx-pro-6000-server") < 0.1 < apart("l40s", "a100-80-sxm") < apart("l40s", "h100-sxm")
+    )
+    assert apart("b300", "b200") == pytest.approx((0.1 + 0.5) ** 2)
+    assert apart("mi210", "a100-80-sxm") >= 25
 
 
 def test_alike_devices_are_near_and_others_far() -> None:

@@ -42,7 +42,18 @@ Arithmetic = Literal["f32", "tf32", "f16", "bf16", "e4m3", "i8"]
 """Arithmetic of a kernel. `f32` is multiply-add units, or tensor cores on devices that have them for f32."""
 
 _ROWS = ("rows", "cols", "read_bytes", "write_bytes")
-_ATTENTION = ("batch", "heads", "heads_k", "seq_q", "seq_k", "head_dim", "causal", "bytes", "products")
+_ATTENTION = (
+    "batch",
+    "heads",
+    "heads_k",
+    "seq_q",
+    "seq_k",
+    "head_dim",
+    "causal",
+    "window",
+    "bytes",
+    "products",
+)
 COLUMNS: dict[Family, tuple[str, ...]] = {
     "product": ("batch", "m", "n", "k", "in_bytes", "out_bytes", "extra_bytes"),
     "grouped product": ("groups", "m", "n", "k", "in_bytes", "out_bytes", "skewed"),
@@ -336,15 +347,18 @@ def _attention(workload: Attention, device: Device) -> Iterator[LibraryKernel]:
     if w.dtype != "f32":
         arithmetic, why = _arithmetic(w.dtype, device)
         family = _attention_family(w)
-        products, size = (5 if backward else 2), itemsize(w.dtype)
-        if backward:
-            why = "gradients of attention predicted as attention with 5 products instead of 2"
-        elif family == "attention" and (not w.causal or w.seq_q != w.seq_k):
-            why = why or "attention with unequal lengths predicted as causal attention"
-        if w.has_bias or w.window:
-            why = "attention with a bias or a window predicted as attention without it"
-        figures = (w.batch, w.heads, w.heads_k, w.seq_q, w.seq_k, w.head_dim, w.causal, size, products)
-        yield LibraryKernel(family, arithmetic, figures, why)
+        # With align=first no query sees the keys after its own: the mask is that of fewer keys.
+        keys = int(w.keys_of(w.seq_q - 1)[1])
+        window = 0 if w.window >= keys else w.window
+        yield LibraryKernel(
+            family,
+            arithmetic,
+            (
+                *(w.batch, w.heads, w.heads_k, w.seq_q, keys, w.head_dim),
+                *(w.causal and w.seq_q > 1, window, itemsize(w.dtype), 5 if backward else 2),
+            ),
+            _attention_proxy(w, window) or why,
+        )
         return
     heads, why = w.batch * w.heads, "attention in f32 predicted as its products and its softmax"
     scores = w.seq_q * w.seq_k
@@ -352,6 +366,20 @@ def _attention(workload: Attention, device: Device) -> Iterator[LibraryKernel]:
         yield _product(device, "f32", "f32", m, n, k, heads, why)
     rows = (heads * w.seq_q, w.seq_k, 4 * heads * scores * (1 + backward), 4 * heads * scores)
     yield LibraryKernel("softmax", "f32", rows, why)
+
+
+def _attention_proxy(workload: Attention, window: int) -> str:
+    """Return why attention in 16 bits is predicted as another kind of attention, or an empty text."""
+    w = workload
+    if w.direction == "backward":
+        return "gradients of attention predicted as attention with 5 products instead of 2"
+    if w.has_bias:
+        return "attention with a bias predicted as attention without it"
+    if window and w.seq_q > 1:
+        return "attention with a window predicted from the tiles that the window leaves"
+    if 1 < w.seq_q != w.seq_k:
+        return "attention with unequal lengths predicted from the tiles of equal ones"
+    return ""
 
 
 OPERATORS: dict[str, Callable[[Any, Device], Iterator[LibraryKernel]]] = {

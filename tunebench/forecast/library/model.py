@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-__all__ = ["Blend", "Expert", "ForecastModel", "Skill", "Spread", "bundled_model", "skill_of"]
+__all__ = ["Blend", "Expert", "ForecastModel", "Skill", "Spread", "bundled_model", "is_attention", "skill_of"]
 
 Skill = Literal[
     "product f32",
@@ -64,7 +64,8 @@ The power was chosen from 0 to 3 by the error on devices left out.
 SAME_PLACE, SAME_CHIP = 1e-9, 0.05
 """Squared distances below which a device counts as measured, and two measured ones as boards of one chip.
 
-A measured device is predicted by its own expert. Boards of one chip share the weight of one.
+A measured device is predicted by its own expert. Of several boards of one chip, the nearest counts, or
+equally near ones share its weight.
 """
 
 BY_GENERATION: frozenset[Skill] = frozenset({"grouped product", "decode attention"})
@@ -106,6 +107,11 @@ def skill_of(family: Family, arithmetic: Arithmetic) -> Skill:
     if arithmetic == "f32":
         return "product f32"
     return "product 8-bit" if arithmetic in ("e4m3", "i8") else "product 16-bit"
+
+
+def is_attention(skill: Skill) -> bool:
+    """Return whether a kind of kernel is fused attention."""
+    return skill in ("attention", "decode attention", "encoder attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +207,12 @@ def _weights(target: Array, experts: Array, skill: Skill) -> Array:
         return shares
     counted = [0, 3] if skill in BY_GENERATION else [0, 1, 2, 3]
     squared = np.sum((target - experts)[:, counted] ** 2, axis=1)
-    between = np.sum((experts[:, None] - experts[None]) ** 2, axis=2)
-    weights: Array = (squared + DISTANCE_OFFSET) ** -DISTANCE_POWER / np.sum(between < SAME_CHIP, axis=1)
+    between = np.sum((experts[:, None] - experts[None]) ** 2, axis=2) < SAME_CHIP
+    # Boards of one chip differ by their power limits and clocks: the one that is most like the device counts.
+    nearer = between & (squared[None] < squared[:, None])
+    equal = between & (squared[None] == squared[:, None])
+    weights: Array = (squared + DISTANCE_OFFSET) ** -DISTANCE_POWER / equal.sum(axis=1)
+    weights[nearer.any(axis=1)] = 0.0
     weights[weights < MIN_WEIGHT * weights.sum()] = 0.0
     weights /= weights.sum()
     return weights
@@ -241,7 +251,7 @@ class ForecastModel:
         Raises:
             UnknownName: if the model has no expert for the kind.
         """
-        target = np.array(coordinates(device, arithmetic))
+        target = np.array(coordinates(device, arithmetic, attention=is_attention(skill)))
         experts = self.experts.get(skill, ())
         if not experts:
             raise UnknownName(
@@ -280,7 +290,11 @@ class ForecastModel:
         """Return the weight of each measured device in predictions of one kind for a device."""
         experts = self.experts.get(skill, ())
         points = np.array([expert.coordinates for expert in experts]).reshape(len(experts), -1)
-        weights = _weights(np.array(coordinates(device, arithmetic)), points, skill) if experts else ()
+        weights = (
+            _weights(np.array(coordinates(device, arithmetic, attention=is_attention(skill))), points, skill)
+            if experts
+            else ()
+        )
         return {expert.device: float(weight) for expert, weight in zip(experts, weights, strict=True)}
 
     def without(self, device: str) -> ForecastModel:

@@ -18,6 +18,13 @@ from typing import TYPE_CHECKING
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.errors import UnknownName
+from tunebench.forecast.library.attention_backend import (
+    attention_coordinates,
+    backend_of,
+    decode_us,
+    prompt_us,
+    tiles_of,
+)
 from tunebench.forecast.library.kernel import COLUMNS, Arithmetic, Family
 
 if TYPE_CHECKING:
@@ -58,8 +65,8 @@ EVEN = 16
 SKEW = 1.2
 """Exponent of the power law of group sizes of products with skewed groups, as in the public measurements."""
 
-QUERIES = 128
-"""Queries per block of fused attention, typically."""
+L2_BYTES_PER_CLOCK = 64.0
+"""Bytes that an SM reads from the last-level cache per clock, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +76,7 @@ class RooflineModel:
     Attributes:
         compute_us: Time of the operations at the sustained rate.
         memory_us: Time of the compulsory bytes at the memory bandwidth.
+        block_us: Time of the blocks, of kernels whose blocks do more than these operations; otherwise 0.
         features: One row per kernel; columns depend on the family.
         even: (R,) whether the kernel is a product of sizes that models have: multiples of `EVEN`.
     """
@@ -77,11 +85,14 @@ class RooflineModel:
     memory_us: Array
     features: Array
     even: NDArray[np.bool_]
+    block_us: Array | float = 0.0
 
     @property
     def us(self) -> Array:
         """Roofline time including the launch overhead."""
-        longest: Array = np.maximum(self.compute_us, self.memory_us)
+        longest: Array = np.maximum.reduce(
+            [self.compute_us, self.memory_us, self.block_us + 0 * self.memory_us]
+        )
         return longest + LAUNCH_US
 
 
@@ -136,20 +147,27 @@ def _issue_limited(flop: Array, blocks: Sequence[Array], device: Device) -> Arra
     return limited
 
 
-def coordinates(device: Device, arithmetic: Arithmetic) -> tuple[float, ...]:
+def coordinates(device: Device, arithmetic: Arithmetic, *, attention: bool = False) -> tuple[float, ...]:
     """Return the position of a device in the space where distance measures how similarly kernels behave.
 
     The coordinates are the generation in steps of one, FLOP per SM and clock and bytes of memory per SM and
-    clock in octaves, and the vendor, far apart.
+    clock in octaves, and the vendor, far apart. Attention is placed by its implementation as well.
     """
-    rate = device.mma_flop_per_clock.get(arithmetic) or 2.0 * device.fma_per_clock
+    rate = _flop_per_clock(device, arithmetic)
     clock = device.boost_clock_mhz or device.max_clock_mhz
     fed = device.dram_gb_s * 1e3 / clock / device.sm_count
+    octaves = float(np.log2(rate)), float(np.log2(fed))
+    generation, vendor = _generation(device), 0.0 if device.compute_capability[0] else 5.0
+    if attention and not vendor:
+        generation, vendor = attention_coordinates(device, generation)
+    return (generation, *octaves, vendor)
+
+
+def _generation(device: Device) -> float:
     major, minor = device.compute_capability
     if not major:
-        return (_CDNA.get(device.architecture, 8.0), float(np.log2(rate)), float(np.log2(fed)), 5.0)
-    generation = _BLACKWELL.get((major, minor), 10.5 if major == 12 else major + minor / 10)
-    return (generation, float(np.log2(rate)), float(np.log2(fed)), 0.0)
+        return _CDNA.get(device.architecture, 8.0)
+    return _BLACKWELL.get((major, minor), 10.5 if major == 12 else major + minor / 10)
 
 
 _CDNA = {"gfx908": 7.5, "gfx90a": 8.0, "gfx942": 9.0}
@@ -271,30 +289,108 @@ def _rows(c: dict[str, Array], arithmetic: Arithmetic, device: Device) -> Roofli
 
 
 def _attention(c: dict[str, Array], arithmetic: Arithmetic, device: Device) -> RooflineModel:
-    heads, queries, keys = c["batch"] * c["heads"], c["seq_q"], c["seq_k"]
-    # With a square causal mask a query sees on average half of the keys, itself included.
-    seen = np.where(c["causal"] > 0, keys - (np.minimum(queries, keys) - 1) / 2, keys)
-    compute_us = c["products"] * 2 * heads * queries * seen * c["head_dim"] / flop_per_us(device, arithmetic)
-    lines = 2 * heads * queries + 2 * c["batch"] * c["heads_k"] * keys
-    memory_us = c["bytes"] * c["products"] / 2 * lines * c["head_dim"] / (device.dram_gb_s * 1e3)
-    waves = heads * np.ceil(queries / QUERIES) / device.sm_count
+    """Return the model of attention of many queries: prompts, encoders and gradients.
+
+    The features are those without a window, so that a window takes off what its tiles take, and nothing else.
+    """
+    backend, heads = backend_of(device), c["batch"] * c["heads"]
+    rate = _flop_per_clock(device, arithmetic)
+    tiles = tiles_of(backend, c["seq_q"], c["seq_k"], c["causal"], 0 * c["window"])
+    nbytes, keys_read = _attention_bytes(c, c["seq_k"]), _keys_read(c)
+    whole_us = prompt_us(backend, c, rate, device, windows=False)
+    memory_us = _cached_us(nbytes, device)
+    waves = heads * tiles.blocks / device.sm_count
     features = [
-        np.log(compute_us),
+        np.log(whole_us),
         np.log(memory_us),
-        np.log(compute_us / memory_us),
-        np.log(queries),
+        np.log(whole_us / memory_us),
+        np.log(tiles.mean),
+        np.log(tiles.longest / tiles.mean),
         c["head_dim"],
         np.log(waves),
         np.log(waves / np.ceil(waves)),
         np.log(heads / device.sm_count),
         np.log(c["heads"] / c["heads_k"]),
+        np.log(nbytes / device.l2_bytes),
+        np.log(np.minimum(c["seq_q"], backend.rows)),
     ]
     return RooflineModel(
-        compute_us=compute_us,
+        compute_us=_attention_flop(c, keys_read) / flop_per_us(device, arithmetic),
+        memory_us=_cached_us(_attention_bytes(c, keys_read), device),
+        features=np.stack(features, axis=1),
+        even=np.zeros(len(memory_us), dtype=bool),
+        block_us=prompt_us(backend, c, rate, device, windows=True),
+    )
+
+
+def _decode_attention(c: dict[str, Array], arithmetic: Arithmetic, device: Device) -> RooflineModel:
+    """Return the model of attention of one query per sequence, which reads no key outside of its window."""
+    backend, parts = backend_of(device), c["batch"] * c["heads_k"]
+    keys = _keys_read(c)
+    nbytes, tiles = _attention_bytes(c, keys), parts * np.ceil(keys / backend.columns)
+    block_us = decode_us(backend, c, _flop_per_clock(device, arithmetic), device, keys)
+    memory_us = _cached_us(nbytes, device)
+    features = [
+        np.log(block_us),
+        np.log(memory_us),
+        np.log(block_us / memory_us),
+        np.log(keys),
+        c["head_dim"],
+        np.log(parts / device.sm_count),
+        np.log(tiles / device.sm_count),
+        np.log(c["batch"] * c["heads"] / device.sm_count),
+        np.log(c["heads"] / c["heads_k"]),
+        np.log(nbytes / device.l2_bytes),
+    ]
+    return RooflineModel(
+        compute_us=_attention_flop(c, keys) / flop_per_us(device, arithmetic),
         memory_us=memory_us,
         features=np.stack(features, axis=1),
         even=np.zeros(len(memory_us), dtype=bool),
+        block_us=block_us,
     )
+
+
+def _flop_per_clock(device: Device, arithmetic: Arithmetic) -> float:
+    """Return the operations of an SM per clock: of its tensor cores, or of its multiply-add units."""
+    return float(device.mma_flop_per_clock.get(arithmetic, 2.0 * device.fma_per_clock))
+
+
+def _keys_read(c: dict[str, Array]) -> Array:
+    """Return the keys that some query of a sequence sees."""
+    read: Array = np.where(c["window"] > 0, np.minimum(c["window"] + c["seq_q"] - 1, c["seq_k"]), c["seq_k"])
+    return read
+
+
+def _attention_flop(c: dict[str, Array], keys: Array) -> Array:
+    """Return the operations of the pairs of a query and a key that the mask leaves."""
+    queries, before = c["seq_q"], np.maximum(0, c["seq_k"] - c["seq_q"])
+    most = np.where(c["window"] > 0, np.minimum(c["window"], c["seq_k"]), c["seq_k"])
+    # Each query sees one key more than the one before it, until the mask allows no more.
+    growing = np.clip(most - before, 0, queries)
+    seen = growing * before + growing * (growing + 1) / 2 + (queries - growing) * most
+    pairs = np.where(c["causal"] > 0, seen, queries * np.minimum(keys, most))
+    flop: Array = c["products"] * 2 * c["batch"] * c["heads"] * pairs * c["head_dim"]
+    return flop
+
+
+def _attention_bytes(c: dict[str, Array], keys: Array) -> Array:
+    """Return the bytes of queries, result, keys and values, each once; 2.5 times of these for gradients."""
+    lines = 2 * c["batch"] * (c["heads"] * c["seq_q"] + c["heads_k"] * keys)
+    nbytes: Array = c["bytes"] * c["products"] / 2 * lines * c["head_dim"]
+    return nbytes
+
+
+def _cached_us(nbytes: Array, device: Device) -> Array:
+    """Return the time of bytes from memory, or from the last-level cache if all fit into it.
+
+    Kernels are measured repeatedly on the same tensors. On RTX PRO 6000, decoding over keys of up to 128 MB
+    takes 0.65 to 0.9 of the time that memory needs, over more keys 1.15 of it.
+    """
+    clock = device.boost_clock_mhz or device.max_clock_mhz
+    cached = np.maximum(device.dram_gb_s * 1e3, L2_BYTES_PER_CLOCK * device.sm_count * clock)
+    us: Array = nbytes / np.where(nbytes <= device.l2_bytes, cached, device.dram_gb_s * 1e3)
+    return us
 
 
 _ROOFLINES: dict[Family, Callable[[dict[str, Array], Arithmetic, Device], RooflineModel]] = {
@@ -304,6 +400,6 @@ _ROOFLINES: dict[Family, Callable[[dict[str, Array], Arithmetic, Device], Roofli
     "softmax": _rows,
     "norm": _rows,
     "attention": _attention,
-    "decode attention": _attention,
+    "decode attention": _decode_attention,
     "encoder attention": _attention,
 }

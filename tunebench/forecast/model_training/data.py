@@ -26,7 +26,7 @@ from tunebench import device as devices
 from tunebench import workloads
 from tunebench.device import Device
 from tunebench.errors import InputError
-from tunebench.forecast.library.kernel import Arithmetic, Family, LibraryKernel, library_kernels
+from tunebench.forecast.library.kernel import COLUMNS, Arithmetic, Family, LibraryKernel, library_kernels
 from tunebench.forecast.library.model import Skill, skill_of
 from tunebench.forecast.library.roofline_model import roofline_times
 from tunebench.forecast.model_training.host import FLOOR_NOISE, NO_HOST, HostTime, OperatorTable, separate
@@ -43,6 +43,7 @@ __all__ = [
     "operator_tables",
     "read_file",
     "read_public",
+    "read_windows",
 ]
 
 DEVICES = {
@@ -332,14 +333,38 @@ def _products(folder: Path) -> Iterator[KernelMeasurement]:
             )
 
 
+def read_windows(folder: Path) -> list[KernelMeasurement]:
+    """Read causal prefill with a sliding window, which no model is trained on.
+
+    Raises:
+        InputError: if there is no data set of causal prefill.
+    """
+    try:
+        return [row for row in _all_attentions(folder) if _window(row)]
+    except OSError as error:
+        raise InputError(f"{folder} must contain causal prefill: {error}") from error
+
+
 def _attentions(folder: Path) -> Iterator[KernelMeasurement]:
-    """Yield causal prefill without a sliding window, with 16-bit keys and values."""
+    """Yield causal prefill without a sliding window."""
+    for row in _all_attentions(folder):
+        if not _window(row):
+            yield row
+
+
+def _window(row: KernelMeasurement) -> float:
+    return dict(zip(COLUMNS[row.kernel.family], row.kernel.figures, strict=True))["window"]
+
+
+def _all_attentions(folder: Path) -> Iterator[KernelMeasurement]:
+    """Yield causal prefill with 16-bit keys and values, with and without a sliding window."""
     for path in sorted(folder.glob("library_attention_*.csv.gz")):
         for entry in _lines(path):
-            if entry["kv_cache_dtype"] != "bfloat16" or entry.get("window_size", "0") != "0":
+            if entry["kv_cache_dtype"] != "bfloat16":
                 continue
             names = ("batch_size", "num_heads", "num_key_value_heads", "isl", "isl", "head_dim")
-            figures = (*(float(entry[name]) for name in names), 1.0, 2.0, 2.0)
+            sizes, window = (float(entry[name]) for name in names), float(entry.get("window_size", 0))
+            figures = (*sizes, 1.0, window, 2.0, 2.0)
             kernel = LibraryKernel("attention", "bf16", figures)
             yield KernelMeasurement(
                 _device(entry["device"]), kernel, 1e3 * float(entry["latency"]), "attention"
@@ -353,7 +378,7 @@ def _decodes(folder: Path) -> Iterator[KernelMeasurement]:
             names = ("batch_size", "num_heads", "num_key_value_heads", "isl")
             sizes = tuple(float(entry[name]) for name in names)
             keys = sizes[-1] + float(entry["step"])
-            figures = (*sizes, keys, float(entry["head_dim"]), 0.0, 2.0, 2.0)
+            figures = (*sizes, keys, float(entry["head_dim"]), 0.0, 0.0, 2.0, 2.0)
             yield _attention_row("decode attention", entry, figures)
 
 
@@ -362,7 +387,7 @@ def _encoders(folder: Path) -> Iterator[KernelMeasurement]:
     for path in sorted(folder.glob("library_encoder_attention_*.csv.gz")):
         for entry in _lines(path):
             names = ("batch_size", "num_heads", "num_heads", "isl", "isl", "head_dim")
-            figures = (*(float(entry[name]) for name in names), 0.0, 2.0, 2.0)
+            figures = (*(float(entry[name]) for name in names), 0.0, 0.0, 2.0, 2.0)
             yield _attention_row("encoder attention", entry, figures)
 
 

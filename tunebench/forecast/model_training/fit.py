@@ -13,7 +13,7 @@ import numpy as np
 
 from tunebench.device import Device
 from tunebench.forecast.library.forest import Forest
-from tunebench.forecast.library.model import Expert, ForecastModel, Skill, Spread
+from tunebench.forecast.library.model import Expert, ForecastModel, Skill, Spread, is_attention
 from tunebench.forecast.library.roofline_model import RooflineModel, coordinates, roofline_times
 from tunebench.forecast.model_training.data import MeasuredKernels
 
@@ -108,7 +108,7 @@ def train_expert(table: MeasuredKernels) -> TrainedExpert:
     near = spread([target[tested] - forest(roofline.features[tested])])
     made = Expert(
         device=table.device.name,
-        coordinates=coordinates(table.device, table.arithmetic),
+        coordinates=coordinates(table.device, table.arithmetic, attention=is_attention(table.skill)),
         forest=forest,
         near=near,
         least=roofline.features[finite].min(axis=0),
