@@ -137,6 +137,11 @@ def expanded(path: str, name: str) -> Path:
         raise InputError(f"{name} {path!r}: there is no such home folder; write the whole path") from error
 
 
+def visible_gpus() -> tuple[str, ...]:
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES` lists, in the order in which the driver counts them."""
+    return tuple(filter(None, map(str.strip, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))))
+
+
 def columns() -> int | None:
     """Return the requested table width in characters, or None."""
     text = _text("COLUMNS")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import importlib
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -16,9 +17,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import wait
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +46,7 @@ from tunebench.executor.local import LocalExecutor
 from tunebench.executor.process import ProcessCaller, ProcessStage
 from tunebench.kernels import preload
 from tunebench.measure.task_limit import outside_limit
-from tunebench.outcome import CompileFailed, Crashed, LaunchFailed, Measured, TimedOut
+from tunebench.outcome import CompileFailed, Crashed, LaunchFailed, Measured, Result, TimedOut
 from tunebench.testing import executor_stages as stages
 from tunebench.testing.executor_contract import ExecutorContract, outcome, task
 
@@ -71,6 +73,31 @@ def test_compiling_and_measuring_overlap_only_where_allowed(overlap: bool) -> No
             time.sleep(0.005)
         assert all(isinstance(outcome(future), Measured) for future in futures)
     assert both is overlap
+
+
+def test_each_gpu_has_a_process_and_comparisons_use_the_first() -> None:
+    with stages.start_executor(0, gpus=("3", "GPU-5")) as workers:
+        assert workers.capacity == 6
+        gpus = [conditions(workers.submit(task(run="slow")))["gpu"] for _ in range(2)]
+        futures = [workers.submit(task(run="slow")) for _ in range(6)]
+        assert {conditions(future)["gpu"] for future in futures} == {"3", "GPU-5"}
+        assert set(gpus) <= {"3", "GPU-5"}
+        for _ in range(2):
+            with workers.same_worker():
+                futures = [workers.submit(task(run="slow")) for _ in range(3)]
+                results = [conditions(future) for future in futures]
+            assert {result["gpu"] for result in results} == {"3"}
+            began = sorted(result["began"] for result in results)
+            assert all(later - earlier > 0.15 for earlier, later in itertools.pairwise(began))
+        stage = ProcessStage(function=os.getenv, start=stages.start)
+        with workers.caller(lambda: stage) as caller:
+            assert caller.call("CUDA_VISIBLE_DEVICES") == "3"
+
+
+def conditions(future: Future[Result]) -> Mapping[str, Any]:
+    measured = outcome(future)
+    assert isinstance(measured, Measured)
+    return measured.conditions
 
 
 @pytest.mark.parametrize("stage", ["compiling", "run"])

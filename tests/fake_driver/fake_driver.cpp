@@ -322,7 +322,10 @@ API cuDriverGetVersion(int* version) { return *version = 13000, kSuccess; }
 API cuDeviceGetCount(int* count) { return *count = 1, kSuccess; }
 API cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal == 0 ? kSuccess : 101; }
 API cuDeviceGetName(char* name, int size, int) { return std::snprintf(name, size, "NVIDIA H200"), kSuccess; }
-API cuDeviceGetPCIBusId(char* id, int size, int) { return std::snprintf(id, size, "0000:01:00.0"), kSuccess; }
+API cuDeviceGetPCIBusId(char* id, int size, int) {
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  return std::snprintf(id, size, "0000:0%d:00.0", 1 + (visible ? std::atoi(visible) : 0)), kSuccess;
+}
 API cuDeviceGetAttribute(int* value, int attribute, int) {
   static const std::map<int, int> attributes = {
       {10, 32},      {13, 1980000}, {16, 132},     {36, 3201000}, {37, 6144},  {38, 1 << 20}, {39, 2048},

@@ -11,7 +11,15 @@ import sys
 from typing import Any
 
 from tests.fake_driver.nvml import FakeNvml
-from tests.fake_driver.variants import Calls, Mapped, MappedPixels, compile_fake, fake_binary, start_compiler
+from tests.fake_driver.variants import (
+    Calls,
+    Mapped,
+    MappedPixels,
+    compile_fake,
+    fake_binary,
+    measure_and_name_gpu,
+    start_compiler,
+)
 from tests.toy_variants import CONFIG, NumbaToy, Toy, TritonToy
 from tunebench.device import Device, local_gpus
 from tunebench.errors import DeviceError
@@ -103,7 +111,7 @@ def scenarios() -> dict[str, Any]:
     with ProcessCaller(stage) as caller:
         died = caller.call(task(Calls("illegal")), fake_binary(Calls("illegal")), None)
     seen["worker"] = to_json(died)
-    return seen | judged(stage)
+    return seen | judged(stage) | on_gpus(setup)
 
 
 def observed() -> dict[str, Any]:
@@ -127,6 +135,27 @@ def judged(measuring: ProcessStage) -> dict[str, Any]:
             f"judged {name}": to_json(workers.submit(task(Calls(name), thorough=True)).result().outcome)
             for name in names
         }
+
+
+def on_gpus(setup: Setup) -> dict[str, Any]:
+    """Return the outcomes and PCI addresses of tasks on two GPUs, then of those on one worker."""
+    compiling = ProcessStage(function=compile_fake, start=start_compiler)
+    measuring = ProcessStage(
+        function=measure_and_name_gpu,
+        start=worker.start,
+        start_arguments=(setup,),
+        workers=2,
+        gpus=("0", "1"),
+    )
+    with LocalExecutor(compiling=compiling, measuring=measuring, overlap=True) as workers:
+        spread = [workers.submit(task(Calls("right"))) for _ in range(8)]
+        results = [future.result() for future in spread]
+        with workers.same_worker():
+            together = [workers.submit(task(Calls("right"))).result() for _ in range(3)]
+    return {
+        name: [(result.outcome.kind, result.conditions["pci_bus_id"]) for result in done]
+        for name, done in (("on two GPUs", results), ("on one GPU", together))
+    }
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.toy_variants import CONFIG, Toy, ToyVariant
 from tunebench.binary.compiled import Binary
-from tunebench.outcome import Resources
+from tunebench.outcome import Resources, Result
 from tunebench.space import Config
 from tunebench.task import Task
 from tunebench.variant import Launch, PixelBox, Scalar, TensorMap
@@ -95,6 +95,15 @@ class MappedPixels(Mapped):
 def compile_fake(task: Task) -> Binary:
     """Return the binary of a task."""
     return fake_binary(task.variant)
+
+
+def measure_and_name_gpu(task: Task, binary: Binary, abort_above_us: float | None) -> Result:
+    """Return the result of a task, with the PCI address of its GPU in the conditions."""
+    from tunebench.measure import worker
+    from tunebench.measure._gpu import open_gpu
+
+    result = worker.measure(task, binary, abort_above_us)
+    return dataclasses.replace(result, conditions={"pci_bus_id": open_gpu(task.device).pci_bus_id})
 
 
 def start_compiler() -> None:

@@ -47,6 +47,12 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return seen_by("measure_scenarios.py", tmp_path_factory.mktemp("driver"))
 
 
+def test_two_gpus_measure_and_one_compares(seen: dict[str, Any]) -> None:
+    assert {kind for kind, _ in seen["on two GPUs"]} == {"measured"}
+    assert {gpu for _, gpu in seen["on two GPUs"]} == {"0000:01:00.0", "0000:02:00.0"}
+    assert seen["on one GPU"] == [["measured", "0000:01:00.0"]] * 3
+
+
 @pytest.mark.parametrize(
     ("scenario", "median_us"),
     [

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,8 +107,8 @@ class TuneOptions:
         _where(
             metavar="NAME|FILE",
             show_default=False,
-            help="Device: cuda, cuda:1, cpu, a name, or a file; with --cluster repeatable, or separated by "
-            "commas. Default: GPU, else CPU.",
+            help="Device: cuda, cuda:1, cpu, a name, or a file; several as cuda:0,cuda:1 or with --cluster. "
+            "Default: GPU, else CPU.",
             autocompletion=_completion.devices,
             callback=split_devices,
         ),
@@ -263,7 +264,7 @@ def command(options: TuneOptions) -> None:
     if text and not sizes:
         parse(text)  # an invalid workload is reported before anything about devices
     local = None if options.cluster is not None else _local_device(options)
-    devices = [local] if local is not None else _cluster_devices(options)
+    devices = [_listed_gpus(options) or local] if local is not None else _cluster_devices(options)
     plan = _plan(options)
     single, batch = len(devices) == 1 and devices != ["all"], options.batch or 1
     if (sizes or options.suite is not None) and not single:
@@ -499,11 +500,20 @@ def _cluster_devices(options: TuneOptions) -> list[Device | str | None]:
     return [absent_device(name) if name and datasheet.is_file(name) else name for name in names]
 
 
+def _listed_gpus(options: TuneOptions) -> str | None:
+    """Return GPUs of this machine that are named by position, such as ``cuda:0,cuda:1``; else None."""
+    names = options.device or []
+    return ",".join(names) if names and all(re.fullmatch(r"cuda:\d+", name) for name in names) else None
+
+
 def _local_device(options: TuneOptions) -> Device:
     from tunebench import device as devices
 
-    if options.device is not None and len(options.device) > 1:
-        raise InputError("several --device need --cluster: this machine tunes for one at a time")
+    if options.device is not None and len(options.device) > 1 and _listed_gpus(options) is None:
+        raise InputError(
+            "several --device need --cluster: this machine tunes for one kind at a time, on GPUs such as "
+            "cuda:0,cuda:1"
+        )
     name = options.device[0] if options.device else None
     if name == "offline" and options.arch is None:
         architectures = ", ".join(devices.architectures())

@@ -80,6 +80,9 @@ class CalledStage(Protocol):
     def caller(self) -> FunctionCaller:
         """Return a caller of the function."""
 
+    def on_gpu(self, gpu: str) -> Self:
+        """Return the same stage on one GPU, in the form of `CUDA_VISIBLE_DEVICES`."""
+
 
 class WorkerExecutor(ABC, Generic[T]):
     """Compiles and measures tasks in worker processes; a context manager for one run.

@@ -63,12 +63,15 @@ class ReplyUnreadable(Exception):
 class RunningProcess:
     """A process of its own process group, and the connection to it.
 
+    Args:
+        gpu: The only GPU that it sees, in the form of `CUDA_VISIBLE_DEVICES`; None for all of this process.
+
     Raises:
         OSError: if the system refuses to start it.
         InputError: if its memory limit is not valid.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gpu: str | None = None) -> None:
         self._calls = 0
         limit_bytes = _memory.limit_bytes()
         self.connection, theirs = multiprocessing.Pipe()
@@ -80,7 +83,7 @@ class RunningProcess:
                 command,
                 stdin=subprocess.DEVNULL,
                 cwd=WORKING_FOLDER,
-                env=absolute_environment(),
+                env=absolute_environment(**({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})),
                 pass_fds=inherited,
                 process_group=0,  # the parent handles Ctrl-C, and a kill reaches the children of the worker
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -73,6 +74,10 @@ class JudgedStage:
     measuring: ProcessStage
     judging: ProcessStage
     case_of: Callable[..., Any]
+
+    def on_gpu(self, gpu: str) -> JudgedStage:
+        """Return the same stage, whose measuring process sees one GPU."""
+        return dataclasses.replace(self, measuring=self.measuring.on_gpu(gpu))
 
     def caller(self) -> JudgedCaller:
         """Return a caller of the two."""

@@ -6,12 +6,13 @@ for as long as there is work for it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ from tunebench.errors import (
     TaskUnreadable,
     VariantError,
 )
-from tunebench.executor import ExecutorClosed, TaskRefused, WorkerExecutor
+from tunebench.executor import CalledStage, ExecutorClosed, FunctionCaller, TaskRefused, WorkerExecutor
 from tunebench.executor._machine_check import machine_fault
 from tunebench.executor.judge import JudgedCase
 from tunebench.executor.judged_call import JudgedCall
@@ -80,7 +81,8 @@ class LocalExecutor(WorkerExecutor[Task]):
 
     Args:
         compiling: The stage that turns a task into a binary.
-        measuring: The stage that turns a task and its binary into a result.
+        measuring: The stage that turns a task and its binary into a result. With several GPUs of one kind,
+            each has a process; those of `same_worker` and `caller` use the first GPU.
         judging: The stage that verifies and times thorough tasks, while the measuring process runs their
             launches (see `tunebench.executor.judge`); None leaves both to the measuring process.
         overlap: Whether compiling and measuring may overlap.
@@ -104,6 +106,9 @@ class LocalExecutor(WorkerExecutor[Task]):
         self._stages = (compiling, measuring)
         self._overlap, self._bound, self._refuse = overlap, bound, refuse
         self._compilers, self._measurers = compiling.pool(), measuring.pool()
+        self._gpus = measuring.gpus
+        self._first_gpu = measuring.on_gpu(self._gpus[0]).pool() if len(self._gpus) > 1 else None
+        self._on_first = False
         self._judges = None if judging is None else judging.pool()
         self._lock = threading.RLock()
         self._waiting: deque[_LocalJob] = deque()
@@ -132,6 +137,22 @@ class LocalExecutor(WorkerExecutor[Task]):
             self._advance()
         return job.future
 
+    def caller(self, stage: Callable[[], CalledStage]) -> FunctionCaller:
+        """Return a caller of the function of a stage, on the first GPU (see `WorkerExecutor.caller`)."""
+        called = stage()
+        return (called.on_gpu(self._gpus[0]) if self._gpus else called).caller()
+
+    @contextlib.contextmanager
+    def same_worker(self) -> Iterator[None]:
+        """Return a context in which all tasks run on the first GPU (see `WorkerExecutor.same_worker`)."""
+        with self._lock:
+            self._on_first = self._first_gpu is not None
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._on_first = False
+
     def close(self) -> None:
         """Stop all workers at once (see `WorkerExecutor.close`)."""
         with self._lock:
@@ -139,7 +160,8 @@ class LocalExecutor(WorkerExecutor[Task]):
             self._waiting.clear()
             self._ready.clear()
             idle = self._compiling + self._measuring == 0
-        pools = [pool for pool in (self._compilers, self._measurers, self._judges) if pool is not None]
+        pools = [self._compilers, self._measurers]
+        pools += [pool for pool in (self._first_gpu, self._judges) if pool is not None]
         for pool in pools:
             if idle:
                 pool.close()  # idle workers end by themselves and release their resources
@@ -170,7 +192,8 @@ class LocalExecutor(WorkerExecutor[Task]):
         return not self._turn_to_measure
 
     def _may_measure(self) -> bool:
-        free = bool(self._ready) and self._measuring < self._stages[1].workers
+        workers = 1 if self._on_first else self._stages[1].workers
+        free = bool(self._ready) and self._measuring < workers
         if not free or self._overlap:
             return free
         if not self._waiting and not self._compiling:
@@ -252,7 +275,8 @@ class LocalExecutor(WorkerExecutor[Task]):
         job.judged = None
         if self._judges is not None and job.task.thorough:
             job.judged = JudgedCall(self._judges, functools.partial(JudgedCase.of_task, job.task))
-        running = self._measurers.schedule(
+        measurers = self._first_gpu if self._on_first and self._first_gpu is not None else self._measurers
+        running = measurers.schedule(
             job.task,
             job.binary,
             incumbent_us,

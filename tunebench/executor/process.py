@@ -9,6 +9,7 @@ any status or closes its connection costs one call.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pickle
 import queue
@@ -47,6 +48,8 @@ class ProcessStage:
         workers: Number of processes.
         timeout_s: Time limit of one call, in seconds.
         user_code_s: Time limit of each function of a variant that the call calls, in seconds.
+        gpus: The only GPU of each process, in the form of `CUDA_VISIBLE_DEVICES`; empty if all see those of
+            this process.
     """
 
     function: Callable[..., Any]
@@ -55,6 +58,11 @@ class ProcessStage:
     workers: int = 1
     timeout_s: float = 60.0
     user_code_s: float = IMPORT_S
+    gpus: tuple[str, ...] = ()
+
+    def on_gpu(self, gpu: str) -> ProcessStage:
+        """Return the same stage with a single process, which sees one GPU."""
+        return dataclasses.replace(self, workers=1, gpus=(gpu,))
 
     def pool(self) -> WorkerPool:
         """Return the processes; each starts at its first call."""
@@ -84,7 +92,8 @@ class WorkerPool:
 
     def __init__(self, stage: ProcessStage) -> None:
         self._calls: queue.SimpleQueue[_PooledCall | None] = queue.SimpleQueue()
-        self._processes = [_WorkerProcess(stage) for _ in range(stage.workers)]
+        gpus = stage.gpus or (None,) * stage.workers
+        self._processes = [_WorkerProcess(stage, gpu) for gpu in gpus]
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -190,10 +199,11 @@ class _WorkerProcess:
 
     Args:
         stage: The function.
+        gpu: The only GPU that it sees; None for all.
     """
 
-    def __init__(self, stage: ProcessStage) -> None:
-        self._stage = stage
+    def __init__(self, stage: ProcessStage, gpu: str | None = None) -> None:
+        self._stage, self._gpu = stage, gpu
         self._running: RunningProcess | None = None
         self._lock = threading.Lock()
         self._stopped = False
@@ -256,7 +266,7 @@ class _WorkerProcess:
         with self._lock:
             if self._stopped:
                 raise _WorkerEnded("it was stopped")
-            self._running = RunningProcess()
+            self._running = RunningProcess(self._gpu)
             return self._running
 
     def _exchange(
@@ -370,7 +380,7 @@ class ProcessCaller:
     """
 
     def __init__(self, stage: ProcessStage) -> None:
-        self._process = _WorkerProcess(stage)
+        self._process = _WorkerProcess(stage, *stage.gpus[:1])
 
     def call(self, *arguments: Any) -> Any:
         """Return the result of the function, or `Crashed` or `TimedOut`; re-raise an error it raised."""

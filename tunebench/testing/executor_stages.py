@@ -96,7 +96,8 @@ def measure_task(task: Task, _binary: Binary, abort_above_us: float | None) -> R
     if behaviour == "kill":
         os.kill(actor_of(os.getpid()), signal.SIGKILL)
         threading.Event().wait()
-    return stand_in_result(float(task.config["us"]), abort_above_us=abort_above_us)
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return stand_in_result(float(task.config["us"]), abort_above_us=abort_above_us, gpu=gpu)
 
 
 def stand_in_result(us: float, **conditions: Any) -> Result:
@@ -137,15 +138,21 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def start_executor(_compilers: int, timeout_s: float = 30.0, *, overlap: bool = True) -> LocalExecutor:
+def start_executor(
+    _compilers: int, timeout_s: float = 30.0, *, overlap: bool = True, gpus: tuple[str, ...] = ()
+) -> LocalExecutor:
     """Return a local executor of these stages; cluster workers call this function by name.
 
     Args:
         timeout_s: Time limit of each stage, in seconds.
         overlap: Whether compiling and measuring may overlap.
+        gpus: The GPU of each measuring process; empty for one process that sees all.
     """
+    workers = max(1, len(gpus))
     return LocalExecutor(
         compiling=ProcessStage(function=compile_task, start=start, workers=2, timeout_s=timeout_s),
-        measuring=ProcessStage(function=measure_task, start=start, timeout_s=timeout_s),
+        measuring=ProcessStage(
+            function=measure_task, start=start, timeout_s=timeout_s, workers=workers, gpus=gpus
+        ),
         overlap=overlap,
     )

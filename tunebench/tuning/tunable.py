@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -36,10 +37,17 @@ RunnerName = Literal["cpu", "cuda", "offline"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningTarget:
-    """The device to tune on, and the runner that measures there."""
+    """The device to tune on, and the runner that measures there.
+
+    Attributes:
+        device: The device.
+        runner: The runner.
+        gpus: Positions of the GPUs of this machine to measure on, all of this kind; empty for the first one.
+    """
 
     device: Device
     runner: RunnerName
+    gpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +77,8 @@ def tuning_target(device: Device | str | None, *, offline: bool = False) -> Tuni
     """Return the device to tune on, with its runner.
 
     Args:
-        device: A device, its name, or None for the first GPU of this machine, else its CPU.
+        device: A device, its name, or None for the first GPU of this machine, else its CPU. Several GPUs of
+            one kind, such as ``"cuda:0,cuda:1"``, measure at the same time.
         offline: Whether to predict even if the device is present.
 
     Raises:
@@ -78,7 +87,8 @@ def tuning_target(device: Device | str | None, *, offline: bool = False) -> Tuni
         NoCompiler: if it is a GPU of this machine, and NVRTC is not installed.
         MissingDependency: if it is a GPU of this machine, and cuda.core is not installed.
     """
-    chosen = device if isinstance(device, Device) else devices.find(device)
+    gpus = _positions(device) if isinstance(device, str) else ()
+    chosen = device if isinstance(device, Device) else devices.find(f"cuda:{gpus[0]}" if gpus else device)
     if chosen.kind == "cpu":
         if chosen.key != devices.local_cpu().key or offline:
             raise InputError(
@@ -91,7 +101,27 @@ def tuning_target(device: Device | str | None, *, offline: bool = False) -> Tuni
     if reason is not None:
         raise NoCompiler(f"this machine has a GPU ({chosen.name}), but {reason}")
     require_cuda_core()
-    return TuningTarget(device=chosen, runner="cuda")
+    return TuningTarget(device=chosen, runner="cuda", gpus=gpus)
+
+
+def _positions(name: str) -> tuple[int, ...]:
+    """Return the positions of GPUs of this machine that a name such as ``cuda:0,cuda:1`` lists; else none.
+
+    Raises:
+        InputError: They are not of one kind, or one is listed twice.
+        DeviceError: This machine has no such GPU.
+    """
+    if not re.fullmatch(r"cuda:\d+(,cuda:\d+)*", name.lower()):
+        return ()
+    names = name.lower().split(",")
+    kinds = {devices.find(gpu).key for gpu in names}
+    if len(kinds) > 1:
+        raise InputError(
+            f"{name} are of several kinds: {', '.join(sorted(kinds))}; tune each kind by a command of its own"
+        )
+    if len(set(names)) < len(names):
+        raise InputError(f"{name} lists a GPU twice")
+    return tuple(int(gpu.removeprefix("cuda:")) for gpu in names)
 
 
 def find_variants(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from tunebench._environment import binary_folder
+from tunebench._environment import binary_folder, visible_gpus
 from tunebench._host import cores
 from tunebench.compile import unavailable
 from tunebench.compile import worker as compile_worker
@@ -42,7 +42,7 @@ def user_code_limit_s(plan: Plan) -> float:
 
 
 def start_workers(target: TuningTarget, plan: Plan, compilers: int = 0) -> LocalExecutor:
-    """Start compile processes, and one measuring process, or one per core if times are predicted.
+    """Start compile processes, and one measuring process per GPU, or one per core if times are predicted.
 
     Args:
         target: The device, and the runner to use.
@@ -70,14 +70,21 @@ def start_workers(target: TuningTarget, plan: Plan, compilers: int = 0) -> Local
             function=measure_worker.measure,
             start=measure_worker.start,
             start_arguments=(setup,),
-            workers=cores() if offline else 1,
+            workers=cores() if offline else max(1, len(target.gpus)),
             timeout_s=plan.timeout_s,
             user_code_s=user_code_limit_s(plan),
+            gpus=_visible(target.gpus),
         ),
         judging=None if offline else judging_stage(target, plan),
         bound=None if offline else functools.partial(task_bound_us, cache=plan.protocol.cache),
         overlap=target.runner != "cpu",
     )
+
+
+def _visible(gpus: Sequence[int]) -> tuple[str, ...]:
+    """Return GPUs by position in the form of `CUDA_VISIBLE_DEVICES`, which may list some of the machine's."""
+    listed = visible_gpus()
+    return tuple(listed[gpu] if gpu < len(listed) else str(gpu) for gpu in gpus)
 
 
 def judging_stage(target: TuningTarget, plan: Plan) -> ProcessStage:
