@@ -41,7 +41,7 @@ from tunebench import cli
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"console", "console norun", "python", "python torch", "python triton", "toml", "cpp", "sql"}
-LANGUAGES |= {"text", "yaml"}
+LANGUAGES |= {"diff", "text", "yaml"}
 
 HAS_TORCH, HAS_TRITON = (importlib.util.find_spec(name) is not None for name in ("torch", "triton"))
 HAS_FORK = missing("fork-server") is None

@@ -33,6 +33,9 @@ OF_TORCH = (
 )
 """Modules that import PyTorch at once."""
 
+OF_TRITON = ("tunebench.triton.autotuner",)
+"""Modules that import Triton at once."""
+
 
 def requirements() -> dict[str, str]:
     """Return the extra that requires each package; empty for what is always required."""
@@ -59,7 +62,9 @@ def main() -> int:
             lines.append(f"{package} {metadata.version(package)}{f' ({extra})' if extra else ''}")
             failures += _failures(module for module in modules(package) if not module.startswith("_"))
     packages = pkgutil.walk_packages(tunebench.__path__, "tunebench.", onerror=lambda name: None)
-    skipped = NOT_IMPORTED if importlib.util.find_spec("torch") else (*NOT_IMPORTED, *OF_TORCH)
+    optional = {"torch": OF_TORCH, "triton": OF_TRITON}
+    absent = (names for package, names in optional.items() if importlib.util.find_spec(package) is None)
+    skipped = (*NOT_IMPORTED, *(name for names in absent for name in names))
     module_names = [package.name for package in packages if not package.name.startswith(skipped)]
     failures += _failures(module_names)
     lines.append(f"{len(module_names)} modules of tunebench; {len(failures)} imports failed")

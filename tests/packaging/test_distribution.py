@@ -88,7 +88,7 @@ NO_EXTRAS = """
 import sys
 
 class Refusing:
-    refused = {"cuda", "numba_cuda", "torch", "psycopg", "ray", "matplotlib", "pynvml", "pytest"}
+    refused = {"cuda", "numba_cuda", "torch", "triton", "psycopg", "ray", "matplotlib", "pynvml", "pytest"}
     refused |= {"jinja2", "starlette", "uvicorn"}
 
     def find_spec(self, name, path=None, target=None):

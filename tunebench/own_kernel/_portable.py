@@ -1,8 +1,7 @@
 """Functions as source text that another process can run without the script that defined them.
 
 A function is found in its file by its position, and written with the values of the names that it uses:
-numbers and text as literals, modules and library functions as imports, functions of the script as text. A
-kernel in Triton becomes a module of its own, since Triton's interpreter sees no names of enclosing functions.
+numbers and text as literals, modules and library functions as imports, functions of the script as text.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 
 from tunebench.errors import InputError, UnknownName, quoted
 
-__all__ = ["OfMapping", "Portable", "jit_function", "portable", "triton_module"]
+__all__ = ["OfMapping", "Portable", "assigned", "is_installed", "node_of", "portable", "used_names"]
 
 _LARGEST_ARRAY = 4096
 """Most elements of an array that a function may use by name."""
@@ -113,7 +112,7 @@ def portable(
         raise InputError(
             f"{role} must be a function, a lambda or an expression, got {type(function).__name__}"
         )
-    node = _node_of(function, role)
+    node = node_of(function, role)
     if isinstance(node, ast.FunctionDef):
         node.decorator_list = []
     taken = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
@@ -121,12 +120,12 @@ def portable(
     for name in taken:
         if name not in names and name in required:
             raise UnknownName(f"argument of {role}", name, names)
-    used = _used_names(node, function)
+    used = used_names(node, function)
     free = [name for name in used if name in sizes and name not in taken]
     for name in free:
         _check_size(role, name, used[name], sizes[name])
     captured = {name: value for name, value in used.items() if name not in free}
-    lines = [line for name, value in captured.items() for line in _assigned(name, value, role, (function,))]
+    lines = [line for name, value in captured.items() for line in assigned(name, value, role, (function,))]
     node.args.kwonlyargs += [ast.arg(name) for name in free]
     node.args.kw_defaults += [None] * len(free)
     _remove(node.args, constants)
@@ -136,54 +135,6 @@ def portable(
     lines += _returned(node)
     arguments = tuple(name for name in (*taken, *free) if name in names and name not in constants)
     return Portable(arguments=arguments, body="\n".join(lines))
-
-
-# -- kernels in Triton -------------------------------------------------------------------------------------
-
-
-def jit_function(value: Any) -> FunctionType | None:
-    """Return the function that Triton decorates, also below `triton.autotune`; None if there is none."""
-    while type(value).__module__.startswith("triton.runtime."):
-        value = value.fn
-        if isinstance(value, FunctionType):
-            return value
-    return None
-
-
-def triton_module(function: FunctionType, role: str) -> str:
-    """Return the text of a module that defines a kernel in Triton, and what it uses.
-
-    Args:
-        function: The kernel without decorators, as `jit_function` returns it.
-        role: What it is, for messages.
-
-    Raises:
-        InputError: It has no source, or uses a value that has no text.
-    """
-    lines = ["import triton", "import triton.language as _language"]
-    _define_jit(function, role, lines, {})
-    return "\n".join(lines) + "\n"
-
-
-def _define_jit(function: FunctionType, role: str, lines: list[str], values: dict[str, Any]) -> None:
-    """Append the definition of a function for Triton, after those of the names that it uses."""
-    node = _node_of(function, role, annotated=True)
-    values[function.__name__] = function
-    jit = [item for item in node.decorator_list if ast.unparse(item).partition("(")[0].endswith("jit")]
-    node.decorator_list = jit or [ast.parse("triton.jit", mode="eval").body]
-    for name, value in _used_names(node, function).items():
-        inner = jit_function(value)
-        if name in values:
-            if repr(values[name]) != repr(inner or value):
-                raise InputError(f"{role}: {name} has different values in the functions that it calls")
-        elif inner is None or _is_installed(inner.__code__.co_filename):
-            values[name] = value
-            lines += _assigned(name, value, role, ())
-        elif inner.__name__ == name:
-            _define_jit(inner, role, lines, values)
-        else:
-            raise InputError(f"{role} calls {inner.__name__} by the name {name}; call it by its own name")
-    lines.append(ast.unparse(node))
 
 
 def _required(arguments: ast.arguments) -> set[str]:
@@ -222,7 +173,7 @@ def _expression(text: str, role: str, names: Collection[str]) -> Portable:
 # -- finding a function in its file ------------------------------------------------------------------------
 
 
-def _node_of(function: FunctionType, role: str, *, annotated: bool = False) -> Any:
+def node_of(function: FunctionType, role: str, *, annotated: bool = False) -> Any:
     """Return the syntax tree of a function or a lambda, without docstring, and without annotations."""
     code = function.__code__
     try:
@@ -274,7 +225,7 @@ def _lambda_at(tree: ast.AST, code: CodeType) -> ast.Lambda | None:
     return max(around, key=lambda node: (node.lineno, node.col_offset), default=None)
 
 
-def _used_names(node: Any, function: FunctionType) -> dict[str, Any]:
+def used_names(node: Any, function: FunctionType) -> dict[str, Any]:
     """Return the values of the names that a function uses and does not define."""
     closure = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     bound = {item.arg for item in ast.walk(node) if isinstance(item, ast.arg)}
@@ -319,7 +270,7 @@ def _returned(node: Any) -> list[str]:
 # -- values by text ---------------------------------------------------------------------------------------
 
 
-def _assigned(name: str, value: Any, role: str, callers: tuple[Any, ...]) -> list[str]:
+def assigned(name: str, value: Any, role: str, callers: tuple[Any, ...]) -> list[str]:
     """Return the lines that give a name its value."""
     if isinstance(value, ModuleType):
         return [f"import {value.__name__}{'' if name == value.__name__ else f' as {name}'}"]
@@ -328,7 +279,7 @@ def _assigned(name: str, value: Any, role: str, callers: tuple[Any, ...]) -> lis
         return []
     home = str(getattr(value, "__module__", None) or type(value).__module__)
     qualified = getattr(value, "__qualname__", None) or str(getattr(value, "__name__", value))
-    if isinstance(function, FunctionType) and not _is_installed(function.__code__.co_filename):
+    if isinstance(function, FunctionType) and not is_installed(function.__code__.co_filename):
         return _helper(name, function, role, callers)
     if callable(value) and qualified.isidentifier() and _has(home, qualified, value):
         alias = "" if name == qualified else f" as {name}"
@@ -345,19 +296,19 @@ def _assigned(name: str, value: Any, role: str, callers: tuple[Any, ...]) -> lis
 
 def _helper(name: str, function: FunctionType, role: str, callers: tuple[Any, ...]) -> list[str]:
     """Return the lines that define a function of the user's program, with its decorators."""
-    node = _node_of(function, role)
-    used = _used_names(node, function)
+    node = node_of(function, role)
+    used = used_names(node, function)
     lines = [
         line
         for used_name, value in used.items()
-        for line in _assigned(used_name, value, role, (*callers, function))
+        for line in assigned(used_name, value, role, (*callers, function))
     ]
     lines += _returned(node)
     body = textwrap.indent("\n".join(lines), "    ")
     return [f"def _make_{name}():", *body.splitlines(), f"{name} = _make_{name}()"]
 
 
-def _is_installed(file: str) -> bool:
+def is_installed(file: str) -> bool:
     """Return whether a file belongs to the standard library or an installed package."""
     paths = sysconfig.get_paths()
     folders = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
@@ -371,7 +322,7 @@ def _has(module: str, name: str, value: Any) -> bool:
 
     loaded = sys.modules.get(module)
     file = getattr(loaded, "__file__", None)
-    return getattr(loaded, name, None) is value and (file is None or _is_installed(file))
+    return getattr(loaded, name, None) is value and (file is None or is_installed(file))
 
 
 def _literal(value: Any) -> str | None:

@@ -26,8 +26,9 @@ from tunebench._lazy import np
 from tunebench._private_file import create_folder
 from tunebench.errors import InputError, UnknownName, quoted
 from tunebench.own_kernel._include import with_includes
-from tunebench.own_kernel._portable import Portable, jit_function, portable, triton_module
+from tunebench.own_kernel._portable import Portable, portable
 from tunebench.own_kernel.argument import ROLES, Argument, array_of
+from tunebench.own_kernel.triton_text import jit_function, triton_module
 from tunebench.variant import TRITON_OPTIONS, Scalar, Variant
 from tunebench.workload import Workload
 from tunebench.workloads import operator, parse
