@@ -1,20 +1,26 @@
 """Overhead of dispatch on a CPU, compared with the compiled kernel alone and with a call of torch.
 
-Small workloads, measured alternately so that load affects all calls equally. Medians in microseconds.
+Small workloads, measured alternately so that load affects all calls equally. Medians of processor time in
+microseconds: run it with one thread. With `--library`, linear layers are answered with oneDNN's primitive and
+compared with the bare call, torch's own, and models compiled with and without that answer.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 import tunebench.torch as served
+from tests.support import measured, record_outcome
 from tunebench.device import local_cpu
 from tunebench.dispatch import dispatcher
 from tunebench.torch import _tensor
@@ -29,10 +35,10 @@ def interleaved_us(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS):
         for name, call in calls.items():
-            start = time.perf_counter_ns()
+            start = time.process_time_ns()
             for _ in range(CALLS):
                 call()
-            taken[name].append((time.perf_counter_ns() - start) / 1e3 / CALLS)
+            taken[name].append((time.process_time_ns() - start) / 1e3 / CALLS)
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
@@ -91,6 +97,41 @@ def _ways(
     }
 
 
+def library_contenders(db: Path) -> dict[str, dict[str, Callable[[], Any]]]:
+    """Return calls of linear layers whose answer is a library, by size and name.
+
+    Args:
+        db: Database that gets the answers.
+    """
+    os.environ["TUNEBENCH_DB"] = str(db)
+    rows = {}
+    for m in LIBRARY_ROWS:
+        text = f"gemm:m={m},n=128,k=64,dtype=f32,trans=nt,epilogue=bias"
+        record_outcome(db, text, local_cpu(), "gemm/library_cpu", "program=onednn", measured(1.0))
+        served.set_preference("tunebench")
+        layer, x = torch.nn.Linear(64, 128), torch.randn(m, 64)
+        rows[f"linear {m} x 64 x 128"] = _library_ways(layer, x)
+    return rows
+
+
+LIBRARY_ROWS = (64, 512, 2048)
+
+
+def _library_ways(layer: torch.nn.Linear, x: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    primitive, w, b = torch.ops.mkldnn._linear_pointwise.default, layer.weight, layer.bias
+    by_torch, compiled = torch.compile(layer), served.compile(layer)
+    with torch.no_grad():
+        by_torch(x)
+        compiled(x)
+    return {
+        "oneDNN": lambda: primitive(x, w, b, "none", [], ""),
+        "dispatched": lambda: served.linear(x, w, b),
+        "torch": lambda: functional.linear(x, w, b),
+        "torch.compile": lambda: by_torch(x),
+        "compiled": lambda: compiled(x),
+    }
+
+
 def _lookup_arguments(call: Callable[[], Any]) -> tuple[Any, ...]:
     """Return the arguments with which a call looks up its cached dispatch."""
     calls: list[tuple[Any, ...]] = []
@@ -110,10 +151,12 @@ def _lookup_arguments(call: Callable[[], Any]) -> tuple[Any, ...]:
 
 def main() -> None:
     """Print a table with a row per function and a column per kind of call."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    print("| call, us | " + " | ".join(next(iter(contenders().values()))) + " |")
-    with torch.no_grad():
-        for name, calls in contenders().items():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--library", action="store_true", help="Time answers that are calls of oneDNN.")
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        answers = library_contenders(Path(folder) / "a.db") if parser.parse_args().library else contenders()
+        print("| call, us | " + " | ".join(next(iter(answers.values()))) + " |")
+        for name, calls in answers.items():
             medians = interleaved_us(calls)
             print(f"| {name} | " + " | ".join(f"{us:.1f}" for us in medians.values()) + " |", flush=True)
     served.set_preference("faster")
