@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from tunebench.db.record import RECORDED, Record, TrialKey
 from tunebench.errors import InputError
-from tunebench.objective import Goal, resource_quantities, workload_quantities
+from tunebench.objective import FUNCTION, Goal, resource_quantities, workload_quantities
 from tunebench.outcome import FAILURES, Measured, Predicted, WrongResult
 from tunebench.workloads import parse
 
-__all__ = ["completed_record", "goal_records"]
+__all__ = ["completed_record", "goal_records", "stored_goal"]
 
 
 def goal_records(records: Iterable[Record], goal: Goal) -> list[Record]:
@@ -65,6 +66,24 @@ def completed_record(record: Record, goal: Goal) -> Record:
     quantities = sizes | resource_quantities(record.key.config, record.result.resources)
     outcome = goal.completed(record.result.outcome, quantities)
     return dataclasses.replace(record, result=dataclasses.replace(record.result, outcome=outcome))
+
+
+def stored_goal(options: Mapping[str, Any] | None) -> Goal:
+    """Return the goal of a run; metrics that were functions of a program are left out.
+
+    Args:
+        options: Stored options of the run; None without any.
+    """
+    stored = options or {}
+    metrics = {
+        name: text for name, text in stored.get("metrics", {}).items() if not text.startswith(FUNCTION)
+    }
+    try:
+        return Goal.parse(
+            metrics=metrics, objectives=stored.get("objectives", ()), require=stored.get("require", ())
+        )
+    except InputError:  # of another version
+        return Goal()
 
 
 def _current(records: Iterable[Record]) -> Sequence[Record]:

@@ -326,6 +326,19 @@ class Reader(Database):
         with self.reading() as connection:
             return list(connection.execute(query).scalars())
 
+    def run_options(self, workload: str, device: str) -> Mapping[str, Any] | None:
+        """Return the options of the newest run of a workload on a device (by its key); None without any."""
+        query = (
+            sa.select(_run.c.options)
+            .join(_device, _device.c.id == _run.c.device_id)
+            .where(_run.c.workload == workload, _device.c.key == device)
+            .order_by(_run.c.started_at.desc())
+            .limit(1)
+        )
+        with self.reading() as connection:
+            options: Mapping[str, Any] | None = connection.execute(query).scalar()
+        return options
+
     def run_summaries(self, workload: str, device: str) -> list[RunSummary]:
         """Return the summary of each finished run of a workload on a device (by its key), newest first."""
         columns = (_run.c[name] for name in ("masked", "cached", "wall_s", "overhead_s", *_EFFORT))

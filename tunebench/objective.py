@@ -36,6 +36,7 @@ __all__ = [
     "ERRORS",
     "FUNCTION",
     "TIME",
+    "TIME_ONLY",
     "Goal",
     "Metric",
     "MetricSource",
@@ -412,6 +413,10 @@ class Goal:
             "objectives": list(map(str, self.objectives)),
             "require": list(map(str, self.requirements)),
         }
+
+
+TIME_ONLY = Goal()
+"""The goal without objectives: the least time."""
 
 
 def is_dominated(costs: NDArray[np.float64]) -> NDArray[np.bool_]:

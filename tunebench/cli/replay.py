@@ -9,8 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tunebench._figure import significant
 from tunebench.cli._file import require_folder, write_page
-from tunebench.cli._option import Json, LearnedPruner, StopAtGap, VariantFiles, renamed_flag
+from tunebench.cli._option import (
+    Json,
+    LearnedPruner,
+    Metrics,
+    Objectives,
+    Requirements,
+    StopAtGap,
+    VariantFiles,
+    metrics_of,
+    renamed_flag,
+)
 from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import emit, table
 from tunebench.cli._recorded import RecordedDevice, RecordedFile, RecordedKernel, RecordedSizes, space_of
@@ -18,7 +29,7 @@ from tunebench.cli._recorded import RecordedDevice, RecordedFile, RecordedKernel
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.tuning.replay import ReplayResult, Space
+    from tunebench.tuning.replay import ReplayedTrial, ReplayResult, Space
 
 __all__ = ["command"]
 
@@ -30,9 +41,14 @@ class ReplayOptions:
     file: RecordedFile
     trials: Annotated[int, typer.Option(min=1, help="Configurations per search, failures included.")] = 200
     seeds: Annotated[int, typer.Option(min=1, help="Number of searches, with seeds 0, 1, …")] = 1
-    sampler: Annotated[str, typer.Option(help="surrogate, bound, random, tpe, or that of a package.")] = (
-        "surrogate"
-    )
+    sampler: Annotated[
+        str,
+        typer.Option(
+            help="surrogate, bound, random, tpe, nsga2, or that of a package. Default: surrogate; with "
+            "several objectives tpe.",
+            show_default=False,
+        ),
+    ] = ""
     warm_from: Annotated[
         list[Path] | None,
         typer.Option(
@@ -44,6 +60,9 @@ class ReplayOptions:
     kernel: RecordedKernel = ""
     device: RecordedDevice = ""
     problem: RecordedSizes = ""
+    objective: Objectives = None
+    require: Requirements = None
+    metric: Metrics = None
     stop_at_gap: StopAtGap = None
     learned_pruner: LearnedPruner = False
     report: Annotated[
@@ -72,8 +91,17 @@ def command(
     expected to be and are faster than the best.
     """
     from tunebench.cache_file import read
+    from tunebench.tuning import Plan
     from tunebench.tuning.replay import replay
 
+    plan = Plan(
+        sampler=options.sampler,
+        objectives=tuple(options.objective or ()),
+        require=tuple(options.require or ()),
+        metrics=metrics_of(options.metric),
+        stop_at_gap=options.stop_at_gap,
+        learned_pruner=options.learned_pruner or options.calibrated,
+    )
     require_folder(options.report)
     space = space_of(options.file, options.kernel, options.device, options.problem)
     elsewhere = [read(path) for path in (*(options.warm_from or ()), *(options.warm or ()))]
@@ -84,10 +112,11 @@ def command(
             space,
             trials=options.trials,
             seed=seed,
-            sampler=options.sampler,
+            sampler=plan.sampler,
             elsewhere=elsewhere,
             stop_at_gap=options.stop_at_gap,
-            learned_pruner=options.learned_pruner or options.calibrated,
+            learned_pruner=plan.learned_pruner,
+            goal=plan.goal,
         )
         runs.append(_data(done, optimum_us, options.trials))
         if options.report is not None and seed == 0:
@@ -95,19 +124,34 @@ def command(
     data = {
         "space": space.recording.kernel or options.file.name,
         "device": space.device.name if space.device is not None else space.recording.device,
-        "sampler": options.sampler,
+        "sampler": plan.sampler,
         "optimum_ms": optimum_us / 1e3,
         "runs": runs,
     }
 
     def render(to: Console) -> None:
-        to.print(f"{data['space']} on {data['device'] or 'an unknown device'}, sampler {options.sampler}")
+        to.print(f"{data['space']} on {data['device'] or 'an unknown device'}, sampler {plan.sampler}")
         counts = list(dict.fromkeys(count for run in runs for count in run["efficiency"]))
         columns = (">seed", ">trials", *(f">after {count}" for count in counts), ">gap", ">open")
         postponed = _POSTPONED if options.learned_pruner or options.calibrated else {}
         to.print(table(*columns, *postponed.values(), rows=(_cells(run, counts, postponed) for run in runs)))
+        if plan.goal.is_asked:
+            _print_front(runs[0]["front"], to)
 
     emit(as_json, data, render)
+
+
+def _print_front(front: list[dict[str, Any]], to: Console) -> None:
+    """Print the Pareto front of the first search, or the best of its only objective."""
+    if not front:
+        to.print("no configuration has all objectives and satisfies what is required")
+        return
+    names = list(front[0]["values"])
+    cells = ((rank, *map(significant, point["values"].values())) for rank, point in enumerate(front, start=1))
+    to.print(f"front of seed 0: {len(front)} of the measured configurations")
+    to.print(table(">", *(f">{name}" for name in names), rows=cells))
+    for rank, point in enumerate(front, start=1):
+        to.print(f"{rank:>2}  {point['config']}", soft_wrap=True)
 
 
 _POSTPONED = {
@@ -141,7 +185,15 @@ def _data(done: ReplayResult, optimum_us: float, trials: int) -> dict[str, Any]:
         "unlikely": done.postponed.count,
         "unlikely_winners": round(done.postponed.winners, 3),
         "unlikely_missed": done.postponed.missed,
+        "front": [_front_point(done, trial) for trial in done.front],
     }
+
+
+def _front_point(done: ReplayResult, trial: ReplayedTrial) -> dict[str, Any]:
+    values = done.goal.values(trial.outcome)
+    assert values is not None, trial
+    named = zip((objective.name for objective in done.goal.chosen), values, strict=True)
+    return {"config": str(trial.config), "values": dict(named)}
 
 
 def _cells(run: dict[str, Any], counts: list[str], more: Iterable[str]) -> Iterator[object]:

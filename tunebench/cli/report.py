@@ -15,7 +15,9 @@ from tunebench.cli._file import require_folder, write_page
 from tunebench.cli._option import (
     Architecture,
     Json,
+    Objectives,
     ReadDatabase,
+    Requirements,
     StoredDevice,
     Tolerance,
     VariantFiles,
@@ -28,6 +30,7 @@ from tunebench.errors import InputError
 
 if TYPE_CHECKING:
     from tunebench.db.reader import Reader
+    from tunebench.objective import Goal
     from tunebench.report import SearchHistory, SuiteCounts
 
 __all__ = ["command"]
@@ -66,6 +69,8 @@ class ReportOptions:
         ),
     ] = None
     tolerance: Tolerance = 0.05
+    objective: Objectives = None
+    require: Requirements = None
     variant_file: VariantFiles = None
     db: ReadDatabase = None
 
@@ -96,6 +101,7 @@ def command(
             _counts(options.suite, options.batch),
             options.device or options.arch,
             options.db,
+            _goal(options),
         )
     lines = (f"{name.replace('_', ' ')}: {value}" for name, value in data.items())
     emit(as_json, data, lambda to: to.print("\n".join(lines), soft_wrap=True))
@@ -111,8 +117,22 @@ def _counts(suite: str | None, batch: int) -> SuiteCounts | None:
     return SuiteCounts(name=name, counts={str(layer.workload): layer.count for layer in workloads})
 
 
+def _goal(options: ReportOptions) -> Goal | None:
+    """Return the objectives to report; None for those of the runs."""
+    from tunebench.objective import Goal
+
+    if not options.objective and not options.require:
+        return None
+    return Goal.parse(objectives=options.objective or (), require=options.require or ())
+
+
 def _write_histories(
-    out: Path, workloads: list[str], suite: SuiteCounts | None, device: str | None, db: str | None
+    out: Path,
+    workloads: list[str],
+    suite: SuiteCounts | None,
+    device: str | None,
+    db: str | None,
+    goal: Goal | None,
 ) -> dict[str, object]:
     from tunebench.db.record import RECORDED
     from tunebench.db.store import open_store
@@ -126,7 +146,7 @@ def _write_histories(
         with open_store(db, read_only=True) as store:
             keys = _device_keys(store, device) if device is not None else set()
             _check_size(store, texts, keys)
-            histories = search_histories(store, workloads=texts, devices=keys)
+            histories = search_histories(store, workloads=texts, devices=keys, goal=goal)
             database = str(store.location)
         if not histories:
             raise InputError(

@@ -116,6 +116,9 @@ def _show_records(request: ShowRequest, limit: int, as_json: bool) -> None:
         to.print(table(">", ">time", "how", "device", "variant", rows=rows))
         for rank, described in enumerate(ranked, start=1):  # on lines of their own, which can be copied
             to.print(f"{rank:>2}  {described['config']}", soft_wrap=True)
+            values = (f"{name} {significant(value)}" for name, value in described["metrics"].items())
+            if metrics := ", ".join(values):
+                to.print(f"    {metrics}", soft_wrap=True)
         for violation in violating:
             to.print(
                 (
@@ -178,6 +181,7 @@ def _describe(entry: Record) -> dict[str, Any]:
         "kind": outcome.kind,
         "cache": getattr(outcome, "cache", None),
         "time_us": time_us(outcome),
+        "metrics": dict(getattr(outcome, "metrics", {})),
         "low_us": getattr(outcome, "low_us", None),
         "high_us": getattr(outcome, "high_us", None),
         "purpose": entry.purpose,

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 from tunebench import device as known_devices
 from tunebench._dataframe import Tabular, columns_of
 from tunebench.db.figures import BaselineComparison, Figures
+from tunebench.db.goal_record import completed_record, goal_records, stored_goal
 from tunebench.db.reader import MOST_ANSWERS, Reader
 from tunebench.db.record import Record, RunSummary, TrialKey, default_record, figures_of
 from tunebench.db.store import open_store
 from tunebench.device import Device
 from tunebench.errors import InputError
-from tunebench.outcome import FAILURES, Effort, Measured, first_error, time_us
+from tunebench.objective import TIME, TIME_ONLY, Goal, quantities_of
+from tunebench.outcome import FAILURES, Effort, Measured, Outcome, Predicted, first_error, time_us
 from tunebench.report.lower_bound import shown_bound_us, shown_ratio
 from tunebench.workload import Workload
 from tunebench.workloads import parse
@@ -69,6 +71,7 @@ class SearchHistory(Tabular):
         answers: Ids of the records that `lookup` may return, best first; a replayed search has none.
         optimum_us: Least time of a recorded tuning space that replaced the device, in microseconds.
         kernel: What is known of the best configuration (`tunebench.report.with_best_kernels`).
+        goal: Objectives, requirements and metrics of the newest run.
     """
 
     workload: str
@@ -80,6 +83,7 @@ class SearchHistory(Tabular):
     answers: tuple[int, ...] = ()
     optimum_us: float | None = None
     kernel: BestKernel | None = None
+    goal: Goal = TIME_ONLY
 
     def _columns(self) -> dict[str, list[object]]:
         return columns_of(_row(trial, record) for trial, record in enumerate(self.records, start=1))
@@ -96,6 +100,25 @@ class SearchHistory(Tabular):
             and record.result.outcome.verification.how == "not verified"
         )
         return min(unverified, key=record_us, default=None)
+
+    @property
+    def completed(self) -> list[Record]:
+        """The records of the kind and cache state of the best, with the metrics of the goal, oldest first."""
+        kinds = [record.result.outcome.kind for record in self.records]
+        other: type[Outcome] = Predicted if Measured.kind in kinds else Measured
+        best = self.best
+        cache = getattr(best.result.outcome, "cache", None) if best is not None else None
+        return [
+            completed_record(record, self.goal)
+            for record in self.records
+            if not isinstance(record.result.outcome, other)
+            and getattr(record.result.outcome, "cache", cache) in (cache, None)
+        ]
+
+    @property
+    def front(self) -> list[Record]:
+        """The best of the goal, or its Pareto front, the best of the first objective first."""
+        return goal_records(self.completed, self.goal)
 
     @property
     def figures(self) -> Figures:
@@ -210,7 +233,11 @@ def best_records(records: Iterable[Record]) -> list[Record]:
 
 
 def search_histories(
-    reader: Reader, *, workloads: Collection[str] = (), devices: Collection[str] = ()
+    reader: Reader,
+    *,
+    workloads: Collection[str] = (),
+    devices: Collection[str] = (),
+    goal: Goal | None = None,
 ) -> list[SearchHistory]:
     """Return the search histories of a database, by workload and device.
 
@@ -218,6 +245,7 @@ def search_histories(
         reader: The database.
         workloads: Canonical texts; none for all.
         devices: `Device.key` of each device; none for all.
+        goal: Objectives of the reports. Default: those of the newest run of each workload.
     """
     pairs = {
         (space.workload, space.device): None
@@ -237,6 +265,7 @@ def search_histories(
                 runs=tuple(reader.run_summaries(workload, key)),
                 described=_device(described.get(key)),
                 answers=tuple(answer.id for answer in reader.best(workload, key, limit=MOST_ANSWERS)),
+                goal=goal if goal is not None else stored_goal(reader.run_options(workload, key)),
             )
         )
     return histories
@@ -287,6 +316,7 @@ def _row(trial: int, record: Record) -> dict[str, object]:
         **asdict(record.result.effort),
         "stale": record.stale,
         "recorded_at": record.recorded_at,
+        **{f"metric.{name}": value for name, value in quantities_of(outcome).items() if name != TIME},
         **{f"config.{name}": value for name, value in record.key.config.items()},
     }
 

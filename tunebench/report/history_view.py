@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tunebench._figure import duration, ratio, significant
+from tunebench.db.record import Record
+from tunebench.objective import quantities_of
 from tunebench.outcome import Measured, first_error, time_us
 from tunebench.report.best_kernel import BestKernel
 from tunebench.report.best_section import baselines_section, configuration_section, roofline_section
@@ -13,6 +15,7 @@ from tunebench.report.chart import (
     bar_chart,
     stacked_bar,
 )
+from tunebench.report.front_section import front_section, metric_text
 from tunebench.report.history import SearchHistory, best_records, record_us
 from tunebench.report.page import (
     breakable,
@@ -31,6 +34,9 @@ from tunebench.report.page import (
 from tunebench.report.search_section import effects_section, search_section
 
 __all__ = ["SuiteCounts", "history_page"]
+
+MOST_METRICS = 6
+"""Most metrics in a table."""
 
 MOST_ROWS = 50
 """Most configurations in a table."""
@@ -137,6 +143,7 @@ def _section(index: int, history: SearchHistory) -> str:
     ]
     if history.best is not None:
         parts += [
+            front_section(history),
             search_section(history, kernel),
             baselines_section(history),
             roofline_section(history, kernel),
@@ -184,6 +191,7 @@ def _configurations(history: SearchHistory) -> str:
     shown = best[:MOST_ROWS]
     registers = any(record.result.resources.registers is not None for record in shown)
     stale = any(record.stale for record in shown)
+    metrics = list(dict.fromkeys(name for record in shown for name in _metrics(record)))[:MOST_METRICS]
     rows = (
         (
             time_cell(time_us(record.result.outcome)),
@@ -191,15 +199,28 @@ def _configurations(history: SearchHistory) -> str:
             safe(record.key.variant),
             config_cell(record.key.config),
             time_cell(record.bound_us),
+            *(_metric_cell(record, name) for name in metrics),
             *([str(record.result.resources.registers or "")] * registers),
             *(["stale" if record.stale else "current"] * stale),
         )
         for record in shown
     )
     columns = [">time", "how", "variant", "configuration", ">lower bound"]
-    columns += [">registers"] * registers + ["source"] * stale
+    columns += [f">{safe(name)}" for name in metrics] + [">registers"] * registers + ["source"] * stale
     more = f"<p>The fastest {MOST_ROWS} of {len(best)}.</p>" if len(best) > MOST_ROWS else ""
     return f"<h3>Fastest configurations</h3>{more}{data_table(columns, rows)}"
+
+
+def _metrics(record: Record) -> Mapping[str, float]:
+    """Return the metrics of a record, and its error if it is known."""
+    quantities = quantities_of(record.result.outcome)
+    metrics = getattr(record.result.outcome, "metrics", {})
+    return {**metrics, **({"error": quantities["error"]} if "error" in quantities else {})}
+
+
+def _metric_cell(record: Record, name: str) -> str:
+    value = _metrics(record).get(name)
+    return "" if value is None else safe(metric_text(name, value))
 
 
 def _outcomes(history: SearchHistory) -> str:

@@ -60,6 +60,7 @@ def replay_history(space: Space, done: ReplayResult) -> SearchHistory:
         described=device,
         optimum_us=recording.optimum_us,
         kernel=_of_replay(space, records),
+        goal=done.goal,
     )
 
 

@@ -14,7 +14,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import Trial, TrialState, create_trial
 
-from tunebench.objective import Goal
+from tunebench.objective import TIME_ONLY, Goal
 from tunebench.outcome import Aborted, Outcome, Pruned, failed, time_us
 from tunebench.search.learned_pruner import LearnedPruner, PostponedConfigs
 from tunebench.search.optimality_proof import ConfigStatus, config_status
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 __all__ = ["Proposal", "VariantSearch"]
-
-TIME_ONLY = Goal()
-"""The goal of a search without objectives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

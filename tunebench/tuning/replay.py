@@ -19,7 +19,8 @@ from tunebench.errors import InputError
 from tunebench.forecast import predict_us
 from tunebench.kernels import variant
 from tunebench.kernels.recorded_kernel import find_recorded_kernel
-from tunebench.outcome import Measured, Outcome, Result, Verification
+from tunebench.objective import TIME_ONLY, Goal, resource_quantities
+from tunebench.outcome import Measured, Outcome, Resources, Result, Verification
 from tunebench.search.loop import Budget, optimality_proof, run_search
 from tunebench.search.optimality_proof import OptimalityProof, violates
 from tunebench.search.sampler import Prospects
@@ -260,12 +261,16 @@ class ReplayResult(ReplayTrace):
         masked: Configurations pruned by their lower bound.
         optimality_proof: The optimality proof of the best.
         postponed: The configurations that the learned pruner would postpone next.
+        front: The best trial by the goal, or those of its Pareto front.
+        goal: Metrics, objectives and requirements.
     """
 
     trials: tuple[ReplayedTrial, ...]
     masked: int
     optimality_proof: OptimalityProof
     postponed: PostponedCheck
+    front: tuple[ReplayedTrial, ...] = ()
+    goal: Goal = TIME_ONLY
 
 
 class ReplayExecutor:
@@ -288,8 +293,18 @@ class ReplayExecutor:
             return self._recording.failures[row]
         us, fastest_us = float(self._recording.times_us[row]), float(self._recording.fastest_us[row])
         return Measured(
-            median_us=us, ci_us=(us, us), samples_us=(fastest_us, us), cache="warm", verification=_RECORDED
+            median_us=us,
+            ci_us=(us, us),
+            samples_us=(fastest_us, us),
+            cache="warm",
+            verification=_RECORDED,
+            metrics=self._metrics(row),
         )
+
+    def _metrics(self, row: int) -> dict[str, float]:
+        """Return the recorded metrics of a configuration that has them."""
+        metrics = {name: float(column[row]) for name, column in self._recording.metrics.items()}
+        return {name: value for name, value in metrics.items() if np.isfinite(value)}
 
 
 def replay(
@@ -301,6 +316,7 @@ def replay(
     elsewhere: Sequence[RecordedSpace] = (),
     stop_at_gap: float | None = None,
     learned_pruner: bool = False,
+    goal: Goal = TIME_ONLY,
 ) -> ReplayResult:
     """Search a recorded tuning space as `tune` searches a device.
 
@@ -314,6 +330,7 @@ def replay(
         elsewhere: Recorded tuning spaces of the same kernel on other devices, for a warm start.
         stop_at_gap: Optimality gap at which the search stops.
         learned_pruner: Whether to postpone configurations that are unlikely to win.
+        goal: Metrics, objectives and requirements: expressions of the recorded times, parameters and metrics.
 
     Returns:
         The course of the search, and its optimality proof.
@@ -324,20 +341,28 @@ def replay(
     """
     prospects = space.prospects(elsewhere)
     search = VariantSearch(
-        space.recording.kernel, prospects, sampler=sampler, seed=seed, learned_pruner=learned_pruner
+        space.recording.kernel,
+        prospects,
+        sampler=sampler,
+        seed=seed,
+        learned_pruner=learned_pruner,
+        goal=goal,
+    )
+    goal.check(
+        [*space.recording.metrics, *(parameter.name for parameter in prospects.table.space.parameters)]
     )
     best_us: list[float] = []
     tried: list[ReplayedTrial] = []
 
-    def on_result(proposal: Proposal, result: Result) -> None:
-        time = getattr(result.outcome, "median_us", np.inf)
+    def on_result(proposal: Proposal, result: Result) -> Outcome:
+        outcome = goal.completed(result.outcome, resource_quantities(proposal.config, Resources()))
+        time = getattr(outcome, "median_us", np.inf) if goal.allows(outcome) else np.inf
         best_us.append(min(time, best_us[-1] if best_us else np.inf))
-        tried.append(
-            ReplayedTrial(config=proposal.config, outcome=result.outcome, bound_us=proposal.bound_us)
-        )
+        tried.append(ReplayedTrial(config=proposal.config, outcome=outcome, bound_us=proposal.bound_us))
         if violates(result.outcome, proposal.bound_us):
             # The bounds of the variant are wrong: without them nothing is pruned, as in a run of `tune`.
             proposal.search.distrust()
+        return outcome
 
     run_search(
         [search],
@@ -356,4 +381,6 @@ def replay(
         exhausted=len(best_us) < trials,
         optimality_proof=optimality_proof([search], search.best_us),
         postponed=PostponedCheck.of(search, space.recording.times_us),
+        front=tuple(tried[index] for index in goal.front([trial.outcome for trial in tried])),
+        goal=goal,
     )

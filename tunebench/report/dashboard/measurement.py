@@ -7,6 +7,7 @@ from typing import Any
 
 from tunebench._figure import significant
 from tunebench.db.record import Record
+from tunebench.objective import TIME, quantities_of
 from tunebench.outcome import first_error
 from tunebench.report.dashboard.chart import sample_chart
 
@@ -38,6 +39,7 @@ def described(record: Record) -> dict[str, Any]:
             samples_us, median_us=median_us, ci_us=ci_us, name="Samples in the order taken"
         ),
         "tables": [
+            ("Metrics", {name: value for name, value in quantities_of(outcome).items() if name != TIME}),
             ("Resources of the binary", resources),
             ("Conditions", {**record.result.conditions, **getattr(outcome, "conditions", {})}),
             (

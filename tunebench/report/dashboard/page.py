@@ -10,6 +10,7 @@ from typing import Any
 
 from tunebench._device import selects
 from tunebench.db.browse import MOST_POINTS, TRIAL_ORDERS, Answer, Browser, DeviceEntry, RunEntry, TrialFilter
+from tunebench.db.goal_record import stored_goal
 from tunebench.errors import InputError, LookupMiss
 from tunebench.outcome import first_error
 from tunebench.report.dashboard.catalogue import Catalogue, Line, Snapshot
@@ -47,6 +48,8 @@ from tunebench.report.dashboard.plan_file import read_plans
 from tunebench.report.dashboard.prediction import METHODS, agreement, compared_predictions
 from tunebench.report.dashboard.render import prepare_templates, render
 from tunebench.report.dashboard.search_state import STATES, Search, search_of
+from tunebench.report.front_section import front_section
+from tunebench.report.history import search_histories
 
 __all__ = ["Pages"]
 
@@ -55,6 +58,9 @@ LIVE_MS = 2000
 
 SLOW_MS = 10_000
 """Time between two updates of other pages."""
+
+MOST_FRONT_TRIALS = 20_000
+"""Most trials of a workload whose Pareto front is shown: their records are read."""
 
 RECENT, RUNS = 8, 25
 """Searches of the overview, and of a page of searches."""
@@ -227,8 +233,20 @@ class Pages:
             kinds=KINDS,
             runs=runs,
             chart=history_drawing(points, line),
+            front=self._front(device, workload, line),
             most_points=MOST_POINTS if len(points) == MOST_POINTS else 0,
         )
+
+    def _front(self, device: DeviceEntry, workload: str, line: Line) -> str:
+        """Return the section about the objectives of the newest run; empty if it minimised the time."""
+        if not stored_goal(self._browser.run_options(workload, device.key)).is_asked:
+            return ""
+        if line.entry.trials > MOST_FRONT_TRIALS:
+            return (
+                "<h2>Objectives</h2><p>Too many trials for a chart: <code>tunebench report</code> has it.</p>"
+            )
+        [history] = search_histories(self._browser, workloads=[workload], devices=[device.key])
+        return front_section(history, heading="h2")
 
     def _known_line(self, device: DeviceEntry, workload: str) -> Line:
         """Return the line of a workload, from the database if the catalogue has not read it.
