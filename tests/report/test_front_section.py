@@ -14,6 +14,7 @@ from tests.support import measured
 from tunebench.cache_file import read
 from tunebench.cli import run as command
 from tunebench.db import NewMeasurement, RunStart, TrialKey, open_store
+from tunebench.db.browse import open_browser
 from tunebench.db.goal_record import goal_records, stored_goal
 from tunebench.db.record import Record, Verdict
 from tunebench.device import described
@@ -21,6 +22,8 @@ from tunebench.errors import InputError, UnknownName
 from tunebench.objective import Goal
 from tunebench.outcome import Measured, Outcome, Result, WrongResult
 from tunebench.report import history_page, search_histories
+from tunebench.report.dashboard.catalogue import Catalogue
+from tunebench.report.dashboard.page import Pages
 from tunebench.report.front_section import front_chart
 from tunebench.space import Config
 from tunebench.tuning.replay import Space, replay
@@ -128,6 +131,17 @@ def test_reports_and_the_dashboard_show_the_front_of_the_newest_run(database: Pa
     with open_store(database, read_only=True) as store:
         [other] = search_histories(store, goal=Goal.parse(objectives=["energy_j"]))
     assert [record.key.config["tile"] for record in other.front] == [3]
+
+
+def test_the_dashboard_shows_the_front(database: Path) -> None:
+    with open_browser(str(database)) as browser:
+        catalogue = Catalogue(browser)
+        catalogue.start()
+        catalogue.wait()
+        page = Pages(browser, catalogue).workload({"device": DEVICE.key, "workload": WORKLOAD})
+        catalogue.close()
+    assert "<h2>Objectives</h2><p>time_us, energy_j.</p>" in page
+    assert page.count('<path class="finalist"') == 3
 
 
 def _has_pandas() -> bool:

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from tests.support import InstantExecutor, measured
-from tunebench import Output, tune_kernel, tuning
+from tunebench import Output, lookup, tune_kernel, tuning
 from tunebench.cli import run as command
 from tunebench.db import open_store
-from tunebench.errors import InputError, UnknownName
+from tunebench.errors import InputError, LookupMiss, UnknownName
 from tunebench.outcome import Outcome, Verification
 from tunebench.task import Task
 from tunebench.tuning import Plan, tune
@@ -60,6 +60,33 @@ def run(db: Path, **changes: Any) -> tuning.Report:
 def known_energy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the energy be a quantity that observers provide."""
     monkeypatch.setattr(tuning_run, "metric_names", lambda observers: {"energy_j"})
+
+
+def test_lookup_answers_another_objective(tmp_path: Path, capsys: Any) -> None:
+    db = tmp_path / "a.db"
+    run(db, objectives=("energy_j",))
+    answers = {
+        objective: lookup(WORKLOAD, device="cpu", db=db, objective=objective)
+        for objective in ("time_us", "energy_j", "energy_j:max", "energy_j*time_us")
+    }
+    with open_store(db) as store:
+        configs = [record.key.config for record in store.history(WORKLOAD)]
+    assert times(answers["energy_j"].config)[1] == min(times(config)[1] for config in configs)
+    assert times(answers["energy_j:max"].config)[1] == max(times(config)[1] for config in configs)
+    assert answers["time_us"].expected_us == min(times(config)[0] for config in configs)
+    assert answers["energy_j"].metrics["energy_j"] == times(answers["energy_j"].config)[1]
+    assert answers["energy_j"].how == "measured here"
+    assert "least energy_j of the recorded configurations" in answers["energy_j"].because
+    accurate = lookup("softmax", rows=64, cols=64, dtype="f32", device="cpu", db=db, require=["error<=4e-6"])
+    assert times(accurate.config)[2] <= 4e-6
+    with pytest.raises(LookupMiss, match=r"has time_us, error<=1e-09: `tunebench tune"):
+        lookup(WORKLOAD, device="cpu", db=db, require=["error<=1e-9"])
+    assert command(["lookup", WORKLOAD, "--device", "cpu", "--db", str(db), "--objective", "energy_j"]) == 0
+    assert "metrics  energy_j" in capsys.readouterr().out
+    with open_store(db) as store, store.writing() as connection:  # of another source
+        connection.exec_driver_sql("UPDATE trial SET revision = 'other'")
+    with pytest.raises(LookupMiss):
+        lookup(WORKLOAD, device="cpu", db=db, objective="energy_j")
 
 
 def test_several_objectives_have_a_front(tmp_path: Path, executors: Any) -> None:

@@ -62,6 +62,7 @@ class Answer:
             predicted; None if unknown.
         warning: Why the current records could not be read: the database is locked, or its server does not
             answer. None if they could.
+        metrics: Metrics of the record, if an objective was asked.
     """
 
     workload: str
@@ -82,6 +83,7 @@ class Answer:
     baselines: Mapping[str, BaselineComparison] = dataclasses.field(default_factory=dict)
     ties: int | None = None
     warning: str | None = None
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def exact(self) -> bool:

@@ -12,7 +12,7 @@ import hashlib
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from marshal import dumps
 from pathlib import Path
 from time import monotonic
@@ -63,6 +63,8 @@ def lookup(
     device: Device | str | None = None,
     db: str | Path | None = None,
     strict: bool = False,
+    objective: str | None = None,
+    require: Sequence[str] = (),
     **dimensions: Any,
 ) -> Answer:
     """Return the best known answer: `lookup("gemm", m=64, n=64, k=64, dtype="f16", device="h100-sxm")`.
@@ -77,6 +79,9 @@ def lookup(
         db: Path, URL, or None: `TUNEBENCH_DB`, or else the user's database. A server is read through a local
             index, which is at most a minute old.
         strict: Accept only measurements of this workload, on this device or another of its architecture.
+        objective: Another objective than the time, such as ``"energy_j"`` or ``"GFLOP/s:max"``. Only records
+            of this workload on this device count, and the database is read.
+        require: What the answer must satisfy, such as ``"error<=1e-3"``; as `objective`.
         dimensions: Dimensions of the operator; those with a default are optional.
 
     Raises:
@@ -85,6 +90,9 @@ def lookup(
         LookupMiss: if there is no answer; the message contains the command that tunes the workload.
         DatabaseError: if the database cannot be read.
     """
+    if objective is not None or require:
+        text = str(_made(operator, dimensions))
+        return lookup_workload(text, device=device, db=db, objective=objective, require=require)
     named = device.key if isinstance(device, Device) else device
     database = db if db is not None else _raw_database()
     lookup_cache.refresh()
@@ -109,6 +117,8 @@ def lookup_workload(
     strict: bool = False,
     quiet: bool = False,
     wait_s: float = lookup_index.SERVER_S,
+    objective: str | None = None,
+    require: Sequence[str] = (),
 ) -> Answer:
     """Return the best known answer for a workload object or text; see `lookup`.
 
@@ -120,9 +130,29 @@ def lookup_workload(
         strict: As in `lookup`.
         quiet: Do not warn of answers without a measurement, or of a database that cannot be read now.
         wait_s: Longest wait for a server that has not answered yet, in seconds.
+        objective: As in `lookup`.
+        require: As in `lookup`.
     """
+    if objective is not None or require:
+        return _of_goal(_text(workload), device, db, variant, objective, require)
     lookup_cache.refresh()
     return _lookup(_text(workload), device, db, variant, strict=strict, quiet=quiet, wait_s=wait_s)
+
+
+def _of_goal(
+    text: str,
+    device: Device | str | None,
+    db: str | Path | None,
+    variant: str | None,
+    objective: str | None,
+    require: Sequence[str],
+) -> Answer:
+    """Return the best record by an objective; only this needs NumPy and SQLAlchemy."""
+    from tunebench.answer._objective import lookup_goal
+    from tunebench.objective import Goal
+
+    goal = Goal.parse(objectives=() if objective is None else (objective,), require=require)
+    return lookup_goal(text, device, db, goal, variant)
 
 
 def timed(workload: Workload | str, *, device: Device | str | None = None) -> Answer | None:

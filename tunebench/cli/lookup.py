@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tunebench._figure import duration, ratio
+from tunebench._figure import duration, ratio, significant
 from tunebench.cli._option import (
     Architecture,
     DeviceName,
     Json,
     ReadDatabase,
+    Requirements,
     VariantFiles,
     WorkloadText,
     looked_up_device,
@@ -44,6 +45,16 @@ def command(
             ),
         ),
     ] = False,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[:min|max]",
+            help="Objective among the records of this workload and device, such as energy_j or GFLOP/s:max. "
+            "Default: time_us.",
+            show_default=False,
+        ),
+    ] = None,
+    require: Requirements = None,
     variant_file: VariantFiles = None,
     db: ReadDatabase = None,
     as_json: Json = False,
@@ -59,7 +70,15 @@ def command(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Unmeasured)  # the output states it
         chosen_device = looked_up_device(device, arch)
-        answer = lookup_workload(workload, device=chosen_device, db=db, strict=strict, wait_s=SERVER_S)
+        answer = lookup_workload(
+            workload,
+            device=chosen_device,
+            db=db,
+            strict=strict,
+            wait_s=SERVER_S,
+            objective=objective,
+            require=require or (),
+        )
 
     def render(to: Console) -> None:
         to.print(f"{answer.workload} on {answer.device}")
@@ -73,6 +92,9 @@ def command(
             source += f"; 90 % interval {duration(low_us)} to {duration(high_us)}"
         to.print(f"  time     {duration(answer.expected_us)} ({source})")
         to.print(f"  because  {answer.because}", soft_wrap=True)
+        if answer.metrics:
+            values = (f"{name} {significant(value)}" for name, value in answer.metrics.items())
+            to.print(f"  metrics  {', '.join(values)}", soft_wrap=True)
         if answer.ties:
             reason = "predicted to take the same time" if answer.how == "predicted" else "within noise"
             to.print(f"  ties     {answer.ties} other configuration{'s' * (answer.ties > 1)} {reason}")
