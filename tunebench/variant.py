@@ -554,6 +554,15 @@ class CudaVariant(GpuVariant[W]):
             config: Configuration of this variant's space.
         """
 
+    def compiled(self, workload: W, config: Config) -> bytes | None:
+        """Return compiled kernels in place of a source: a cubin, a fatbin or PTX; None to compile (override).
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
+        """
+        return None
+
     def flags(self, workload: W, config: Config) -> tuple[str, ...]:
         """Return options of NVRTC besides the architecture, such as ``--use_fast_math`` (override).
 

@@ -16,9 +16,10 @@ from tests.own_kernel.test_own_kernel import QUICK, VADD, VADD_CALL, N, load
 from tests.support import needs_compiler, needs_numba_cuda, needs_nvrtc
 from tunebench import InOut, Input, Output, ReferenceKernel
 from tunebench.compile import BinaryCache, CompileError, compile_config
-from tunebench.compile.nvrtc import compile_cuda
+from tunebench.compile.nvrtc import compile_cuda, compile_source
 from tunebench.device import find
 from tunebench.emulate.emulator import emulate
+from tunebench.emulate.host_source import NotEmulated
 from tunebench.emulate.numba_simulator import simulate
 from tunebench.errors import InputError, LookupMiss
 from tunebench.kernels import variant_file_scope
@@ -170,6 +171,95 @@ def test_error_in_a_header_has_its_line(tmp_path: Path) -> None:
     workload, variant = load(f'#include "faulty.h"\n{VADD}', **VADD_CALL, includes=[tmp_path])
     with pytest.raises(CompileError, match=r"faulty.h\(3\): error"):
         compile_cuda(variant, workload, CONFIG, find("sm_90"))
+
+
+# -- compiled kernels ---------------------------------------------------------------------------------------
+
+EXPORTED = VADD.replace("__global__", 'extern "C" __global__').replace("* block", "* blockDim.x")
+
+
+def as_fatbin(cubin: bytes, *flags: str) -> bytes:
+    """Return a fatbin with a cubin for sm_90."""
+    nvfatbin = pytest.importorskip("cuda.bindings.nvfatbin")
+    handle = nvfatbin.create(flags, len(flags))
+    nvfatbin.add_cubin(handle, cubin, len(cubin), "90", "vadd")
+    data = bytearray(nvfatbin.size(handle))
+    nvfatbin.get(handle, data)
+    return bytes(data)
+
+
+def write_compiled(folder: Path, form: str) -> tuple[Path, bytes]:
+    """Write the sum of vectors as machine code for sm_90, alone or in a fatbin, or as PTX for sm_75."""
+    compiled = compile_source(EXPORTED, ("vadd",), "sm_75" if form == "ptx" else "sm_90")
+    data = compiled.ptx.encode() if form == "ptx" else compiled.cubin
+    if form == "fatbin":
+        data = as_fatbin(data)
+    path = folder / f"vadd.{form}"
+    path.write_bytes(data)
+    return path, data
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("form", ["cubin", "ptx", "fatbin"])
+def test_compiled_kernel_is_launched_as_described(form: str, tmp_path: Path) -> None:
+    path, data = write_compiled(tmp_path, form)
+    workload, variant = load(path, name="vadd", **VADD_CALL)
+    assert variant.key == "vadd/binary"
+    (launch,) = variant.launches(workload, CONFIG)
+    assert (launch.entry, launch.grid, launch.block) == ("vadd", (16, 1, 1), (64, 1, 1))
+    binary = compile_config(variant, workload, CONFIG, find("sm_90"), BinaryCache(tmp_path))
+    assert binary.entries == ("vadd",)
+    assert binary.resources.registers
+    if form == "cubin":
+        assert binary.payload == data
+    with pytest.raises(NotEmulated, match="has no source to emulate"):
+        emulate(variant, workload, CONFIG, workload.draw(np.random.default_rng(0)))
+
+
+@needs_nvrtc
+def test_parameter_selects_one_of_several_files(tmp_path: Path) -> None:
+    path, _ = write_compiled(tmp_path, "ptx")
+    for block in (64, 128):
+        (tmp_path / f"vadd_{block}.ptx").write_text(f"{path.read_text()}// {block}\n")
+    workload, variant = load(f"{tmp_path}/vadd_{{block}}.ptx", name="vadd", **VADD_CALL)
+    for block in (64, 128):
+        assert variant.compiled(workload, Config({"block": block})).endswith(b"// %d\n" % block)
+    revision = variant.revision(workload, CONFIG)
+    (tmp_path / "vadd_128.ptx").write_text(path.read_text())
+    assert (
+        load(f"{tmp_path}/vadd_{{block}}.ptx", name="vadd", **VADD_CALL)[1].revision(workload, CONFIG)
+        != revision
+    )
+
+
+@needs_nvrtc
+def test_mistakes_with_compiled_kernels_are_named(tmp_path: Path) -> None:
+    path, _ = write_compiled(tmp_path, "cubin")
+    for name, architecture, says in (
+        ("vadd", "sm_80", "is for sm_90, which does not run on sm_80"),
+        ("sub", "sm_90", "has no symbol sub; it has vadd"),
+    ):
+        workload, variant = load(path, name=name, **VADD_CALL)
+        with pytest.raises(CompileError, match=says):
+            compile_config(variant, workload, CONFIG, find(architecture), BinaryCache(tmp_path / name))
+    cubin = path.read_bytes()
+    fatbins = (as_fatbin(cubin, "-compress-all"), as_fatbin(cubin)[:100], as_fatbin(cubin)[:3000])
+    for number, data in enumerate((*fatbins, b"", b"\x7fELF", b"\x50\xed\x55\xba" + bytes(40), b"not PTX")):
+        file = tmp_path / f"broken{number}.cubin"
+        file.write_bytes(data)
+        workload, variant = load(file, name="vadd", **VADD_CALL)
+        with pytest.raises(CompileError, match=r"the compiled kernel|nvJitLink|fatbin is compressed"):
+            compile_config(variant, workload, CONFIG, find("sm_90"), BinaryCache(tmp_path / str(number)))
+    with pytest.raises(InputError, match="name the kernel"):
+        load(path, **VADD_CALL)
+    with pytest.raises(InputError, match=r"vadd_64\.cubin does not exist"):
+        load(tmp_path / "vadd_{block}.cubin", name="vadd", **VADD_CALL)
+    args = {**VADD_CALL["args"], "c": InOut((N,), "f32")}
+    workload, variant = load(path, name="vadd", **{**VADD_CALL, "args": args})
+    assert "InOut needs a source" in variant.refuses(workload, find("sm_90"))
+    workload, _ = load(path, name="vadd", **{**VADD_CALL, "reference": None})
+    with pytest.raises(InputError, match="needs a reference"):
+        workload.reference({"a": np.ones(N), "b": np.ones(N)})
 
 
 # -- references ---------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from tunebench.variant import Launch, ceil_div
 __all__ = [
     "ElfSection",
     "KernelResources",
+    "compute_capability",
     "elf_sections",
     "info_attributes",
     "launch_refusal",
@@ -88,7 +89,7 @@ def read_cubin(cubin: bytes) -> dict[str, KernelResources]:
         facts = _facts(elf_sections(cubin))
     except (struct.error, LookupError, ValueError) as error:
         raise ValueError(f"the bytes are not a cubin, or are truncated: {error}") from error
-    reserved = _RESERVED_SMEM_BYTES if _compute_capability(cubin) >= 90 else 0
+    reserved = _RESERVED_SMEM_BYTES if compute_capability(cubin) >= 90 else 0
     for entry in facts.values():
         entry["static_smem_bytes"] = max(0, entry.get("static_smem_bytes", 0) - reserved)
     return {name: KernelResources(**entry) for name, entry in facts.items() if "code_bytes" in entry}
@@ -118,7 +119,7 @@ def _facts(sections: list[ElfSection]) -> dict[str, dict[str, int]]:
     return facts
 
 
-def _compute_capability(cubin: bytes) -> int:
+def compute_capability(cubin: bytes) -> int:
     """Return 80 for sm_80, from the flags of the ELF header; their position depends on the ABI version."""
     flags: int = struct.unpack_from("<I", cubin, 0x30)[0]
     return flags >> 8 & 0xFF if cubin[8] >= 8 else flags & 0xFF

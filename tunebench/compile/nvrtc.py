@@ -11,6 +11,7 @@ from tunebench.binary.compiled import Binary, CompileError
 from tunebench.binary.cubin import resources, spills
 from tunebench.binary.ptxas_note import ptxas_notes
 from tunebench.compile.cache import binary_key
+from tunebench.compile.given_binary import binary_of
 from tunebench.device import Device
 from tunebench.errors import BrokenDependency, MissingDependency, install_command
 from tunebench.space import Config
@@ -126,6 +127,9 @@ def compile_cuda(variant: CudaVariant[Any], workload: Workload, config: Config, 
     key = key_cuda(variant, workload, config, device)
     entries = tuple(launch.entry for launch in variant.launches(workload, config))
     target = variant.target(device)
+    compiled = variant.compiled(workload, config)
+    if compiled is not None:
+        return binary_of(key, compiled, entries, target)
     source, flags = variant.source(workload, config), variant.flags(workload, config)
     cubin, symbols, log, _ = compile_source(source, entries, target, flags)
     return Binary(

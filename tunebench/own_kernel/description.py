@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import hashlib
 import io
+import itertools
 import keyword
 import os
 import re
@@ -38,10 +40,11 @@ if TYPE_CHECKING:
 
 __all__ = ["KernelDescription", "ReferenceKernel"]
 
-Language = Literal["cuda", "numba-cpu", "numba-cuda", "triton", "library-cpu"]
+Language = Literal["cuda", "binary", "numba-cpu", "numba-cuda", "triton", "library-cpu"]
 
 _BASES: Mapping[Language, str] = {
     "cuda": "OwnCudaKernel",
+    "binary": "OwnBinaryKernel",
     "numba-cpu": "OwnNumbaKernel",
     "numba-cuda": "OwnNumbaCudaKernel",
     "triton": "OwnTritonKernel",
@@ -53,6 +56,9 @@ _BLOCK_NAMES = (
     ("block_size_x", "block_size_y", "block_size_z"),
 )
 """Parameters that are the threads of a block if the caller does not state the block."""
+
+_COMPILED = (".cubin", ".fatbin", ".ptx")
+"""Suffixes of compiled kernels."""
 
 _KERNEL = re.compile(r"__global__(?:\s+__launch_bounds__\s*\([^;{]*?\))?\s+[\w\s]*?\b(\w+)\s*\(")
 
@@ -85,9 +91,10 @@ class KernelDescription:
     """A user's kernel, with everything that is needed to tune it.
 
     Attributes:
-        source: CUDA C++: a path that ends with ``.cu``, or text; or a Python function for Numba or Triton,
-            or a path that ends with ``.py``. A function is for Triton if `triton.jit` decorates it, or an
-            argument is annotated `tl.constexpr`.
+        source: CUDA C++: a path that ends with ``.cu``, or text; or a compiled kernel: a path that ends with
+            ``.cubin``, ``.fatbin`` or ``.ptx``, in which ``{block}`` stands for the value of a parameter; or
+            a Python function for Numba or Triton, or a path that ends with ``.py``. A function is for Triton
+            if `triton.jit` decorates it, or an argument is annotated `tl.constexpr`.
         name: Name of the kernel; with template arguments by name of parameter: ``vadd<block>``.
         args: Arguments by name, in the order of the kernel: `Input`, `Output`, `InOut`, `Scratch`, an array
             (an input with these values), or a number.
@@ -190,7 +197,7 @@ class _Module:
 
     def _ordered(self) -> Mapping[str, Any]:
         """Return the arguments; of a function, in its order, after checking its names."""
-        if self.language == "cuda":
+        if self.language in ("cuda", "binary"):
             return self.given.args
         names = _signature(self.code)
         optional, options = self._not_in_signature()
@@ -381,13 +388,15 @@ class _Module:
             f"        ({''.join(self._constraints(functions, names))}),",
             "    )",
         ]
-        if self.language in ("cuda", "numba-cuda", "triton"):
+        if self.language in ("cuda", "binary", "numba-cuda", "triton"):
             parts = _launch(self.given, self.operator, self.space, threads=self.language != "triton")
             for attribute, value in parts.items():
                 lines.append(f"    {attribute} = {self._call(functions, f'_{attribute[:-3]}', value, names)}")
             lines.append(f"    emulated_sizes = {dict(self.given.emulate)!r}")
         if self.language == "triton":
             return [*lines, *self._triton()]
+        if self.language == "binary":
+            return [*lines, f"    entry = {self.entry!r}", f"    files = {self._binaries()}"]
         if self.language == "cuda":
             flags = self._call(functions, "_flags", self.given.flags, names)
             return [
@@ -397,6 +406,21 @@ class _Module:
                 f"    flags_of = {flags}",
             ]
         return [*lines, *self._function(functions)]
+
+    def _binaries(self) -> str:
+        """Return the text of the files of a compiled kernel, by the parameters in the name of the file."""
+        path = str(self.code)
+        names = tuple(name for name in self.space if f"{{{name}}}" in path)
+        files = {}
+        for values in itertools.product(*(self.space[name] for name in names)):
+            file = Path(functools.reduce(_filled, zip(names, values, strict=True), path))
+            if not file.is_file():
+                raise InputError(f"compiled kernel {file} does not exist")
+            data = file.read_bytes()
+            stored = f"{hashlib.sha256(data).hexdigest()[:16]}{file.suffix}"
+            self.files[stored] = data
+            files[values] = stored
+        return f"({names!r}, {files!r})"
 
     def _reference_lines(self, functions: dict[str, Portable]) -> list[str]:
         """Return the class of a reference that is another kernel."""
@@ -540,6 +564,10 @@ def _code(given: KernelDescription) -> tuple[Language, Any, str]:
         InputError: The source is no kernel, or its name is missing or wrong.
     """
     source, folder = given.source, None
+    if isinstance(source, Path | str) and str(source).endswith(_COMPILED):
+        if given.name is None:
+            raise InputError("name the kernel: the symbol that `cuobjdump -symbols` shows")
+        return "binary", source, given.name
     if isinstance(source, Path) or (isinstance(source, str) and source.endswith((".cu", ".cuh", ".py"))):
         path = Path(source)
         if not path.is_file():
@@ -569,6 +597,12 @@ def _code(given: KernelDescription) -> tuple[Language, Any, str]:
     if not given.compiled:
         return "library-cpu", function, name
     return "numba-cuda" if on_gpu else "numba-cpu", function, name
+
+
+def _filled(path: str, parameter: tuple[str, Any]) -> str:
+    """Return a path with the value of a parameter in place of its name in braces."""
+    name, value = parameter
+    return path.replace(f"{{{name}}}", str(value))
 
 
 def _from_module(path: Path, name: str | None) -> Callable[..., Any]:

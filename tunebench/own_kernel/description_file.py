@@ -44,7 +44,7 @@ def read(path: str | Path) -> KernelDescription:
     if missing:
         raise InputError(f"{path} lacks {', '.join(missing)}")
     source = keys["source"]
-    if source.endswith((".cu", ".cuh", ".py")):
+    if source.endswith((".cu", ".cuh", ".py", ".cubin", ".fatbin", ".ptx")):
         keys["source"] = file.parent / source
     keys["includes"] = [file.parent / folder for folder in keys.get("includes", ())]
     keys["args"] = {name: _argument(name, value) for name, value in keys["args"].items()}

@@ -6,7 +6,9 @@ import functools
 import hashlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tunebench._lazy import np
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from tunebench.workload import Array
 
 __all__ = [
+    "OwnBinaryKernel",
     "OwnCudaKernel",
     "OwnFunction",
     "OwnNumbaCudaKernel",
@@ -269,6 +272,41 @@ class OwnCudaKernel(OwnGpuKernel, CudaVariant[Any]):
     def default_results(self, workload: OwnOperator, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return the outputs of the default configuration, emulated on the host."""
         return emulate(self, workload, self._default_config(workload), inputs)
+
+
+class OwnBinaryKernel(OwnCudaKernel):
+    """A kernel that comes compiled; parameters select the launch, or one of several files.
+
+    Attributes:
+        files: Parameters in the name of the file, and the file in the folder of the module by their values.
+    """
+
+    text = ""
+    files: ClassVar[tuple[tuple[str, ...], Mapping[tuple[Any, ...], str]]]
+
+    def compiled(self, workload: OwnOperator, config: Config) -> bytes:
+        """Return the contents of the file of a configuration."""
+        return (
+            Path(sys.modules[type(self).__module__].__file__ or "").with_name(self._file(config)).read_bytes()
+        )
+
+    def _file(self, config: Mapping[str, Any]) -> str:
+        names, files = self.files
+        return files[tuple(config[name] for name in names)]
+
+    def source(self, workload: OwnOperator, config: Config) -> str:
+        """Return a line that no compiler accepts, and that names the contents of the file."""
+        return f"#error the kernel is compiled: it has no source to emulate ({self._file(config)})\n"
+
+    def limits(self, workload: OwnOperator, device: Device) -> str | None:
+        """Return that arrays changed in place are not supported."""
+        if any(argument.role == "inout" for argument in workload.kernel_arguments):
+            return f"{self.key}: InOut needs a source, to which the copy of the array is added"
+        return None
+
+    def default_results(self, workload: OwnOperator, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Raise: a compiled kernel runs on a GPU alone."""
+        raise InputError(f"{self.key} needs a reference")
 
 
 def _cpp(value: Any) -> str:
