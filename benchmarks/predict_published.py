@@ -97,6 +97,7 @@ def predicted_step(row: dict[str, Any], data: dict[str, Any]) -> PublishedStep:
         sequence_parallel=megatron and tensor > 1,
         fp8=row.get("fp8", "none"),
         wide_gradients=row.get("f32_gradients", False),
+        attention=row.get("attention", "default"),
     )
     parallelism = Parallelism(
         data=copies,

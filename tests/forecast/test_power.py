@@ -9,9 +9,10 @@ import pytest
 
 from tunebench import device as devices
 from tunebench.device import Device
+from tunebench.errors import InputError, UnknownName
 from tunebench.forecast.library import predict_all
 from tunebench.forecast.library.power import MEASURED_AT_LIMIT, dynamic_power_w, slowdown, slowdown_from_blend
-from tunebench.forecast.network import FLASH_3_SPEEDUP, predict_network, predict_operations
+from tunebench.forecast.network import attention_of, predict_network, predict_operations
 from tunebench.workloads import parse
 from tunebench.workloads.networks import NetworkRun, Operation, network
 
@@ -89,10 +90,44 @@ def test_networks_run_at_the_power_limit() -> None:
     )
 
 
+LONG = "attention:batch=4,heads=16,seq_q=4096,head_dim=128,dtype=bf16,causal=true"
+
+
+def relative(device: Device, name: str, text: str = LONG) -> float:
+    """Return the time of an implementation of attention over that of the default one."""
+    operations = [Operation(workload=parse(text), part="attention")]
+    (usual,) = predict_operations(operations, device)
+    (other,) = predict_operations(operations, device, attention=name)
+    return other.each_us / usual.each_us
+
+
 def test_attention_of_pytorch_is_that_of_flash_attention_2_on_hopper() -> None:
-    text = "attention:batch=4,heads=16,seq_q=4096,head_dim=128,dtype=bf16,causal=true"
-    for device, expected in ((H100, FLASH_3_SPEEDUP[False]), (A100, 1.0), (devices.find("b200"), 1.0)):
-        operations = [Operation(workload=parse(text), part="attention")]
-        (fast,) = predict_operations(operations, device)
-        (torch,) = predict_operations(operations, device, torch_attention=True)
-        assert torch.each_us == pytest.approx(expected * fast.each_us)
+    """Expect 1.5 to 2 times FlashAttention-3 for long prompts, as published, and less for short ones."""
+    eager, megatron = (NetworkRun(batch=1, seq=64, stack=stack) for stack in ("eager", "megatron"))
+    assert attention_of(eager, H100) == "flash-attention-2"
+    assert attention_of(megatron, H100) == attention_of(eager, A100) == "default"
+    assert 1.5 < relative(H100, "flash-attention-2") < 2.0
+    assert 0.9 < relative(H100, "flash-attention-2", LONG.replace("4096", "512")) < 1.5
+    assert relative(A100, "flash-attention-2") == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("causal", "published"), [("true", 602 / 529), ("false", 646 / 600)])
+def test_cudnn_on_hopper_is_as_published(causal: str, published: float) -> None:
+    """Expect the ratio of figure 5 of FlashAttention-3, 2024, for heads of 128."""
+    text = f"attention:batch=2,heads=16,seq_q=8192,head_dim=128,dtype=f16,causal={causal}"
+    assert relative(H100, "cudnn", text) == pytest.approx(published, rel=0.08)
+
+
+def test_triton_takes_longer_than_flash_attention_2() -> None:
+    """Expect 1.3 to 2.5 times, as in FlashAttention-2, 2023, section 4.1, and no change while decoding."""
+    for device in (A100, H100):
+        assert 1.3 < relative(device, "triton") / relative(device, "flash-attention-2") < 2.5
+    decode = "attention:batch=4,heads=16,seq_q=1,seq_k=4096,head_dim=128,dtype=bf16"
+    assert relative(H100, "triton", decode) == 1.0
+
+
+def test_attention_that_a_device_cannot_run_is_refused() -> None:
+    with pytest.raises(InputError, match=r"capability 9\.x.* has 8\.0; use flash-attention-2"):
+        relative(A100, "flash-attention-3")
+    with pytest.raises(UnknownName, match="flash-attention-2"):
+        relative(A100, "paged")

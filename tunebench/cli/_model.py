@@ -80,6 +80,13 @@ class ModelRequest:
     flash_attention: Annotated[
         bool, typer.Option("--flash-attention", help="Model: attention is one kernel that stores no scores.")
     ] = False
+    attention: Annotated[
+        str,
+        typer.Option(
+            help="Model: implementation of attention in one kernel: flash-attention-2, flash-attention-3, "
+            "flash-attention-4, cudnn, triton, or default, that of the stack."
+        ),
+    ] = "default"
     sequence_parallel: Annotated[
         bool,
         typer.Option(
@@ -310,6 +317,7 @@ class ModelRequest:
             stack="compiled" if self.fused else self.stack,  # type: ignore[arg-type]
             recompute=self.recompute,  # type: ignore[arg-type]
             flash=self.flash_attention,
+            attention=self.attention,
             sequence_parallel=self.sequence_parallel,
             fp8=self.fp8,  # type: ignore[arg-type]
             recompute_layers=self.recompute_layers,

@@ -12,7 +12,10 @@ from tunebench._notebook import html_grid, html_table
 from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.forecast.library import predict_all
+from tunebench.forecast.library.attention_backend import AttentionBackend, find_backend
+from tunebench.forecast.library.kernel import library_kernels
 from tunebench.forecast.library.model import ForecastModel
+from tunebench.forecast.library.roofline_model import relative_attention_time
 from tunebench.forecast.prediction import Prediction
 from tunebench.workload import Workload
 from tunebench.workloads.networks import Network, NetworkRun, Operation, Phase
@@ -25,6 +28,7 @@ __all__ = [
     "NetworkPrediction",
     "OperationTime",
     "PartTime",
+    "attention_of",
     "host_launches",
     "host_us",
     "interval_widths",
@@ -80,14 +84,13 @@ No gradient was measured, so its kernels are predicted at the rate of forward on
 better parallelism and work partitioning", 2023, section 4.1.
 """
 
-FLASH_3_GENERATION, FLASH_3_SPEEDUP = 9, {False: 1.75, True: 1.62}
-"""Compute capability of the GPUs whose attention was measured with FlashAttention-3, and its speedup over
-FlashAttention-2, by whether a gradient is computed: the middle of 1.5 to 2.0 and of 1.5 to 1.75.
+PYTORCH_ATTENTION = {9: "flash-attention-2"}
+"""Implementation of attention in PyTorch by major compute capability, where it is not the one that serving
+frameworks choose, which the model is trained with.
 
-PyTorch's `scaled_dot_product_attention` chooses FlashAttention-2 on Hopper, and so do programs that call the
-package `flash_attn`. Training shapes take 1.7 to 2.3 times as long as with cuDNN there. Sources: Shah et al.,
-"FlashAttention-3: fast and accurate attention with asynchrony and low-precision", 2024, abstract and section
-4.1; pytorch/torchtitan, pull request 1196; huggingface/transformers, pull request 48163.
+`scaled_dot_product_attention` chooses FlashAttention-2 on Hopper, and so do programs that call the package
+`flash_attn`. Training shapes take 1.7 to 2.3 times as long as with cuDNN there. Sources: pytorch/torchtitan,
+pull request 1196; huggingface/transformers, pull request 48163.
 """
 
 ERROR_CORRELATION = 0.5
@@ -110,8 +113,9 @@ PROGRAM_ERROR = 0.24
 interval and relative to the listed kernels.
 
 Casts, hooks and older kernels are not listed, and programs differ in them. It is the 90 % quantile over
-published steps of three models, MPT-1B, 7B and 30B with FSDP on A100 and H100. On 22 steps of other models,
-95 % are in the interval. Source: `python -m benchmarks.predict_published`.
+published steps of three models, MPT-1B, 7B and 30B with FSDP on A100 and H100, with FlashAttention-2 in place
+of their own attention. All 22 steps of other models are in the interval. Source: `python -m
+benchmarks.predict_published`.
 """
 
 
@@ -298,7 +302,7 @@ def predict_network(
     """
     require_fp8(device, run.fp8)
     times = predict_operations(
-        network.operations(run), device, model=model, torch_attention=run.stack != "megatron"
+        network.operations(run), device, model=model, attention=attention_of(run, device)
     )
     busy = sum(operation_time.time_us for operation_time in times)
     if host_us_per_launch is None:
@@ -364,7 +368,7 @@ def predict_operations(
     *,
     model: ForecastModel | None = None,
     sustained: bool = True,
-    torch_attention: bool = False,
+    attention: str = "default",
 ) -> tuple[OperationTime, ...]:
     """Predict operations that run one after the other without a gap. Equal workloads are predicted once.
 
@@ -374,32 +378,43 @@ def predict_operations(
         model: Model of the library kernels; None for the bundled one.
         sustained: Whether the clock is that of the power limit (see `forecast.library.power`), instead of
             that of a short measurement.
-        torch_attention: Whether PyTorch's `scaled_dot_product_attention` computes attention.
+        attention: Implementation of attention of many queries in 16 bits; `default` for the one that serving
+            frameworks choose for the device.
+
+    Raises:
+        InputError: if the device cannot run the implementation.
     """
     # Layers repeat their workloads; distinct ones are predicted as one batch.
     problems = tuple(dict.fromkeys(operation.workload for operation in operations))
     predictions = predict_all(problems, device, model=model, sustained=sustained)
     alone = dict(zip(problems, predictions, strict=True))
-    # The model was trained with FlashAttention-3 on this generation, which PyTorch does not choose.
-    older = torch_attention and device.compute_capability[0] == FLASH_3_GENERATION
+    backend = None if attention == "default" else find_backend(attention, device)
     return tuple(
         OperationTime(
             operation=operation,
             alone=alone[operation.workload],
-            each_us=_each_us(operation, alone[operation.workload], older=older),
+            each_us=_each_us(operation, alone[operation.workload], backend),
         )
         for operation in operations
     )
 
 
-def _each_us(operation: Operation, alone: Prediction, *, older: bool) -> float:
-    """Return the time of one execution in a network, with FlashAttention-2 instead of 3 if `older`."""
+def attention_of(run: NetworkRun, device: Device) -> str:
+    """Return the implementation of attention of a run: its own, or that of its stack."""
+    if run.attention != "default" or run.stack == "megatron":
+        return run.attention
+    return PYTORCH_ATTENTION.get(device.compute_capability[0], "default")
+
+
+def _each_us(operation: Operation, alone: Prediction, backend: AttentionBackend | None) -> float:
+    """Return the time of one execution in a network, with another implementation of attention if given."""
     work = operation.workload
     us = alone.time_us + (DISPATCH_US[_is_product(work)] if operation.alone else 0.0)
     if not isinstance(work, Attention):
         return us
-    if older and work.seq_q > 1 and work.dtype != "f32":
-        us *= FLASH_3_SPEEDUP[work.direction == "backward"]
+    if backend and work.seq_q > 1 and work.dtype != "f32":
+        (kernel,) = library_kernels(work, alone.device)
+        us *= relative_attention_time(kernel, alone.device, backend)
     return us * (BACKWARD_ATTENTION if work.direction == "backward" else 1.0)
 
 

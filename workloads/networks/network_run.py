@@ -157,6 +157,9 @@ class NetworkRun(LayerDivision, LayerExecution):
         cuda_graphs: Whether the kernels are launched as captured CUDA graphs, without host time for each.
         expert_load: Tokens of the busiest device of expert parallelism, relative to the mean. The other
             devices wait for it.
+        attention: Implementation of attention in one kernel, such as ``"flash-attention-2"``, ``"cudnn"`` or
+            ``"triton"`` (see `tunebench.forecast.library.attention_backend`); ``"default"`` for that of the
+            stack.
     """
 
     batch: int = 1
@@ -175,6 +178,7 @@ class NetworkRun(LayerDivision, LayerExecution):
     recompute_layers: int | None = None
     cuda_graphs: bool = False
     expert_load: float = 1.0
+    attention: str = "default"
 
     def __post_init__(self, fused: bool) -> None:
         if fused:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tunebench._lazy import np
 from tunebench.device import Device
+from tunebench.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,11 +43,12 @@ __all__ = [
     "attention_coordinates",
     "backend_of",
     "decode_us",
+    "find_backend",
     "prompt_us",
     "tiles_of",
 ]
 
-BackendName = Literal["flash-attention-2", "flash-attention-3", "flash-attention-4"]
+BackendName = Literal["flash-attention-2", "flash-attention-3", "flash-attention-4", "cudnn", "triton"]
 """Implementations of fused attention."""
 
 ALU = 4.0
@@ -82,6 +84,7 @@ class AttentionBackend:
         products: Time of the products, relative to the peak of the tensor cores.
         softmax: Part of the softmax that the products do not hide.
         uses_mma_sync: Whether warps multiply by `mma.sync`.
+        needs: Major compute capability that it is made for; 0 for any.
         rows: Queries of a block.
         columns: Keys of a tile.
     """
@@ -91,6 +94,7 @@ class AttentionBackend:
     products: float
     softmax: float
     uses_mma_sync: bool = False
+    needs: int = 0
     rows: int = 128
     columns: int = 128
 
@@ -99,10 +103,23 @@ BACKENDS: dict[BackendName, AttentionBackend] = {
     "flash-attention-2": AttentionBackend(
         fixed_clocks=5000, dim_clocks=0, products=1.15, softmax=0.5, uses_mma_sync=True
     ),
-    "flash-attention-3": AttentionBackend(fixed_clocks=4000, dim_clocks=58, products=1.09, softmax=0.5),
-    "flash-attention-4": AttentionBackend(fixed_clocks=6500, dim_clocks=0, products=1.09, softmax=0.5),
+    "flash-attention-3": AttentionBackend(
+        fixed_clocks=4000, dim_clocks=58, products=1.09, softmax=0.5, needs=9
+    ),
+    "flash-attention-4": AttentionBackend(
+        fixed_clocks=6500, dim_clocks=0, products=1.09, softmax=0.5, needs=10
+    ),
+    "cudnn": AttentionBackend(fixed_clocks=2000, dim_clocks=40, products=1.28, softmax=0.5),
+    "triton": AttentionBackend(
+        fixed_clocks=5000, dim_clocks=0, products=1.8, softmax=1.0, uses_mma_sync=True
+    ),
 }
-"""Every implementation. FlashAttention-4 also describes NVIDIA's own kernels on data-centre Blackwell."""
+"""Every implementation. FlashAttention-4 also describes NVIDIA's own kernels on data-centre Blackwell.
+
+cuDNN is that of Hopper: 595 TFLOP/s of long prompts on H100, 539 under a causal mask (FlashAttention-3,
+figure 5). Triton is FlashAttention in Triton 2, of 2022 and 2023, by `mma.sync`: FlashAttention-2 is 1.3 to
+2.5 times as fast (FlashAttention-2, section 4.1), of which the middle is taken.
+"""
 
 
 def backend_of(device: Device) -> AttentionBackend:
@@ -110,6 +127,24 @@ def backend_of(device: Device) -> AttentionBackend:
     major, _ = device.compute_capability
     names: dict[int, BackendName] = {9: "flash-attention-3", 10: "flash-attention-4"}
     return BACKENDS[names.get(major, "flash-attention-2")]
+
+
+def find_backend(name: str, device: Device) -> AttentionBackend:
+    """Return an implementation by its name.
+
+    Raises:
+        UnknownName: if there is none of this name.
+        InputError: if it is made for another generation than that of the device.
+    """
+    if name not in BACKENDS:
+        raise UnknownName("implementation of attention", name, BACKENDS)
+    backend = BACKENDS[name]
+    if backend.needs not in (0, device.compute_capability[0]):
+        raise InputError(
+            f"{name} needs a GPU of compute capability {backend.needs}.x, and {device.name} has "
+            f"{device.compute_capability[0]}.{device.compute_capability[1]}; use flash-attention-2"
+        )
+    return backend
 
 
 def attention_coordinates(device: Device, generation: float) -> tuple[float, float]:

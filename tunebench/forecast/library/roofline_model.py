@@ -19,20 +19,29 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.errors import UnknownName
 from tunebench.forecast.library.attention_backend import (
+    AttentionBackend,
     attention_coordinates,
     backend_of,
     decode_us,
     prompt_us,
     tiles_of,
 )
-from tunebench.forecast.library.kernel import COLUMNS, Arithmetic, Family
+from tunebench.forecast.library.kernel import COLUMNS, Arithmetic, Family, LibraryKernel
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
 
-__all__ = ["LAUNCH_US", "RooflineModel", "coordinates", "flop_per_us", "peak_flop_per_us", "roofline_times"]
+__all__ = [
+    "LAUNCH_US",
+    "RooflineModel",
+    "coordinates",
+    "flop_per_us",
+    "peak_flop_per_us",
+    "relative_attention_time",
+    "roofline_times",
+]
 
 LAUNCH_US = 3.0
 """Launch overhead in microseconds. The fastest kernels of public measurements take 2.5 to 3.5 us."""
@@ -321,6 +330,27 @@ def _attention(c: dict[str, Array], arithmetic: Arithmetic, device: Device) -> R
         even=np.zeros(len(memory_us), dtype=bool),
         block_us=prompt_us(backend, c, rate, device, windows=True),
     )
+
+
+def relative_attention_time(kernel: LibraryKernel, device: Device, backend: AttentionBackend) -> float:
+    """Return the time of an implementation of attention over that of the one which the model is trained with.
+
+    Args:
+        kernel: A kernel of attention of many queries.
+        device: The device.
+        backend: The implementation.
+    """
+    columns = {
+        name: np.array([figure], dtype=np.float64)
+        for name, figure in zip(COLUMNS[kernel.family], kernel.figures, strict=True)
+    }
+    rate = _flop_per_clock(device, kernel.arithmetic)
+    memory_us = _cached_us(_attention_bytes(columns, _keys_read(columns)), device)
+    other_us, usual_us = (
+        LAUNCH_US + np.maximum(memory_us, prompt_us(implementation, columns, rate, device, windows=True))
+        for implementation in (backend, backend_of(device))
+    )
+    return float(other_us[0] / usual_us[0])
 
 
 def _decode_attention(c: dict[str, Array], arithmetic: Arithmetic, device: Device) -> RooflineModel:

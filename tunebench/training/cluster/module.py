@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from tunebench.errors import InputError
-from tunebench.forecast.network import HOST_US, predict_operations
+from tunebench.forecast.network import HOST_US, attention_of, predict_operations
 from tunebench.optimizer import find_optimizer
 from tunebench.training.cluster.copies import CopiesAnswer, PricedCopies
 from tunebench.training.cluster.device_memory import CONTEXT_BYTES, WORKSPACE_BYTES, communicator_bytes
@@ -309,7 +309,8 @@ class _ModuleSearch:
         return Tape(run)
 
     def _predicted_us(self, tape: Tape) -> float:
-        times = predict_operations(tape.operations, self.machine.device, torch_attention=True)
+        device = self.machine.device
+        times = predict_operations(tape.operations, device, attention=attention_of(tape.run, device))
         return sum(max(timed.time_us, HOST_US * timed.operation.count) for timed in times)
 
 
