@@ -15,9 +15,13 @@ from torch import nn
 import tunebench.torch as served
 from tests.support import measured, record_outcome
 from tunebench import dispatch
+from tunebench.db import RunStart, TrialKey, Verdict, open_store
 from tunebench.device import local_cpu
-from tunebench.torch.compiler import _kernel_operator
+from tunebench.kernels import variant as find_variant
+from tunebench.outcome import Result
+from tunebench.torch.compiler import _group_planner, _kernel_operator
 from tunebench.torch.functional import custom_op
+from tunebench.workloads import parse
 
 pytestmark = pytest.mark.torch
 
@@ -171,3 +175,34 @@ def test_saved_model_calls_the_library_for_weights(tmp_path: Path) -> None:
         "torch",
         "gemm/library_cpu can be saved with constant weights only",
     )
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+def test_remembered_plan_reports_calls_of_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNEBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    workload, variant = parse(LINEAR), find_variant("gemm/library_cpu")
+    config = variant.space.parse("program=onednn")
+    revision, device = variant.revision(workload, config), local_cpu()
+    key = TrialKey(device=device.key, workload=LINEAR, variant=variant.key, revision=revision, config=config)
+    versus = {"ratio": 2.0, "low": 1.9, "high": 2.1, "probability": 0.99}
+    verdict = Verdict(versus_default="itself", comparison={"libraries": {"torch": versus}})
+    with open_store(tmp_path / "a.db") as store:
+        store.begin_run(RunStart(device=device, workload=LINEAR, sampler="bound", seed=0))
+        result = Result(outcome=measured(3.0))
+        store.record(key, result, bound_us=0.1, purpose="finalist", verdict=verdict)
+    dispatch.forget()
+    model, x = nn.Linear(6, 5), torch.randn(7, 6)
+    translate = _group_planner.translate
+    planned: list[str] = []
+    monkeypatch.setattr(_group_planner, "translate", lambda *args: planned.append("") or translate(*args))
+    for times in (1, 0):
+        torch._dynamo.reset()
+        planned.clear()
+        calls: list[dispatch.DispatchedCall] = []
+        compiled = served.compile(model)
+        with torch.no_grad(), served.watching(calls.append):
+            torch.testing.assert_close(compiled(x), model(x))
+        assert len(planned) == times
+        assert [(call.variant, call.by) for call in calls] == [("gemm/library_cpu", "tunebench")]
