@@ -7,15 +7,20 @@ with an exit code of its own and without a traceback.
 from __future__ import annotations
 
 import contextlib
+import html
 import os
 import random
+import re
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -31,6 +36,8 @@ LIMIT_S = 300.0
 ROUNDS = 8
 FREE_KIB = (0, 4, 16, 64, 256, 1024)
 """Free space on the disk, in KiB."""
+MOST_PAGES = 60
+"""Pages of a dashboard that are opened."""
 BACK_S = (1, 60, 86_400, 400 * 86_400)
 """Seconds by which the clock goes back."""
 EARLIER = ("fde50396", "711f0437", "bb6eff8e~1", "cc773acb~1")
@@ -45,12 +52,14 @@ class CommandCounts:
         runs: Commands that ran.
         succeeded: Those that ended with exit code 0.
         refused: Those that ended with a message and another exit code.
+        pages: Pages that dashboards showed.
         wrong: What went wrong, one line each.
     """
 
     runs: int = 0
     succeeded: int = 0
     refused: int = 0
+    pages: int = 0
     wrong: list[str] = field(default_factory=list)
 
     @property
@@ -153,6 +162,8 @@ def full_disk(folder: Path) -> CommandCounts:
             with contextlib.suppress(sqlite3.Error):
                 _vacuum(database)
             before |= counts.check(f"{free_kib} KiB free: vacuum", database, before)
+            browse(counts, f"{free_kib} KiB free: dashboard", database, disk)
+            before |= counts.check(f"{free_kib} KiB free: dashboard", database, before)
             (disk / "filler").unlink()
             name = f"{free_kib} KiB free, then free: tune"
             ended = run(*TUNE, "--db", str(database))
@@ -160,6 +171,40 @@ def full_disk(folder: Path) -> CommandCounts:
             counts.wrong += [f"{name}: {ended.stderr[-300:]}"] if ended.returncode != 0 else []
             counts.check(name, database, before)
     return counts
+
+
+def browse(counts: CommandCounts, name: str, database: Path, disk: Path) -> None:
+    """Open the pages of a dashboard whose database and temporary files are on a disk."""
+    command = [sys.executable, "-P", "-m", "tunebench", "dashboard", "--db", str(database), "--port", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "TMPDIR": str(disk)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        address = re.match(r"dashboard: (\S+)", server.stdout.readline())
+        for path, status in _statuses(address[1].rstrip("/")) if address is not None else ():
+            counts.pages += 1
+            counts.wrong += [f"{name}: {path} has status {status}"] if status != 200 else []
+        server.send_signal(signal.SIGINT)
+        output, errors = server.communicate(timeout=LIMIT_S)
+    ended = subprocess.CompletedProcess(command, server.returncode, output, errors)
+    counts.add(name, ended)
+
+
+def _statuses(address: str) -> Iterator[tuple[str, int]]:
+    """Yield the pages that a dashboard links to, `MOST_PAGES` at most, with their statuses."""
+    paths, seen = ["/"], {"/"}
+    while paths and len(seen) < MOST_PAGES:
+        path = paths.pop(0)
+        try:
+            with urllib.request.urlopen(address + path, timeout=LIMIT_S) as reply:
+                text, status = reply.read().decode(errors="replace"), reply.status
+        except urllib.error.HTTPError as error:
+            text, status = "", error.code
+        yield path, status
+        new = {html.unescape(link) for link in re.findall(r'href="(/[^"#]*)"', text)} - seen
+        paths += sorted(new)
+        seen |= new
 
 
 def _fill(disk: Path, free_kib: int) -> None:

@@ -70,6 +70,11 @@ def test_every_failure_is_of_its_class_and_the_search_ends(report: Report) -> No
     assert report.gap > 1
 
 
+def test_the_time_of_the_finals_is_a_part_of_the_wall_time(report: Report) -> None:
+    assert 0 < report.finals_s < report.seconds["wall_s"]
+    assert report.to_json()["finals_s"] == report.finals_s
+
+
 def test_every_failure_is_stored_with_its_reason(report: Report, database: Path) -> None:
     with open_store(database) as store:
         entries = store.history(WORKLOAD)

@@ -16,52 +16,68 @@ from tunebench.device import Device
 from tunebench.executor._judged_process import JudgedProcess, Wrong
 from tunebench.measure.arena import SlotArena, slot_bytes
 from tunebench.measure.fresh_inputs import FreshInputs
-from tunebench.measure.timing import Protocol, is_precise
+from tunebench.measure.timing import Protocol, median_interval
 
 if TYPE_CHECKING:
     import numpy
 
-__all__ = ["PreparedLaunches", "launch_request", "samples_of"]
+__all__ = ["LaunchMemory", "PreparedLaunches", "launch_request", "samples_of"]
 
 ARENA_BYTES = 32 << 20
-"""Memory for slots; there are at least two, however large the workload."""
+"""Memory for slots; there are at least four in `MOST_BYTES`, and two however large the workload."""
+MOST_BYTES = 128 << 20
 MOST_SLOTS = 256
 MOST_IN_BATCH = 8
 
 FLUSHED_CACHES = 2
 """Bytes read before a batch with cold caches, as a multiple of the last-level cache."""
 
+MEDIAN_ERROR = 0.02
+"""Half of the interval of the median, relative to it, at which sampling stops: four rounds halve it."""
 
-class PreparedLaunches:
-    """Launches on slots of shared memory.
+
+class LaunchMemory:
+    """Memory for the launches of a workload, in all its examinations.
 
     Args:
         fresh: Inputs of the workload.
-        process: The measuring process.
-        device: The device that it uses.
+        device: The device of the measuring process.
         protocol: State of the caches before a launch.
+
+    Attributes:
+        fresh: Inputs of the workload.
+        arena: Slots, which the measuring process shares.
+        flushed: What is read to flush the caches; empty on a GPU, where the measuring process flushes them.
+    """
+
+    def __init__(self, fresh: FreshInputs, device: Device, protocol: Protocol) -> None:
+        self.fresh = fresh
+        nbytes = slot_bytes(fresh.workload)
+        slots = max(2, min(4, MOST_BYTES // nbytes), ARENA_BYTES // nbytes)
+        self.arena = SlotArena(fresh.workload, min(MOST_SLOTS, slots))
+        flushes = device.kind == "cpu" and protocol.cache == "cold"
+        self.flushed = np.ones(FLUSHED_CACHES * device.l2_bytes // 8 if flushes else 0)
+
+
+class PreparedLaunches:
+    """Launches of a measuring process on slots of shared memory.
+
+    Args:
+        memory: The memory.
+        process: The measuring process.
         rng: All choices; secret.
 
     Attributes:
-        arena: The memory.
+        arena: The slots.
         batch: Number of timed launches for which inputs are prepared and caches flushed at once.
-        flushes: Whether the judge flushes the caches; on a GPU, the measuring process does.
+        flushes: Whether the judge flushes the caches.
     """
 
-    def __init__(
-        self,
-        fresh: FreshInputs,
-        process: JudgedProcess,
-        device: Device,
-        protocol: Protocol,
-        rng: numpy.random.Generator,
-    ) -> None:
-        self._fresh, self._process, self._rng = fresh, process, rng
-        slots = min(MOST_SLOTS, max(2, ARENA_BYTES // slot_bytes(fresh.workload)))
-        self.arena = SlotArena(fresh.workload, slots)
-        self.batch = min(MOST_IN_BATCH, slots)
-        self.flushes = device.kind == "cpu" and protocol.cache == "cold"
-        self._flush = np.ones(FLUSHED_CACHES * device.l2_bytes // 8 if self.flushes else 0)
+    def __init__(self, memory: LaunchMemory, process: JudgedProcess, rng: numpy.random.Generator) -> None:
+        self._fresh, self._process, self._rng = memory.fresh, process, rng
+        self.arena, self._flushed = memory.arena, memory.flushed
+        self.batch = min(MOST_IN_BATCH, self.arena.slots)
+        self.flushes = self._flushed.size > 0
         self._latest: int | None = None
 
     def open(self) -> None:
@@ -107,7 +123,7 @@ class PreparedLaunches:
             The reply, and the time by the judge's clock, in microseconds.
         """
         if flush:
-            self._flush.sum()
+            self._flushed.sum()
         return self._process.ask(launch_request(slots, repeats, do))
 
     def sample(
@@ -117,10 +133,10 @@ class PreparedLaunches:
         take_batch: Callable[[], object],
         is_enough: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Take batches of samples until the protocol's stopping rule holds.
+        """Take batches of samples until their median is known, or the protocol's time is over.
 
         Args:
-            protocol: When to stop.
+            protocol: Number of samples, and time.
             samples_us: The samples so far, in microseconds.
             take_batch: Adds samples of a batch to them.
             is_enough: Another condition of the end.
@@ -131,8 +147,14 @@ class PreparedLaunches:
             spent_s = time.thread_time() - began_s + (self._process.spent_us - ran_us) / 1e6
             if len(samples_us) < protocol.min_samples or not is_enough():
                 continue
-            if spent_s >= protocol.max_s or is_precise(samples_us, protocol):
+            if spent_s >= protocol.max_s or _is_settled(samples_us):
                 return
+
+
+def _is_settled(samples_us: Sequence[float]) -> bool:
+    """Return whether the interval of the median is narrow; unlike a mean, outliers hardly widen it."""
+    median_us, (low_us, high_us) = median_interval(samples_us)
+    return high_us - low_us <= 2 * MEDIAN_ERROR * median_us
 
 
 def launch_request(slots: Sequence[int], repeats: int = 1, do: str = "launch") -> dict[str, Any]:

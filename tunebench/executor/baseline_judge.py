@@ -14,7 +14,7 @@ from typing import Any
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.executor._judged_process import Ended, JudgedProcess, Late
-from tunebench.executor._prepared_launches import PreparedLaunches, samples_of
+from tunebench.executor._prepared_launches import LaunchMemory, PreparedLaunches, samples_of
 from tunebench.executor.judge import JudgedCase, JudgeSetup
 from tunebench.measure.baseline import Baseline, BaselineFailed, fastest_first
 from tunebench.measure.fresh_inputs import FreshInputs
@@ -59,7 +59,7 @@ def case_of(workload: Workload, device: Device, protocol: Protocol, guard: int) 
 
 
 _rng: Any = None
-_fresh: FreshInputs | None = None
+_memory: LaunchMemory | None = None
 
 
 def start() -> None:
@@ -76,17 +76,17 @@ def time_baselines(case: BaselineCase) -> list[Baseline | BaselineFailed] | Time
         Timed baselines, fastest first, then those that failed; `TimedOut` after the time limit, and None if
         the process ended.
     """
-    global _fresh
+    global _memory
     channel = take_channel()
     if channel is None:
         raise RuntimeError("time_baselines needs a connection to the process that runs them")
     with contextlib.closing(Connection(channel)) as connection:
         workload = case.judged.load()
-        if _fresh is None or _fresh.workload != workload:
-            _fresh = None  # releases its memory first
-            _fresh = FreshInputs(workload, _rng)
+        if _memory is None or _memory.fresh.workload != workload:
+            _memory = None  # releases it first
+            _memory = LaunchMemory(FreshInputs(workload, _rng), case.setup.device, case.setup.protocol)
         process = JudgedProcess(connection, case.judged.guard, case.setup.limit_s)
-        launches = PreparedLaunches(_fresh, process, case.setup.device, case.setup.protocol, _rng)
+        launches = PreparedLaunches(_memory, process, _rng)
         try:
             return _timings(launches, process, case.setup.protocol)
         except Ended:

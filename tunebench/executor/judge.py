@@ -34,7 +34,7 @@ from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.dtype import is_integer
 from tunebench.executor._judged_process import Ended, JudgedProcess, Late, Wrong
-from tunebench.executor._prepared_launches import PreparedLaunches, launch_request, samples_of
+from tunebench.executor._prepared_launches import LaunchMemory, PreparedLaunches, launch_request, samples_of
 from tunebench.kernels import file_of_operator, import_file
 from tunebench.measure import runner
 from tunebench.measure.arena import slot_bytes
@@ -176,12 +176,13 @@ class _WorkloadInputs:
 
     Args:
         workload: The workload.
-        device: Computes references of large workloads if it is a GPU.
+        setup: Protocol, and the device, which computes references of large workloads if it is a GPU.
     """
 
-    def __init__(self, workload: Workload, device: Device) -> None:
-        self._device = device
+    def __init__(self, workload: Workload, setup: JudgeSetup) -> None:
+        self._device = setup.device
         self.fresh = FreshInputs(workload, _rng)
+        self.memory = LaunchMemory(self.fresh, setup.device, setup.protocol)
         self.extreme_errors: dict[str, float] = {}
 
     @functools.cached_property
@@ -214,7 +215,7 @@ def examine(case: JudgedCase) -> Verdict:
         workload = case.load()
         if _inputs is None or _inputs.fresh.workload != workload:
             _inputs = None  # releases its memory first
-            _inputs = _WorkloadInputs(workload, _setup.device)
+            _inputs = _WorkloadInputs(workload, _setup)
         began = time.perf_counter()
         process = JudgedProcess(connection, case.guard, _setup.limit_s)
         examination = _Examination(case.name, _inputs, process, _setup, _rng)
@@ -271,7 +272,7 @@ class _Examination:
         self._process, self._rng = process, rng
         self._workload, self._device = self._fresh.workload, setup.device
         self._protocol = dataclasses.replace(setup.protocol, **runner.THOROUGH)
-        self._prepared = PreparedLaunches(self._fresh, process, setup.device, setup.protocol, rng)
+        self._prepared = PreparedLaunches(inputs.memory, process, rng)
         self._arena = self._prepared.arena
         self._kept: list[_KeptLaunch] = []
         self._launches = self._batches = 0

@@ -435,9 +435,11 @@ def time_finalists(context: RunContext, executor: WorkerExecutor[Task]) -> None:
         make_task=lambda timed: _task(context, timed, thorough=True),
         on_progress=context.report_progress,
     )
+    began_s = time.monotonic()
     with _interruptible(context, executor):
         finalists = pick_finalists(state.timed, plan.finalists, set(_earlier_finalists(context)))
         state.finals.run(executor, finalists, with_baselines=plan.baselines)
+    state.finals_s = time.monotonic() - began_s
 
 
 def _earlier_finalists(context: RunContext) -> Iterator[tuple[str, Config]]:

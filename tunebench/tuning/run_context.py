@@ -58,6 +58,7 @@ class RunState:
         stopped: Why it was stopped, if not by the user.
         cut_short: Whether the time limit ended the search.
         busy_s: Time in which the executor compiled or measured, in seconds.
+        finals_s: Wall time of the finalist rounds, in seconds.
         pool: Workers of the cluster, if one measures.
         waiting: What the run waits for; empty while it runs.
         phase: Name, finished trials and total trials of the current phase.
@@ -76,6 +77,7 @@ class RunState:
     stopped: str | None = None
     cut_short: bool = False
     busy_s: float = 0.0
+    finals_s: float = 0.0
     pool: PoolStatus | None = None
     waiting: str = ""
     phase: tuple[str, int, int]

@@ -200,6 +200,7 @@ def finish(context: RunContext) -> Report:
         masked=masked,
         cached=state.cached,
         seconds=seconds,
+        finals_s=state.finals_s,
         database=str(setup.store.location),
         interrupted=state.interrupted,
         skipped={**context.skipped, **(finals.baselines.failures if finals else {})},

@@ -236,6 +236,7 @@ class Report:
         masked: Configurations pruned by their lower bound without a trial.
         cached: Configurations whose outcome was known before.
         seconds: Wall time, and its parts: compile, verify, measure (summed over workers) and overhead.
+        finals_s: Part of the wall time after the search, in which finalists and baselines were timed.
         database: Location of the records.
         interrupted: Whether the run stopped before its budget was spent.
         skipped: Variants that were not tried and baselines that were not timed, each with the reason; key
@@ -301,6 +302,7 @@ class Report:
     tie_count: int = 0
     is_earlier: bool = False
     served: Served | None = None
+    finals_s: float = 0.0
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     objectives: tuple[str, ...] = ()
     require: tuple[str, ...] = ()
