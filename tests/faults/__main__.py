@@ -12,9 +12,9 @@ The parts are:
 - ``power``: the power is cut at random moments of a trace of a tuner (see `power_cuts`).
 - ``kernels``: no tuner is killed, but kernels fail in every way (see `kernel_faults`).
 - ``busy``: eight programs use all processors while right kernels are tuned (see `kernel_faults`).
-- ``disk``, ``clock``, ``beside``, ``versions``: commands on a full disk (needs root), with a clock that goes
-  backwards, beside each other on one file, and of this and an earlier version on one file (see
-  `command_faults`); only on request.
+- ``disk``, ``clock``, ``beside``, ``versions``: commands and the dashboard on a full disk (needs root),
+  commands with a clock that goes backwards, beside each other on one file, and of this and an earlier version
+  on one file (see `command_faults`); only on request.
 
 Each tuner writes every committed measurement to a journal (see `journaled_tuning`). After every kill the
 database is checked, and each line of the journal must be in it exactly once. Two readers run lookups

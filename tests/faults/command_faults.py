@@ -140,7 +140,7 @@ def small_disk(folder: Path, kib: int) -> Iterator[Path]:
 
 
 def full_disk(folder: Path) -> CommandCounts:
-    """Run every command that writes on disks with little free space."""
+    """Run every command that writes, and the dashboard, on disks with little free space."""
     counts, export = CommandCounts(), folder / "export.jsonl"
     run("db", "export", "--format", "jsonl", "--out", str(export), "--db", str(database_in(folder)))
     for free_kib in FREE_KIB:
