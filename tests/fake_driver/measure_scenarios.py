@@ -33,6 +33,7 @@ from tunebench.measure.observer import NVML
 from tunebench.measure.timing import Protocol
 from tunebench.measure.worker import Setup
 from tunebench.outcome import to_json
+from tunebench.space import Config
 from tunebench.task import Task
 
 DEVICE = local_gpus()[0]
@@ -40,9 +41,9 @@ COLD = Protocol(min_samples=3, max_samples=5)
 WARM = Protocol(cache="warm", min_samples=3, max_samples=5)
 
 
-def task(variant: Any, *, thorough: bool = False, n: int = 1000) -> Task:
+def task(variant: Any, *, thorough: bool = False, n: int = 1000, config: Config = CONFIG) -> Task:
     workload = Toy(n=n)
-    return Task(variant=variant, workload=workload, config=CONFIG, device=DEVICE, seed=7, thorough=thorough)
+    return Task(variant=variant, workload=workload, config=config, device=DEVICE, seed=7, thorough=thorough)
 
 
 class Session:
@@ -116,10 +117,12 @@ def scenarios() -> dict[str, Any]:
 
 def observed() -> dict[str, Any]:
     """Return outcomes with the observer of NVML, on a fake of it."""
-    sys.modules["pynvml"] = FakeNvml()
+    sys.modules["pynvml"] = nvml = FakeNvml()
     session = Session(COLD)
     session.runner.observers = (NVML,)
-    outcomes = {f"observed {name}": session.run(Calls(name)) for name in ("right", "wrong")}
+    outcomes: dict[str, Any] = {f"observed {name}": session.run(Calls(name)) for name in ("right", "wrong")}
+    outcomes["at a clock"] = session.run(Calls("right"), config=Config({**CONFIG, "sm_clock_mhz": 1200}))
+    outcomes["clock calls"] = nvml.calls
     del sys.modules["pynvml"]
     return outcomes
 

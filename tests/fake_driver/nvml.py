@@ -25,6 +25,7 @@ class FakeNvml(ModuleType):
     def __init__(self) -> None:
         super().__init__("pynvml")
         self._began = time.monotonic()
+        self.calls: list[list[float | str]] = []
 
     def nvmlInit(self) -> None: ...  # noqa: N802
 
@@ -49,6 +50,12 @@ class FakeNvml(ModuleType):
 
     def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:  # noqa: N802
         return 41
+
+    def nvmlDeviceSetGpuLockedClocks(self, handle: str, low: int, high: int) -> None:  # noqa: N802
+        self.calls.append(["lock", low, high])
+
+    def nvmlDeviceResetGpuLockedClocks(self, handle: str) -> None:  # noqa: N802
+        self.calls.append(["reset"])
 
     def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
         return "580.95.05"

@@ -89,6 +89,11 @@ def test_power_and_energy_are_observed_on_a_fake_of_nvml(seen: dict[str, Any]) -
     assert seen["observed wrong"]["kind"] == "wrong_result"
 
 
+def test_clocks_of_a_configuration_are_locked_while_it_is_measured(seen: dict[str, Any]) -> None:
+    assert seen["at a clock"]["kind"] == "measured"
+    assert seen["clock calls"] == [["lock", 1200, 1200], ["reset"]]
+
+
 def test_short_runs_are_batched_with_warm_cache_and_noted_with_cold_cache(
     seen: dict[str, Any],
 ) -> None:

@@ -219,6 +219,22 @@ def test_observers_watch_a_process_that_measures(tmp_path: Path, monkeypatch: An
     assert result.report.metrics["pid"] != os.getpid()
 
 
+def test_clocks_are_settings_of_gpus(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="sm_clock_mhz are settings of GPUs"):
+        tune_kernel(
+            locked,
+            args={"y": Output((64,), "f32")},
+            space={"sm_clock_mhz": [1200, 1400]},
+            reference=lambda: np.ones(64),
+            compiled=False,
+            db=tmp_path / "a.db",
+        )
+
+
+def locked(y: Any, sm_clock_mhz: int) -> None:
+    y[:] = 1
+
+
 def fill(y: Any, step: int) -> None:
     for first in range(0, 64, step):
         y[first : first + step] = 1

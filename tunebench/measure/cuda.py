@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from tunebench.measure._gpu import AnyPrepared, Gpu, open_gpu
 from tunebench.measure._sampler import Sampler
 from tunebench.measure.arena import SlotArena
 from tunebench.measure.direct_launch import MappedTensor
+from tunebench.measure.gpu_settings import GpuSettings, settings_of
 from tunebench.measure.judged import JudgedLaunches
 from tunebench.measure.loader import CudaError, require_cuda_core
 from tunebench.measure.observer import NVML, NvmlObserver, ObservedSamples
@@ -49,6 +51,7 @@ class _Opened:
     memory: DeviceMemory
     clock: Clock
     flush: Flush | None
+    settings: GpuSettings
 
 
 class CudaRunner(Runner):
@@ -83,7 +86,7 @@ class CudaRunner(Runner):
             DeviceError: The device is not on this machine.
         """
         on = self._open()
-        with _watched(on, task):
+        with _watched(on, task), on.settings.applied(task.config):
             return self._run(on, task, binary, abort_above_us)
 
     def serve(self, task: Task, binary: Binary, channel: int) -> tuple[Outcome, Effort]:
@@ -92,12 +95,17 @@ class CudaRunner(Runner):
         Raises:
             CudaError, DeviceLost, DeviceError: as `run`.
         """
-        with _watched(self._open(), task):
+        on = self._open()
+        with _watched(on, task), on.settings.applied(task.config):
             return super().serve(task, binary, channel)
 
     def judged(self, task: Task, binary: Binary) -> JudgedLaunches:
         """Return the launches of one configuration for a judge; inputs and outputs are copied."""
-        return _DeviceLaunches(self._open(), task, binary, self._device.max_clock_mhz)
+        return _DeviceLaunches(self._open(), task, binary, self._clock_mhz(task))
+
+    def _clock_mhz(self, task: Task) -> float:
+        """Return the highest clock of a task: that of the device, or the one that its configuration locks."""
+        return min(self._device.max_clock_mhz, settings_of(task.config).get("sm_clock_mhz", math.inf))
 
     def reference_device(self, workload: Workload) -> ReferenceDevice | None:
         """Return the GPU for a large workload if torch can use it, else None."""
@@ -110,7 +118,9 @@ class CudaRunner(Runner):
             if self.protocol.cache == "cold":
                 nbytes = FLUSHED_CACHES * self._device.l2_bytes
                 flush = Flush(gpu.allocate(nbytes), nbytes)
-            self._opened = _Opened(gpu, DeviceMemory(gpu), Clock(gpu.pci_bus_id), flush)
+            self._opened = _Opened(
+                gpu, DeviceMemory(gpu), Clock(gpu.pci_bus_id), flush, GpuSettings(gpu.pci_bus_id)
+            )
         return self._opened
 
     def _run(
@@ -132,7 +142,7 @@ class CudaRunner(Runner):
             on.clock,
             launches,
             flush=on.flush,
-            max_clock_mhz=self._device.max_clock_mhz,
+            max_clock_mhz=self._clock_mhz(task),
             poison=memory.poison,
         )
         timed = TimedLaunches(memory, inputs, self.check(inputs), self.spare(inputs), thorough=task.thorough)

@@ -17,6 +17,7 @@ from tunebench.db.record import NewMeasurement, Record, TrialKey, Verdict
 from tunebench.db.retry import RetryPolicy
 from tunebench.errors import DatabaseError, InputError, UnknownName
 from tunebench.executor import ExecutorClosed, WorkerExecutor
+from tunebench.measure.gpu_settings import SETTINGS
 from tunebench.measure.observer import NVML, NvmlObserver, metric_names
 from tunebench.objective import workload_quantities
 from tunebench.outcome import (
@@ -165,6 +166,8 @@ def _check_goal(context: RunContext) -> None:
     names = {*workload_quantities(context.workload), *(field.name for field in dataclasses.fields(Resources))}
     for tunable in context.variants.values():
         names |= {parameter.name for parameter in tunable.table.space.parameters}
+    if context.setup.target.runner == "cpu" and (set_names := sorted(names & set(SETTINGS))):
+        raise InputError(f"{', '.join(set_names)} are settings of GPUs: rename them")
     names |= _observed_names(context.setup)
     try:
         context.goal.check(sorted(names))
