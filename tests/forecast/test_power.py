@@ -11,7 +11,13 @@ from tunebench import device as devices
 from tunebench.device import Device
 from tunebench.errors import InputError, UnknownName
 from tunebench.forecast.library import predict_all
-from tunebench.forecast.library.power import MEASURED_AT_LIMIT, dynamic_power_w, slowdown, slowdown_from_blend
+from tunebench.forecast.library.power import (
+    MEASURED_AT_LIMIT,
+    dynamic_power_w,
+    slowdown,
+    slowdown_beyond_measured,
+    slowdown_from_blend,
+)
 from tunebench.forecast.network import attention_of, predict_network, predict_operations
 from tunebench.workloads import parse
 from tunebench.workloads.networks import NetworkRun, Operation, network
@@ -47,8 +53,20 @@ def test_lower_limit_makes_large_products_longer_and_small_ones_not() -> None:
     }
     assert times[350][0] > times[500][0] > times[700][0]
     assert times[350][1] == times[700][1]
-    (short, _) = predict_all([LARGE, SMALL], limited(H100, 350)).time_us
-    assert short < times[700][0]
+
+
+def test_short_measurement_is_longer_where_the_limit_is_below_that_of_measured_boards() -> None:
+    """Expect the product of `benchmarks.predict_sustained` on H100 PCIe within 12 % of what is published."""
+    usual, low = (predict_all([LARGE, SMALL], device).time_us for device in (H100, limited(H100, 350)))
+    (sustained, _) = predict_all([LARGE, SMALL], limited(H100, 350), sustained=True).time_us
+    assert usual[0] < low[0] < sustained
+    assert low[1] == usual[1]
+    assert predict_all([LARGE], limited(H100, 900)).time_us == pytest.approx(usual[:1])
+    (pcie,) = predict_all([LARGE], devices.find("h100-pcie")).time_us
+    assert pcie == pytest.approx(2 * 8192**3 / 493e6, rel=0.12)
+    rates = np.array([8e8])
+    unknown = slowdown_beyond_measured(limited(H100, 350), "bf16", rates, {"mine": 1.0})
+    assert unknown == pytest.approx(slowdown(limited(H100, 350), "bf16", rates))
 
 
 def test_limit_of_the_product_is_the_default() -> None:

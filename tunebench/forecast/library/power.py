@@ -1,7 +1,9 @@
 """Clocks of long runs: how much longer matrix products take when the board's power limit lowers the clock.
 
-The measured products that the model is trained with ran for milliseconds. In a training step they run for
-hours, on random numbers, and a board at its power limit lowers its clock f. The power of a product is
+The measured products that the model is trained with ran for milliseconds, on boards with the highest limit of
+their chip. In a training step they run for hours, on random numbers, and a board at its power limit lowers
+its clock f. A board with a lower limit than the measured ones does so within milliseconds. The power of a
+product is
 
     static + e * f**2 * FLOPs per second,
 
@@ -38,7 +40,13 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-__all__ = ["MEASURED_AT_LIMIT", "dynamic_power_w", "slowdown", "slowdown_from_blend"]
+__all__ = [
+    "MEASURED_AT_LIMIT",
+    "dynamic_power_w",
+    "slowdown",
+    "slowdown_beyond_measured",
+    "slowdown_from_blend",
+]
 
 STATIC_SHARE = 0.15
 """Power that does not depend on the operations, as a share of the thermal design power of the largest board
@@ -109,13 +117,46 @@ def slowdown_from_blend(
         flop_per_us: (R,) predicted rates.
         weights: Weight of each measured device in the prediction.
     """
+    at_limit = {name: weight for name, weight in weights.items() if name in MEASURED_AT_LIMIT}
     longer = slowdown(device, arithmetic, flop_per_us)
-    peak = peak_flop_per_us(device, arithmetic)
+    return longer / _measured_slowdown(device, arithmetic, flop_per_us, at_limit)
+
+
+def slowdown_beyond_measured(
+    device: Device, arithmetic: Arithmetic, flop_per_us: Array, weights: Mapping[str, float]
+) -> Array:
+    """Return how much longer a short measurement takes where the limit is below those of measured boards.
+
+    At the limits of the measured boards, milliseconds are too short for the clock to fall. At half of that
+    power, they are not: products of 6 ms to 0.1 s on H100 PCIe and A100 PCIe run at their limits.
+
+    Args:
+        device: The device.
+        arithmetic: Arithmetic of the products.
+        flop_per_us: (R,) predicted rates.
+        weights: Weight of each measured device in the prediction.
+    """
+    longer = slowdown(device, arithmetic, flop_per_us)
+    if (longer == 1).all():
+        return longer
+    beyond: Array = np.maximum(1.0, longer / _measured_slowdown(device, arithmetic, flop_per_us, weights))
+    return beyond
+
+
+@functools.cache
+def _described(name: str) -> Device | None:
+    """Return a measured device; None if only its owner has a description of it."""
+    return devices.described().get(name)
+
+
+def _measured_slowdown(
+    device: Device, arithmetic: Arithmetic, flop_per_us: Array, weights: Mapping[str, float]
+) -> Array:
+    """Return the mean slowdown of measured devices at the same share of their peaks."""
+    share = flop_per_us / peak_flop_per_us(device, arithmetic)
+    mean = np.ones_like(flop_per_us)
     for name, weight in weights.items():
-        if name in MEASURED_AT_LIMIT and weight:
-            measured = devices.described()[name]
-            measured_slowdown = slowdown(
-                measured, arithmetic, flop_per_us / peak * peak_flop_per_us(measured, arithmetic)
-            )
-            longer = longer / measured_slowdown**weight
-    return longer
+        measured = _described(name)
+        if weight and measured and arithmetic in measured.mma_flop_per_clock:
+            mean *= slowdown(measured, arithmetic, share * peak_flop_per_us(measured, arithmetic)) ** weight
+    return mean

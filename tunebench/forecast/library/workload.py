@@ -14,7 +14,7 @@ from tunebench.dtype import itemsize, storage
 from tunebench.errors import DeviceError, InputError
 from tunebench.forecast.library.kernel import Arithmetic, Family, LibraryKernel, library_kernels
 from tunebench.forecast.library.model import Blend, ForecastModel, bundled_model, skill_of
-from tunebench.forecast.library.power import slowdown_from_blend
+from tunebench.forecast.library.power import slowdown_beyond_measured, slowdown_from_blend
 from tunebench.forecast.library.roofline_model import (
     LAUNCH_US,
     RooflineModel,
@@ -85,11 +85,12 @@ def predict_all(
         proxy = np.array([bool(launch.kernel.proxy) for launch in group])
         forecast, skill = model or bundled_model(), skill_of(family, arithmetic)
         blend = forecast.blend(skill, roofline, device, arithmetic, proxy=proxy)
-        if sustained and family in _PRODUCTS:
+        if family in _PRODUCTS:
             # Operations over predicted time: the rate that decides whether the power limit is reached.
             rates = roofline.compute_us * flop_per_us(device, arithmetic) / blend.us
             weights = forecast.weights(skill, device, arithmetic)
-            blend = blend.longer(slowdown_from_blend(device, arithmetic, rates, weights))
+            slowed = slowdown_from_blend if sustained else slowdown_beyond_measured
+            blend = blend.longer(slowed(device, arithmetic, rates, weights))
         sums.add(group, roofline, blend)
     floors = _floors_us(problems, device)
     bound_us: Array = floors.max(axis=0)
