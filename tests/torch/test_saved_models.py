@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -17,6 +18,7 @@ torch = pytest.importorskip("torch", reason="the extra `torch` is not installed"
 from torch import nn  # noqa: E402
 
 import tunebench.torch as served  # noqa: E402
+from tests.support import needs_compiler  # noqa: E402
 from tests.torch.test_torch_compile import _record  # noqa: E402
 from tunebench.device import local_cpu  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
@@ -273,3 +275,30 @@ def test_a_compiled_module_is_saved_like_the_module(
     assert list(text["weights"]) == ["scale"]
     assert "shift" in text["constants"]
     assert [wanted.get("shape") for wanted in text["inputs"]] == [list(SIZES), None]
+
+
+@pytest.mark.exhaustive  # compiles a program with torch's headers
+@needs_compiler
+def test_a_program_in_cpp_runs_a_saved_model(saved: tuple[Path, str], tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs/guide/saved-models.md").read_text(encoding="utf-8")
+    (tmp_path / "main.cpp").write_text(guide.partition("```cpp\n")[2].partition("```")[0], encoding="utf-8")
+    block = guide.partition("$ python -m zipfile")[2].partition("```")[0]
+    command = f"python -m zipfile{block}".replace("\n$ ", "\n")
+    torch.manual_seed(1)
+    model, x = Model().eval(), torch.randn(SIZES)
+    torch.save(dict(model.state_dict()), tmp_path / "model.weights")
+    torch.save(x, tmp_path / "x.pt")
+    (tmp_path / "model.tb").write_bytes(saved[0].read_bytes())
+    bin_folder = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+    run = subprocess.run(
+        ["bash", "-ec", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert "kernel " in (tmp_path / "folder" / "cpp.txt").read_text(encoding="utf-8")
+    with torch.no_grad():
+        expected = model(x, factor=2.0)
+    printed = [float(word) for word in run.stdout.split() if re.fullmatch(r"-?\d+\.\d+(e[-+]\d+)?", word)]
+    values = torch.cat([expected["sums"].flatten(), expected["last"]])
+    assert len(printed) == values.numel()
+    torch.testing.assert_close(torch.tensor(sorted(printed)), values.sort().values, rtol=1e-3, atol=1e-3)

@@ -30,10 +30,10 @@ from tunebench.compile.shared_object import THREADING, shared_object
 from tunebench.dispatch.numba_threads import default_count, threads
 from tunebench.dtype import itemsize
 from tunebench.space import Config
-from tunebench.variant import NumbaCpuVariant, installed_version
+from tunebench.variant import NumbaCpuVariant, Scalar, installed_version
 from tunebench.workload import Tensor, Workload
 
-__all__ = ["SharedKernel", "constants_of", "find", "load", "shared_key", "store"]
+__all__ = ["SharedKernel", "call_text", "constants_of", "find", "load", "shared_key", "store"]
 
 _IMPORTED_NS = time.time_ns()
 _PACKAGES = ("numba", "llvmlite", "numpy")
@@ -199,3 +199,35 @@ def constants_of(tensors: Sequence[Tensor]) -> bytes:
             stride *= extent
         words += (stride // size, size, *tensor.shape, *strides)
     return struct.pack(f"{len(words)}q", *words)
+
+
+def call_text(variant: NumbaCpuVariant[Any], workload: Workload, config: Config) -> str:
+    """Return how a program calls a kernel's shared object (`saved_model.hpp` of saved models reads it).
+
+    Args:
+        variant: The variant.
+        workload: The workload.
+        config: A valid point of its space.
+
+    Returns:
+        The number of constants, these, the number of arguments, and these: ``t0`` the first tensor of inputs
+        and outputs, ``n0`` its number, ``i5`` an integer, ``f0.5`` a float, ``s64`` 64 bytes of scratch.
+    """
+    tensors, named = variant.tensors(workload, config), (*workload.inputs(), *workload.outputs())
+    names = [tensor.name for tensor in named]
+    words: list[str] = []
+    arrays: list[Tensor] = []
+    for argument in variant.arguments(workload, config):
+        if isinstance(argument, Scalar):
+            words.append(f"{'f' if argument.ctype == 'float' else 'i'}{argument.value!r}")
+            continue
+        tensor = tensors[argument]
+        if tensor.shape:
+            arrays.append(tensor)
+        if argument not in names:
+            words.append(f"s{tensor.nbytes}")
+        else:
+            words.append(f"{'t' if tensor.shape else 'n'}{names.index(argument)}")
+    content = constants_of(arrays)
+    constants = struct.unpack(f"{len(content) // 8}q", content)
+    return " ".join(map(str, (len(constants), *constants, len(words), *words)))

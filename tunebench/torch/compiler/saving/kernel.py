@@ -19,8 +19,8 @@ from tunebench.compile.numba_cpu import key_numba_cpu
 from tunebench.compile.shared_object import shared_object
 from tunebench.dispatch import BoundKernel
 from tunebench.dispatch.cpu import SharedCpuKernel, binary_of, bind_cpu, key_of_shared
+from tunebench.dispatch.shared_kernel import call_text, shared_key
 from tunebench.dispatch.shared_kernel import load as load_shared
-from tunebench.dispatch.shared_kernel import shared_key
 from tunebench.errors import InputError, TunebenchError
 from tunebench.kernels import variant as find_variant
 from tunebench.space import Config
@@ -80,6 +80,12 @@ class SavedKernel:
         """Name of the kernel: a hash of everything that it computes."""
         parts = (self.workload, self.variant, str(sorted(self.config.items())), self.binary.key)
         return hashlib.sha256("\0".join(parts).encode() + self.binary.payload).hexdigest()[:32]
+
+    def call_text(self) -> str:
+        """Return how a C++ program calls the shared object (see `shared_kernel.call_text`)."""
+        workload, variant = parse(self.workload), find_variant(self.variant)
+        assert isinstance(variant, NumbaCpuVariant)
+        return call_text(variant, workload, self.config)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the machine code as plain data."""

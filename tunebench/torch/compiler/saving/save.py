@@ -19,6 +19,7 @@ from tunebench.errors import InputError
 from tunebench.torch.compiler.capture import first_reason
 from tunebench.torch.compiler.saving.archive import write_archive
 from tunebench.torch.compiler.saving.description import described, versions
+from tunebench.torch.compiler.saving.kernel import SavedKernel
 from tunebench.torch.compiler.saving.program import ProgramWithKernels
 
 __all__ = ["save"]
@@ -76,11 +77,21 @@ def save(
     members = {
         "model.pt2": package,
         "plan.json": plan.encode(),
+        "cpp.txt": _for_programs(kernels, constants).encode(),
         **{f"kernels/{name}": kernel.binary.payload for name, kernel in kernels.items()},
         **{f"shared/{name}": kernel.shared.payload for name, kernel in kernels.items() if kernel.shared},
         **{f"constants/{name}": _bytes(tensor) for name, tensor in constants.items()},
     }
     return write_archive(Path(path), description, members)
+
+
+def _for_programs(kernels: Mapping[str, SavedKernel], constants: Mapping[str, Tensor]) -> str:
+    """Return what `saved_model.hpp` reads: kernels and constants, one a line."""
+    lines = [f"kernel {name} {kernel.call_text()}" for name, kernel in kernels.items() if kernel.shared]
+    for name, tensor in constants.items():
+        sizes = (tensor.ndim, *tensor.shape, tensor.ndim, *tensor.stride())
+        lines.append(f"constant {name} {str(tensor.dtype)[6:]} {' '.join(map(str, sizes))}")
+    return "\n".join(lines) + "\n"
 
 
 def _program(
