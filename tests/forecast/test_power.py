@@ -108,6 +108,17 @@ def test_networks_run_at_the_power_limit() -> None:
     )
 
 
+@pytest.mark.parametrize("sustained", [False, True])
+def test_attention_takes_longer_at_a_low_limit(sustained: bool) -> None:
+    """Expect no change on measured boards and B300, and a little more time on L40S: less power for each SM."""
+    workload = parse("attention:batch=8,heads=32,seq_q=2048,head_dim=128,dtype=bf16")
+    l40s = devices.find("l40s")
+    for device, least, most in ((l40s, 1.02, 1.15), (H100, 1, 1), (A100, 1, 1), (devices.find("b300"), 1, 1)):
+        limits = (device, dataclasses.replace(device, power_limit_w=10 * (device.tdp_w or 0)))
+        low, high = (predict_all([workload], limit, sustained=sustained).time_us[0] for limit in limits)
+        assert least <= low / high <= most
+
+
 LONG = "attention:batch=4,heads=16,seq_q=4096,head_dim=128,dtype=bf16,causal=true"
 
 

@@ -39,6 +39,8 @@ Source: Lavin and Gray, "Fast algorithms for convolutional neural networks", CVP
 """
 
 _PRODUCTS: tuple[Family, ...] = ("product", "grouped product")
+_AT_LIMIT: tuple[Family, ...] = (*_PRODUCTS, "attention", "encoder attention")
+"""Kernels whose rate of operations can reach the power limit."""
 
 
 def predict(workload: Workload, device: Device) -> Prediction:
@@ -85,11 +87,12 @@ def predict_all(
         proxy = np.array([bool(launch.kernel.proxy) for launch in group])
         forecast, skill = model or bundled_model(), skill_of(family, arithmetic)
         blend = forecast.blend(skill, roofline, device, arithmetic, proxy=proxy)
-        if family in _PRODUCTS:
+        if family in _AT_LIMIT:
             # Operations over predicted time: the rate that decides whether the power limit is reached.
             rates = roofline.compute_us * flop_per_us(device, arithmetic) / blend.us
             weights = forecast.weights(skill, device, arithmetic)
-            slowed = slowdown_from_blend if sustained else slowdown_beyond_measured
+            lasts = sustained and family in _PRODUCTS
+            slowed = slowdown_from_blend if lasts else slowdown_beyond_measured
             blend = blend.longer(slowed(device, arithmetic, rates, weights))
         sums.add(group, roofline, blend)
     floors = _floors_us(problems, device)
