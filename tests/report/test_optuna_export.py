@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import optuna
@@ -66,7 +67,8 @@ def test_failing_storage_does_not_end_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_tune_writes_its_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor: InstantExecutor[Task] = InstantExecutor(lambda task: measured(5.0, 5.1, 5.2))
+    energetic = dataclasses.replace(measured(5.0, 5.1, 5.2), metrics={"energy_j": 0.5})
+    executor: InstantExecutor[Task] = InstantExecutor(lambda task: energetic)
     monkeypatch.setattr(tuning, "start_workers", lambda *start: executor)
     url = f"sqlite:///{tmp_path / 'studies.db'}"
     words = ["tune", WORKLOAD, "--device", "cpu", "--trials", "4", "--no-baselines", "--quiet"]
@@ -74,6 +76,7 @@ def test_tune_writes_its_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     written = trials(url)
     assert sum(trial.user_attrs["purpose"] == "search" for trial in written) == 4
     assert all(trial.user_attrs["bound_us"] > 0 for trial in written)
+    assert all(trial.user_attrs["metric energy_j"] == 0.5 for trial in written)
     assert set(written[0].params) == set(other_config())
     assert cli.run([*words[:5], "9", *words[6:], "--db", str(tmp_path / "a.db"), "--study-storage", url]) == 0
     assert sum(trial.user_attrs["purpose"] == "search" for trial in trials(url)) == 13

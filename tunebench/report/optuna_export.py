@@ -233,6 +233,7 @@ def _trials(records: Sequence[Record], values: Mapping[str, Sequence[Any]]) -> l
             "revision": record.key.revision,
             "reason": getattr(outcome, "reason", None),
             "record": _identity(record),
+            **{f"metric {name}": value for name, value in getattr(outcome, "metrics", {}).items()},
         }
         trial = optuna.trial.create_trial(
             state=optuna.trial.TrialState[_STATES.get(outcome.kind, "FAIL")],
