@@ -226,6 +226,7 @@ class ModelRequest:
     framework: Annotated[
         str,
         typer.Option(
+            metavar="FRAMEWORK",
             help="Training step with --stack megatron: framework whose buffers count in memory: megatron, "
             "deepspeed, fsdp or torchtitan.",
         ),

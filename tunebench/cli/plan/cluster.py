@@ -147,7 +147,7 @@ class ClusterOptions:
         typer.Option(
             "--framework",
             metavar="FRAMEWORK",
-            help="Model: framework whose buffers count in memory: megatron, deepspeed, fsdp or torchtitan. "
+            help="Training step: framework whose buffers count in memory: megatron, deepspeed, fsdp or torchtitan. "
             "Default: that of --emit, or megatron.",
             show_default=False,
         ),

@@ -205,4 +205,4 @@ def _budget_reader(text: str | None, device: Device) -> Callable[[int], int]:
         return lambda peak_bytes: budget_bytes(text, peak_bytes)
     if not device.memory_bytes:
         raise InputError(f"the memory of {device.name} is not known: add --budget SIZE, such as 24GB")
-    return lambda _: device.memory_bytes
+    return lambda _: device.usable_memory_bytes

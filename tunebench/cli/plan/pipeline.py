@@ -128,7 +128,7 @@ def pipeline(
             raise InputError("--model needs --stages N, the number of ranks of the pipeline")
         target = gpus([options.device] if options.device is not None else None, options.arch)[0]
         source = predicted = model.stages(target, options.stages, links)
-        limit = limit or target.memory_bytes or None
+        limit = limit or target.usable_memory_bytes or None
     else:
         source = known.stages(options.stages, links)
     with phases(console(stderr=True)) as show:
