@@ -164,8 +164,8 @@ def _print_problem(problem: Problem) -> None:
     if not result.best:
         least = result.least_memory
         print(
-            f"| {problem.name} | {problem.cluster} | {problem.batch}, {problem.seq} | nothing fits; the least "
-            f"memory has {plan_text(least.plan)} | | | {_memory(least, machine)} | | {proof.plans} | "
+            f"| {problem.name} | {problem.cluster} | {problem.batch}, {problem.seq} | nothing fits; the "
+            f"least memory has {plan_text(least.plan)} | | | {_memory(least, machine)} | | {proof.plans} | "
             f"{proof.too_large}, 0, 0 | 0 | {seconds:.1f} | {PUBLISHED.get(problem.name, 'none found')} |",
             flush=True,
         )

@@ -147,8 +147,8 @@ class ClusterOptions:
         typer.Option(
             "--framework",
             metavar="FRAMEWORK",
-            help="Training step: framework whose buffers count in memory: megatron, deepspeed, fsdp or torchtitan. "
-            "Default: that of --emit, or megatron.",
+            help="Training step: framework whose buffers count in memory: megatron, deepspeed, fsdp or "
+            "torchtitan. Default: that of --emit, or megatron.",
             show_default=False,
         ),
     ] = ""
