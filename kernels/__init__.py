@@ -37,8 +37,8 @@ from tunebench.workloads import register as register_operator
 __all__ = [
     "ENTRY_POINTS",
     "broken_plugins",
-    "changes",
     "failed_files",
+    "file_changes",
     "file_of",
     "files_of",
     "forget_plugins",
@@ -66,7 +66,8 @@ _OWN = "A variant of your own needs its file: --variant-file, or tunebench.kerne
 _loaded: dict[str, Variant[Any]] = {}
 _files: list[str] = []
 _failed: dict[str, str] = {}
-_changes = 0
+file_changes = 0
+"""How often this process loaded, replaced or unloaded users' files, for caches of answers."""
 _broken_plugins: list[str] = []
 
 
@@ -183,14 +184,9 @@ def load_file(path: str | Path) -> Variant[Any]:
     return loaded
 
 
-def changes() -> int:
-    """Return how often this process loaded, replaced or unloaded users' files, for caches of answers."""
-    return _changes
-
-
 def _count_change() -> None:
-    global _changes
-    _changes += 1
+    global file_changes
+    file_changes += 1
 
 
 def replace_file(path: str | Path, operator: str) -> Variant[Any]:

@@ -95,7 +95,12 @@ def lookup(
         return lookup_workload(text, device=device, db=db, objective=objective, require=require)
     named = device.key if isinstance(device, Device) else device
     database = db if db is not None else _raw_database()
-    lookup_cache.refresh()
+    if (  # as in `refresh`, without a call
+        monotonic() >= lookup_cache.due
+        or write_count.writes != lookup_cache.writes
+        or kernels.file_changes != lookup_cache.kernel_changes
+    ):
+        lookup_cache.look()
     try:
         # As bytes, 1, 1.0 and True differ; version 1 depends on values alone, not on shared objects.
         asked = (operator, named, database, strict, dumps(dimensions, 1))
@@ -300,7 +305,7 @@ class LookupCache:
         if (
             monotonic() >= self.due
             or write_count.writes != self.writes
-            or kernels.changes() != self.kernel_changes
+            or kernels.file_changes != self.kernel_changes
         ):
             self.look()
 
@@ -309,14 +314,14 @@ class LookupCache:
 
         While another thread looks up, only a write of this process, or of its kernels, is waited for.
         """
-        own_change = write_count.writes != self.writes or kernels.changes() != self.kernel_changes
+        own_change = write_count.writes != self.writes or kernels.file_changes != self.kernel_changes
         if not self.lock.acquire(blocking=own_change):
             return
         try:
             if self.is_reading:  # a signal handler interrupts a lookup of its thread
                 return
             self.due, writes = monotonic() + FRESH_S, write_count.writes
-            database, kernel_changes = _environment.database(), kernels.changes()
+            database, kernel_changes = _environment.database(), kernels.file_changes
             news = [database != self._database, writes != self.writes]
             news.append(kernel_changes != self.kernel_changes)
             news += [self._has_news(path) for path in list(self.views)]

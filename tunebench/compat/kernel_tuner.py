@@ -28,8 +28,7 @@ from tunebench.emulate.emulator import emulate
 from tunebench.errors import InputError
 from tunebench.outcome import CompileFailed, Measured, Predicted
 from tunebench.own_kernel import InOut, Input, KernelDescription, Output
-from tunebench.own_kernel._portable import OfMapping
-from tunebench.own_kernel.foreign import block_of, device_flags, grid_of, with_constants
+from tunebench.own_kernel.foreign import OfMapping, block_of, device_flags, grid_of, with_constants
 from tunebench.space import Config
 from tunebench.tuning import Plan
 from tunebench.tuning.own_kernel import tune_kernel as _tune_kernel

@@ -9,7 +9,7 @@ from typing import Any
 from tunebench.errors import InputError
 from tunebench.own_kernel._portable import OfMapping
 
-__all__ = ["block_of", "device_flags", "grid_of", "with_constants"]
+__all__ = ["OfMapping", "block_of", "device_flags", "grid_of", "with_constants"]
 
 _AXES = "xyz"
 
