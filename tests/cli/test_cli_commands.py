@@ -263,6 +263,7 @@ def _options() -> Iterator[tuple[str, Any]]:
 
 TWO_MEANINGS = {
     ("plan cluster", "--cluster"),  # the cluster to plan for is described; `tune` connects to one of Ray
+    ("plan cluster", "--objective"),  # time, memory or cost of a plan; `tune` optimises quantities of kernels
     ("plan cluster", "--fix"),  # values of a plan; `db verify` repairs
 }
 

@@ -49,7 +49,7 @@ def command(
         str | None,
         typer.Option(
             metavar="NAME[:min|max]",
-            help="Objective among the records of this workload and device, such as energy_j or GFLOP/s:max. "
+            help="Quantity to optimise among the records of this workload and device, such as energy_j or GFLOP/s:max. "
             "Default: time_us.",
             show_default=False,
         ),
