@@ -110,7 +110,7 @@ def test_networks_run_at_the_power_limit() -> None:
 
 @pytest.mark.parametrize("sustained", [False, True])
 def test_attention_takes_longer_at_a_low_limit(sustained: bool) -> None:
-    """Expect no change on measured boards and B300, and a little more time on L40S: less power for each SM."""
+    """Expect no change on measured boards and B300, and a little more time on L40S."""
     workload = parse("attention:batch=8,heads=32,seq_q=2048,head_dim=128,dtype=bf16")
     l40s = devices.find("l40s")
     for device, least, most in ((l40s, 1.02, 1.15), (H100, 1, 1), (A100, 1, 1), (devices.find("b300"), 1, 1)):
