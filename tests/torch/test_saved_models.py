@@ -109,6 +109,36 @@ def _definition() -> str:
     return f"from typing import Any\nfrom torch import nn\nSIZES = {SIZES}\nclass Model{lines[0]}"
 
 
+WARM = """
+import sys
+import torch
+import tunebench.torch as served
+
+model = lambda x: torch.softmax(x, -1) + x
+compiled, x = served.compile(model), torch.randn(4, 16)
+with torch.no_grad():
+    torch.testing.assert_close(compiled(x), model(x))
+heavy = {"numba", "llvmlite", "optuna", "sqlalchemy", "alembic", "highspy", "rich", "typer", "ray"}
+print(*sorted({name.partition(".")[0] for name in sys.modules} & heavy))
+print(*(group.price.by for plan in served.plans(compiled) for group in plan.chosen))
+"""
+
+
+@pytest.mark.exhaustive  # two processes with torch's compiler
+def test_a_warm_compilation_imports_neither_numba_nor_the_planner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNEBENCH_DB", str(tmp_path / "some.db"))
+    monkeypatch.setenv("TUNEBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    _record("softmax:rows=4,cols=16,dtype=f32", ratio=2.0)
+    for _ in range(2):
+        run = subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stderr
+    imported, runs = run.stdout.split("\n")[:2]
+    assert (imported, "tunebench" in runs) == ("", True)
+
+
 def weights() -> dict[str, Any]:
     return dict(Model().state_dict())
 
