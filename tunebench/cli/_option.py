@@ -159,7 +159,7 @@ Objectives = Annotated[
     typer.Option(
         "--objective",
         metavar="NAME[:min|max]",
-        help="Objective: a quantity, metric or expression, such as energy_j or GFLOP/s:max; repeatable, "
+        help="Quantity, metric or expression to optimise, such as energy_j or GFLOP/s:max; repeatable, "
         "several have a Pareto front. Default: time_us.",
         show_default=False,
         rich_help_panel="Search",
