@@ -131,6 +131,13 @@ def test_an_error_in_a_parallel_loop_is_a_status() -> None:
     assert shared.run(constants, values) != 0  # and so for each call that follows
 
 
+def test_an_address_is_that_of_the_first_element() -> None:
+    array = np.arange(12.0).reshape(3, 4)
+    array.flags.writeable = False
+    for view in (array, array[1:], array.copy()):
+        assert cpu._address(view) == view.ctypes.data
+
+
 def test_numba_runs_what_failed() -> None:
     workload = parse(QUICK[0])
     (variant,) = _variants(workload)
