@@ -21,15 +21,16 @@ from typing import Any, NamedTuple
 from tunebench.binary.compiled import Binary, CompileError
 from tunebench.binary.cubin import resources, spills
 from tunebench.binary.ptxas_note import ptxas_notes
-from tunebench.compile.cache import binary_key
+from tunebench.compile.cache import BinaryCache, binary_key
 from tunebench.device import Device
 from tunebench.errors import BrokenDependency, MissingDependency, describe_error
 from tunebench.space import Config
-from tunebench.variant import Argument, Scalar, TensorMap, TritonVariant
+from tunebench.variant import Argument, Launch, Scalar, TensorMap, TritonVariant
 from tunebench.workload import Tensor, Workload
 
 __all__ = [
     "carried_key_triton",
+    "compile_launch",
     "compile_triton",
     "kernel_of",
     "key_triton",
@@ -167,11 +168,21 @@ def _specialised(variant: TritonVariant[Any], workload: Workload, config: Config
     launches = variant.launches(workload, config)
     if len(launches) != 1:
         raise CompileError(f"{variant.key} has {len(launches)} launches; a Triton variant has one")
-    launch, tensors = launches[0], variant.tensors(workload, config)
-    kernel = kernel_of(variant.source(workload, config), launch.entry)
-    constants = variant.constants(workload, config)
+    kernel = kernel_of(variant.source(workload, config), launches[0].entry)
+    constants, tensors = variant.constants(workload, config), variant.tensors(workload, config)
+    return _specialised_launch(kernel, launches[0], tensors, constants, variant.options(config))
+
+
+def _specialised_launch(
+    kernel: Any,
+    launch: Launch,
+    tensors: Mapping[str, Tensor],
+    constants: Mapping[str, Any],
+    options: Mapping[str, int],
+) -> _Specialised:
+    """Return a kernel with types, constants and divisibility of a launch (see `_specialised`)."""
     _check_names(kernel, launch.entry, constants, len(launch.arguments))
-    result = _Specialised(kernel, {}, {}, {}, (), _options(variant, config))
+    result = _Specialised(kernel, {}, {}, {}, (), _options(options))
     arguments, omitted = iter(enumerate(launch.arguments)), []
     for index, parameter in enumerate(kernel.params):
         if parameter.name in constants or parameter.is_constexpr:
@@ -231,8 +242,8 @@ def _typed(argument: Argument | TensorMap, tensors: Mapping[str, Tensor], parame
     return kind, value
 
 
-def _options(variant: TritonVariant[Any], config: Config) -> dict[str, Any]:
-    options: dict[str, Any] = variant.options(config)
+def _options(given: Mapping[str, int]) -> dict[str, Any]:
+    options: dict[str, Any] = dict(given)
     if options["num_ctas"] > MAX_CLUSTER:
         raise CompileError(f"num_ctas must be {MAX_CLUSTER} or less, got {options['num_ctas']}")
     if not options["maxnreg"]:
@@ -256,13 +267,16 @@ def key_triton(variant: TritonVariant[Any], workload: Workload, config: Config, 
         CompileError: Arguments and parameters of the kernel do not match.
         MissingDependency: Triton is not installed, or too old.
     """
-    version = triton_version()
-    special = _specialised(variant, workload, config)
+    triton_version()
+    return _key(_specialised(variant, workload, config), device)
+
+
+def _key(special: _Specialised, device: Device) -> str:
     try:
         text = special.kernel.cache_key
     except Exception as error:  # the kernel calls a function that Triton does not compile
         raise CompileError(f"triton: {describe_error(error)}") from error
-    return binary_key("triton", text, special.text(), device.architecture, version)
+    return binary_key("triton", text, special.text(), device.architecture, triton_version())
 
 
 def carried_key_triton(
@@ -292,7 +306,45 @@ def compile_triton(variant: TritonVariant[Any], workload: Workload, config: Conf
         MissingDependency: Triton is not installed, or too old.
     """
     key = key_triton(variant, workload, config, device)
-    special = _specialised(variant, workload, config)
+    return _binary(key, _specialised(variant, workload, config), device)
+
+
+def compile_launch(
+    kernel: Any,
+    launch: Launch,
+    tensors: Mapping[str, Tensor],
+    constants: Mapping[str, Any],
+    options: Mapping[str, int],
+    device: Device,
+    cache: BinaryCache,
+) -> Binary:
+    """Compile a kernel for one launch, without a variant, or return its binary from the cache.
+
+    Args:
+        kernel: A function of `triton.jit`.
+        launch: The launch; its arguments name tensors.
+        tensors: Shape and type of each tensor.
+        constants: Values of `tl.constexpr` arguments.
+        options: Value of each of `TRITON_OPTIONS`.
+        device: The target; it need not be on this machine.
+        cache: Binaries by what reached the compiler.
+
+    Raises:
+        CompileError: As `compile_triton`.
+        MissingDependency: Triton is not installed, or too old.
+    """
+    require_triton()
+    special = _specialised_launch(kernel, launch, tensors, constants, options)
+    key = _key(special, device)
+    return cache.get_or_compile(key, lambda: _binary(key, special, device))
+
+
+def _binary(key: str, special: _Specialised, device: Device) -> Binary:
+    """Compile a specialised kernel.
+
+    Raises:
+        CompileError: As `compile_triton`.
+    """
     compiled, log = _compile(special, device)
     cubin, facts = compiled.asm["cubin"], compiled.metadata
     _check_parameters(compiled.asm["ptx"], special)

@@ -18,8 +18,9 @@ from tunebench.errors import InputError
 
 if TYPE_CHECKING:
     from tunebench.triton.autotuner import PersistentAutotuner
+    from tunebench.triton.pruning import ForecastPruner
 
-__all__ = ["autotune"]
+__all__ = ["autotune", "pruned_by"]
 
 
 def autotune(
@@ -84,3 +85,36 @@ def autotune(
         return PersistentAutotuner(function, chosen, list(key), policy, common)
 
     return decorate
+
+
+def pruned_by(
+    keep: float = 0.5, *, flops: Callable[..., float] | None = None, arch: str | None = None
+) -> ForecastPruner:
+    """Return a function for `early_config_prune` that leaves out what cannot run or is predicted to be slow.
+
+    Each configuration is compiled, without a driver; see `tunebench.triton.pruning.ForecastPruner`.
+
+    Args:
+        keep: Share of the configurations to keep, or their number if above 1.
+        flops: Function of the kernel's arguments that returns the operations of a launch.
+        arch: Architecture or name of the GPU. Default: the one that Triton launches on.
+
+    Raises:
+        InputError: `keep` is not above 0.
+        UnknownName: There is no such device.
+    """
+    from tunebench.device import find
+    from tunebench.triton.pruning import ForecastPruner
+
+    if not keep > 0:
+        raise InputError(f"keep must be above 0, got {keep}")
+    device = None if arch is None else find(arch)
+
+    def current() -> Any:
+        if device is not None:
+            return device
+        from tunebench.triton.autotuner import current_device
+
+        return current_device()
+
+    return ForecastPruner(keep, flops, current)
