@@ -463,6 +463,14 @@ def _changes_in_place(key: str, workload: OwnOperator) -> str | None:
     return None
 
 
+def _tensor_core_type(workload: OwnOperator, device: Device) -> str | None:
+    """Return the fastest type of tensor-core products of the arrays of a workload, or None."""
+    rates = device.mma_flop_per_clock
+    stored = {argument.dtype for argument in workload.kernel_arguments if argument.role == "input"}
+    types = {"tf32" if dtype == "f32" else str(dtype) for dtype in stored} & rates.keys()
+    return max(types, key=rates.__getitem__, default=None) if workload.flops() else None
+
+
 class OwnTritonKernel(OwnGpuKernel, TritonVariant[Any]):
     """A kernel in Triton.
 
@@ -501,13 +509,23 @@ class OwnTritonKernel(OwnGpuKernel, TritonVariant[Any]):
         )
 
     def costs(self, workload: OwnOperator, table: Table, device: Device) -> Costs:
-        """Return the blocks and threads; what the blocks do is unknown."""
+        """Return the blocks and threads, and declared operations, if the type of the arrays has tensor cores.
+
+        Tensor cores are the fastest units, so that operations elsewhere take longer.
+        """
         ctas, warps = (
             table[name] if name in table.space.names else TRITON_OPTIONS[name]
             for name in ("num_ctas", "num_warps")
         )
-        programs = _column(self.grid_of, workload, table, "grid")
-        return Costs(blocks=programs * ctas, full_blocks=0, threads=32.0 * warps)
+        blocks = _column(self.grid_of, workload, table, "grid") * ctas
+        dtype = _tensor_core_type(workload, device)
+        return Costs(
+            blocks=blocks,
+            full_blocks=0,
+            threads=32.0 * warps,
+            mma_flop=workload.flops() / blocks if dtype else 0.0,
+            mma_dtype=dtype,
+        )
 
     def limits(self, workload: OwnOperator, device: Device) -> str | None:
         """Return that arrays changed in place are not supported."""
