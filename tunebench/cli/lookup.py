@@ -49,8 +49,8 @@ def command(
         str | None,
         typer.Option(
             metavar="NAME[:min|max]",
-            help="Quantity to optimise among the records of this workload and device, such as energy_j or GFLOP/s:max. "
-            "Default: time_us.",
+            help="Quantity to optimise among the records of this workload and device, such as energy_j or "
+            "GFLOP/s:max. Default: time_us.",
             show_default=False,
         ),
     ] = None,
