@@ -142,9 +142,9 @@ for path in sorted(root.rglob("tunebench/**/*.py")):
     name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
     try:
         importlib.import_module(name)
-    except MissingDependency as missing:  # torch's functions are of no use without it, and say so
-        assert name.startswith(("tunebench.torch", "tunebench.training")), name
-        assert missing.package == "torch", name
+    except MissingDependency as missing:  # functions for torch or Triton are of no use without it, and say so
+        users = {"torch": ("tunebench.torch", "tunebench.training"), "triton": ("tunebench.triton",)}
+        assert name.startswith(users[missing.package]), name
     print(name)
 """
     imported = set(run(code, installed, tmp_path).split())

@@ -18,11 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import triton
-from triton.runtime.autotuner import Autotuner, Config
-from triton.runtime.driver import driver
-from triton.runtime.errors import AutotunerError
-
 from tunebench import device as devices
 from tunebench import space
 from tunebench.compile.triton import triton_version
@@ -33,6 +28,12 @@ from tunebench.own_kernel.triton_text import triton_module
 from tunebench.triton.history import KernelHistory, attempts, open_history, record_crash
 from tunebench.triton.tensors import WrittenTensors
 from tunebench.variant import TRITON_OPTIONS
+
+triton_version()  # explains what is missing
+import triton  # noqa: E402
+from triton.runtime.autotuner import Autotuner, Config  # noqa: E402
+from triton.runtime.driver import driver  # noqa: E402
+from triton.runtime.errors import AutotunerError  # noqa: E402
 
 __all__ = ["PersistentAutotuner", "Policy", "configs_of"]
 

@@ -243,7 +243,7 @@ class Pages:
             return ""
         if line.entry.trials > MOST_FRONT_TRIALS:
             return (
-                "<h2>Objectives</h2><p>Too many trials for a chart: <code>tunebench report</code> has it.</p>"
+                "<h2>Objectives</h2><p>Too many trials for a chart: a page of the command report has it.</p>"
             )
         [history] = search_histories(self._browser, workloads=[workload], devices=[device.key])
         return front_section(history, heading="h2")
