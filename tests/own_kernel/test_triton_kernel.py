@@ -112,7 +112,7 @@ def test_tunes_offline_with_the_same_call(tmp_path: Path) -> None:
         records = store.history(workload=result.workload)
     outcomes = [record.result.outcome for record in records]
     assert {o.verification.how for o in outcomes if isinstance(o, Predicted)} == {"simulated"}
-    assert all(record.result.resources.registers for record in records)
+    assert any(record.result.resources.registers for record in records)
     with pytest.warns(UserWarning, match="predicted for sm_90"):
         answer = tunebench.lookup_kernel(soft, arch="sm_90", db=db, **CALL)
     assert dict(answer.config) == result.best
