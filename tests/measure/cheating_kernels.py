@@ -313,9 +313,10 @@ CHEATS["replaced: median_interval"] = replacing(runner, "median_interval", lambd
 CHEATS["replaced: statistics.median"] = replacing(statistics, "median", lambda us: 1.0)
 CHEATS["replaced: collect"] = replacing(timing, "collect", lambda *a, **b: timing.Samples((1.0,)))
 CHEATS["replaced: worst_error"] = replacing(verify, "worst_error", lambda *a: 0.0)
-CHEATS["replaced: EveryElement.worst"] = replacing(verify.EveryElement, "worst", lambda *a: 0.0)
+CHEATS["replaced: errors_of"] = replacing(verify, "errors_of", lambda *a: verify.Errors())
+CHEATS["replaced: EveryElement.errors"] = replacing(verify.EveryElement, "errors", lambda *a: verify.Errors())
 CHEATS["replaced: TimedLaunches.verify"] = replacing(
-    timed_launches.TimedLaunches, "verify", lambda self: (0.0, None)
+    timed_launches.TimedLaunches, "verify", lambda self: (verify.Errors(), None)
 )
 CHEATS["replaced: numpy.max"] = replacing(np, "max", lambda *a, **b: 0.0)
 CHEATS["replaced: the tolerance of the operator"] = replacing(
