@@ -23,7 +23,7 @@ from tunebench import device as devices
 from tunebench._figure import duration, ratio
 from tunebench.db.store import open_store
 from tunebench.device import Device
-from tunebench.executor.process import ProcessCaller
+from tunebench.executor.judged_call import JudgedCaller
 from tunebench.kernels import load_file
 from tunebench.kernels import variant as find_variant
 from tunebench.measure import processor
@@ -119,7 +119,7 @@ def tunes(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tun
         times = {"numpy": 90.0, "torch": 55.0}
         return [Baseline.of(name, [us * drift, us * drift * 1.01]) for name, us in times.items()]
 
-    monkeypatch.setattr(ProcessCaller, "call", time_baselines)
+    monkeypatch.setattr(JudgedCaller, "call", time_baselines)
     monkeypatch.setattr("tunebench.tuning.tunable.unavailable", lambda language: None)
 
     def run(machine: Machine | None = None, *, on: str = "cpu", **changes: object) -> Report:

@@ -18,7 +18,7 @@ from tunebench.cli import run as command_line
 from tunebench.db.integrity import examine
 from tunebench.db.store import open_store
 from tunebench.errors import InputError
-from tunebench.executor.process import ProcessCaller
+from tunebench.executor.judged_call import JudgedCaller
 from tunebench.kernels import load_file
 from tunebench.measure.baseline import Baseline
 from tunebench.outcome import Aborted, Crashed, Outcome, Pruned, WrongResult
@@ -394,7 +394,7 @@ def test_baselines_are_timed_between_the_rounds_and_compared(go: Go, monkeypatch
     timed_before: list[int] = []
     executor_of: list[MadeUp] = []
 
-    def call(_: ProcessCaller, *_arguments: object) -> object:
+    def call(_: JudgedCaller, *_arguments: object) -> object:
         timed_before.append(sum(task.thorough for task in executor_of[0].tasks))
         if len(timed_before) == 4:
             return Crashed(reason="SIGSEGV")
@@ -408,7 +408,7 @@ def test_baselines_are_timed_between_the_rounds_and_compared(go: Go, monkeypatch
         executor_of.append(self)
 
     monkeypatch.setattr(MadeUp, "__init__", remember)
-    monkeypatch.setattr(ProcessCaller, "call", call)
+    monkeypatch.setattr(JudgedCaller, "call", call)
     report, _ = go(answer, finalists=2, sampler="bound", baselines=True)
     assert timed_before == [3, 6, 9, 12]
     assert report.baselines[0].samples_us == (60.0, 61.0, 62.0) * 3
@@ -573,7 +573,7 @@ def test_tune_and_lookup_show_the_same_speedup_over_each_baseline(
 ) -> None:
     times = {"numpy": [60.0, 61.0, 62.0], "torch": [30.0, 31.0, 32.0]}
     timed = [Baseline.of(name, samples_us) for name, samples_us in times.items()]
-    monkeypatch.setattr(ProcessCaller, "call", lambda *_: timed)
+    monkeypatch.setattr(JudgedCaller, "call", lambda *_: timed)
     report, _ = go(rounds(c20=CALM, c1=CALM, c2=CALM), finalists=2, sampler="bound", baselines=True)
     speedups = {name: versus.ratio for name, versus in report.versus_baselines.items()}
     assert speedups == {"numpy": pytest.approx(1.5, rel=0.02), "torch": pytest.approx(0.76, rel=0.02)}
