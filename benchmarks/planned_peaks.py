@@ -218,11 +218,9 @@ class TracedStep:
 
     Attributes:
         tracer: The backend that traced it.
-        least_bytes: Least budget with a known plan.
     """
 
     tracer: _Tracer
-    least_bytes: int
 
     def plan(self, chance: random.Random) -> MemoryPlan:
         """Return a plan for a random budget, and for times that differ from those of the step at random."""
@@ -233,7 +231,8 @@ class TracedStep:
             for operation in step.operations
         ]
         perturbed = replace(step, operations=tuple(operations))
-        least, most = self.least_bytes, simulate(perturbed, unplanned(perturbed)).peak_bytes
+        least = least_budget(perturbed, effort=_EFFORT).budget_bytes
+        most = simulate(perturbed, unplanned(perturbed)).peak_bytes
         budget = int(least + chance.uniform(0.05, 0.9) * (most - least))
         return plan_memory(perturbed, budget, effort=_EFFORT)
 
@@ -269,8 +268,7 @@ def traced(name: str) -> TracedStep:
 
     tracer = _Tracer("100%", effort=PlanEffort(rounds=0))
     fitted_by(tracer, loss)(x).backward()
-    (step,) = tracer.steps
-    return TracedStep(tracer=tracer, least_bytes=least_budget(step.joint.step, effort=_EFFORT).budget_bytes)
+    return TracedStep(tracer=tracer)
 
 
 def main() -> None:

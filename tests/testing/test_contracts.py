@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import optuna
+from optuna.samplers import BaseSampler
+
 from tests.support import needs_compiler, needs_numba_cuda, needs_nvrtc
 from tunebench.kernels import variant
 from tunebench.search.sampler import BoundSampler, RandomTableSampler
 from tunebench.search.surrogate_sampler import SurrogateSampler
-from tunebench.testing.sampler_contract import SamplerContract
+from tunebench.testing.sampler_contract import SamplerContract, objective
 from tunebench.testing.variant_contract import VariantContract
 
 
@@ -20,6 +25,14 @@ class TestBoundSampler(SamplerContract):
 
 class TestRandomTableSampler(SamplerContract):
     sampler_class = RandomTableSampler
+
+    def test_raise_error_for_samplers_during_multi_objectives(
+        self, sampler: Callable[[], BaseSampler]
+    ) -> None:
+        """Expect proposals, because a random sample reads no values."""
+        study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler())
+        study.optimize(lambda trial: (objective(trial), 0.0), n_trials=3)
+        assert len(study.best_trials) >= 1
 
 
 class TestCpuVariant(VariantContract):

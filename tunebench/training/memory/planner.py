@@ -255,7 +255,7 @@ def _no_plan(step: TrainingStep, budget_bytes: int, least: LeastBudget) -> str:
 
 
 def _exact(size_bytes: int) -> str:
-    return f"{size_text(size_bytes)} ({size_bytes:,} bytes)"
+    return f"{size_text(size_bytes)} ({size_bytes:,} bytes)" if size_bytes >= 1000 else size_text(size_bytes)
 
 
 def memory_curve(
