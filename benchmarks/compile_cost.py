@@ -209,7 +209,8 @@ def _record(database: str, text: str) -> None:
     from tunebench.workloads import parse
 
     workload, device = parse(text), local_cpu()
-    variant = next(v for v in kernels.variants(workload) if isinstance(v, NumbaCpuVariant))
+    supporting = (v for v in kernels.variants(workload) if v.refuses(workload, device) is None)
+    variant = next(v for v in supporting if isinstance(v, NumbaCpuVariant))
     config = variant.default(workload, device)
     key = TrialKey(
         device=device.key,
