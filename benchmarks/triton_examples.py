@@ -254,7 +254,7 @@ verified by Triton's interpreter, products and attention on a small workload. Re
 and instructions are those of the binary of the best configuration.
 
 **Nothing here was run on a GPU.** Times are predicted from blocks, threads, bytes and declared operations.
-What blocks do is unknown to the forecast: it tells configurations apart by their grid and threads only.
+What blocks do is unknown to the forecast: it distinguishes configurations by their grid and threads only.
 
 | workload | architecture | verified | best (predicted) | registers | shared memory, bytes | spills, bytes \
 | instructions | on tensor cores | predicted, us |

@@ -62,7 +62,7 @@ MetricSource = str | Callable[..., float]
 """Computes a metric: an expression, or a function whose arguments are named as quantities."""
 
 FUNCTION = "<function "
-"""Start of the text that stands for a function in the options of a run."""
+"""Start of the text that replaces a function in the options of a run."""
 
 MAX_NAME = 100
 """Largest length of the name of a metric."""

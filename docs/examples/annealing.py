@@ -1,4 +1,4 @@
-"""Simulated annealing: a search strategy of one's own."""
+"""Simulated annealing: a custom search strategy."""
 
 import math
 

@@ -102,7 +102,7 @@ def tune_kernel(
         atol: Largest absolute error, beside a relative one of 1e-5, of the largest value of `answer`.
         metrics: Functions of a result, or expressions of its fields, by name.
         strategy: ``"brute_force"`` (default) tries all configurations, ``"random_sample"`` random ones; any
-            other name stands for the default sampler.
+            other name selects the default sampler.
         strategy_options: `max_fevals`, `fraction`, `time_limit` in seconds.
         cache: File beside which the database is kept, with the suffix ``.db``.
         device: Number of the GPU.

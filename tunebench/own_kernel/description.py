@@ -92,7 +92,7 @@ class KernelDescription:
 
     Attributes:
         source: CUDA C++: a path that ends with ``.cu``, or text; or a compiled kernel: a path that ends with
-            ``.cubin``, ``.fatbin`` or ``.ptx``, in which ``{block}`` stands for the value of a parameter; or
+            ``.cubin``, ``.fatbin`` or ``.ptx``, in which ``{block}`` is the value of a parameter; or
             a Python function for Numba or Triton, or a path that ends with ``.py``. A function is for Triton
             if `triton.jit` decorates it, or an argument is annotated `tl.constexpr`.
         name: Name of the kernel; with template arguments by name of parameter: ``vadd<block>``.

@@ -17,7 +17,7 @@ _SMALLEST_NORMAL = sys.float_info.min
 
 
 def _flushes_denormals() -> bool:
-    """Return whether this thread rounds denormal numbers to zero; torch has no function that tells."""
+    """Return whether this thread rounds denormal numbers to zero; torch has no function that returns it."""
     return _SMALLEST_NORMAL / 2 == 0.0
 
 
