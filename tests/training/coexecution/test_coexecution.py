@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import gc
 import itertools
@@ -15,6 +16,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: install tunebench[torch]")
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -22,7 +24,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tunebench.errors import InputError
 from tunebench.training import coexecute
 from tunebench.training.coexecution import _testing
+from tunebench.training.coexecution._modes import SETTERS, settings
 from tunebench.training.coexecution._policy import Policy
+from tunebench.training.coexecution._segment import Piece
 from tunebench.training.coexecution.trace_graph import TracedOperation, TraceGraph
 
 
@@ -224,6 +228,116 @@ def test_an_array_of_a_weight_shows_each_update_at_once(optimizer: Any) -> None:
         assert read(coexecute) == expected
 
 
+_VIEWS: dict[str, Callable[[Tensor], Any]] = {
+    "DLPack": lambda weight: np.from_dlpack(weight.detach()),
+    "array interface": lambda weight: np.asarray(weight.detach()),
+    "memory view": lambda weight: memoryview(weight.detach().numpy()),
+    "shared memory": lambda weight: np.ctypeslib.as_array(
+        ctypes.cast(weight.share_memory_().data_ptr(), ctypes.POINTER(ctypes.c_float)), (1, 8)
+    ),
+}
+"""Functions that give other code the memory of a weight."""
+
+
+@pytest.mark.parametrize("name", _VIEWS)
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_another_view_of_a_weight_shows_each_update_at_once(name: str, optimizer: Any) -> None:
+    def read(wrap: Callable[..., Any]) -> tuple[list[float], Any]:
+        torch.manual_seed(2)
+        layer = nn.Linear(8, 1)
+        weights = _VIEWS[name](layer.weight)
+        update = optimizer(layer.parameters(), lr=0.1)
+        seen = []
+
+        def step(x: Tensor) -> None:
+            update.zero_grad()
+            loss = layer(x).square().mean()
+            loss.backward()
+            update.step()
+            loss.item()
+            seen.append(float(weights[0, 0]))
+
+        step = wrap(step)
+        for _ in range(8):
+            step(torch.randn(4, 8))
+        return seen, step
+
+    expected, _ = read(lambda step: step)
+    with _testing.forced():
+        got, step = read(coexecute)
+    assert got == expected
+    assert coexecute.report(step).coexecuted > 3
+
+
+def test_a_weak_reference_to_a_tensor_ends_when_the_step_drops_it() -> None:
+    def lives(wrap: Callable[..., Any]) -> tuple[list[bool], Any]:
+        seen = []
+
+        def step(x: Tensor) -> None:
+            makers = (lambda: x * 2, lambda: torch.ones(2), lambda: nn.Parameter(torch.ones(3)))  # type: ignore[no-untyped-call]
+            for make in makers:
+                tensor = make()
+                reference = weakref.ref(tensor)
+                (tensor + 1).sum().item()
+                del tensor
+                seen.append(reference() is not None)
+
+        step = wrap(step)
+        for _ in range(6):
+            step(torch.randn(4))
+        return seen, step
+
+    with _testing.forced():
+        got, step = lives(coexecute)
+    assert got == lives(lambda step: step)[0] == [False] * 18
+    assert "weak reference" in coexecute.report(step).fallbacks[0].reason
+    assert "__del__" not in vars(Tensor)
+
+
+@pytest.mark.parametrize("optimizer", [None, torch.optim.SGD])
+def test_an_error_in_the_last_segment_takes_back_what_ran(
+    optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last segment fails once after a part that wrote; the step then runs again as in eager mode."""
+
+    def outcome(wrap: Callable[..., Any], fails: Callable[[], None]) -> tuple[list[Tensor], Any]:
+        torch.manual_seed(3)
+        layer, total = nn.Linear(4, 2), torch.zeros(2)
+        update = optimizer(layer.parameters(), lr=0.1) if optimizer is not None else None
+
+        def step(x: Tensor) -> None:
+            layer.zero_grad()
+            loss = layer(x).square().sum()
+            loss.backward()
+            if update is not None:
+                update.step()
+            total.add_(layer.weight.detach().sum(1)).mul_(0.9)
+
+        step = wrap(step)
+        for number in range(8):
+            if number == 5:
+                fails()
+            step(torch.randn(3, 4))
+        return [*layer.parameters(), total], step
+
+    run = Piece.run
+    failed: list[Piece] = []
+
+    def failing(self: Piece, values: Any, numbers: Any) -> None:
+        run(self, values, numbers)
+        if self.writes and not failed:
+            failed.append(self)
+            raise RuntimeError("no memory")
+
+    expected, _ = outcome(lambda step: step, lambda: None)
+    with _testing.forced():
+        got, step = outcome(coexecute, lambda: monkeypatch.setattr(Piece, "run", failing))
+    assert failed
+    assert all(map(torch.equal, expected, got))
+    reasons = [place.reason for place in coexecute.report(step).divergences]
+    assert "RuntimeError in an operation" in reasons
+
+
 @contextlib.contextmanager
 def _set(name: str, change: bool) -> Iterator[None]:
     getattr(torch, name)(change)
@@ -273,6 +387,65 @@ def test_a_setting_of_torch_that_changes_holds_for_what_runs_then(name: str, wit
     report = coexecute.report(step)
     assert report.coexecuted > 0
     assert not within or any(name in place.reason for place in (*report.divergences, *report.fallbacks))
+
+
+_TREATED_BY_CALL = (
+    "set_grad_enabled set_autocast_enabled set_autocast_dtype set_autocast_cpu_enabled "
+    "set_autocast_cpu_dtype _set_grad_enabled"
+)
+"""Read at every call of a path."""
+
+_READ_BY_OTHER_NAMES = (
+    "set_autocast_cache_enabled set_deterministic_debug_mode set_float32_matmul_precision "
+    "set_default_dtype _set_fp32_precision_setter set_default_tensor_type _set_default_tensor_type"
+)
+"""Guards of paths, read by another function than their own."""
+
+_MODES_OF_TORCH = (
+    "set_default_device _set_dispatch_mode _set_torch_function_state _set_skip_next_torch_function "
+    "_set_tracing_state _set_value_trace _set_meta_in_tls_dispatch_include "
+    "_set_only_lift_cpu_tensors _set_fwd_grad_enabled"
+)
+"""Modes, in which the step or the call runs as in eager mode."""
+
+_OTHER_DEVICES = (
+    "_set_blas_preferred_backend _set_cublas_ _set_cudnn_ _set_linalg_preferred_backend "
+    "_set_miopen_immediate _set_rocm_fa_ _set_sdp_use_cudnn _set_sdp_use_fa3 _set_sm_carveout "
+    "_set_override_stale_capture_stream _set_warn_on_accumulate_grad_stream "
+    "_set_cached_tensors_enabled set_autocast_gpu set_autocast_ipu set_autocast_xla _set_qengine "
+    "_set_dtensor"
+)
+"""Settings of tensors that run as in eager mode: on other devices, quantized or distributed."""
+
+_NO_RESULTS = (
+    "_set_autograd_fallback_mode _set_backcompat_ _set_check_sparse_tensor_invariants _set_conj "
+    "_set_neg _set_default_mobile_cpu_allocator _set_generator_metaclass "
+    "_set_grad_layout_enforcement_enabled _set_graph_exec_group _set_graph_executor_optimize "
+    "_set_multithreading_enabled _set_print_stack_traces _set_should_use_format _set_tensor_metadata "
+    "_set_thread_name _set_throw_on_mutable _set_view_replay _set_warnAlways _set_warn_deprecated "
+    "_set_worker_ set_num_interop_threads set_printoptions set_rng_state set_warn_always"
+)
+"""Warnings, errors, threads of the backward pass, and what the step's own Python reads."""
+
+
+def test_every_setting_of_torch_is_a_guard_or_has_a_reason_not_to_be() -> None:
+    """A function that a later torch adds must be treated, and listed here and in the guide."""
+    names = {name for owner in (torch, torch._C) for name in dir(owner) if name.startswith(("set_", "_set_"))}
+    guards = {name for _, name in SETTERS}
+    groups = (_TREATED_BY_CALL, _READ_BY_OTHER_NAMES, _MODES_OF_TORCH, _OTHER_DEVICES, _NO_RESULTS)
+    listed = tuple(prefix for group in groups for prefix in group.split())
+    assert sorted(name for name in names - guards if not name.startswith(listed)) == []
+
+
+@pytest.mark.parametrize("setter", [torch.set_autocast_cache_enabled, torch.set_default_dtype])
+def test_settings_that_another_function_reads_are_part_of_a_path(setter: Callable[..., None]) -> None:
+    before, new = settings(), torch.float64 if setter is torch.set_default_dtype else False
+    try:
+        setter(new)
+        assert settings() != before
+    finally:
+        setter(torch.float32 if setter is torch.set_default_dtype else True)
+    assert settings() == before
 
 
 def test_leaving_a_path_at_any_call_is_invisible() -> None:

@@ -126,6 +126,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
     def _record(self, recorder: Recorder) -> None:
         """Record the operations of the rest of the iteration."""
         self.outcome.recorder = recorder
+        self._exits.enter_context(recorder.watching_drops())
         if torch.utils._python_dispatch._len_torch_dispatch_stack() == 0:
             self._exits.enter_context(recorder.mode)
         else:
@@ -375,11 +376,13 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
     def _run(self, segment: Segment, *, final: bool = False) -> None:
         """Begin the operations of a segment, and wait for what Python needs."""
         values, numbers = self.run.values, self.run.numbers
+        saved = segment.saved_parts if final else len(segment.parts)
+        can_take_back = True
         start, beside = time.perf_counter(), self._graph.seconds
         try:
             with running():
-                for part in segment.parts:
-                    if not final:
+                for position, part in enumerate(segment.parts):
+                    if position < saved:
                         self._save(part)
                     if isinstance(part, UpdatePiece):
                         self._graph.take(values)
@@ -390,6 +393,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
                     else:
                         self._graph.take(values, part.inputs, part.touches, part.changes)
                     began = time.perf_counter()
+                    can_take_back = position < saved
                     part.run(values, numbers)
                     self.outcome.graph_s += time.perf_counter() - began
                     self._graph.drop(values, part.drops)
@@ -397,7 +401,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
                     needs = segment.needs
                     self._graph.take(values, segment.reads, needs, needs if segment.shares else frozenset())
         except Exception as error:
-            if final:
+            if not can_take_back:
                 raise
             raise Diverged(f"{type(error).__name__} in an operation") from error
         finally:

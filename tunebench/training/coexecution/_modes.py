@@ -55,6 +55,7 @@ def settings() -> tuple[Any, ...]:
         *(repr(getter()) for getter in SETTERS.values()),
         *((precision(*arguments) for arguments in _PRECISIONS) if precision is not None else ()),
         (torch.backends.opt_einsum.enabled, torch.backends.opt_einsum.strategy),
+        torch.is_autocast_cache_enabled(),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -42,7 +42,12 @@ from tunebench.training.coexecution._operator import (
     scales,
     written,
 )
-from tunebench.training.coexecution._tensors import NotUnderstoodError, Tensors
+from tunebench.training.coexecution._tensors import (
+    NotUnderstoodError,
+    Tensors,
+    dropping,
+    has_program_reference,
+)
 from tunebench.training.coexecution.trace_graph import TracedOperation
 
 __all__ = ["Recorder", "call_site"]
@@ -156,6 +161,18 @@ class Recorder:
         """Note why the iteration can only run as in eager mode; the first reason counts."""
         if self.problem is None:
             self.problem = (reason, self._site[-1] if self._site else "?")
+
+    def watching_drops(self) -> AbstractContextManager[None]:
+        """Refuse the iteration if the program drops a tensor and keeps a weak reference to it.
+
+        A known path holds every tensor until the iteration ends, so that such a reference would live on.
+        """
+        return dropping(self._dropped)
+
+    def _dropped(self, tensor: Tensor) -> None:
+        if self.tensors.index_of(tensor) is not None and has_program_reference(tensor):
+            self._site = call_site(sys._getframe(1)) or self._site
+            self.refuse("a weak reference to a tensor that the step drops; keep what it needs instead")
 
     def _begin(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: Kind

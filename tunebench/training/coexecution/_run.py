@@ -30,6 +30,7 @@ from tunebench.training.coexecution._placeholder import become
 from tunebench.training.coexecution._recorder import Recorder
 from tunebench.training.coexecution._script import operation_result
 from tunebench.training.coexecution._sizes import Numbers, Size, at, has_geometry, is_instance
+from tunebench.training.coexecution._tensors import Reference, has_foreign_view
 
 __all__ = ["Run", "difference", "real_arguments", "rebuilt", "same_storage", "unseen"]
 
@@ -80,12 +81,12 @@ class Run:
         elif fits(tensor, spec):
             storage = tensor.untyped_storage()
             key = storage._cdata
-            cache[:] = weakref.ref(tensor), key
+            cache[:] = Reference(tensor), key
         else:
             return False
         if id(tensor) in self.indices:
             return False
-        if self._storages.get(key, -1) != spec.alias or storage.resizable() is spec.shared:
+        if self._storages.get(key, -1) != spec.alias or has_foreign_view(tensor) is not spec.shared:
             return False
         if spec.alias < 0:
             self._storages[key] = index

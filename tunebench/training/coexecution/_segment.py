@@ -144,6 +144,15 @@ class Segment:
     runner: str
     site: str
 
+    @property
+    def saved_parts(self) -> int:
+        """Return how many parts at the end of the iteration can be taken back: all but the last updates.
+
+        Updates write every weight and state in place, and only lack of memory stops them.
+        """
+        others = [position for position, part in enumerate(self.parts) if isinstance(part, Piece)]
+        return others[-1] + 1 if others else 0
+
     def run(self, values: list[Any], numbers: dict[int, Any]) -> None:
         """Run it on values and numbers by index."""
         with running():

@@ -3,20 +3,79 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tunebench.training.coexecution._call import Constant, Operation, TensorSpec, Value, Variable
 
-__all__ = ["Geometry", "NotUnderstoodError", "Tensors"]
+__all__ = [
+    "Geometry",
+    "NotUnderstoodError",
+    "Reference",
+    "Tensors",
+    "dropping",
+    "has_foreign_view",
+    "has_program_reference",
+]
+
+_OWN_USES = 2
+"""Uses of a storage that a single tensor has: the tensor, and Python's object of the storage."""
 
 
 class NotUnderstoodError(Exception):
     """A call that can only run as in eager mode."""
+
+
+class Reference(weakref.ref[Tensor]):
+    """A weak reference of this package; those of other types belong to the program."""
+
+    __slots__ = ()
+
+
+def has_foreign_view(tensor: Tensor) -> bool:
+    """Return whether other code may read or write the memory of a tensor.
+
+    NumPy and buffers fix the size of a storage, and another process shares it. DLPack uses the storage of a
+    weight once more. A view that the program keeps does so, too, and is treated alike.
+    """
+    storage = tensor.untyped_storage()
+    if not storage.resizable() or storage.is_shared():
+        return True
+    is_weight = tensor.requires_grad and tensor.is_leaf
+    return is_weight and bool(torch._C._storage_Use_Count(storage._cdata) > _OWN_USES)
+
+
+def has_program_reference(tensor: Tensor) -> bool:
+    """Return whether the program holds a weak reference to a tensor."""
+    return any(type(reference) is not Reference for reference in weakref.getweakrefs(tensor))
+
+
+_WATCHERS: list[Callable[[Tensor], None]] = []
+
+
+def _notice_drop(tensor: Tensor) -> None:
+    for watcher in list(_WATCHERS):
+        watcher(tensor)
+
+
+@contextmanager
+def dropping(watcher: Callable[[Tensor], None]) -> Iterator[None]:
+    """Call a function with every tensor object that is dropped, while its weak references are alive."""
+    _WATCHERS.append(watcher)
+    torch.Tensor.__del__ = _notice_drop
+    try:
+        yield
+    finally:
+        _WATCHERS.remove(watcher)
+        if not _WATCHERS:
+            del torch.Tensor.__del__
 
 
 class Geometry(NamedTuple):
@@ -43,7 +102,7 @@ class Tensors:
     Attributes:
         specs: What is known about each variable.
         geometry: The geometry of each value.
-        given: The given tensors, by variable.
+        given: Tensors with the memory of the given ones, by variable; the given ones can be dropped.
         saved: By identity of a given storage: the storage, and its contents before the iteration wrote it.
     """
 
@@ -52,7 +111,7 @@ class Tensors:
         self.geometry: list[Geometry] = []
         self.given: dict[int, Tensor] = {}
         self.saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        self._objects: list[weakref.ref[Tensor]] = []
+        self._objects: list[Reference] = []
         self._variables: dict[int, int] = {}
         self._values: dict[Geometry, int] = {}
         self._bases: dict[int, int] = {}
@@ -83,7 +142,7 @@ class Tensors:
     def rename(self, tensor: Tensor, index: int) -> None:
         """Note that another object is a variable now."""
         self._variables[id(tensor)] = index
-        self._objects[index] = weakref.ref(tensor)
+        self._objects[index] = Reference(tensor)
 
     def variable(
         self, tensor: Tensor, specs: dict[int, TensorSpec], *, given: bool, made: bool = False
@@ -111,7 +170,7 @@ class Tensors:
             raise NotUnderstoodError("a tensor has a history from before the iteration")
         index = len(self.specs)
         storage = tensor.untyped_storage()
-        alias = -1
+        alias, shared = -1, False
         if given:
             known = self._roots.get(storage._cdata)
             if known is None:
@@ -120,18 +179,18 @@ class Tensors:
                 raise NotUnderstoodError("a new tensor shares the memory of a result")
             else:
                 alias = known[1]
-            if not storage.resizable():
+            if shared := has_foreign_view(tensor):
                 self._shared.add(storage._cdata)
-            self.given[index] = tensor
+            self.given[index] = _same_memory(tensor)
         value = self.value_of(tensor, new=given)
         self.specs.append(
             TensorSpec(
                 value=value, shape=tensor.shape, stride=tensor.stride(), offset=tensor.storage_offset(),
                 dtype=tensor.dtype, requires_grad=tensor.requires_grad, is_leaf=tensor.is_leaf, given=given,
-                alias=alias, shared=given and not storage.resizable(),
+                alias=alias, shared=shared,
             )
         )  # fmt: skip
-        self._objects.append(weakref.ref(tensor))
+        self._objects.append(Reference(tensor))
         self._variables[id(tensor)] = index
         return index
 
@@ -215,6 +274,12 @@ class Tensors:
         known = self._roots.get(storage._cdata)
         if known is not None and known[1] >= 0 and storage._cdata not in self.saved:
             self.saved[storage._cdata] = (storage, storage.clone())
+
+
+def _same_memory(tensor: Tensor) -> Tensor:
+    """Return another tensor with the memory of a tensor, which the recorder does not see."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def _geometry(tensor: Tensor) -> Geometry:
