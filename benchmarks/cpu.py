@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -162,6 +163,8 @@ def main() -> None:
         report = tune(
             workload, device="cpu", db=options.db, plan=Plan(trials=options.trials, sampler="random")
         )
+        if report.interrupted:  # its results are kept; a signal ends the whole benchmark
+            sys.exit(130)
         rows.append(figures(report, options.db))
         print(json.dumps(rows[-1]), flush=True)
         if options.out is not None:

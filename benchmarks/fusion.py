@@ -172,7 +172,10 @@ def tuner(options: argparse.Namespace) -> Tune:
         missing = max(options.trials - known(workload, device, options.cache, options.db), 1)
         print(f"tuning {workload}: {missing} of {options.trials} trials", file=sys.stderr, flush=True)
         plan = Plan(trials=missing, protocol=protocol)
-        return tune(workload, device=options.device, db=options.db, plan=plan)
+        report = tune(workload, device=options.device, db=options.db, plan=plan)
+        if report.interrupted:
+            sys.exit(130)
+        return report
 
     return tuned
 

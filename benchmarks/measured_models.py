@@ -99,6 +99,8 @@ class Step:
             file=sys.stderr,
             flush=True,
         )
+        if summary.interrupted:
+            sys.exit(130)
 
     def times(self, rounds: int, *, torch_compile: bool = True) -> served.ModelTimes:
         """Time the step in this process."""

@@ -23,7 +23,7 @@ from tunebench.db.bulk import CLOCK_TOLERANCE
 from tunebench.db.jsonl_codec import check_workload
 from tunebench.db.owner import is_dead
 from tunebench.db.reader import Reader
-from tunebench.db.record import RECORDED, SpaceKey
+from tunebench.db.record import AUTOTUNED, RECORDED, SpaceKey
 from tunebench.db.row_checks import (
     check_device,
     check_measurement,
@@ -59,7 +59,7 @@ KINDS = {
     "source": "current trials whose source has changed since (--fix)",
     "environment": "faults of the environment that are recorded as failures of kernels (--fix)",
     "claim": "claims of dead tuners; the next tuner takes them over",
-    "unknown": "trials of kernels or operators that are not installed here and cannot be checked",
+    "unknown": "trials of kernels that are not installed here: name their files by --variant-file",
 }
 """Kinds of findings, in the order of the report."""
 
@@ -329,7 +329,7 @@ class _RowChecker:
         if row["state"] == "claimed":
             gone = is_dead(row["claim_owner"] or "") or row["claim_expires_at"] < datetime.now(UTC)
             yield from [("claim", f"it is claimed by {row['claim_owner']}")] if gone else []
-        elif not row["stale"] and not row["workload"].startswith(RECORDED):
+        elif not row["stale"] and not _is_of_program(row):
             yield from self._check_source(row)
 
     def _check_source(self, row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -357,6 +357,11 @@ class _RowChecker:
                     "source",
                     f"the source of {row['variant']} has changed since {row['config']} was measured",
                 )
+
+
+def _is_of_program(row: Mapping[str, Any]) -> bool:
+    """Return whether no source can be compared: a trial is recorded, or its program checks it."""
+    return bool(row["workload"].startswith(RECORDED) or row["variant"].endswith(AUTOTUNED))
 
 
 def _is_suspect(row: Mapping[str, Any]) -> bool:

@@ -64,6 +64,9 @@ Purpose = Literal["search", "finalist", "audit"]
 RECORDED = "recorded:"
 """Prefix of the workload text of recorded tuning spaces; no operator has this name."""
 
+AUTOTUNED = "/autotune"
+"""End of the variants of `tunebench.triton.autotune`: only the program with the kernel knows its source."""
+
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
 MAX_FAULTS = 1000

@@ -112,8 +112,14 @@ class Store(Reader):
         self._device_ids[start.device.key] = self._lasting(begin)
         return run_id
 
-    def finish_run(self, run_id: str, summary: RunSummary) -> None:
-        """Store the end of a run and its summary; a killed run has none."""
+    def finish_run(self, run_id: str, summary: RunSummary, continued: Sequence[str] = ()) -> None:
+        """Store the end of a run and its summary; a killed run has none.
+
+        Args:
+            run_id: From `begin_run`.
+            summary: What the run did.
+            continued: Ids of interrupted runs whose search it continued: they have ended with it.
+        """
 
         def finish(connection: sa.Connection, is_retry: bool) -> None:
             figures = {
@@ -126,6 +132,11 @@ class Store(Reader):
             connection.execute(
                 _run.update().where(_run.c.id == run_id), {"finished_at": self._now(), **figures}
             )
+            newest = sa.select(sa.func.max(_measurement.c.recorded_at)).where(
+                _measurement.c.run_id == _run.c.id
+            )
+            ended = _run.update().where(_run.c.id.in_(continued), _run.c.finished_at.is_(None))
+            connection.execute(ended.values(finished_at=newest.scalar_subquery()))
 
         self._lasting(finish)
 

@@ -459,6 +459,7 @@ def test_tune_checks_the_work_before_it_says_anything_about_devices(
         (("--suite", "gtp2"), "unknown suite 'gtp2'. Did you mean 'gpt2'"),
         (("softmx:rows=8",), "unknown operator 'softmx'. Did you mean 'softmax'"),
         (("softmx:rows=1..8",), "unknown operator 'softmx'. Did you mean 'softmax'"),
+        (("softmax:rows=8,cols=8,dtype=f32", "--sampler", "nope"), "unknown sampler 'nope'"),
         (("softmax:rows=8,cols=8,dtype=f32", "--cache", "hot"), "unknown cache state 'hot'"),
         (("softmax:rows=8,cols=8,dtype=f99",), "unknown value of softmax dimension dtype 'f99'"),
     ],

@@ -65,6 +65,11 @@ def test_database_of_a_tuner_passes_the_integrity_check(filled: str) -> None:
     assert integrity.rows == 2 + 2 + 13 + 12 + 1 + 1  # devices, runs, trials, measurements, demand, origin
 
 
+def test_records_of_triton_autotune_need_no_installed_source(filled: str) -> None:
+    change(filled, "UPDATE trial SET workload = 'triton_scale:n=8', variant = 'triton_scale/autotune'")
+    assert found_in(filled).counts["unknown"] == 0
+
+
 CHANGED_COLUMNS = [
     ("future", "measurement", 2, "recorded_at = '2999-01-01 00:00:00.000000+00:00'"),
     ("bound", "measurement", 2, "bound_us = 100"),

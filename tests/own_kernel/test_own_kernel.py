@@ -310,3 +310,29 @@ def test_command_tunes_a_described_kernel(tmp_path: Path, capsys: pytest.Capture
     line = ["tune", str(file), "--device", "cpu", "--trials", "1", "--workers", "1", "--no-baselines"]
     assert cli.run(line) == 0
     assert "saxpy:x=500" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "e4m3", "i8", "i32", "i64"])
+def test_values_are_drawn_within_a_range(dtype: str) -> None:
+    args = {**VADD_ARGS, "a": Input((N,), dtype, low=2, high=5)}
+    workload, _ = load(VADD, **{**VADD_CALL, "args": args})
+    values = workload.draw(np.random.default_rng(0))["a"].astype(np.float64)
+    assert values.min() >= 2
+    assert values.max() <= (5 if "i" not in dtype else 4)
+    assert len(set(values)) > 2
+
+
+@pytest.mark.parametrize(
+    ("described", "message"),
+    [
+        (Input((N,), "f16", low=0), "needs both low and high"),
+        (Input((N,), "f16", low=0, high=1e6), "<= low < high <= 65504"),
+        (Input((N,), "f32", low=1, high=1), "got low=1 and high=1"),
+        (Input((N,), "i8", low=0, high=300), "<= low < high <= 128"),
+        (Input((N,), "i32", low=0.5), "needs whole low and high"),
+        (Input((N,), "bool", low=0), "takes neither low nor high"),
+    ],
+)
+def test_wrong_ranges_are_named(described: Input, message: str) -> None:
+    with pytest.raises(InputError, match=rf"argument a .*{message}"):
+        load(VADD, **{**VADD_CALL, "args": {**VADD_ARGS, "a": described}})

@@ -12,7 +12,7 @@ import pytest
 
 import tunebench
 from tests.support import needs_triton
-from tunebench import InOut, Input, Output, Plan, cli
+from tunebench import InOut, Input, Output, Plan, Scratch, cli
 from tunebench.db import open_store
 from tunebench.device import find
 from tunebench.emulate.triton_interpreter import interpret
@@ -164,3 +164,47 @@ def test_arrays_changed_in_place_are_refused() -> None:
     workload, variant = load(soft, **{**CALL, "args": args})
     assert "InOut" in variant.refuses(workload, find("sm_90"))
     assert "sm_80 or later" in load(soft, **CALL)[1].refuses(load(soft, **CALL)[0], find("sm_75"))
+
+
+def _narrowed(x, y, z, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    values = tl.load(x + at[:, None] * BLOCK + at[None, :]).to(tl.float16)
+    tl.store(y + at[:, None] * BLOCK + at[None, :], tl.dot(values, values))
+
+
+def _plain(x, y, z, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    values = tl.load(x + at[:, None] * BLOCK + at[None, :])
+    tl.store(y + at[:, None] * BLOCK + at[None, :], tl.dot(values, values))
+
+
+def _scaled(x, y, z, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    values = tl.load(x + at[:, None] * BLOCK + at[None, :])
+    tl.store(y + at[:, None] * BLOCK + at[None, :], tl.dot_scaled(values, None, "e2m1", values, None, "e2m1"))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "scratch", "arch", "fastest"),
+    [
+        (_plain, "f32", "f32", "sm_90", "tf32"),
+        (_narrowed, "f32", "f32", "sm_90", "f16"),
+        (_plain, "f32", "e4m3", "sm_90", "e4m3"),  # values may take its type
+        (_plain, "e4m3", "f32", "sm_80", None),  # without such products, values are widened without a word
+        (_scaled, "i8", "f32", "sm_100", None),
+    ],
+)
+def test_declared_operations_bound_by_the_fastest_type_that_a_kernel_can_multiply(
+    kernel: Any, dtype: str, scratch: str, arch: str, fastest: str | None
+) -> None:
+    args = {"x": Input((64, 64), dtype), "y": Output((64, 64), "f32"), "z": Scratch(64, scratch), "n": 64}
+    space = {"BLOCK": [64], "num_warps": [4, 8]}
+    call = {"args": args, "space": space, "grid": 1, "flops": "2 * n**3", "reference": "x @ x"}
+    workload, variant = load(kernel, **call)
+    device = find(arch)
+    costs = variant.costs(workload, variant.configs(workload, device), device)
+    assert costs.mma_dtype == fastest
+    if fastest is not None:
+        rate = device.mma_flop_per_clock[fastest]
+        # Both units of an SM together execute all operations in no less time.
+        assert costs.mma_flop / rate * (rate + 4 * device.fma_per_clock) == pytest.approx(2 * 64**3)

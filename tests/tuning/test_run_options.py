@@ -142,7 +142,9 @@ def cut_off(tmp_path: Path) -> Callable[..., Path]:
     return run
 
 
-def test_trials_of_another_cache_state_are_not_charged(cut_off: Callable[..., Path]) -> None:
+def test_trials_of_another_cache_state_are_not_charged(
+    cut_off: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     db = cut_off()
     warm = quick(protocol=Protocol(cache="warm"))
     report = tune(WORKLOAD, device="cpu", db=db, plan=warm)
@@ -154,6 +156,10 @@ def test_trials_of_another_cache_state_are_not_charged(cut_off: Callable[..., Pa
     assert (sum(same.trials.values()), same.cached, same.unresumed) == (2, 4, ())
     with open_store(db, read_only=True) as store:
         assert store.interrupted_runs(local_cpu().key, WORKLOAD, is_same_search) == []
+    capsys.readouterr()
+    assert command(["db", "runs", "--db", str(db), "--json"]) == 0
+    states = [run["state"] for run in json.loads(capsys.readouterr().out)]
+    assert states == ["finished"] * 3  # also the interrupted one, which has ended with its continuation
 
 
 def test_trials_of_a_changed_source_are_not_charged(cut_off: Callable[..., Path]) -> None:
@@ -183,7 +189,7 @@ def test_runs_are_listed_with_their_options(
     assert (sum(report["trials"].values()), report["cached"]) == (2, 4)
     assert command(["db", "runs", "--db", str(db), "--workload", WORKLOAD, "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
-    assert "interrupted" in shown
+    assert "interrupted" not in shown  # it was continued
     assert "finished" in shown
     assert shown.count("--seed 5 --audit 0 --no-warm") == 2
 

@@ -423,13 +423,18 @@ def _refuse_options_of_run(options: TuneOptions) -> None:
 
 
 def _check_names(options: TuneOptions) -> None:
-    """Check the names of the suite, the operator, its variants and the cache state.
+    """Check the names of the suite, the operator, its variants, the sampler and the cache state.
 
     Names are reported before anything about devices, and before the modules of a search are imported.
     """
     from tunebench import kernels, workloads
 
     _cache(options.cache)
+    if options.sampler:
+        from tunebench.search.registry import samplers
+
+        if options.sampler not in samplers():
+            raise UnknownName("sampler", options.sampler, samplers())
     if options.suite is not None:
         workloads.suite(options.suite, options.batch or 1)
     text, operator = options.workload or "", ""

@@ -11,12 +11,17 @@ from tunebench.dtype import DType, numpy_dtype
 from tunebench.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
+    import numpy
+
     from tunebench.workload import Array
 
-__all__ = ["Argument", "InOut", "Input", "Output", "Scratch", "dtype_of", "value_range"]
+__all__ = ["Argument", "InOut", "Input", "Output", "Scratch", "check_range", "drawn", "dtype_of"]
 
 StoredType = Literal["f32", "f16", "bf16", "e4m3", "i8", "i32", "i64", "bool"]
 """Types of arrays; kernels with arrays of 64-bit floats are not supported."""
+
+_WHOLE = ("i8", "i32", "i64")
+"""Types whose values are whole numbers."""
 
 _TYPE_NAMES = {
     "float32": "f32",
@@ -67,13 +72,13 @@ class Input(_Array):
     """An array that the kernel reads and does not write; without values it is drawn at random.
 
     Attributes:
-        low: Smallest value to draw of an integer type; None is the smallest of the type.
-        high: Values drawn are below it; None is the largest of the type.
+        low: Smallest value to draw. None is the smallest of an integer type; a real type needs both ends.
+        high: Whole numbers drawn are below it, real ones at most it. None is the largest of an integer type.
         partly: Whether the kernel may leave elements unread; the array is then no part of the lower bound.
     """
 
-    low: int | None = None
-    high: int | None = None
+    low: float | None = None
+    high: float | None = None
     partly: bool = False
 
 
@@ -123,8 +128,8 @@ class Argument:
     dimension: str | None = None
     value: float | None = None
     file: str | None = None
-    low: int | None = None
-    high: int | None = None
+    low: float | None = None
+    high: float | None = None
     partly: bool = False
 
     @property
@@ -151,16 +156,68 @@ ROLES: Mapping[type[_Array], Role] = {
 """Role of each kind of array."""
 
 
-def value_range(argument: Argument) -> tuple[int, int] | None:
-    """Return the least value to draw and the one above the largest; None if any value may be drawn."""
-    if argument.low is None and argument.high is None:
-        return None
-    import numpy as np
+def drawn(argument: Argument, shape: tuple[int, ...], rng: numpy.random.Generator) -> Array | None:
+    """Return random values of the range of an argument; None if any value may be drawn.
 
-    limits = np.iinfo(numpy_dtype(argument.dtype))
-    low = int(limits.min) if argument.low is None else argument.low
-    high = int(limits.max) if argument.high is None else argument.high
-    return low, high
+    Args:
+        argument: The argument; its range was checked by `check_range`.
+        shape: Extents of the array.
+        rng: Source of random numbers.
+    """
+    limits = _limits(argument.dtype, argument.low, argument.high)
+    if limits is None:
+        return None
+    if argument.dtype in _WHOLE:
+        low, high = map(int, limits)
+        return rng.integers(low, high, shape, dtype=numpy_dtype(argument.dtype))
+    values: Array = rng.uniform(*limits, shape).astype(numpy_dtype(argument.dtype))
+    return values
+
+
+def check_range(argument: Argument) -> None:
+    """Check the range of values to draw of an argument.
+
+    Raises:
+        InputError: The range is empty, has a missing end, or exceeds the type.
+    """
+    name, dtype = argument.name, argument.dtype
+    limits = _limits(dtype, argument.low, argument.high)
+    if limits is None:
+        return
+    if dtype == "bool":
+        raise InputError(f"argument {name} is bool, which takes neither low nor high")
+    low, high = limits
+    if None in limits:
+        raise InputError(f"argument {name} of type {dtype} needs both low and high, such as low=0, high=1")
+    if dtype in _WHOLE:
+        least, most = _limits(dtype, None, 0)[0], _limits(dtype, 0, None)[1]  # type: ignore[index]
+        if not (float(low).is_integer() and float(high).is_integer()):
+            raise InputError(f"argument {name} is {dtype} and needs whole low and high, got {low} and {high}")
+    else:
+        most = float(_finite(dtype))
+        least = -most
+    if not least <= low < high <= most:
+        raise InputError(
+            f"argument {name} of type {dtype} needs {least:.6g} <= low < high <= {most:.6g}, got "
+            f"low={low} and high={high}"
+        )
+
+
+def _limits(dtype: DType, low: float | None, high: float | None) -> tuple[Any, Any] | None:
+    """Return the ends of a range, those of the type for missing ones of an integer type."""
+    if low is None and high is None:
+        return None
+    if dtype not in _WHOLE:
+        return low, high
+    bits = 8 * numpy_dtype(dtype).itemsize
+    return -(2 ** (bits - 1)) if low is None else low, 2 ** (bits - 1) if high is None else high
+
+
+def _finite(dtype: DType) -> Any:
+    """Return the largest finite value of a real type."""
+    import ml_dtypes
+
+    return ml_dtypes.finfo(numpy_dtype(dtype)).max
 
 
 def array_of(value: Any, name: str) -> tuple[Array | None, tuple[int | str, ...], DType]:

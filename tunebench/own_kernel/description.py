@@ -29,7 +29,7 @@ from tunebench._private_file import create_folder
 from tunebench.errors import InputError, UnknownName, quoted
 from tunebench.own_kernel._include import with_includes
 from tunebench.own_kernel._portable import Portable, portable
-from tunebench.own_kernel.argument import ROLES, Argument, array_of
+from tunebench.own_kernel.argument import ROLES, Argument, array_of, check_range
 from tunebench.own_kernel.triton_text import jit_function, triton_module
 from tunebench.variant import TRITON_OPTIONS, Scalar, Variant
 from tunebench.workload import Workload
@@ -229,7 +229,7 @@ class _Module:
             return Argument(name=name, role="number", dtype="f32", value=float(number))
         array, shape, dtype = array_of(value, name)
         extents = tuple(self._extent(name, extent) for extent in shape)
-        return Argument(
+        argument = Argument(
             name=name,
             role=ROLES.get(type(value), "input"),
             dtype=dtype,
@@ -240,6 +240,8 @@ class _Module:
             high=getattr(value, "high", None),
             partly=getattr(value, "partly", False),
         )
+        check_range(argument)
+        return argument
 
     def _extent(self, name: str, extent: int | str) -> int | str:
         """Return an extent; a number that is the value of exactly one size becomes its name."""

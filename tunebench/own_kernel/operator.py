@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tunebench._lazy import np
 from tunebench.dtype import DType, numpy_dtype, unit_roundoff
 from tunebench.errors import InputError
-from tunebench.own_kernel.argument import Argument, value_range
+from tunebench.own_kernel.argument import Argument, drawn
 from tunebench.variant import ceil_div
 from tunebench.workload import Reference, Tensor, Tolerance, Traffic, Workload
 
@@ -161,16 +161,13 @@ class OwnOperator(Workload):
         return Tolerance(eps_out=error, eps_acc=error, reason=reason)
 
     def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
-        """Return the given values of an array, or whole numbers of its range."""
+        """Return the given values of an array, or random numbers of its range."""
         argument = next(a for a in self.kernel_arguments if a.name == tensor.name)
         if argument.file is not None:
             folder = Path(sys.modules[type(self).__module__].__file__ or "").parent
             values: Array = np.load(folder / argument.file, allow_pickle=False)
             return values.view(numpy_dtype(argument.dtype)).reshape(tensor.shape)
-        limits = value_range(argument)
-        if limits is None:
-            return None
-        return rng.integers(*limits, tensor.shape, dtype=numpy_dtype(argument.dtype))
+        return drawn(argument, tensor.shape, rng)
 
     def reference(self, inputs: Mapping[str, Array64]) -> dict[str, Reference]:
         """Return the results of the reference function, or of the default configuration."""

@@ -463,12 +463,43 @@ def _changes_in_place(key: str, workload: OwnOperator) -> str | None:
     return None
 
 
-def _tensor_core_type(workload: OwnOperator, device: Device) -> str | None:
-    """Return the fastest type of tensor-core products of the arrays of a workload, or None."""
-    rates = device.mma_flop_per_clock
-    stored = {argument.dtype for argument in workload.kernel_arguments if argument.role == "input"}
-    types = {"tf32" if dtype == "f32" else str(dtype) for dtype in stored} & rates.keys()
-    return max(types, key=rates.__getitem__, default=None) if workload.flops() else None
+_NARROW_TYPES = {
+    "f16": ("float16", "fp16"),
+    "bf16": ("bfloat16", "bf16"),
+    "e4m3": ("float8", "fp8", "e4m3", "e5m2"),
+    "i8": ("int8",),
+}
+"""Parts of names in Triton that a kernel needs to convert values to a narrow type."""
+_UNKNOWN_RATES = ("dot_scaled", "e2m1", "float4", "fp4", "int4", "gluon", "asm")
+"""Parts of names of products whose rate no device here states, or that are not seen in the text."""
+
+
+def _tensor_core_type(workload: OwnOperator, text: str, device: Device) -> str | None:
+    """Return the fastest type of which tensor cores can multiply values in a kernel, or None if unknown.
+
+    These are the types of its arrays, and those that its text names to convert values.
+
+    Args:
+        workload: The arrays, and the declared operations.
+        text: The module that defines the kernel, with its parameters and values.
+        device: The GPU.
+    """
+    rates, text = device.mma_flop_per_clock, text.lower()
+    if not workload.flops() or any(name in text for name in _UNKNOWN_RATES):
+        return None
+    types = {"tf32" if a.dtype == "f32" else str(a.dtype) for a in workload.kernel_arguments if a.shape}
+    types -= {"bool", "i32", "i64"}
+    types |= {dtype for dtype, names in _NARROW_TYPES.items() if any(name in text for name in names)}
+    return max(types, key=rates.__getitem__, default=None) if types <= rates.keys() else None
+
+
+def _tensor_share(dtype: str, device: Device) -> float:
+    """Return the least share of operations that tensor cores execute if both units of an SM are always busy.
+
+    The f32 units execute up to two multiply-adds of packed values per lane: four operations.
+    """
+    tensor = device.mma_flop_per_clock[dtype]
+    return tensor / (tensor + 4 * device.fma_per_clock)
 
 
 class OwnTritonKernel(OwnGpuKernel, TritonVariant[Any]):
@@ -509,21 +540,21 @@ class OwnTritonKernel(OwnGpuKernel, TritonVariant[Any]):
         )
 
     def costs(self, workload: OwnOperator, table: Table, device: Device) -> Costs:
-        """Return the blocks and threads, and declared operations, if the type of the arrays has tensor cores.
+        """Return the blocks and threads, and declared operations that the f32 units cannot have executed.
 
-        Tensor cores are the fastest units, so that operations elsewhere take longer.
+        The type is the fastest that the kernel can multiply; where it is unknown, operations are left out.
         """
         ctas, warps = (
             table[name] if name in table.space.names else TRITON_OPTIONS[name]
             for name in ("num_ctas", "num_warps")
         )
         blocks = _column(self.grid_of, workload, table, "grid") * ctas
-        dtype = _tensor_core_type(workload, device)
+        dtype = _tensor_core_type(workload, f"{self.text} {self.space} {workload}", device)
         return Costs(
             blocks=blocks,
             full_blocks=0,
             threads=32.0 * warps,
-            mma_flop=workload.flops() / blocks if dtype else 0.0,
+            mma_flop=workload.flops() * _tensor_share(dtype, device) / blocks if dtype else 0.0,
             mma_dtype=dtype,
         )
 

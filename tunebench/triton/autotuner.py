@@ -21,6 +21,7 @@ from typing import Any
 from tunebench import device as devices
 from tunebench import space
 from tunebench.compile.triton import triton_version
+from tunebench.db.record import AUTOTUNED
 from tunebench.device import Device
 from tunebench.errors import InputError, TunebenchError, describe_error
 from tunebench.outcome import CompileFailed, LaunchFailed, Measured, Outcome, Verification, WrongResult
@@ -188,7 +189,7 @@ class _Tuning:
         workload = f"{name}:{self._key_text()}"
         try:
             with open_history(
-                self._policy.db, device, workload, f"{name}/autotune", revision_of(self._tuner.base_fn)
+                self._policy.db, device, workload, f"{name}{AUTOTUNED}", revision_of(self._tuner.base_fn)
             ) as history:
                 return self._shared(history)
         except TunebenchError as error:

@@ -64,6 +64,7 @@ class RunRecorder:
         self._paused: float | None = None
         self._efforts: list[Effort] = []
         self._run_id: str | None = None
+        self._continued: list[str] = []
         self.revision = functools.cache(self._revision)
         self.owner = new_owner()
 
@@ -96,6 +97,7 @@ class RunRecorder:
         ]
         # Their trials are a part of this run's budget, because they count in its search.
         charged = sum(run.trials for run in resumed)
+        self._continued = [run.id for run in resumed]
         self.unresumed = tuple(unresumed(run, self._options) for run in runs if run not in resumed)
         self._run_id = self.store.begin_run(
             RunStart(
@@ -205,4 +207,5 @@ class RunRecorder:
                 effort=effort,
                 overhead_s=seconds["overhead_s"],
             ),
+            continued=self._continued,
         )
