@@ -312,7 +312,10 @@ def _counts() -> Record:
 
 def engine_revision() -> str:
     """Return a hash of the code that results depend on: the engine of `coexecute`, and the programs."""
-    folders = [Path(tunebench.__file__).parent / "torch" / "coexecution", Path(__file__).parent / "programs"]
+    folders = [
+        Path(tunebench.__file__).parent / "training" / "coexecution",
+        Path(__file__).parent / "programs",
+    ]
     files = [*(file for folder in folders for file in sorted(folder.rglob("*.py")))]
     files.append(Path(__file__).with_name("random_programs.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]

@@ -228,6 +228,46 @@ def test_an_array_of_a_weight_shows_each_update_at_once(optimizer: Any) -> None:
         assert read(coexecute) == expected
 
 
+_OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "nesterov": lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9, nesterov=True),
+    "maximize": lambda weights: torch.optim.SGD(weights, lr=0.1, weight_decay=0.1, maximize=True),
+    "Adagrad": lambda weights: torch.optim.Adagrad(weights, lr=0.1, weight_decay=0.1),
+    "Adamax": lambda weights: torch.optim.Adamax(weights, lr=0.1),
+    "AMSGrad": lambda weights: torch.optim.AdamW(weights, lr=0.1, amsgrad=True, maximize=True),
+    "RMSprop": lambda weights: torch.optim.RMSprop(weights, lr=0.1, centered=True, momentum=0.9),
+    "Rprop": lambda weights: torch.optim.Rprop(weights, lr=0.1),
+    "ASGD": lambda weights: torch.optim.ASGD(weights, lr=0.1, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("name", _OPTIMIZERS)
+def test_gradients_are_those_of_eager_mode_when_the_learning_rate_changes(name: str) -> None:
+    """The functions of some optimizers on lists of tensors write into the gradients."""
+
+    def gradients(wrap: Callable[..., Any]) -> tuple[list[Tensor], Any]:
+        torch.manual_seed(5)
+        layer = nn.Linear(4, 2)
+        optimizer = _OPTIMIZERS[name](layer.parameters())
+
+        def step(x: Tensor) -> None:
+            optimizer.zero_grad()
+            layer(x).square().mean().backward()
+            optimizer.step()
+
+        step, seen = wrap(step), []
+        for number in range(8):
+            optimizer.param_groups[0]["lr"] = 0.1 if number < 5 else 0.05
+            step(torch.randn(3, 4))
+            seen += [tensor.clone() for value in layer.parameters() for tensor in (value, value.grad)]
+        return seen, step
+
+    expected, _ = gradients(lambda step: step)
+    with _testing.forced():
+        got, step = gradients(coexecute)
+    assert all(map(torch.equal, expected, got))
+    assert name in ("Rprop", "ASGD") or coexecute.report(step).coexecuted > 2
+
+
 _VIEWS: dict[str, Callable[[Tensor], Any]] = {
     "DLPack": lambda weight: np.from_dlpack(weight.detach()),
     "array interface": lambda weight: np.asarray(weight.detach()),
@@ -274,9 +314,9 @@ def test_a_weak_reference_to_a_tensor_ends_when_the_step_drops_it() -> None:
         seen = []
 
         def step(x: Tensor) -> None:
-            makers = (lambda: x * 2, lambda: torch.ones(2), lambda: nn.Parameter(torch.ones(3)))  # type: ignore[no-untyped-call]
+            makers = (lambda: x * 2, lambda: torch.ones(2), lambda: nn.Parameter(torch.ones(3)))
             for make in makers:
-                tensor = make()
+                tensor = make()  # type: ignore[no-untyped-call]
                 reference = weakref.ref(tensor)
                 (tensor + 1).sum().item()
                 del tensor

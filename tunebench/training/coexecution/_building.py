@@ -10,9 +10,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim.nadam import nadam
 
-from tunebench.training.coexecution._call import Call, Constant, Number, Operation, Variable, flat
+from tunebench.training.coexecution._call import (
+    Call,
+    Constant,
+    Number,
+    Operation,
+    Variable,
+    flat,
+    replaced,
+)
 from tunebench.training.coexecution._function import SHARING, Kind
 from tunebench.training.coexecution._path import End, Node, Update
 from tunebench.training.coexecution._script import python_runner, script_runner
@@ -35,9 +44,30 @@ def _chooses_foreach(call: Call) -> bool:
     given = dict(call.kwargs)
     if call.function is nadam:  # its function on lists rounds the schedule of momentum in another way
         return False
-    return _has_foreach(call.function) and all(
-        given.get(name, Constant(None)) == Constant(None) for name in ("foreach", "fused")
+    return (
+        _has_foreach(call.function)
+        and all(given.get(name, Constant(None)) == Constant(None) for name in ("foreach", "fused"))
+        and _keeps_gradients(call)
     )
+
+
+def _keeps_gradients(call: Call) -> bool:
+    """Return whether the functions on lists leave gradients as they are.
+
+    Those of SGD with Nesterov momentum and of Adamax use the memory of gradients for other values.
+    """
+    tensors: dict[int, Tensor] = {}
+
+    def leaf(pattern: Any) -> Any:
+        if isinstance(pattern, Variable):
+            return tensors.setdefault(pattern.index, torch.ones(1))
+        return call.numbers[pattern.index] if isinstance(pattern, Number) else pattern.value
+
+    kwargs = {key: replaced(value, leaf) for key, value in call.kwargs} | {"foreach": True}
+    args = replaced(call.args, leaf)
+    with torch.no_grad():
+        call.function(*args, **kwargs)
+    return all(gradient._version == 0 for gradient in args[1])
 
 
 @functools.cache
