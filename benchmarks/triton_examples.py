@@ -26,6 +26,7 @@ from tunebench.compile import BinaryCache, compile_config
 from tunebench.compile.assembly import machine_code
 from tunebench.db import open_store
 from tunebench.device import find
+from tunebench.forecast.predicted_space import predicted_space
 from tunebench.outcome import Predicted
 from tunebench.space import Config
 from tunebench.workloads import parse
@@ -223,9 +224,15 @@ def rows_of(kernel: Any, call: dict[str, Any], trials: int, folder: Path) -> Ite
         result = tunebench.tune_kernel(kernel, arch=architecture, db=db, plan=plan, **call)
         variant = kernels.load_file(result.file)
         with open_store(db, read_only=True) as store:
-            outcomes = [record.result.outcome for record in store.history(result.workload, device.key)]
+            records = store.history(result.workload, device.key)
+        tried = {record.key.config: record.result.outcome for record in records}
+        outcomes = list(tried.values())
         verified = sum(isinstance(o, Predicted) and o.verification.how == "simulated" for o in outcomes)
         workload, config = parse(result.workload), Config(result.best or {})
+        space = predicted_space(variant, workload, device)
+        assert space is not None, result
+        before = {round(space.predicted_us(space.table.row(tuned) or 0), 6) for tuned in tried}
+        after = {round(o.predicted_us, 6) for o in outcomes if isinstance(o, Predicted)}
         binary = compile_config(variant, workload, config, device, cache)
         counts = count_instructions(machine_code(variant, workload, config, device, cache))
         tensor = ", ".join(f"{counts[name]} {name}" for name in TENSOR_INSTRUCTIONS if name in counts) or "-"
@@ -241,6 +248,7 @@ def rows_of(kernel: Any, call: dict[str, Any], trials: int, folder: Path) -> Ite
             sum(counts.values()),
             tensor,
             f"{result.time_us:.1f}",
+            f"{len(before)}, {len(after)} of {len(tried)}",
         )
         yield f"| {' | '.join(map(str, cells))} |\n"
 
@@ -253,12 +261,14 @@ HEAD = """\
 verified by Triton's interpreter, products and attention on a small workload. Registers, shared memory, spills
 and instructions are those of the binary of the best configuration.
 
-**Nothing here was run on a GPU.** Times are predicted from blocks, threads, bytes and declared operations.
-What blocks do is unknown to the forecast: it distinguishes configurations by their grid and threads only.
+**Nothing here was run on a GPU.** Times are predicted from the bytes and the declared operations of the
+workload, and from the machine code: its registers, shared memory, instructions and loops, and how often those
+run. The last column has the number of different predicted times among the configurations that were tried:
+before compiling, from grid and threads alone, and from the machine code.
 
 | workload | architecture | verified | best (predicted) | registers | shared memory, bytes | spills, bytes \
-| instructions | on tensor cores | predicted, us |
-|---|---|---|---|---:|---:|---:|---:|---|---:|
+| instructions | on tensor cores | predicted, us | different times before and after compiling |
+|---|---|---|---|---:|---:|---:|---:|---|---:|---|
 """
 
 

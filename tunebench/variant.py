@@ -320,6 +320,7 @@ _RETURNS: dict[str, tuple[type, ...]] = {
     "target": (str,),
     "tensors": (dict,),
     "tiles": (tuple,),
+    "trips": (tuple,),
 }
 """Methods of a variant, and the types that each may return."""
 
@@ -383,6 +384,8 @@ class Variant(ABC, Generic[W]):
         direction: The only direction of its operator that it computes, or None if there is no such limit.
         is_predictable: Whether its costs predict its time. One that does not is used only where it, or a
             comparable workload, was measured.
+        is_predicted_by_code: Whether the machine code of a configuration predicts its time better than costs
+            that declare no execution.
     """
 
     name: ClassVar[str]
@@ -391,6 +394,7 @@ class Variant(ABC, Generic[W]):
     space: ClassVar[Space]
     direction: ClassVar[str | None] = None
     is_predictable: ClassVar[bool] = True
+    is_predicted_by_code: ClassVar[bool] = False
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Wrap the methods of a subclass: check their results, and raise `VariantError` for any exception."""
@@ -684,6 +688,7 @@ class TritonVariant(GpuVariant[W]):
     """
 
     language = "triton"
+    is_predicted_by_code = True
 
     @abstractmethod
     def source(self, workload: W, config: Config) -> str:
@@ -712,6 +717,15 @@ class TritonVariant(GpuVariant[W]):
             config: Configuration of this variant's space.
         """
         return {name: config.get(name, value) for name, value in TRITON_OPTIONS.items()}
+
+    def trips(self, workload: W, config: Config) -> tuple[float, ...]:
+        """Return how often the loops of the kernel run, for predicted times; empty if it is unknown.
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
+        """
+        return ()
 
     def launch(
         self, config: Config, *, entry: str, grid: tuple[int, int, int], arguments: tuple[Argument, ...]

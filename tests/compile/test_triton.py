@@ -15,6 +15,7 @@ from tunebench.binary.occupancy import kernel_uses
 from tunebench.compile import BinaryCache, carried_key, compile_config
 from tunebench.compile.assembly import ptx
 from tunebench.compile.triton import _specialised, compile_triton, kernel_of, key_triton
+from tunebench.compile.triton_loop import loop_trips
 from tunebench.device import find
 from tunebench.emulate.emulator import EmulationFailed
 from tunebench.measure import offline
@@ -167,3 +168,29 @@ def test_what_the_interpreter_lacks_is_no_failure_of_the_kernel(monkeypatch: pyt
     outcome = outcome_of(TritonToy())
     assert isinstance(outcome, Predicted)
     assert outcome.verification.how == "not verified"
+
+
+LOOPS = """
+@triton.jit
+def looping(a, m, k, BM: tl.constexpr, BK: tl.constexpr):
+    tile = tl.program_id(0)
+    first = tile % tl.cdiv(m, BM) * BM
+    top = tl.load(a)
+    for start in range(0, tl.minimum(first + BM, k), BK):
+        for inner in tl.range(BK // 16, num_stages=2):
+            top += start
+    for unrolled in tl.static_range(4):
+        top += unrolled
+    for unknown in range(0, top):
+        top += 1
+    first = top
+    for also_unknown in range(first):
+        top += 1
+"""
+
+
+def test_trips_of_loops_follow_from_sizes_constants_and_the_middle_of_the_grid() -> None:
+    values = {"m": 1000, "k": 512, "BM": 100, "BK": 64}
+    assert loop_trips(LOOPS, "looping", values, (7, 1, 1)) == (7, 4)  # 400 of 512 by 64, and 64 by 16
+    assert loop_trips(LOOPS, "looping", {}, (7, 1, 1)) == ()
+    assert loop_trips(LOOPS, "other", values, (7, 1, 1)) == ()

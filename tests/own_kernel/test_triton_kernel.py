@@ -208,3 +208,47 @@ def test_declared_operations_bound_by_the_fastest_type_that_a_kernel_can_multipl
         rate = device.mma_flop_per_clock[fastest]
         # Both units of an SM together execute all operations in no less time.
         assert costs.mma_flop / rate * (rate + 4 * device.fma_per_clock) == pytest.approx(2 * 64**3)
+
+
+@triton.jit
+def _product(a, b, c, n, BM: tl.constexpr, BK: tl.constexpr):
+    rows, columns, depth = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, 64), tl.arange(0, BK)
+    total = tl.zeros((BM, 64), tl.float32)
+    for start in range(0, n, BK):
+        left = tl.load(a + rows[:, None] * n + start + depth[None, :])
+        right = tl.load(b + (start + depth)[:, None] * 64 + columns[None, :])
+        total = tl.dot(left, right, total)
+    tl.store(c + rows[:, None] * 64 + columns[None, :], total.to(tl.float16))
+
+
+@pytest.mark.slow
+def test_configurations_of_equal_grids_have_different_predicted_times(tmp_path: Path) -> None:
+    args = {
+        "a": Input(("n", "n"), "f16"),
+        "b": Input(("n", 64), "f16"),
+        "c": Output(("n", 64), "f16"),
+        "n": 256,
+    }
+    result = tunebench.tune_kernel(
+        _product,
+        args=args,
+        space={"BM": [64], "BK": [32, 64], "num_warps": [4, 8], "num_stages": [2]},
+        grid="n // BM",
+        reference="a @ b",
+        flops="2 * n * n * 64",
+        arch="sm_80",
+        db=tmp_path / "t.db",
+        plan=Plan(trials=4, finalists=1, audit=0.0, baselines=False, workers=1),
+    )
+    with open_store(tmp_path / "t.db", read_only=True) as store:
+        records = store.history(workload=result.workload)
+    times = {
+        r.key.config: r.result.outcome.predicted_us
+        for r in records
+        if isinstance(r.result.outcome, Predicted)
+    }
+    assert len(times) == len(set(times.values())) == 4
+    best = min(times, key=times.__getitem__)
+    default = Config({"BM": 64, "BK": 32, "num_warps": 4, "num_stages": 2})
+    assert result.best in (dict(best), dict(default))
+    assert result.time_us in (times[best], times[default])

@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tunebench._lazy import np
+from tunebench.binary.code_forecast import forecast_code
 from tunebench.binary.compiled import Binary
 from tunebench.emulate.emulator import ORDERS, EmulationFailed, NotEmulated, emulate
 from tunebench.emulate.numba_simulator import simulate
@@ -14,6 +16,7 @@ from tunebench.errors import InputError
 from tunebench.measure.runner import Runner, coverage, first_errors, versions
 from tunebench.measure.verify import Errors
 from tunebench.outcome import Effort, Outcome, Predicted, Verification, WrongResult
+from tunebench.space import Table
 from tunebench.task import Task
 from tunebench.variant import CudaVariant, NumbaCudaVariant, TritonVariant
 
@@ -56,10 +59,9 @@ class OfflineRunner(Runner):
         effort = Effort(verify_s=time.perf_counter() - begun)
         if isinstance(verified, WrongResult):
             return verified, effort
-        low_us, high_us = task.interval_us or (None, None)
-        outcome = Predicted(
-            predicted_us=task.predicted_us, verification=verified, low_us=low_us, high_us=high_us
-        )
+        predicted_us, interval_us = _by_code(task, binary) or (task.predicted_us, task.interval_us)
+        low_us, high_us = interval_us or (None, None)
+        outcome = Predicted(predicted_us=predicted_us, verification=verified, low_us=low_us, high_us=high_us)
         return outcome, effort
 
     def _verify(self, task: Task) -> Verification | WrongResult:
@@ -126,3 +128,27 @@ class OfflineRunner(Runner):
     def conditions(self) -> Mapping[str, Any]:
         """Return the versions of the compilers and simulators in use."""
         return versions("nvidia-cuda-nvrtc", "numba", "numba-cuda", "triton", "numpy")
+
+
+def _by_code(task: Task, binary: Binary) -> tuple[float, tuple[float, float]] | None:
+    """Return time and interval predicted from the machine code; None if the variant declares the execution.
+
+    What blocks in Triton do is decided by its compiler, and only the binary says it.
+    """
+    variant, config = task.variant, task.config
+    if not variant.is_predicted_by_code:
+        return None
+    assert isinstance(variant, TritonVariant), variant
+    table = Table(variant.space, np.array([variant.space.ordinals(config)], dtype=np.int16))
+    costs = variant.costs(task.workload, table, task.device)
+    if costs.execution is not None:
+        return None
+    forecast = forecast_code(
+        binary,
+        costs,
+        task.workload.traffic(),
+        task.device,
+        trips=variant.trips(task.workload, config),
+        stages=variant.options(config)["num_stages"],
+    )
+    return forecast.us, forecast.interval_us

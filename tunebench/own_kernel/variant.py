@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tunebench._lazy import np
+from tunebench.compile.triton_loop import loop_trips
 from tunebench.device import Device
 from tunebench.dtype import itemsize, numpy_dtype
 from tunebench.emulate.emulator import emulate
@@ -526,6 +527,12 @@ class OwnTritonKernel(OwnGpuKernel, TritonVariant[Any]):
         numbers = {a.name: a.value for a in workload.kernel_arguments if a.role == "number"}
         values = {**numbers, **workload.sizes, **config}
         return {name: values[name] for name in self.constant_names}
+
+    def trips(self, workload: OwnOperator, config: Config) -> tuple[float, ...]:
+        """Return how often the loops over ranges of sizes, constants and program ids run."""
+        grid = _extents(_evaluated(self.grid_of, workload, config), "grid")
+        values = {**workload.sizes, **self.constants(workload, config)}
+        return loop_trips(self.text, self.entry, values, grid)
 
     def launches(self, workload: OwnOperator, config: Config) -> tuple[Launch, ...]:
         """Return the launch of the kernel."""

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from tunebench.binary.compiled import Binary, CompileError
+from tunebench.binary.code_forecast import forecast_code
+from tunebench.binary.compiled import CompileError
 from tunebench.binary.cubin import launch_refusal
-from tunebench.bound import refine
 from tunebench.compile.triton import compile_launch
+from tunebench.compile.triton_loop import loop_trips
 from tunebench.device import Device
 from tunebench.dispatch.kernel import cache
 from tunebench.errors import InputError, TunebenchError
-from tunebench.forecast.execution import predict_us
-from tunebench.variant import TRITON_OPTIONS, Argument, Costs, Execution, Launch, Scalar
+from tunebench.variant import TRITON_OPTIONS, Argument, Costs, Launch, Scalar
 from tunebench.workload import Tensor, Traffic
 
 __all__ = ["ForecastPruner"]
@@ -134,26 +132,29 @@ class ForecastPruner:
         (completed,) = binary.launches((launch,))
         if (refusal := launch_refusal(binary, (completed,), device)) is not None:
             raise CompileError(refusal)
-        return self._forecast_us(binary, completed, tensors, values, device)
+        trips = loop_trips(
+            textwrap.dedent(self._function.src), launch.entry, {**values, **constants}, launch.grid
+        )
+        return forecast_code(
+            binary,
+            self._costs(completed, tensors, values),
+            Traffic(read_bytes=sum(tensor.nbytes for tensor in tensors.values()), write_bytes=0),
+            device,
+            trips=trips,
+            stages=options["num_stages"],
+        ).us
 
     def _constants(self, values: Mapping[str, Any]) -> dict[str, Any]:
         names = [parameter.name for parameter in self._function.params if parameter.is_constexpr]
         return {name: values[name] for name in names if name in values}
 
-    def _forecast_us(
-        self,
-        binary: Binary,
-        launch: Launch,
-        tensors: Mapping[str, Tensor],
-        values: Mapping[str, Any],
-        device: Device,
-    ) -> float:
+    def _costs(self, launch: Launch, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> Costs:
+        """Return the blocks, and the operations of the given function."""
         blocks = math.prod(launch.grid)
         names = self._function.arg_names
         flops = self._flops(**{n: values[n] for n in names if n in values}) if self._flops else 0.0
         dtype = next((t.dtype for t in tensors.values() if t.dtype in _TENSOR_CORES), None)
-        used = binary.resources
-        costs = Costs(
+        return Costs(
             blocks=blocks,
             full_blocks=blocks,
             threads=math.prod(launch.block),
@@ -161,16 +162,6 @@ class ForecastPruner:
             mma_dtype=dtype,
             fma=0.0 if dtype else flops / 2 / blocks,
         )
-        traffic = Traffic(read_bytes=sum(tensor.nbytes for tensor in tensors.values()), write_bytes=0)
-        bounds = refine(costs, traffic, device, used, rows=1)
-        spilled = (used.spill_bytes or 0) / 4
-        costs = dataclasses.replace(
-            costs,
-            registers=float(used.registers or 16),
-            smem_bytes=float((used.static_smem_bytes or 0) + (used.dynamic_smem_bytes or 0)),
-            execution=Execution(registers=float(used.registers or 16) + spilled),
-        )
-        return float(np.asarray(predict_us(bounds, costs, device, traffic))[0])
 
 
 def _described(

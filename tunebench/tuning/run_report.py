@@ -50,7 +50,11 @@ def record_predictions(context: RunContext) -> None:
     if not timed:
         return
     defaults = {candidate.search.key: candidate for candidate in timed if candidate.is_default}
-    preferred = {key: tunable.unmeasured() for key, tunable in context.variants.items()}
+    preferred = {
+        key: tunable.unmeasured()
+        for key, tunable in context.variants.items()
+        if not tunable.variant.is_predicted_by_code  # what was tried has better predictions than the table
+    }
     choices = predicted_choices(timed, preferred)
     verdicts = [
         predicted_verdict(
