@@ -45,8 +45,8 @@ NVRTC = "13.0.88"
 RESOLVED = ("cuda", "postgres", "cluster", "plot", "dataframe", "notebook", "dashboard", "train")
 """Extras that `oldest` and `newest` install, besides HiGHS: `tests` and `docs` run with one PyTorch."""
 
-FRAMEWORKS = ("accelerate>=1.15",)
-"""Training frameworks whose parsers read the plans that tests emit."""
+FRAMEWORKS = ("accelerate>=1.15", "onnx>=1.18", "onnxscript>=0.5")
+"""Training frameworks whose parsers read the plans that tests emit, and what reads and writes ONNX files."""
 
 BASELINES = ("torch", "triton")
 """Packages that kernels are compared with on a GPU."""

@@ -37,13 +37,22 @@ def command(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="FILE.py:FUNCTION or MODULE:FUNCTION that returns the model, or a graph written by --out.",
+            help="FILE.py:FUNCTION or MODULE:FUNCTION that returns the model, an .onnx file, or a graph "
+            "written by --out.",
             show_default=False,
         ),
     ],
     inputs: ModelInputs = None,
     training: Training = False,
     dtype: ModelType = None,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=N",
+            help="Extent of a dynamic axis of an .onnx file, such as batch=8; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     device: DeviceName = None,
     arch: Architecture = None,
     out: Annotated[
@@ -60,17 +69,24 @@ def command(
     Groups are chosen for minimal time on the device, measured or predicted; the device need not be in this
     machine. Operations that no kernel computes are left to torch and listed. The model's file is executed,
     the model is only traced. A model with graph breaks has several graphs, as in torch.compile, and a
-    warning lists the reasons.
+    warning lists the reasons. Of an .onnx file, an inference step is extracted; its weights are not read.
     """
-    from tunebench.graph import Graph, InputSpec, extract, load_factory, plan_partition
+    from tunebench.graph import Graph, InputSpec, extract, extract_onnx, load_factory, plan_partition
 
     target = target_device(device, arch)
-    if model.endswith(".json"):
-        if inputs or training or dtype:
-            raise InputError(
-                f"{model} is a graph: remove --input, --training and --dtype, which apply only to a model"
-            )
-        graphs: Sequence[Graph] = (Graph.load(model),)
+    is_onnx = model.endswith(".onnx")
+    if (is_onnx or model.endswith(".json")) and (inputs or training or dtype):
+        kind = "an ONNX model, whose inputs and types are fixed" if is_onnx else "a graph"
+        raise InputError(
+            f"{model} is {kind}: remove --input, --training and --dtype, which apply to models in Python"
+        )
+    if size and not is_onnx:
+        raise InputError(f"{model} is not an .onnx file: remove --size, which applies only to these")
+    graphs: Sequence[Graph]
+    if is_onnx:
+        graphs = extract_onnx(model, _sizes(size or ()), device=target)
+    elif model.endswith(".json"):
+        graphs = (Graph.load(model),)
     else:
         factory = load_factory(model)
         if not inputs:
@@ -80,6 +96,17 @@ def command(
     plans = [plan_partition(graph, target) for graph in graphs]
     written = _write(plans, out) if out is not None else []
     emit(as_json, [planned.to_json() for planned in plans], lambda to: _render(plans, written, to))
+
+
+def _sizes(texts: Sequence[str]) -> dict[str, int]:
+    """Return the extents of dynamic axes by name."""
+    sizes = {}
+    for text in texts:
+        name, _, extent = text.rpartition("=")
+        if not name or not extent.isascii() or not extent.isdigit() or not int(extent):
+            raise InputError(f"--size {text}: expected NAME=N with N of 1 or more, such as batch=8")
+        sizes[name] = int(extent)
+    return sizes
 
 
 def _write(plans: Sequence[PartitionPlan], folder: Path) -> list[Path]:

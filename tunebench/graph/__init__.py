@@ -5,7 +5,14 @@
 """
 
 from tunebench._deprecation import renamed
-from tunebench.graph.extraction import InputSpec, extract, load_factory, make_model, suite_of
+from tunebench.graph.extraction import (
+    InputSpec,
+    extract,
+    extract_onnx,
+    load_factory,
+    make_model,
+    suite_of,
+)
 from tunebench.graph.group import FusedGroup, groups
 from tunebench.graph.node import Graph, Node, NodeOperand, Value
 from tunebench.graph.partition import Partition, PartitionCandidate, cheapest_partition
@@ -27,6 +34,7 @@ __all__ = [
     "Value",
     "cheapest_partition",
     "extract",
+    "extract_onnx",
     "groups",
     "load_factory",
     "make_model",

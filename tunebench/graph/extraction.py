@@ -7,7 +7,7 @@ import importlib.util
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from tunebench.workloads import parse
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["InputSpec", "extract", "load_factory", "make_model", "suite_of"]
+__all__ = ["InputSpec", "extract", "extract_onnx", "load_factory", "make_model", "suite_of"]
 
 DTYPES = {
     "f32": "float32",
@@ -163,13 +163,48 @@ def extract(
         InputError: if the model cannot be made or traced.
     """
     model = make_model(factory, inputs, dtype)
+    return _traced(model, [spec.tensor() for spec in inputs], device, training=training, name=name)
+
+
+def extract_onnx(
+    path: str | Path, sizes: Mapping[str, int] | None = None, *, device: Device | None = None
+) -> tuple[Graph, ...]:
+    """Return the graph of an inference step of an ONNX model, without its weights.
+
+    A node for which torch has no function is left to torch, with the node's name in the reason.
+
+    Args:
+        path: The file.
+        sizes: Extent of each dynamic axis, by its name in the file; `INPUT.AXIS` if it has none.
+        device: Device that will run the step (see `extract`).
+
+    Raises:
+        MissingDependency: if torch or onnx is not installed.
+        InputError: if the file cannot be read, a dynamic axis has no size, or a node that torch lacks has
+            results of unknown shapes.
+    """
+    _require_torch()
+    from tunebench.torch.onnx.model import load_onnx
+
+    model = load_onnx(path, sizes)
+    return _traced(model.module, model.inputs, device, name=Path(path).stem)
+
+
+def _traced(
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    device: Device | None,
+    *,
+    training: bool = False,
+    name: str = "",
+) -> tuple[Graph, ...]:
+    """Return the graphs of a step of a model on a device."""
     from tunebench.torch.compiler.capture import capture
     from tunebench.torch.compiler.decomposition import attention_as_on_gpu
 
     is_gpu = device is not None and device.kind == "gpu"
     with attention_as_on_gpu() if is_gpu else contextlib.nullcontext():
-        tensors = [spec.tensor() for spec in inputs]
-        translations = capture(model, tensors, training=training, name=name)
+        translations = capture(model, inputs, training=training, name=name)
     return tuple(translation.graph for translation in translations)
 
 

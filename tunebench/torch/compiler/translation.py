@@ -232,13 +232,8 @@ class _Translator:
         """Return the fields of `Node` that describe what a call computes."""
         if node.target is torch.ops.higher_order.flex_attention:
             return self._flex_fields(node)
-        if node.op != "call_function" or not hasattr(node.target, "_schema"):
-            return {"reason": "not an ATen operator"}
-        if any(
-            isinstance(traced(read), Tensor) and read not in self._held.value_of
-            for read in node.all_input_nodes
-        ):
-            return {"reason": "views of an unknown value"}
+        if reason := self._refusal(node):
+            return {"reason": reason}
         func, name = node.target, node.target._schema.name
         arguments = bound_arguments(func, node.args, node.kwargs)
         if name == "aten::_native_batch_norm_legit_no_training":
@@ -260,6 +255,17 @@ class _Translator:
         if not is_pointwise(name):
             return {"reason": "no operator of tunebench"}
         return self._elementwise_fields(name, node, arguments)
+
+    def _refusal(self, node: fx.Node) -> str:
+        """Return why no operator can compute a call, whatever its arguments; empty if one may."""
+        if node.op != "call_function" or not hasattr(node.target, "_schema"):
+            return "not an ATen operator"
+        if node.target._schema.name == "tunebench::onnx_node":
+            return f"ONNX node {node.args[1]}: {node.args[2]}"
+        tensors = (read for read in node.all_input_nodes if isinstance(traced(read), Tensor))
+        if any(read not in self._held.value_of for read in tensors):
+            return "views of an unknown value"
+        return ""
 
     def _reduction_fields(self, reduce: str, node: fx.Node, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a reduction: of rows or columns in memory, or else over any axes."""

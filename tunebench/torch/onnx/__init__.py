@@ -1,0 +1,1 @@
+"""ONNX models as modules of torch, whose steps `tunebench.graph.extract_onnx` traces."""
