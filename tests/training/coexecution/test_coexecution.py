@@ -309,6 +309,27 @@ def test_another_view_of_a_weight_shows_each_update_at_once(name: str, optimizer
     assert coexecute.report(step).coexecuted > 3
 
 
+def test_a_view_that_a_thread_holds_for_a_while_is_not_one_of_the_program() -> None:
+    """Otherwise, paths would be left at random."""
+    layer = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    @coexecute
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = layer(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    with _testing.forced():
+        for number in range(8):
+            view = layer.weight.detach() if number >= 5 else None
+            step(torch.randn(4, 8))
+            del view
+    assert coexecute.report(step).coexecuted == 6
+
+
 def test_a_weak_reference_to_a_tensor_ends_when_the_step_drops_it() -> None:
     def lives(wrap: Callable[..., Any]) -> tuple[list[bool], Any]:
         seen = []

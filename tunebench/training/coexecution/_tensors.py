@@ -39,17 +39,34 @@ class Reference(weakref.ref[Tensor]):
     __slots__ = ()
 
 
+_UNVIEWED: dict[int, tuple[Reference, int]] = {}
+"""Weights, by identity, of whose storage no other use was seen once: a reference and the storage."""
+
+
 def has_foreign_view(tensor: Tensor) -> bool:
     """Return whether other code may read or write the memory of a tensor.
 
     NumPy and buffers fix the size of a storage, and another process shares it. DLPack uses the storage of a
-    weight once more. A view that the program keeps does so, too, and is treated alike.
+    weight once more. A view that the program keeps does so, too, and is treated alike. Threads of torch can
+    hold views of a weight for a while, so that other uses count until the weight is seen without one.
     """
     storage = tensor.untyped_storage()
     if not storage.resizable() or storage.is_shared():
         return True
-    is_weight = tensor.requires_grad and tensor.is_leaf
-    return is_weight and bool(torch._C._storage_Use_Count(storage._cdata) > _OWN_USES)
+    if not (tensor.requires_grad and tensor.is_leaf):
+        return False
+    reference, key = _UNVIEWED.get(id(tensor), (None, 0))
+    if reference is not None and reference() is tensor and key == storage._cdata:
+        return False
+    if torch._C._storage_Use_Count(storage._cdata) > _OWN_USES:
+        return True
+    identity = id(tensor)
+    _UNVIEWED[identity] = (Reference(tensor, lambda _: _forget(identity)), storage._cdata)
+    return False
+
+
+def _forget(identity: int) -> None:
+    _UNVIEWED.pop(identity, None)
 
 
 def has_program_reference(tensor: Tensor) -> bool:
