@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from tunebench import device as devices
-from tunebench.training.interconnect.cluster import Cluster
+from tunebench.stack import find_stack
+from tunebench.training.interconnect.cluster import Cluster, links
 from tunebench.training.steps.step import Parallelism, StepPrediction, predict_step
 from tunebench.workloads.networks import Network, NetworkRun, from_config, network, networks
 
 FILE = Path(__file__).with_suffix("").with_name("published_steps.toml")
 
-VOCABULARY = {"gpt": 51200, "mpt": 50368}
+VOCABULARY = {"gpt": 51200, "mpt": 50368, "neox": 50432, "bloom": 250880}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +62,15 @@ class PublishedStep(MeasuredStep):
 
 def published() -> Iterator[tuple[dict[str, Any], list[PublishedStep]]]:
     """Yield each set of published steps with its predictions."""
-    data = tomllib.loads(FILE.read_text(encoding="utf-8"))
-    for dataset in data["set"]:
+    data, sets = published_sets()
+    for dataset in sets:
         yield dataset, [predicted_step(row, data) for row in published_rows(dataset)]
+
+
+def published_sets() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the whole file of published steps, and its sets."""
+    data = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    return data, data["set"]
 
 
 def published_rows(dataset: dict[str, Any]) -> list[dict[str, Any]]:
@@ -83,18 +90,19 @@ def predicted_step(row: dict[str, Any], data: dict[str, Any]) -> PublishedStep:
     gpus = row["gpus"]
     tensor, pipeline, context = row.get("t", 1), row.get("p", 1), row.get("c", 1)
     copies = gpus // (tensor * pipeline * context)
-    megatron = row["stack"] == "megatron"
+    megatron = find_stack(row["stack"]).kernels == "megatron"
+    recent = row["stack"] != "megatron@2022"
     chunks = row.get("v", 1) if pipeline > 1 else 1
     run = NetworkRun(
         batch=row["batch"],
         seq=row["seq"],
         mode="train",
-        dtype="bf16",
+        dtype=row.get("dtype", "bf16"),
         optimizer="adamw",
         stack=row["stack"],
-        flash=True,
+        flash=recent,
         recompute=row.get("recompute", "none"),
-        sequence_parallel=megatron and tensor > 1,
+        sequence_parallel=megatron and recent and tensor > 1,
         fp8=row.get("fp8", "none"),
         wide_gradients=row.get("f32_gradients", False),
         attention=row.get("attention", "default"),
@@ -107,14 +115,23 @@ def predicted_step(row: dict[str, Any], data: dict[str, Any]) -> PublishedStep:
         microbatches=row["batch"] // (copies * row["micro"]),
         schedule="interleaved-1f1b" if chunks > 1 else "1f1b",
         chunks=chunks,
-        user_buffers=megatron,
+        user_buffers=megatron and recent,
+        overlap=recent,
+        tensor_overlap=recent,
         sharding="optimizer" if megatron else "full",
     )
-    cluster = Cluster.of(device, devices=gpus, nodes=max(1, gpus // 8))
+    cluster = Cluster.of(device, devices=gpus, nodes=max(1, gpus // 8), network=_network_link(row))
     prediction = predict_step(_network(row["model"], row["seq"], data), device, run, cluster, parallelism)
     measured = row["measured"]
     seconds = measured if row["measured_in"] == "seconds" else row["batch"] * row["seq"] / gpus / measured
     return PublishedStep(about=_about(row), measured_s=seconds, found=prediction)
+
+
+def _network_link(row: dict[str, Any]) -> str | None:
+    """Return the link between nodes, in the form of options; None for the usual one."""
+    if "network_gb_s" not in row:
+        return None
+    return f"{row['network_gb_s']}:{links()['net-200'].latency_us}"
 
 
 def _about(row: dict[str, Any]) -> str:
@@ -152,7 +169,7 @@ def _network(name: str, seq: int, data: dict[str, Any]) -> Network:
             "n_embd": width,
             "n_head": heads,
             "n_positions": seq,
-            "vocab_size": VOCABULARY[name[:3]],
+            "vocab_size": VOCABULARY[name.partition("-")[0]],
             "activation_function": "gelu",
             **dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0),
         },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["devices", "models", "optimizers", "plan_values", "schedules", "variants", "workloads"]
+__all__ = ["devices", "models", "optimizers", "plan_values", "schedules", "stacks", "variants", "workloads"]
 
 
 def workloads(incomplete: str) -> list[str]:
@@ -91,6 +91,17 @@ def schedules(incomplete: str) -> list[str]:
 
     before, comma, _ = incomplete.rpartition(",")
     return _starting([f"{before}{comma}{name}" for name in SCHEDULES], incomplete)
+
+
+def stacks(incomplete: str) -> list[str]:
+    """Return the names of software stacks.
+
+    Args:
+        incomplete: What was typed.
+    """
+    from tunebench.stack import STACKS
+
+    return _starting(list(STACKS), incomplete)
 
 
 def optimizers(incomplete: str) -> list[str]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar, get_args
 
 import typer
 
-from tunebench.cli._completion import optimizers, schedules
+from tunebench.cli._completion import optimizers, schedules, stacks
 from tunebench.cli._option import ModelType, Training, renamed_flag
 from tunebench.cli._output import console
 from tunebench.errors import InputError, UnknownName
 from tunebench.optimizer import OPTIMIZERS
+from tunebench.stack import find_stack
 from tunebench.training.schedules.registry import SCHEDULES
 
 if TYPE_CHECKING:
@@ -19,8 +21,11 @@ if TYPE_CHECKING:
     from tunebench.forecast.network import NetworkPrediction
     from tunebench.training.cluster.device_memory import DeviceMemory
     from tunebench.training.cluster.memory_verdict import MemoryVerdict
+    from tunebench.training.steps.calibration import Calibration
     from tunebench.training.steps.step import Parallelism, StepPrediction
     from tunebench.workloads.networks import Network
+
+    _Prediction = TypeVar("_Prediction", NetworkPrediction, StepPrediction)
 
 __all__ = ["ModelRequest"]
 
@@ -58,9 +63,28 @@ class ModelRequest:
         str,
         typer.Option(
             help="Model: software that runs it, one of eager (PyTorch), compiled (operations fused, as "
-            "by torch.compile) and megatron (kernels of Megatron-LM)."
+            "by torch.compile), fsdp, torchtitan, megatron and megatron@2022 (Megatron-DeepSpeed).",
+            autocompletion=stacks,
         ),
     ] = "eager"
+    tuning: Annotated[
+        str,
+        typer.Option(
+            metavar="TUNING",
+            help="Training step in 16 bits: tuned (as NVIDIA publishes them) or typical (as others do). "
+            "Default: tuned for megatron, else typical.",
+            show_default=False,
+        ),
+    ] = ""
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml",
+            help="Training step in 16 bits: measured steps of the same device and stack, which move the "
+            "prediction.",
+            show_default=False,
+        ),
+    ] = None
     recompute: Annotated[
         str,
         typer.Option(
@@ -228,9 +252,10 @@ class ModelRequest:
         typer.Option(
             metavar="FRAMEWORK",
             help="Training step with --stack megatron: framework whose buffers count in memory: megatron, "
-            "deepspeed, fsdp or torchtitan.",
+            "deepspeed, fsdp or torchtitan. Default: that of the stack.",
+            show_default=False,
         ),
-    ] = "megatron"
+    ] = ""
     cuda_graphs: Annotated[
         bool,
         typer.Option("--cuda-graphs", help="Launch kernels as CUDA graphs, without host time for each."),
@@ -270,6 +295,11 @@ class ModelRequest:
         if self.seq:
             return "tokens"
         return "samples" if isinstance(network(self.name), ListedNetwork) else "images"
+
+    @property
+    def memory_framework(self) -> str:
+        """Framework whose buffers count in memory."""
+        return self.framework or find_stack(self.stack).framework
 
     @property
     def parallelism(self) -> Parallelism:
@@ -315,7 +345,8 @@ class ModelRequest:
             seq=self.seq,
             mode=mode,  # type: ignore[arg-type]
             dtype=dtype,  # type: ignore[arg-type]
-            stack="compiled" if self.fused else self.stack,  # type: ignore[arg-type]
+            stack="compiled" if self.fused else self.stack,
+            tuning=self.tuning,
             recompute=self.recompute,  # type: ignore[arg-type]
             flash=self.flash_attention,
             attention=self.attention,
@@ -333,17 +364,45 @@ class ModelRequest:
             if self.nodes > 1:
                 raise InputError("--nodes needs --data, --tensor, --context or --pipeline")
             if self.microbatches == 1:
-                return predict_network(model, device, run)
+                return self._calibrated(predict_network(model, device, run))
         cluster = Cluster.of(
             device, devices=self.devices, nodes=self.nodes, link=self.link, network=self.network_link
         )
-        return predict_step(model, device, run, cluster, self.parallelism)
+        return self._calibrated(predict_step(model, device, run, cluster, self.parallelism))
+
+    def calibration(self, prediction: NetworkPrediction | StepPrediction) -> Calibration | None:
+        """Return what the measured steps of `--calibrate` say; None without them.
+
+        Args:
+            prediction: The prediction, whose model, device, stack and dtype a file may leave out.
+
+        Raises:
+            InputError: if the file is invalid.
+        """
+        from tunebench.training.steps.calibration import calibrate
+        from tunebench.training.steps.measured_file import read_measured
+
+        if self.calibrate is None:
+            return None
+        run = prediction.run
+        defaults = {
+            "model": self.name,
+            "stack": run.stack,
+            "tuning": run.tuning,
+            "dtype": run.dtype,
+            "seq": run.seq,
+        }
+        return calibrate(read_measured(self.calibrate, defaults, device=prediction.device))
+
+    def _calibrated(self, prediction: _Prediction) -> _Prediction:
+        calibration = self.calibration(prediction)
+        return prediction if calibration is None else calibration.calibrated(prediction)
 
     def _check(self) -> None:
         """Refuse options that have no effect without another one, and an unknown framework."""
         from tunebench.training.cluster.framework_memory import framework_memory
 
-        framework_memory(self.framework)
+        framework_memory(self.memory_framework)
         for ineffective, option, needed in (
             (self.user_buffers and not self.sequence_parallel, "--user-buffers", "--sequence-parallel"),
             (self.context_gather and self.context == 1, "--context-gather", "--context"),
@@ -361,7 +420,7 @@ class ModelRequest:
         from tunebench.workloads.networks import network
 
         run = prediction.run
-        if not run.trains or run.stack != "megatron" or run.dtype == "f32":
+        if not run.trains or run.kernels != "megatron" or run.dtype == "f32":
             return ()
         try:
             cluster = None if isinstance(prediction, NetworkPrediction) else prediction.cluster
@@ -370,7 +429,7 @@ class ModelRequest:
                 run,
                 self.parallelism,
                 cluster=cluster,
-                framework=self.framework,  # type: ignore[arg-type]
+                framework=self.memory_framework,  # type: ignore[arg-type]
             )
         except InputError:  # layers of another kind, whose activations are not known
             return ()
@@ -382,7 +441,7 @@ class ModelRequest:
         from tunebench.training.cluster.memory_verdict import memory_verdict
 
         usable = prediction.device.usable_memory_bytes
-        return memory_verdict(memory.total, usable, self.framework) if usable else None  # type: ignore[arg-type]
+        return memory_verdict(memory.total, usable, self.memory_framework) if usable else None  # type: ignore[arg-type]
 
     def min_memory_bytes(self, prediction: NetworkPrediction | StepPrediction) -> int | None:
         """Return the least memory in bytes that each device needs; None if unknown."""

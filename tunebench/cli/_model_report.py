@@ -28,7 +28,7 @@ def describe_model(model: ModelRequest, prediction: NetworkPrediction | StepPred
         "model": prediction.network,
         "device": prediction.device.key,
         "devices": model.devices,
-        **_fields(run, "mode", "batch", "seq", "dtype", "stack", "recompute", "optimizer"),
+        **_fields(run, "mode", "batch", "seq", "dtype", "stack", "tuning", "recompute", "optimizer"),
         "fused": run.compiled,
         **_fields(prediction, "time_us", "low_us", "high_us"),
         f"{model.unit}_per_s": model.items / prediction.time_us * 1e6,
@@ -36,11 +36,12 @@ def describe_model(model: ModelRequest, prediction: NetworkPrediction | StepPred
         "memory_bytes": prediction.device.memory_bytes or None,
         "usable_bytes": prediction.device.usable_memory_bytes or None,
         "memory": [_memory(memory, model, prediction) for memory in model.memory(prediction)],
+        "calibration": _calibration(model, prediction),
     }
     if isinstance(prediction, NetworkPrediction):
         return {
             **data,
-            **_fields(prediction, "bound_us", "host_us", "device_us", "launches"),
+            **_fields(prediction, "bound_us", "host_us", "device_us", "software_us", "launches"),
             "parts": [
                 {**plain(line), "limited_by": _limit(prediction, line.part)} for line in prediction.parts()
             ],
@@ -50,7 +51,7 @@ def describe_model(model: ModelRequest, prediction: NetworkPrediction | StepPred
         }
     return {
         **data,
-        **_us(prediction, "compute", "communication", "bubble"),
+        **_us(prediction, "compute", "communication", "bubble", "software"),
         "division": plain(prediction.parallelism),
         "links": {"inside": prediction.cluster.inside.name, "between": prediction.cluster.between.name},
         "stages": [
@@ -65,6 +66,21 @@ def describe_model(model: ModelRequest, prediction: NetworkPrediction | StepPred
             }
             for stage in prediction.stages
         ],
+    }
+
+
+def _calibration(
+    model: ModelRequest, prediction: NetworkPrediction | StepPrediction
+) -> dict[str, Any] | None:
+    """Return what measured steps say; None without them."""
+    calibration = model.calibration(prediction)
+    if calibration is None:
+        return None
+    kernels, communication = calibration.factors
+    return {
+        "kernels": kernels,
+        "communication": communication,
+        "measured_over_modelled": [step.ratio for step in calibration.steps],
     }
 
 
@@ -127,11 +143,24 @@ def render_model(model: ModelRequest, prediction: NetworkPrediction | StepPredic
     low, high = duration(prediction.low_us), duration(prediction.high_us)
     to.print(f"  time        {duration(prediction.time_us)} (90 % interval {low} to {high})")
     to.print(f"  throughput  {model.items / prediction.time_us * 1e6:,.0f} {model.unit} per second")
+    for line in _software_lines(model, prediction):
+        to.print(line, soft_wrap=True)
     if isinstance(prediction, NetworkPrediction):
         _render_one(prediction, to)
     else:
         _render_several(prediction, to)
     _render_memory(model, prediction, to)
+
+
+def _software_lines(model: ModelRequest, prediction: NetworkPrediction | StepPrediction) -> Iterator[str]:
+    """Yield how much the software adds, and what measured steps changed."""
+    from tunebench.cli._software_text import calibration_text, software_text
+
+    calibration = model.calibration(prediction)
+    if calibration is not None:
+        yield f"  calibrated  {calibration_text(calibration)}"
+    elif prediction.run.efficiency is not None:
+        yield f"  software    {software_text(prediction.run.stack, prediction.run.tuning)}"
 
 
 def _render_memory(model: ModelRequest, prediction: NetworkPrediction | StepPrediction, to: Console) -> None:
@@ -205,6 +234,7 @@ def _render_several(prediction: StepPrediction, to: Console) -> None:
         ("kernels", prediction.compute),
         ("exposed communication", prediction.communication),
         ("pipeline bubble", prediction.bubble),
+        ("software", prediction.software),
     )
     rows = ((name, duration(span.us), f"{span.us / prediction.time_us:.1%}") for name, span in shares)
     to.print(table("share of the step", ">time", ">share", rows=rows))

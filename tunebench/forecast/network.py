@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tunebench._dataframe import Tabular, columns_of
 from tunebench._figure import duration
@@ -32,6 +32,7 @@ __all__ = [
     "host_launches",
     "host_us",
     "interval_widths",
+    "predict_kernels",
     "predict_network",
     "predict_operations",
     "require_fp8",
@@ -108,17 +109,6 @@ differ from measured networks by at most 6.4 % (`python -m benchmarks.predict_mo
 """
 
 
-PROGRAM_ERROR = 0.24
-"""Additional time of 16-bit training programs in eager or compiled PyTorch, at the upper end of the 90 %
-interval and relative to the listed kernels.
-
-Casts, hooks and older kernels are not listed, and programs differ in them. It is the 90 % quantile over
-published steps of three models, MPT-1B, 7B and 30B with FSDP on A100 and H100, with FlashAttention-2 in place
-of their own attention. All 22 steps of other models are in the interval. Source: `python -m
-benchmarks.predict_published`.
-"""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationTime:
     """Predicted time of one operation of a network.
@@ -189,8 +179,10 @@ class NetworkPrediction(Tabular):
         low_us: Lower end of the 90 % prediction interval.
         high_us: Upper end of the 90 % prediction interval.
         bound_us: Sum of the lower bounds of all operations.
-        host_us: Host time to launch all kernels. If it exceeds the device time, it is the predicted time.
+        host_us: Host time to launch all kernels. If it exceeds the device time, the step waits for it.
         operations: Predicted time of each operation.
+        software_us: Part of `time_us` that the software adds to kernels and launches; 0 for other runs than
+            training steps in 16 bits (`tunebench.stack`).
     """
 
     network: str
@@ -202,6 +194,7 @@ class NetworkPrediction(Tabular):
     bound_us: float
     host_us: float
     operations: tuple[OperationTime, ...]
+    software_us: float = 0.0
 
     @property
     def device_us(self) -> float:
@@ -287,7 +280,42 @@ def predict_network(
 ) -> NetworkPrediction:
     """Predict one forward pass or one training step of a network on one device.
 
-    Operations run one after the other without a gap, unless the host needs longer to launch them.
+    Operations run one after the other without a gap, unless the host needs longer to launch them. Training
+    steps in 16 bits take longer by the efficiency of their software (`tunebench.stack`).
+
+    Args:
+        network: The network.
+        device: The device; it does not have to be present.
+        run: Batch, sequence length, mode, dtype and so on.
+        host_us_per_launch: Host time per kernel launch in microseconds; 0 for a captured CUDA graph, None for
+            that of the run's stack.
+        model: Model of the library kernels; None for the bundled one.
+
+    Raises:
+        InputError: if the network or the device does not support this run.
+    """
+    prediction = predict_kernels(network, device, run, host_us_per_launch=host_us_per_launch, model=model)
+    if run.efficiency is None:
+        return prediction
+    low_us, time_us, high_us = run.efficiency.apply(prediction.low_us, prediction.time_us, prediction.high_us)
+    return replace(
+        prediction,
+        low_us=max(prediction.bound_us, low_us),
+        time_us=max(prediction.bound_us, time_us),
+        high_us=high_us,
+        software_us=time_us - prediction.time_us,
+    )
+
+
+def predict_kernels(
+    network: Network,
+    device: Device,
+    run: NetworkRun,
+    *,
+    host_us_per_launch: float | None = None,
+    model: ForecastModel | None = None,
+) -> NetworkPrediction:
+    """Predict the kernels and launches of a network, without what its software adds.
 
     Args:
         network: The network.
@@ -310,9 +338,6 @@ def predict_network(
     host = host_us_per_launch * host_launches(times)
     bound = sum(operation_time.bound_us for operation_time in times)
     less, more = interval_widths(times)
-    # Unlisted kernels only add time, so this error widens the interval upwards only.
-    if run.trains and run.stack != "megatron" and run.dtype != "f32":
-        more = math.hypot(more, PROGRAM_ERROR * busy)
     # Launches are asynchronous: host and device overlap, and the step takes as long as the slower of both.
     time = max(busy, host, bound)
     if host > busy:
@@ -350,7 +375,7 @@ def host_us(run: NetworkRun) -> float:
     """Return the host time per kernel launch of a run, in microseconds."""
     if run.cuda_graphs:
         return 0.0
-    return MEGATRON_HOST_US if run.stack == "megatron" else HOST_US
+    return MEGATRON_HOST_US if run.kernels == "megatron" else HOST_US
 
 
 def require_fp8(device: Device, fp8: str) -> None:
@@ -401,7 +426,7 @@ def predict_operations(
 
 def attention_of(run: NetworkRun, device: Device) -> str:
     """Return the implementation of attention of a run: its own, or that of its stack."""
-    if run.attention != "default" or run.stack == "megatron":
+    if run.attention != "default" or run.kernels == "megatron":
         return run.attention
     return PYTORCH_ATTENTION.get(device.compute_capability[0], "default")
 

@@ -59,12 +59,12 @@ class Mixture(Llama):
             + bool(architecture.shared_ffn)
         )
         return tensors + (
-            2 if run.stack == "megatron" else 3 * architecture.experts
+            2 if run.kernels == "megatron" else 3 * architecture.experts
         )  # one for a grouped product
 
     def _divided_products(self, index: int, run: NetworkRun) -> int:
         """Return the number of sums of a layer: Megatron-LM sums the results of experts on their way back."""
-        return 1 + (run.stack != "megatron" or bool(self.architecture.shared_ffn))
+        return 1 + (run.kernels != "megatron" or bool(self.architecture.shared_ffn))
 
     # -- operations -----------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class Mixture(Llama):
         return (*super().collectives(run), *expert_collectives(run, self.architecture, last - first))
 
     def _add_layer(self, tape: Tape, index: int) -> None:
-        if tape.run.stack == "megatron":
+        if tape.run.kernels == "megatron":
             add_megatron_layer(tape, self.architecture, gated=True, rms=True, biased=False)
             return
         self._attention(tape)
@@ -129,7 +129,7 @@ class Mixture(Llama):
             raise InputError(
                 f"{self.name}: expert={run.expert} must divide its {architecture.experts} experts"
             )
-        if run.trains and run.stack == "megatron" and run.tensor > 1 and not run.sequence_parallel:
+        if run.trains and run.kernels == "megatron" and run.tensor > 1 and not run.sequence_parallel:
             raise InputError(
                 f"{self.name}: tensor parallelism of a model with experts needs sequence parallelism in "
                 "Megatron-LM: set sequence_parallel"

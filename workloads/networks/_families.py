@@ -115,7 +115,7 @@ class Gpt2(_Decoder):
 
     def _add_layer(self, tape: Tape, index: int) -> None:
         run, tokens = tape.run, tape.run.batch * tape.run.seq
-        if run.stack == "megatron":
+        if run.kernels == "megatron":
             add_megatron_layer(tape, self.architecture, gated=False, rms=False, biased=True)
             return
         qkv, output, up, down = self.matrices()
@@ -294,7 +294,7 @@ class Llama(_Decoder):
             tape.pointwise("attention rotation", shape, step, (step,))
 
     def _add_layer(self, tape: Tape, index: int) -> None:
-        if tape.run.stack == "megatron":
+        if tape.run.kernels == "megatron":
             add_megatron_layer(tape, self.architecture, gated=True, rms=True, biased=False)
             return
         self._attention(tape)

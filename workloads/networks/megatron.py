@@ -393,7 +393,7 @@ def expert_collectives(
         layers: Layers of the stage.
     """
     shared = run.devices_per_expert
-    if run.stack != "megatron" or run.expert * shared == 1:
+    if run.kernels != "megatron" or run.expert * shared == 1:
         return ()
     rows, size = routed_rows(run, architecture), itemsize(run.dtype)
     counts = COUNT_BYTES * architecture.experts * run.expert

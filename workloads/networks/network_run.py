@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias, get_args
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError, UnknownName
 from tunebench.optimizer import find_optimizer
+from tunebench.stack import Efficiency, Kernels, efficiency_of, find_stack
 from tunebench.workload import Workload
 from tunebench.workloads.networks.layer_division import LayerDivision, LayerExecution, Recompute
 
@@ -35,7 +36,9 @@ DType = Literal["f32", "f16", "bf16"]
 Optimizer: TypeAlias = str
 """Name of an optimizer in `tunebench.optimizer`."""
 
-Stack = Literal["eager", "compiled", "megatron"]
+Stack: TypeAlias = str
+"""Name of a software stack in `tunebench.stack`."""
+
 Fp8 = Literal["none", "delayed", "current"]
 """Scaling of 8-bit floats in Transformer Engine: none are used, or scales follow from the maxima of earlier
 steps (delayed), or from those of each tensor itself (current)."""
@@ -138,9 +141,12 @@ class NetworkRun(LayerDivision, LayerExecution):
         mode: ``"infer"`` for a forward pass of whole sequences (a prompt); ``"train"`` for forward pass,
             backward pass and optimizer step.
         dtype: Dtype of weights and activations.
-        stack: Software that runs the network: `"eager"` PyTorch; `"compiled"` by a compiler such as
-            `torch.compile`, with elementwise operations fused and attention in one kernel where there is one
-            (f16, bf16); `"megatron"`, with the fused kernels of Megatron-LM.
+        stack: Software that runs the network, by its name in `tunebench.stack`, such as `"eager"` PyTorch;
+            `"compiled"` by a compiler such as `torch.compile`, with elementwise operations fused and
+            attention in one kernel where there is one (f16, bf16); `"megatron"`, with the fused kernels of
+            Megatron-LM; or `"megatron@2022"`.
+        tuning: Whether 16-bit training steps take as long as those of the authors of the stack (`"tuned"`),
+            or of others (`"typical"`); empty for the usual one of the stack.
         fused: Deprecated alias of ``stack="compiled"``.
         layers: Layers of this device as a half-open range; None for all. The embedding belongs to the first
             layer, the head to the last.
@@ -179,20 +185,19 @@ class NetworkRun(LayerDivision, LayerExecution):
     cuda_graphs: bool = False
     expert_load: float = 1.0
     attention: str = "default"
+    tuning: str = ""
 
     def __post_init__(self, fused: bool) -> None:
         if fused:
             object.__setattr__(self, "stack", "compiled")
+        efficiency_of(self.stack, self.tuning)
         if self.fp8 not in get_args(Fp8):
             raise UnknownName("scaling of 8-bit floats", self.fp8, get_args(Fp8))
-        if self.fp8 != "none" and self.stack == "eager":
+        if self.fp8 != "none" and self.kernels == "eager":
             raise InputError(f"fp8={self.fp8} needs stack=megatron or compiled, got stack={self.stack}")
-        if self.stack not in get_args(Stack) or self.recompute not in get_args(Recompute):
-            raise InputError(
-                f"stack must be one of {', '.join(get_args(Stack))} and recompute one of "
-                f"{', '.join(get_args(Recompute))}, got {self.stack} and {self.recompute}"
-            )
-        if self.stack != "megatron" and (
+        if self.recompute not in get_args(Recompute):
+            raise UnknownName("recompute", self.recompute, get_args(Recompute))
+        if self.kernels != "megatron" and (
             self.recompute in ("selective", "experts") or self.sequence_parallel
         ):
             raise InputError(
@@ -200,7 +205,7 @@ class NetworkRun(LayerDivision, LayerExecution):
                 f"stack={self.stack}"
             )
         if self.context != 1 and (
-            self.context < 1 or not self.flash or self.seq % 2 or self.stack != "megatron"
+            self.context < 1 or not self.flash or self.seq % 2 or self.kernels != "megatron"
         ):
             raise InputError(
                 "context parallelism needs a degree of at least 1, stack=megatron, flash, and an even number "
@@ -221,7 +226,7 @@ class NetworkRun(LayerDivision, LayerExecution):
             raise InputError(f"an optimizer needs a training step: got {self.optimizer} with mode=infer")
 
     def _check_experts(self) -> None:
-        if self.expert < 1 or (self.expert > 1 and self.stack != "megatron"):
+        if self.expert < 1 or (self.expert > 1 and self.kernels != "megatron"):
             raise InputError(
                 f"expert={self.expert}: expert parallelism needs a degree of at least 1, and stack=megatron, "
                 f"got stack={self.stack}"
@@ -233,9 +238,21 @@ class NetworkRun(LayerDivision, LayerExecution):
             )
 
     @property
+    def kernels(self) -> Kernels:
+        """Kernels of the stack."""
+        return find_stack(self.stack).kernels
+
+    @property
+    def efficiency(self) -> Efficiency | None:
+        """How long the run takes beside its prediction; None unless it is a training step in 16 bits."""
+        if not self.trains or self.dtype == "f32":
+            return None
+        return efficiency_of(self.stack, self.tuning)
+
+    @property
     def compiled(self) -> bool:
         """Whether a compiler has fused elementwise operations."""
-        return self.stack == "compiled"
+        return self.kernels == "compiled"
 
     @property
     def gradient_dtype(self) -> DType:

@@ -224,7 +224,7 @@ class Tape:
         """Add cross entropy: log-softmax and the choice of classes, or one kernel if fused."""
         if not self.run.trains:
             return
-        if self.run.stack == "megatron":
+        if self.run.kernels == "megatron":
             self._loss_in_parts(part, tokens, vocabulary)
             return
         if self.run.compiled:

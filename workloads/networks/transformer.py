@@ -291,7 +291,7 @@ class Transformer(Network):
             layer = Tape(run if runs_again else without_recomputation)
             self._add_layer(layer, kind)
             tape.extend(layer.operations, times)
-            if runs_again and run.recompute == "full" and run.stack != "megatron":
+            if runs_again and run.recompute == "full" and run.kernels != "megatron":
                 tape.extend(recomputed(layer.operations), times)
         if last == self.layers:
             self._head(tape)
@@ -332,7 +332,7 @@ class Transformer(Network):
         In Megatron-LM, each tensor-parallel rank sends its part to one device of the next stage.
         """
         elements = run.batch * run.seq * self.architecture.hidden
-        return share(elements, run.tensor) if run.stack == "megatron" else elements
+        return share(elements, run.tensor) if run.kernels == "megatron" else elements
 
     def collectives(self, run: NetworkRun) -> tuple[TensorCollective, ...]:
         """Return the collectives of each layer, of the embedding and of the head.
@@ -344,7 +344,7 @@ class Transformer(Network):
         first, last = self.stage(run)
         nbytes = run.batch * run.seq * self.architecture.hidden * itemsize(run.dtype)
         products = sum(self._divided_products(index, run) for index in range(first, last))
-        if run.stack == "megatron":
+        if run.kernels == "megatron":
             end_layers = first == 0, last == self.layers
             return megatron_collectives(run, nbytes, last - first, products, end_layers)
         collectives = [TensorCollective(nbytes=nbytes, count=products, part="layers")]

@@ -121,6 +121,7 @@ class ModelStages:
         Raises:
             InputError: if the model does not support this division, or its activations are not known.
         """
+        from tunebench.stack import Kernels
         from tunebench.training.pipeline import PredictedStages
         from tunebench.training.pipeline.activation import architecture_of
         from tunebench.workloads.networks import network
@@ -131,7 +132,7 @@ class ModelStages:
         for name, choice, kind in (
             ("dtype", self.dtype, kinds.DType),
             ("recomputation", self.recompute, kinds.Recompute),
-            ("stack", self.stack, kinds.Stack),
+            ("stack", self.stack, Kernels),
         ):
             if choice not in get_args(kind):
                 raise UnknownName(name, choice, get_args(kind))

@@ -20,6 +20,7 @@ from tunebench._notebook import html_grid
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
 from tunebench.optimizer import find_optimizer
+from tunebench.stack import Kernels
 from tunebench.training.cluster.device_memory import (
     CONTEXT_BYTES,
     FRAGMENTATION,
@@ -32,7 +33,7 @@ from tunebench.training.memory.budget import size_text
 from tunebench.training.steps.parallelism import Sharding
 from tunebench.training.steps.step import Parallelism, predict_step
 from tunebench.workloads.networks import Network, NetworkRun
-from tunebench.workloads.networks.network_run import DType, Optimizer, Stack
+from tunebench.workloads.networks.network_run import DType, Optimizer
 from tunebench.workloads.networks.resnet import ResNet
 
 __all__ = ["CopiesAnswer", "CopiesJob", "PricedCopies", "plan_copies"]
@@ -56,7 +57,7 @@ class CopiesJob:
     network: Network
     batch: int
     dtype: DType = "bf16"
-    stack: Stack = "eager"
+    stack: Kernels = "eager"
     optimizer: Optimizer = "adamw"
 
     def __post_init__(self) -> None:

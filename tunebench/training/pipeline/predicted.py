@@ -19,13 +19,14 @@ from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
 from tunebench.optimizer import OPTIMIZERS, find_optimizer
+from tunebench.stack import Kernels
 from tunebench.training.interconnect.cluster import Cluster
 from tunebench.training.pipeline.activation import ActivationMemory, architecture_of
 from tunebench.training.schedules import Interconnect, PipelineCosts, StageCosts, link_transfer
 from tunebench.training.steps.step import Parallelism, PipelineStage, predict_step
 from tunebench.training.steps.time_range import End
 from tunebench.workloads.networks import Network, NetworkRun
-from tunebench.workloads.networks.network_run import DType, Optimizer, Recompute, Stack
+from tunebench.workloads.networks.network_run import DType, Optimizer, Recompute
 
 __all__ = ["PredictedStages"]
 
@@ -63,7 +64,7 @@ class PredictedStages:
     microbatch: int = 1
     seq: int
     dtype: DType = "f16"
-    stack: Stack = "megatron"
+    stack: Kernels = "megatron"
     flash_attention: bool = False
     sequence_parallel: bool = False
     recompute: Recompute = "none"

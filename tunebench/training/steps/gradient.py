@@ -127,7 +127,7 @@ def bucket_bytes(run: NetworkRun, copies: int) -> int:
     Source: `bucket_cap_mb` of PyTorch's DistributedDataParallel; NVIDIA/Megatron-LM,
     `megatron/core/distributed/distributed_data_parallel_config.py` (`bucket_size`, in parameters).
     """
-    if run.stack != "megatron":
+    if run.kernels != "megatron":
         return BUCKET_BYTES
     return max(40_000_000, 1_000_000 * copies) * itemsize(run.gradient_dtype)
 

@@ -37,7 +37,7 @@ from tunebench._deprecation import renamed
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
-from tunebench.forecast.network import NetworkPrediction, predict_network
+from tunebench.forecast.network import NetworkPrediction, predict_kernels
 from tunebench.training.interconnect.cluster import Cluster, ProcessGroup
 from tunebench.training.interconnect.collective import collective_us, send_us
 from tunebench.training.schedules.costs import PipelineCosts, StageCosts
@@ -97,8 +97,8 @@ class PipelineStage:
 class StepPrediction:
     """Predicted time of one step of a network on several devices.
 
-    Three parts add up to the whole, each a mean over the devices: `compute`, exposed `communication`, and
-    `bubble`, in which a device waits for another stage.
+    Four parts add up to the whole, each a mean over the devices: `compute`, exposed `communication`,
+    `bubble`, in which a device waits for another stage, and `software`.
 
     Attributes:
         network: Name of the network.
@@ -110,6 +110,7 @@ class StepPrediction:
         stages: Work of each pipeline stage.
         sends: Exposed communication between stages, included in `communication`: activations, their
             gradients, and the gradients of a matrix that the first and the last stage share.
+        modelled: Time of the step without what its software adds (`tunebench.stack`).
     """
 
     network: str
@@ -120,6 +121,7 @@ class StepPrediction:
     time: TimeRange
     stages: tuple[PipelineStage, ...]
     sends: TimeRange
+    modelled: TimeRange
 
     @property
     def time_us(self) -> float:
@@ -156,7 +158,12 @@ class StepPrediction:
     def bubble(self) -> TimeRange:
         """Time in which a device waits for the work of another stage."""
         parts = self.compute + self.communication
-        return TimeRange.of(lambda end: max(0.0, self.time.at(end) - parts.at(end)))
+        return TimeRange.of(lambda end: max(0.0, self.modelled.at(end) - parts.at(end)))
+
+    @property
+    def software(self) -> TimeRange:
+        """Time that the software adds to what is modelled; its lower end may be negative."""
+        return TimeRange.of(lambda end: self.time.at(end) - self.modelled.at(end))
 
     @property
     def samples_per_s(self) -> float:
@@ -202,19 +209,20 @@ def predict_step(
         )
     )
     tied = _tied(network, run, cluster, parallelism)
-    time = TimeRange.of(lambda end: _step_us(schedule, stages, parallelism, end) + tied.at(end))
+    modelled = TimeRange.of(lambda end: _step_us(schedule, stages, parallelism, end) + tied.at(end))
     # What sends expose is what the step loses without them: most of each send hides behind passes.
     silent = tuple(dataclasses.replace(stage, send=TimeRange()) for stage in stages)
-    sends = TimeRange.of(lambda end: time.at(end) - _step_us(schedule, silent, parallelism, end))
+    sends = TimeRange.of(lambda end: modelled.at(end) - _step_us(schedule, silent, parallelism, end))
     return StepPrediction(
         network=network.name,
         device=device,
         run=run,
         cluster=cluster,
         parallelism=parallelism,
-        time=time,
+        time=modelled.with_efficiency(run.efficiency),
         stages=stages,
         sends=sends,
+        modelled=modelled,
     )
 
 
@@ -284,9 +292,9 @@ def _stages(
             layers=None if whole else layers,
             accumulate=run.accumulate or parallelism.microbatches > 1,
             shards=1 if parallelism.sharding == "none" else parallelism.copies,
-            sharded_parameters=parallelism.sharding == "full" and run.stack != "megatron",
+            sharded_parameters=parallelism.sharding == "full" and run.kernels != "megatron",
         )
-        kernels = predict_network(network, device, part)
+        kernels = predict_kernels(network, device, part)
         forward, backward = _phase(kernels, "forward"), _phase(kernels, "backward")
         waits = StageWaits(network, part, layers, kernels, cluster, parallelism)
         copies = waits.of_copies(forward, backward)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from tunebench.stack import Efficiency
 from tunebench.training.interconnect.collective import REACHES
 
 __all__ = ["End", "TimeRange"]
@@ -30,6 +31,13 @@ class TimeRange:
 
     def __mul__(self, times: float) -> TimeRange:
         return TimeRange.of(lambda end: self.at(end) * times)
+
+    def with_efficiency(self, efficiency: Efficiency | None) -> TimeRange:
+        """Return the time with what software adds, and the error of that; the same time for None."""
+        if efficiency is None:
+            return self
+        low_us, us, high_us = efficiency.apply(self.low_us, self.us, self.high_us)
+        return TimeRange(low_us=low_us, us=us, high_us=high_us)
 
     def at(self, end: End) -> float:
         """Return one of the three times."""
