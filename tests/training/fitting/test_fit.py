@@ -27,6 +27,7 @@ from tunebench.device import described, local_cpu  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
 from tunebench.torch import compile as compile_model  # noqa: E402
 from tunebench.torch import plans, prefer  # noqa: E402
+from tunebench.torch.compiler.recurrent_layer import recurrent_layer  # noqa: E402
 from tunebench.training.fitting import host_store  # noqa: E402
 from tunebench.training.fitting.fit import fit, state_bytes  # noqa: E402
 from tunebench.training.fitting.fitter import fitted_steps  # noqa: E402
@@ -111,13 +112,16 @@ class Tracker(MemTracker):
         return True
 
 
-def measured_peak(run: Callable[..., Tensor], model: nn.Module) -> int:
+def measured_peak(
+    run: Callable[..., Tensor], model: nn.Module, data: tuple[Tensor, ...] | None = None
+) -> int:
+    data = DATA if data is None else data
     for parameter in model.parameters():
         parameter.grad = None
     tracker = Tracker()
-    tracker.track_external(model, *DATA)
+    tracker.track_external(model, *data)
     with tracker:
-        run(*DATA).backward()
+        run(*data).backward()
     return sum(by_kind["Total"] for by_kind in tracker.get_tracker_snapshot("peak").values())
 
 
@@ -353,6 +357,44 @@ def test_recurrent_layers_have_plans(kind: Any, budget: str) -> None:
         torch.allclose(actual, two, rtol=1e-4, atol=1e-6)
         for actual, two in zip(result, expected, strict=True)
     )
+
+
+@pytest.mark.parametrize(("kind", "bidirectional"), [(nn.GRU, False), (nn.LSTM, True)])
+def test_recurrent_layers_with_dropout_have_the_gradients_of_eager_torch(
+    kind: Any, bidirectional: bool
+) -> None:
+    torch.manual_seed(0)
+    layer = kind(8, 16, num_layers=2, dropout=0.5, bidirectional=bidirectional)
+    x = torch.randn(8, 4, 8)
+    fitted = fit(lambda x: layer(x)[0].square().mean(), "90%", effort=EFFORT)
+
+    def gradients(run: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        layer.zero_grad()
+        torch.manual_seed(1)
+        run(x).backward()
+        return [parameter.grad for parameter in layer.parameters()]
+
+    ours, eager = gradients(fitted), gradients(lambda x: layer(x)[0].square().mean())
+    same = torch.equal if kind is nn.LSTM else functools.partial(torch.allclose, rtol=1e-4, atol=1e-7)
+    assert all(map(same, ours, eager))
+    (step,) = fitted_steps(fitted)
+    fused = sum(node is not None and node.target is recurrent_layer for node in step.joint.nodes)
+    assert fused == (4 if kind is nn.LSTM else 0)
+    assert measured_peak(fitted, layer, (x,)) <= 1.005 * step.plan.budget_bytes
+
+
+def test_lstm_whose_workspace_exceeds_the_budget_runs_by_its_time_steps() -> None:
+    layer, x = nn.LSTM(16, 64), torch.randn(16, 32, 16)
+    fused = fit(lambda x: layer(x)[0].square().mean(), "100%", effort=EFFORT)
+    fused(x).backward()
+    (step,) = fitted_steps(fused)
+    fitted = fit(
+        lambda x: layer(x)[0].square().mean(), step.plan.simulation.peak_bytes * 3 // 5, effort=EFFORT
+    )
+    fitted(x).backward()
+    (smaller,) = fitted_steps(fitted)
+    assert len(smaller.plan.step.operations) > 10 * len(step.plan.step.operations)
+    assert measured_peak(fitted, layer, (x,)) <= smaller.plan.budget_bytes
 
 
 def test_model_that_decides_by_a_value_is_refused() -> None:

@@ -25,6 +25,7 @@ from tunebench.torch.compiler._constant_folding import fold_constants
 from tunebench.torch.compiler._flex_attention import read_flex_attention
 from tunebench.torch.compiler._rms_norm_pattern import fuse_rms_norms
 from tunebench.torch.compiler.decomposition import DECOMPOSITIONS, repeat_casts
+from tunebench.torch.compiler.recurrent_layer import divide_recurrent_layers
 from tunebench.torch.compiler.translation import Translation, translate
 
 __all__ = [
@@ -237,12 +238,18 @@ def tracing_backend(compiler: Compiler) -> Callable[..., Any]:
 
         return compiled
 
-    backend: Callable[..., Any] = aot_autograd(
+    compiled_graph: Callable[..., Any] = aot_autograd(
         fw_compiler=of("forward"),
         bw_compiler=of("backward"),
         inference_compiler=of("inference"),
         decompositions=DECOMPOSITIONS,
     )
+
+    def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        divide_recurrent_layers(graph)
+        run: Callable[..., Any] = compiled_graph(graph, inputs)
+        return run
+
     return backend
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import time
@@ -24,6 +25,7 @@ from tunebench.errors import InputError
 from tunebench.torch.compiler.capture import first_reason, onednn, whole_model_traced
 from tunebench.torch.compiler.decomposition import DECOMPOSITIONS
 from tunebench.torch.compiler.inductor import OWN_LIMIT
+from tunebench.torch.compiler.recurrent_layer import divide_recurrent_layers, is_fused, keep_workspaces
 from tunebench.training.fitting.host_store import FileStore, HostStore, PinnedStore
 from tunebench.training.fitting.joint_step import JointStep, joint_step
 from tunebench.training.fitting.operation_time import measured_times
@@ -100,14 +102,20 @@ class Fitter:
             decompositions=None if self._rewrite is None else dict(DECOMPOSITIONS),
         )
         self._onednn = torch._C._get_mkldnn_enabled()
+        divide_recurrent_layers(module)
+        # Groups for tuned kernels are looked for in the steps of recurrent layers.
+        fused = self._onednn and self._rewrite is None and is_fused(module)
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(max(limit, _RECURSION_LIMIT))
         try:
+            if fused:
+                # The workspace of a whole layer may exceed a budget that its time steps fit.
+                with contextlib.suppress(InputError), onednn(enabled=True):
+                    return backend(module, inputs)  # type: ignore[no-any-return]
             with onednn(enabled=False):
-                compiled: Callable[..., Any] = backend(module, inputs)
+                return backend(module, inputs)  # type: ignore[no-any-return]
         finally:
             sys.setrecursionlimit(limit)
-        return compiled
 
     def _partition(
         self, module: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
@@ -115,6 +123,7 @@ class Fitter:
         """Return the forward and the backward graph of a joint graph, as planned."""
         if self._rewrite is not None:
             self._rewrite(module)
+        keep_workspaces(module.graph)
         remove_redundant_copies(module.graph)
         mode = detect_fake_mode([node.meta.get("val") for node in module.graph.nodes])
         assert mode is not None

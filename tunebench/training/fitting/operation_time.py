@@ -20,8 +20,8 @@ __all__ = ["Times", "measured_times", "predicted_times"]
 Times = Callable[[Sequence[fx.Node]], Sequence[float]]
 """Returns the times of calls of a graph in microseconds."""
 
-_OPAQUE = ("aten::_cudnn_rnn_backward", "aten::mkldnn_rnn_layer_backward")
-"""Operators that read the private state of another operator: made up, it crashes the process."""
+_OPAQUE = ("aten::_cudnn_rnn_backward",)
+"""Operators that read the private state of another operator: made up, it may crash the process."""
 
 REPEATS = 3
 """Runs of an operation of which the shortest counts."""

@@ -22,6 +22,7 @@ from tunebench.torch.compiler.capture import (
     without_log,
 )
 from tunebench.torch.compiler.decomposition import attention_as_on_gpu
+from tunebench.torch.compiler.recurrent_layer import divide_recurrent_layers
 from tunebench.training.fitting.joint_step import JointStep, joint_step
 from tunebench.training.fitting.operation_time import predicted_times
 from tunebench.training.fitting.redundant_copy import remove_redundant_copies
@@ -72,7 +73,10 @@ def profile_step(
     def compiler(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
         return results_without_data(graph)
 
-    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition)
+    def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        divide_recurrent_layers(graph)
+        return aot_autograd(fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition)(graph, inputs)
+
     on_gpu = attention_as_on_gpu() if device.kind == "gpu" else contextlib.nullcontext()
     try:
         with (
