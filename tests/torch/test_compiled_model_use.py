@@ -236,6 +236,71 @@ def test_torch_traces_two_graphs_for_any_number_of_sizes_and_warns_of_too_many(
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before == 2
 
 
+class Decoder(nn.Module):
+    """Two layers of attention that read one token and a cache of keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList(nn.Linear(16, 16) for _ in range(4)) for _ in range(2))
+
+    def forward(self, x: Tensor, cache: list[Tensor], place: Tensor | None = None) -> list[Tensor]:
+        """Return the new token and the caches, longer by one token without a place to write to."""
+        kept = []
+        for (q, k, v, out), (keys, values) in zip(
+            self.layers, zip(cache[::2], cache[1::2], strict=True), strict=True
+        ):
+            hidden = None
+            if place is None:
+                keys, values = torch.cat((keys, k(x)), 1), torch.cat((values, v(x)), 1)
+            else:
+                keys, values = keys.index_copy(1, place, k(x)), values.index_copy(1, place, v(x))
+                hidden = torch.where(torch.arange(keys.shape[1]) > place, -torch.inf, 0.0)[None]
+            x = x + out(functional.scaled_dot_product_attention(q(x), keys, values, hidden))
+            kept += [keys, values]
+        return [x, *kept]
+
+
+@pytest.fixture
+def compiled_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """First size of the first tensor with three axes, of each graph that is planned."""
+    rows: list[int] = []
+    original = backend.Backend._compiled
+
+    def counted(self: Any, module: Any, inputs: Any, by_torch: Any) -> Any:
+        rows.append(
+            next(value.shape[0] for value in inputs if isinstance(value, Tensor) and value.dim() == 3)
+        )
+        return original(self, module, inputs, by_torch)
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(backend.Backend, "_compiled", counted)
+    return rows
+
+
+@pytest.mark.parametrize(("tokens", "static", "most"), [(100, False, 2), (20, True, 1)])
+def test_cache_is_not_compiled_for_each_token(
+    tokens: int, static: bool, most: int, compiled_rows: list[int]
+) -> None:
+    module = Decoder()
+    model = served.compile(module)
+    x, cache = R(1, 1, 16), [torch.zeros(1, tokens, 16) if static else R(1, 3, 16) for _ in range(4)]
+    with torch.no_grad():
+        for token in range(tokens):
+            place = torch.tensor([token]) if static else None
+            expected = module(x, cache, place)
+            close(model(x, cache, place), expected)
+            x, cache = expected[0].clamp(-2, 2), expected[1:]
+    assert len(compiled_rows) <= most
+
+
+def test_sizes_that_recur_are_compiled(compiled_rows: list[int]) -> None:
+    model = served.compile(Perceptron(), dynamic=True)
+    with torch.no_grad():
+        for rows in (4, *[5, 6] * 8, 6):
+            model(R(rows, 2, 8))
+    assert compiled_rows == [4, 5, 6]
+
+
 def test_autocast_casts_as_in_torch(ran: set[Workload]) -> None:
     module, x = Perceptron(), R(4, 8)
     model = served.compile(module)

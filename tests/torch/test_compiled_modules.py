@@ -508,6 +508,10 @@ HANDWRITTEN: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
         ),
         [R(2, 3, 6, 16), R(2, 3, 8, 16), R(2, 3, 8, 16), torch.arange(6.0)[:, None] * torch.arange(8)],
     ),
+    "one token with a mask": (
+        lambda x, w, k, v, m: functional.scaled_dot_product_attention(functional.linear(x, w), k, v, m),
+        [R(1, 1, 16), R(16, 16), R(1, 8, 16), R(1, 8, 16), R(1, 1, 8)],
+    ),
     "a bias of each item": (
         lambda q, k, v, b: torch.baddbmm(b, q, k.mT, alpha=0.2).softmax(-1).bmm(v),
         [R(6, 5, 16), R(6, 8, 16), R(6, 8, 16), R(6, 1, 8)],

@@ -357,7 +357,7 @@ def _place(lead: Sequence[int], shapes: Sequence[tuple[int, ...] | None], usual:
     whole = [max((shape[axis] for shape in shapes if shape), default=1) for axis in range(len(lead))]
     splits = range(len(lead) + 1)
     for batch_axes in sorted(
-        splits, key=lambda batch_axes: math.prod(lead[:batch_axes]) != usual[0] or len(usual) != 2
+        splits, key=lambda batch_axes: len(usual) != 2 or math.prod(lead[:batch_axes]) != usual[0]
     ):
         groups = (whole[:batch_axes], lead[:batch_axes]), (whole[batch_axes:], lead[batch_axes:])
         if all(

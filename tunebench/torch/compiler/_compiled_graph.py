@@ -1,9 +1,16 @@
-"""Graph that is compiled anew for each preference and each set of sizes."""
+"""Graph that is compiled anew for each preference and each set of sizes.
+
+Compiling takes seconds, so a set of sizes must recur before it is compiled: the n-th set is compiled at its
+n^2-th call, and torch's graph for all sizes runs it before. A cache of keys and values that grows with each
+token has a new length in each call; in n^2 generated sequences it is compiled for about n lengths. A model
+that is called with few sizes is soon compiled for all of them.
+"""
 
 from __future__ import annotations
 
 import functools
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -45,6 +52,7 @@ class CompiledGraph:
         self._module, self._compiler, self._by_inductor = module, compiler, by_inductor
         self._places = _dynamic_places(module)
         self._known: dict[tuple[Any, ...], Compiled] = {}
+        self._calls = Counter[tuple[Any, ...]]()
         self._by_torch: Compiled | None = None
         self._is_full = False
         self._is_on_cpu = any(
@@ -66,7 +74,11 @@ class CompiledGraph:
         return compiled(*arguments)
 
     def _new(self, key: tuple[Any, ...], inputs: Sequence[Any]) -> Compiled:
-        """Compile the graph for new sizes, or return the graph by torch if there are too many."""
+        """Compile the graph for new sizes, or return the graph by torch if sizes are too many or rare."""
+        if self._places and preference() == "faster":
+            self._calls[key] += 1
+            if self._calls[key] < (len(self._known) + 1) ** 2:
+                return self._torch(inputs)
         if len(self._known) < MOST_SIZES:
             return self._known.setdefault(key, self._compiled(inputs))
         if not self._is_full:
