@@ -5,9 +5,9 @@ start with `_` defines one variant as `VARIANT`. `variants` also returns the var
 (entry points of the group `tunebench.variants`) and of files that `load_file` loaded.
 
 How to add one: create `kernels/<operator>/<name>.py` with a subclass of `CudaVariant`, `NumbaCudaVariant`,
-`TritonVariant`, `NumbaCpuVariant` or `LibraryCpuVariant` (`tunebench.variant`) and `VARIANT = <subclass>()`.
-No other file changes: the contract tests of `tests/kernels` pick it up. Code that several operators share is
-in `common`.
+`TritonVariant`, `NumbaCpuVariant`, `LibraryCpuVariant` or `LibraryGpuVariant` (`tunebench.variant`) and
+`VARIANT = <subclass>()`. No other file changes: the contract tests of `tests/kernels` pick it up. Code that
+several operators share is in `common`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ACTIVATIONS", "DEFINITIONS", "Activation"]
+__all__ = ["ACTIVATIONS", "DEFINITIONS", "Activation", "name_of"]
 
 _VARIABLE = re.compile(r"\b(?:dy|x|y)\b")
 
@@ -192,3 +192,14 @@ DEFINITIONS: Mapping[str, str] = {
     record.name: record.definition for record in _RECORDS if not record.is_function
 }
 """Definitions of the activations that expressions write out, by name."""
+
+_NAMES = {record.expression: record.name for record in _RECORDS}
+
+
+def name_of(activation: str) -> str:
+    """Return the name of an activation that workloads store as an expression; other texts unchanged.
+
+    Args:
+        activation: A name, none, or an expression in x.
+    """
+    return _NAMES.get(activation, activation)

@@ -2,8 +2,8 @@
 
 A variant is one file that defines one subclass and one instance of it, named `VARIANT`. Its base class
 determines how it is compiled: `CudaVariant` (CUDA C++ through NVRTC), `NumbaCudaVariant`, `TritonVariant`,
-`NumbaCpuVariant`, or not at all: `LibraryCpuVariant` calls a library. Importing a variant needs neither CUDA,
-Numba, Triton nor torch.
+`NumbaCpuVariant`, or not at all: `LibraryCpuVariant` and `LibraryGpuVariant` call a library. Importing a
+variant needs neither CUDA, Numba, Triton nor torch.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ __all__ = [
     "Language",
     "Launch",
     "LibraryCpuVariant",
+    "LibraryGpuVariant",
+    "LibraryVariant",
     "NumbaCpuVariant",
     "NumbaCudaVariant",
     "NumbaVariant",
@@ -71,7 +73,9 @@ OLDEST_TRITON_CC = (8, 0)
 """Oldest compute capability that Triton supports."""
 TRITON_OPTIONS: Mapping[str, int] = {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": 0}
 """Parameters of Triton's compiler, and their defaults; `maxnreg` 0 limits no registers."""
-Language = Literal["cuda", "numba-cuda", "triton", "numba-cpu", "library-cpu"]
+NVIDIA_LIBRARIES = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
+"""Distributions of the libraries that torch calls on a GPU; without them, torch contains or finds its own."""
+Language = Literal["cuda", "numba-cuda", "triton", "numba-cpu", "library-cpu", "library-gpu"]
 
 
 def ceil_div(a: Any, b: Any) -> Any:
@@ -409,6 +413,11 @@ class Variant(ABC, Generic[W]):
         """`operator/name`, under which results are stored."""
         return f"{self.operator.operator}/{self.name}"
 
+    @property
+    def device_kind(self) -> Literal["cpu", "gpu"]:
+        """Kind of the devices that it runs on."""
+        return "cpu" if self.language in ("numba-cpu", "library-cpu") else "gpu"
+
     def __repr__(self) -> str:
         return f"<variant {self.key}>"
 
@@ -421,7 +430,7 @@ class Variant(ABC, Generic[W]):
         """
         if type(workload) is not self.operator:
             return f"{self.key} does not implement {workload.operator}"
-        if device.kind != ("cpu" if self.language in ("numba-cpu", "library-cpu") else "gpu"):
+        if device.kind != self.device_kind:
             return f"{self.key} does not run on a {device.kind}"
         if self.direction not in (None, getattr(workload, "direction", None)):
             return f"{self.key} supports direction={self.direction} only"
@@ -789,10 +798,9 @@ class NumbaCpuVariant(NumbaVariant[W]):
         return tuple(self.tensors(workload, config))
 
 
-class LibraryCpuVariant(Variant[W]):
-    """A variant that calls a library on the CPU; nothing is compiled."""
+class LibraryVariant(Variant[W]):
+    """A variant that calls a library; nothing is compiled."""
 
-    language = "library-cpu"
     is_predictable = False
 
     @abstractmethod
@@ -810,8 +818,9 @@ class LibraryCpuVariant(Variant[W]):
         Args:
             workload: Workload to compute.
             config: Configuration of this variant's space.
-            tensors: Inputs and outputs by name, all arrays of NumPy or all tensors of torch; they are
-                contiguous and have the workload's types. The function writes into the outputs.
+            tensors: Inputs and outputs by name, all arrays of NumPy or all tensors of torch, and on a GPU
+                numbers for those without a shape; they are contiguous and have the workload's types. The
+                function writes into the outputs; on a GPU it enqueues that work.
 
         Raises:
             InputError: The library does not compute the workload.
@@ -862,6 +871,32 @@ class LibraryCpuVariant(Variant[W]):
         """Return a hash of the module's syntax tree, the configuration and the version of the library."""
         library = f"{self.package(config)} {self.version(config)}"
         return _digest(_syntax(type(self).__module__), str(config), library)
+
+
+class LibraryCpuVariant(LibraryVariant[W]):
+    """A variant that calls a library on the CPU."""
+
+    language = "library-cpu"
+
+
+class LibraryGpuVariant(LibraryVariant[W]):
+    """A variant that calls a library on a GPU, where alone it can be verified and timed.
+
+    The function of `call` enqueues its work on torch's current stream, and may be captured in a CUDA graph.
+    """
+
+    language = "library-gpu"
+
+    def version(self, config: Config) -> str | None:
+        """Return the versions of the library and of NVIDIA's libraries; None if it is not installed.
+
+        Args:
+            config: Configuration of this variant's space.
+        """
+        version = installed_version(self.package(config))
+        below = ((package, installed_version(package)) for package in NVIDIA_LIBRARIES)
+        parts = [f"{package} {number}" for package, number in below if number is not None]
+        return version if version is None or not parts else f"{version} ({', '.join(parts)})"
 
 
 @functools.cache

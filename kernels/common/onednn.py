@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tunebench.activation import ACTIVATIONS
+from tunebench.activation import name_of
 from tunebench.dtype import storage
 
 __all__ = ["PostOperation", "computes", "post_operation", "primitive"]
@@ -26,8 +26,6 @@ _POST_OPERATIONS: Mapping[str, PostOperation] = {
 }
 """Post-operations by activation. Source: `fx_fusion` of torch's inductor, `mkldnn_fusion.py`."""
 
-_NAMES = {record.expression: name for name, record in ACTIVATIONS.items()}
-
 
 def post_operation(activation: str) -> PostOperation | None:
     """Return the post-operation of an activation; None if oneDNN has none.
@@ -35,7 +33,7 @@ def post_operation(activation: str) -> PostOperation | None:
     Args:
         activation: A name, none, or an expression in x.
     """
-    return _POST_OPERATIONS.get(_NAMES.get(activation, activation))
+    return _POST_OPERATIONS.get(name_of(activation))
 
 
 def computes(workload: Any) -> bool:

@@ -181,9 +181,9 @@ def test_a_record_of_another_version_of_the_library_is_not_returned(
 
 
 def test_an_absent_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from tunebench.kernels.common import library_cpu
+    from tunebench.kernels.common import library
 
-    monkeypatch.setattr(library_cpu, "installed_version", lambda package: None)
+    monkeypatch.setattr(library, "installed_version", lambda package: None)
     assert LIBRARY.refuses(GEMM, CPU) == "gemm/library_cpu needs numpy or torch, which is not installed"
     half = parse("softmax:rows=4,cols=8,dtype=f16,prologue=mask")
     reason = kernels.variant("softmax/library_cpu").refuses(half, CPU)

@@ -47,11 +47,13 @@ def reason_invalid(row: AnswerRow, target: LookupTarget, device: Callable[[], De
 
 def _state(variant: str) -> str:
     """Return a hash of what decides whether records of a variant of this package are valid."""
-    if not variant.endswith("/library_cpu"):
+    name = variant.rpartition("/")[2]
+    if name not in ("library_cpu", "library_gpu"):
         return signature()
-    from tunebench.variant import installed_version
+    from tunebench.variant import NVIDIA_LIBRARIES, installed_version
 
-    versions = (str(installed_version(package)) for package in ("torch", "numpy"))
+    packages = ("torch", "numpy") if name == "library_cpu" else ("torch", *NVIDIA_LIBRARIES)
+    versions = (str(installed_version(package)) for package in packages)
     return hashlib.sha256(" ".join((signature(), *versions)).encode()).hexdigest()
 
 

@@ -165,9 +165,9 @@ def _alternative(request: ConfigRequest, choice: ChosenConfig) -> str:
     """Return the best configuration that is compiled, for a call of a library that cannot be exported."""
     from tunebench._figure import duration
     from tunebench.tuning.choice import compiled_alternative
-    from tunebench.variant import LibraryCpuVariant
+    from tunebench.variant import LibraryVariant
 
-    if not isinstance(choice.variant, LibraryCpuVariant):
+    if not isinstance(choice.variant, LibraryVariant):
         return ""
     kernel = compiled_alternative(choice, db=request.db)
     if kernel is None:

@@ -108,10 +108,10 @@ def command(
 def _functions(answer: Answer) -> str:
     """Return the functions of a library that an answer calls."""
     from tunebench.kernels import variant
-    from tunebench.variant import LibraryCpuVariant
+    from tunebench.variant import LibraryVariant
 
     library = variant(answer.variant)
-    assert isinstance(library, LibraryCpuVariant), library
+    assert isinstance(library, LibraryVariant), library
     return (
         f"{library.calls(answer.config)} ({library.package(answer.config)} {library.version(answer.config)})"
     )

@@ -17,7 +17,7 @@ from tunebench.space import Config
 from tunebench.variant import (
     CudaVariant,
     Language,
-    LibraryCpuVariant,
+    LibraryVariant,
     NumbaCpuVariant,
     NumbaCudaVariant,
     TritonVariant,
@@ -54,12 +54,12 @@ def compile_config(
 
         key = key_numba_cpu(variant, workload, config)
         return cache.get_or_compile(key, lambda: compile_numba_cpu(variant, workload, config))
-    if isinstance(variant, LibraryCpuVariant):
+    if isinstance(variant, LibraryVariant):
         return _of_library(variant, workload, config)
     if not isinstance(variant, CudaVariant | NumbaCudaVariant | TritonVariant):
         raise InputError(
-            "expected a subclass of CudaVariant, NumbaCudaVariant, TritonVariant, NumbaCpuVariant or "
-            f"LibraryCpuVariant, got {variant.key} ({type(variant).__name__})"
+            "expected a subclass of CudaVariant, NumbaCudaVariant, TritonVariant, NumbaCpuVariant, "
+            f"LibraryCpuVariant or LibraryGpuVariant, got {variant.key} ({type(variant).__name__})"
         )
     binary = _carried(variant, workload, config, device)
     if binary is None:
@@ -73,14 +73,14 @@ def compile_config(
     )
 
 
-def _of_library(variant: LibraryCpuVariant[Any], workload: Workload, config: Config) -> Binary:
+def _of_library(variant: LibraryVariant[Any], workload: Workload, config: Config) -> Binary:
     """Return a binary without machine code: the library has it."""
     package, version = variant.package(config), variant.version(config)
     if version is None:
         raise InputError(f"{variant.key} with {config} needs {package}, which is not installed")
     return Binary(
         key=variant.revision(workload, config),
-        language="library-cpu",
+        language=variant.language,
         target=f"{package} {version}",
         payload=b"",
     )

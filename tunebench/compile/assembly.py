@@ -12,7 +12,7 @@ from tunebench.errors import InputError
 from tunebench.space import Config
 from tunebench.variant import (
     CudaVariant,
-    LibraryCpuVariant,
+    LibraryVariant,
     NumbaCpuVariant,
     NumbaCudaVariant,
     TritonVariant,
@@ -44,7 +44,7 @@ def machine_code(
         from tunebench.compile.numba_cpu import assembly_of_numba_cpu
 
         return assembly_of_numba_cpu(variant, workload, config)
-    if isinstance(variant, LibraryCpuVariant):
+    if isinstance(variant, LibraryVariant):
         raise InputError(f"{variant.key} has no machine code of its own: it calls {variant.calls(config)}")
     return sass(compile_config(variant, workload, config, device, cache).payload)
 

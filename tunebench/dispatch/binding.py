@@ -11,7 +11,7 @@ from tunebench.dispatch.gpu import GpuKernel
 from tunebench.dispatch.kernel import BoundKernel, cache
 from tunebench.errors import InputError
 from tunebench.space import Config
-from tunebench.variant import GpuVariant, LibraryCpuVariant, NumbaCpuVariant, Variant
+from tunebench.variant import GpuVariant, LibraryVariant, NumbaCpuVariant, Variant
 from tunebench.workload import Workload
 
 __all__ = ["bind"]
@@ -41,12 +41,12 @@ def bind(
     valid = variant.space.check(config, workload=workload, device=device)
     if isinstance(variant, NumbaCpuVariant):
         return bind_cpu(workload, variant, valid)
-    if isinstance(variant, LibraryCpuVariant):
+    if isinstance(variant, LibraryVariant):
         return LibraryKernel(workload, variant, valid)
     if isinstance(variant, GpuVariant):
         binary = compile_config(variant, workload, valid, device, cache())
         return GpuKernel(workload, variant, valid, binary, ordinal)
     raise InputError(
         f"{variant.key} must derive from CudaVariant, NumbaCudaVariant, TritonVariant, NumbaCpuVariant or "
-        "LibraryCpuVariant"
+        "LibraryVariant"
     )

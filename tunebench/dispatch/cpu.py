@@ -20,7 +20,7 @@ from tunebench.dispatch.shared_kernel import SharedKernel, constants_of, find, s
 from tunebench.dtype import bits_dtype, numpy_dtype
 from tunebench.errors import InputError
 from tunebench.space import Config
-from tunebench.variant import Argument, LibraryCpuVariant, NumbaCpuVariant, Scalar
+from tunebench.variant import Argument, LibraryVariant, NumbaCpuVariant, Scalar
 from tunebench.workload import Tensor, Workload
 
 if TYPE_CHECKING:
@@ -255,23 +255,26 @@ def _array_at(address: int, tensor: Tensor) -> Array:
 class LibraryKernel(BoundKernel):
     """A call of a library, on NumPy arrays or on dense tensors of torch in the order of their memory.
 
+    On a GPU it takes tensors of torch, and works on torch's current stream.
+
     Args:
         workload: The workload.
         variant: The variant.
         config: Its configuration.
 
     Attributes:
-        results: `LibraryCpuVariant.results` of the configuration.
-        is_traceable: `LibraryCpuVariant.is_traceable` of the configuration.
+        results: `LibraryVariant.results` of the configuration.
+        is_traceable: `LibraryVariant.is_traceable` of the configuration.
 
     Raises:
         InputError: The library of the configuration is not installed.
     """
 
-    def __init__(self, workload: Workload, variant: LibraryCpuVariant[Any], config: Config) -> None:
+    def __init__(self, workload: Workload, variant: LibraryVariant[Any], config: Config) -> None:
         super().__init__(workload, variant, config)
         if variant.version(config) is None:
             raise InputError(f"{variant.package(config)} is not installed")
+        self._takes_arrays = variant.device_kind == "cpu"
         self._call = functools.partial(variant.call, workload, config)
         self._names = tuple(tensor.name for tensor in self.tensors)
         self.results = variant.results(workload, config)
@@ -288,9 +291,12 @@ class LibraryKernel(BoundKernel):
             arrays: Inputs, then outputs.
 
         Raises:
-            InputError: if an array differs from its tensor; the message names it.
+            InputError: if an array differs from its tensor; the message names it. Or the library runs on a
+                GPU, where only tensors of torch are passed to it, by `tunebench.torch`.
         """
         self._count(len(arrays))
+        if not self._takes_arrays:
+            raise InputError(f"{self.variant.key} takes tensors of torch on a GPU: call tunebench.torch")
         pairs = zip(self.tensors, arrays, strict=True)
         self.run(*(_typed(tensor, _checked(tensor, array)) for tensor, array in pairs))
 

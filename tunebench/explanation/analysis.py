@@ -240,5 +240,5 @@ def _refused(workload: Workload, device: Device) -> dict[str, str]:
     return {
         variant.key: reason
         for variant, reason in reasons.items()
-        if reason is not None and (variant.language == "numba-cpu") == (device.kind == "cpu")
+        if reason is not None and variant.device_kind == device.kind
     }

@@ -16,7 +16,7 @@ from tunebench.errors import InputError, UnknownName
 from tunebench.export.library_call import MODULE, write_library_call
 from tunebench.export.manifest import manifest
 from tunebench.export.table import tables
-from tunebench.variant import CudaVariant, GpuVariant, LibraryCpuVariant
+from tunebench.variant import CudaVariant, GpuVariant, LibraryVariant
 
 if TYPE_CHECKING:
     from tunebench.compile import Binary
@@ -48,7 +48,7 @@ def default_format(choice: ChosenConfig) -> Format:
     Args:
         choice: The configuration.
     """
-    return "py" if isinstance(choice.variant, LibraryCpuVariant) else "cubin"
+    return "py" if isinstance(choice.variant, LibraryVariant) else "cubin"
 
 
 def write_export(choice: ChosenConfig, binary: Binary, folder: Path, form: Format) -> tuple[Path, ...]:
@@ -70,13 +70,13 @@ def write_export(choice: ChosenConfig, binary: Binary, folder: Path, form: Forma
     variant = choice.variant
     if form not in FORMATS:
         raise UnknownName("format", form, FORMATS)
-    if not isinstance(variant, GpuVariant | LibraryCpuVariant):
+    if not isinstance(variant, GpuVariant | LibraryVariant):
         raise InputError(
             f"{variant.key} runs on a CPU; only GPU kernels can be exported, and calls of libraries"
         )
-    if isinstance(variant, LibraryCpuVariant) is not (form == "py"):
+    if isinstance(variant, LibraryVariant) is not (form == "py"):
         raise InputError(f"{variant.key} has no form {form!r}; use --format {default_format(choice)}")
-    if isinstance(variant, LibraryCpuVariant):
+    if isinstance(variant, LibraryVariant):
         return write_library_call(choice, folder)
     if form == "cu" and not isinstance(variant, CudaVariant):
         raise InputError(f"{variant.key} has no CUDA C++ source; use --format cubin")

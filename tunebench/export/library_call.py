@@ -13,7 +13,7 @@ from tunebench._lazy import np
 from tunebench.dtype import storage
 from tunebench.errors import InputError
 from tunebench.libraries import torch_tensor, torch_type
-from tunebench.variant import LibraryCpuVariant
+from tunebench.variant import LibraryVariant
 from tunebench.workload import Tensor
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def library_module(choice: ChosenConfig) -> str:
         InputError: The program is not of torch, or depends on values of its inputs.
     """
     variant, workload = choice.variant, choice.workload
-    assert isinstance(variant, LibraryCpuVariant), variant
+    assert isinstance(variant, LibraryVariant), variant
     body = _body(_traced(choice))
     names = ", ".join(tensor.name for tensor in workload.inputs())
     outputs = ", ".join(tensor.name for tensor in workload.outputs())
@@ -105,13 +105,13 @@ def _described(tensor: Tensor) -> str:
 
 def _library(choice: ChosenConfig) -> str:
     variant = choice.variant
-    assert isinstance(variant, LibraryCpuVariant), variant
+    assert isinstance(variant, LibraryVariant), variant
     return f"{variant.package(choice.config)} {variant.version(choice.config)}"
 
 
 def _manifest(choice: ChosenConfig) -> dict[str, Any]:
     variant, workload, config = choice.variant, choice.workload, choice.config
-    assert isinstance(variant, LibraryCpuVariant), variant
+    assert isinstance(variant, LibraryVariant), variant
     roles = {"input": workload.inputs(), "output": workload.outputs()}
     return {
         "tunebench": __version__,
@@ -146,7 +146,7 @@ def _traced(choice: ChosenConfig) -> fx.GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     variant, workload = choice.variant, choice.workload
-    assert isinstance(variant, LibraryCpuVariant), variant
+    assert isinstance(variant, LibraryVariant), variant
     compute = variant.results(workload, choice.config)
     if compute is None or variant.package(choice.config) != "torch":
         raise InputError(

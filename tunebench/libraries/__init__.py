@@ -1,6 +1,6 @@
 """Programs of libraries: how NumPy and torch compute each operator, one module per operator.
 
-They are baselines of searches, and candidates (`tunebench.kernels.common.library_cpu`).
+They are baselines of searches, and candidates (`tunebench.kernels.common.library`).
 
 A module has one or both of these functions:
 
@@ -89,7 +89,7 @@ def torch_type(dtype: DType) -> Any:
     import torch
 
     names = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "bool": "bool"}
-    names |= {"i32": "int32", "i64": "int64"}
+    names |= {"i8": "int8", "i32": "int32", "i64": "int64", "e4m3": "float8_e4m3fn"}
     return getattr(torch, names[dtype])
 
 

@@ -12,7 +12,7 @@ from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 if TYPE_CHECKING:
     from tunebench.workload import Array
 
-__all__ = ["numpy_call", "torch_calls"]
+__all__ = ["grouped_mm", "numpy_call", "torch_calls"]
 
 
 def numpy_call(workload: GroupedGemm, inputs: Tensors) -> LibraryCall:
@@ -35,7 +35,7 @@ def _numpy(workload: GroupedGemm, t: Tensors, parts: list[tuple[int, slice]]) ->
 
 def torch_calls(workload: GroupedGemm, t: Tensors) -> dict[str, LibraryCall]:
     """Return a loop over the groups, and torch's grouped product if it has one."""
-    grouped = _grouped_mm(workload, t)
+    grouped = grouped_mm(workload, t)
     return {"torch": _torch(workload, t)} | ({} if grouped is None else {"torch grouped_mm": grouped})
 
 
@@ -53,7 +53,7 @@ def _torch(workload: GroupedGemm, t: Tensors) -> Callable[[], Any]:
     return run
 
 
-def _grouped_mm(workload: GroupedGemm, t: Tensors) -> Callable[[], Any] | None:
+def grouped_mm(workload: GroupedGemm, t: Tensors) -> Callable[[], Any] | None:
     """Return torch's grouped product, or None if torch lacks it: it requires bf16 and lines of 16 bytes.
 
     Args:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tunebench.device import Device, local_gpus
 from tunebench.errors import DeviceError
 from tunebench.measure._cache_flush import READ_MEMORY, VECTOR_BYTES
+from tunebench.measure._library_gpu import LibraryLaunch
 from tunebench.measure._sampler import Timing
 from tunebench.measure.direct_launch import DirectLaunch, MappedTensor
 from tunebench.measure.loader import CudaError, CudaRefused, KernelLoader, require_cuda_core, translated
@@ -33,7 +34,7 @@ class Prepared(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-AnyPrepared = Prepared | DirectLaunch
+AnyPrepared = Prepared | DirectLaunch | LibraryLaunch
 
 
 class LaunchGraph(NamedTuple):
@@ -90,6 +91,11 @@ class Gpu(KernelLoader):
         self._reads: dict[tuple[int, int], DirectLaunch] = {}
 
     # -- identity ------------------------------------------------------------------------------
+
+    @property
+    def ordinal(self) -> int:
+        """Position in the driver's order."""
+        return self._ordinal
 
     @property
     def pci_bus_id(self) -> str:
@@ -194,13 +200,19 @@ class Gpu(KernelLoader):
             for prepared in launches:
                 if isinstance(prepared, Prepared):
                     self._launch(stream, prepared.config, prepared.kernel, *prepared.arguments)
-                elif int(status := prepared(int(getattr(stream, "stream", stream).handle))):
+                    continue
+                handle = int(getattr(stream, "stream", stream).handle)
+                if isinstance(prepared, LibraryLaunch):
+                    prepared(handle)
+                elif int(status := prepared(handle)):
                     raise _launch_error(status.name)
         except self._error as error:
             raise _launch_error(str(error)) from error
 
     def graph(self, launches: Sequence[AnyPrepared], count: int) -> LaunchGraph:
         """Capture launches `count` times in a graph, which the device runs without the host."""
+        if len(launches) == 1 and isinstance(launches[0], LibraryLaunch):
+            return LaunchGraph(launches[0].graph(count, int(self._stream.handle)), count)
         with translated("recording a graph"):
             builder = self._device.create_graph_builder()
             builder.begin_building()

@@ -1,4 +1,4 @@
-"""Runner of CUDA C++, Numba-CUDA and Triton variants on a GPU of this machine."""
+"""Runner of CUDA C++, Numba-CUDA and Triton variants, and of libraries, on a GPU of this machine."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tunebench.measure._clock import Clock
 from tunebench.measure._device_arrays import ReferenceDevice, reference_device
 from tunebench.measure._device_memory import DeviceMemory
 from tunebench.measure._gpu import AnyPrepared, Gpu, open_gpu
+from tunebench.measure._library_gpu import library_launch, release_libraries
 from tunebench.measure._sampler import Sampler
 from tunebench.measure.arena import SlotArena
 from tunebench.measure.direct_launch import MappedTensor
@@ -34,7 +35,15 @@ from tunebench.measure.timing import Protocol, collect
 from tunebench.measure.verify import Errors, InputSet, OutputCheck
 from tunebench.outcome import Effort, Outcome, Verification, WrongResult
 from tunebench.task import Task
-from tunebench.variant import Argument, GpuVariant, NumbaCudaVariant, Scalar, TensorMap
+from tunebench.variant import (
+    NVIDIA_LIBRARIES,
+    Argument,
+    GpuVariant,
+    LibraryGpuVariant,
+    NumbaCudaVariant,
+    Scalar,
+    TensorMap,
+)
 from tunebench.workload import Tensor, Workload
 
 if TYPE_CHECKING:
@@ -184,7 +193,7 @@ class CudaRunner(Runner):
     def conditions(self) -> Mapping[str, Any]:
         """Return the device, its driver, and the versions of the compilers and launchers in use."""
         packages = ("cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc", "numba-cuda", "triton", "numpy")
-        facts: dict[str, Any] = versions(*packages)
+        facts: dict[str, Any] = versions(*packages, "torch", *NVIDIA_LIBRARIES)
         if self._opened is not None:
             gpu, clock = self._opened.gpu, self._opened.clock
             facts |= {"gpu": gpu.name, "cuda": gpu.driver_version(), "driver": clock.driver()}
@@ -238,10 +247,14 @@ def _watched(on: _Opened, task: Task) -> Iterator[None]:
 def _prepare(on: _Opened, task: Task, binary: Binary, inputs: InputSet) -> tuple[AnyPrepared, ...]:
     """Prepare one run: memory, kernels, parameters."""
     workload, variant = task.workload, task.variant
-    assert isinstance(variant, GpuVariant), variant
+    release_libraries()
     addresses = on.memory.hold(workload.inputs(), _written(task))
     on.memory.upload(inputs)
     tensors = variant.tensors(workload, task.config)
+    if isinstance(variant, LibraryGpuVariant):
+        call_of = functools.partial(variant.call, workload, task.config)
+        return (library_launch(call_of, on.gpu.ordinal, tensors, addresses, inputs.inputs),)
+    assert isinstance(variant, GpuVariant), variant
     planned = binary.launches(variant.launches(workload, task.config))
     kernels = on.gpu.load(binary.payload, binary.entries)
     return tuple(

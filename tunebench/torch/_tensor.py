@@ -63,12 +63,12 @@ def device_of(device: torch.device) -> tuple[Device, int] | str:
 def launch(kernel: BoundKernel, tensors: Sequence[Any]) -> None:
     """Run a kernel on its inputs and outputs, whose memory has the workload's layout; scalars are numbers."""
     first = next(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
-    if first.is_cuda:
-        _launch_on_gpu(kernel, tensors, first.device)
-        return
     pairs = zip(tensors, kernel.tensors, strict=True)
     if isinstance(kernel, LibraryKernel):
         kernel.run(*[_dense(tensor, spec.shape) for tensor, spec in pairs])
+        return
+    if first.is_cuda:
+        _launch_on_gpu(kernel, tensors, first.device)
         return
     _use_threads_of_torch(kernel)
     if isinstance(kernel, SharedCpuKernel):

@@ -200,7 +200,7 @@ def _device(variant: Any, device: Device | str | None, arch: str | None) -> Devi
         raise InputError(f"name a device or an architecture, not both: {device} and {arch}")
     if device is not None or arch is not None:
         return device or arch
-    if variant.language in ("numba-cpu", "library-cpu"):
+    if variant.device_kind == "cpu":
         return "cpu"
     if not local_gpus():
         raise InputError(

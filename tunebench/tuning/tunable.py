@@ -21,7 +21,7 @@ from tunebench.measure.processor import with_measured_rates
 from tunebench.outcome import CacheState
 from tunebench.search.sampler import Prospects
 from tunebench.space import Config
-from tunebench.variant import LibraryCpuVariant, Variant, exceeds_memory, unsuitable
+from tunebench.variant import LibraryGpuVariant, LibraryVariant, Variant, exceeds_memory, unsuitable
 from tunebench.workload import Workload
 
 __all__ = [
@@ -64,7 +64,9 @@ class TunableVariant(PredictedSpace):
     def prospects(self) -> Prospects:
         """Return the configurations with bounds and costs, as the samplers take them."""
         # Times on a processor are predicted by floors, which rank badly.
-        predicted_us = self.times_us if self.device.kind == "gpu" else None
+        # Those of libraries are floors, too.
+        is_predicted = self.device.kind == "gpu" and self.variant.is_predictable
+        predicted_us = self.times_us if is_predicted else None
         return Prospects(
             table=self.table,
             bounds_us=self.bounds.us,
@@ -132,6 +134,7 @@ def find_variants(
     cache: CacheState = "cold",
     compilable: bool = True,
     libraries: bool = True,
+    present: bool = True,
 ) -> tuple[list[TunableVariant], dict[str, str]]:
     """Return the variants that support `workload` on `device`, and why the others do not.
 
@@ -142,6 +145,7 @@ def find_variants(
         cache: Cache state of the bounds.
         compilable: Whether to skip variants whose compiler is not installed here.
         libraries: Whether to consider variants that call a library even if they are not named.
+        present: Whether the device can be measured; libraries of GPUs are not considered elsewhere.
 
     Returns:
         The variants, those that call a library last, and the reason for each skipped one by its key.
@@ -159,7 +163,7 @@ def find_variants(
     for name in names:
         if name not in by_key and f"{workload.operator}/{name}" not in by_key:
             raise UnknownName(f"variant of {workload.operator}", name, (v.name for v in by_key.values()))
-    calls = [v for v in by_key.values() if isinstance(v, LibraryCpuVariant)]
+    calls = [v for v in by_key.values() if isinstance(v, LibraryVariant)]
     kernels = [v for v in by_key.values() if v not in calls]
     chosen = [v for v in (*kernels, *calls) if v.name in names or v.key in names]
     if not names:
@@ -170,6 +174,8 @@ def find_variants(
     for variant in chosen:
         try:
             reason = variant.refuses(workload, device)
+            if not present and isinstance(variant, LibraryGpuVariant):
+                reason = f"{variant.key} calls a library, which is timed on its GPU or not at all"
             if reason is None and compilable:
                 reason = unavailable(variant.language)
                 failure = failure if reason is None else NoCompiler

@@ -66,6 +66,7 @@ class WeightedWorkload:
             cache=plan.protocol.cache,
             compilable=compilable,
             libraries=plan.baselines,
+            present=target.runner != "offline",
         )
 
     @property

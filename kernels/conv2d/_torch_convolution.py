@@ -1,0 +1,34 @@
+"""torch's convolution, as calls of libraries have it on processors and on GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunebench import libraries
+from tunebench.kernels.common.library import Compute, Write
+from tunebench.workloads.operators.conv2d import Conv2d
+
+__all__ = ["channels_first", "copying", "in_order", "of_torch"]
+
+
+def channels_first(workload: Conv2d, tensor: Any) -> Any:
+    """Return a view of a tensor as torch addresses it; the memory stays as it is."""
+    return tensor.permute(0, 3, 1, 2) if workload.layout == "nhwc" and tensor.dim() == 4 else tensor
+
+
+def in_order(workload: Conv2d, convolve: Compute) -> Compute:
+    """Return a program of torch whose result has the order of axes of the workload."""
+    if workload.layout == "nchw":
+        return convolve
+    return lambda t: convolve(t).permute(0, 2, 3, 1)
+
+
+def copying(workload: Conv2d, convolve: Compute) -> Write:
+    """Return a program of torch that copies its result into the output."""
+    # torch's convolutions of other memory formats have no form that writes into the output.
+    return lambda t, output: channels_first(workload, output).copy_(convolve(t))
+
+
+def of_torch(workload: Conv2d) -> Compute:
+    """Return torch's convolution, or its gradient, with its order of axes."""
+    return lambda t: libraries.torch_calls(workload, t)["torch"]()

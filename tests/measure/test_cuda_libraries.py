@@ -1,0 +1,58 @@
+"""Calls of libraries on a GPU, measured without one: on a fake driver, by torch on the host's memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.fake_driver.build import seen_by
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Outcome of every scenario of `library_scenarios.py`."""
+    return seen_by("library_scenarios.py", tmp_path_factory.mktemp("driver"))
+
+
+@pytest.mark.parametrize("cache", ["cold", "warm", "judged"])
+def test_right_library_is_timed_between_the_same_events_as_kernels(seen: dict[str, Any], cache: str) -> None:
+    outcome = seen[f"{cache} right"]
+    assert outcome["kind"] == "measured", outcome
+    assert outcome["median_us"] == pytest.approx(40, rel=1e-5)
+    assert outcome["verification"]["how"] == "reference"
+
+
+@pytest.mark.parametrize("scenario", ["addmm", "in steps", "fp8", "softmax", "scalar"])
+def test_program_of_this_package_is_verified_on_memory_of_the_device(
+    seen: dict[str, Any], scenario: str
+) -> None:
+    assert seen[scenario]["kind"] == "measured", seen[scenario]
+
+
+@pytest.mark.parametrize("cache", ["cold", "warm", "judged"])
+def test_wrong_result_of_a_library_is_found(seen: dict[str, Any], cache: str) -> None:
+    assert seen[f"{cache} wrong"]["kind"] == "wrong_result"
+    assert "y[999] is" in seen[f"{cache} wrong"]["reason"]
+    assert seen[f"{cache} past_the_end"]["reason"].startswith("the kernel wrote past the end of y")
+    assert seen[f"{cache} keeps"]["kind"] == "wrong_result"
+
+
+@pytest.mark.parametrize("cache", ["cold", "warm", "judged"])
+def test_library_that_raises_ends_its_configuration_only(seen: dict[str, Any], cache: str) -> None:
+    outcome = seen[f"{cache} raises"]
+    assert outcome["kind"] == ("launch_failed" if cache == "judged" else "CudaError")
+    assert "the library refuses the call: RuntimeError: no algorithm for this size" in outcome["reason"]
+    assert seen["cold right again"]["kind"] == seen["kernel after libraries"]["kind"] == "measured"
+
+
+def test_memory_that_libraries_keep_is_freed_for_the_next_configuration(seen: dict[str, Any]) -> None:
+    assert seen["released"] >= 10
+
+
+def test_binary_of_a_library_has_its_version_and_no_code(seen: dict[str, Any]) -> None:
+    assert seen["target"] == "torch 9.9.9+cu130"
