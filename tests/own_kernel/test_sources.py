@@ -14,7 +14,7 @@ from numba import cuda
 import tunebench
 from tests.own_kernel.test_own_kernel import QUICK, VADD, VADD_CALL, N, load
 from tests.support import needs_compiler, needs_numba_cuda, needs_nvrtc
-from tunebench import InOut, Input, Output, ReferenceKernel
+from tunebench import InOut, Input, Output, ReferenceKernel, Scratch
 from tunebench.compile import BinaryCache, CompileError, compile_config
 from tunebench.compile.nvrtc import compile_cuda, compile_source
 from tunebench.device import find
@@ -390,3 +390,39 @@ def test_function_for_a_gpu_needs_a_reference_and_no_inout() -> None:
     args = {**SCALED["args"], "y": InOut((N,), "f32")}
     workload, variant = load(scaled, **{**SCALED, "args": args})
     assert "InOut is supported for CUDA C++" in variant.refuses(workload, find("sm_90"))
+
+
+@needs_compiler
+def test_numbers_wide_sizes_and_scratch_are_passed() -> None:
+    source = """
+    __global__ void mixed(const float* a, float* kept, float* c, float factor, long long offset, int n) {
+      const int i = blockIdx.x * block + threadIdx.x;
+      if (i < n) { kept[i] = a[i]; c[i] = factor * kept[i] + offset; }
+    }"""
+    args = {"a": Input(N, "f32"), "kept": Scratch(N, "f32"), "c": Output(N, "f32")}
+    args |= {"factor": 0.5, "offset": np.int64(3), "n": N}
+    call = {"grid": "ceil_div(n, block)", "reference": "factor * a + offset"}
+    workload, variant = load(source, args=args, space={"block": [64, 128]}, **call)
+    inputs = workload.draw(np.random.default_rng(0))
+    outputs = emulate(variant, workload, Config({"block": 64}), inputs)
+    np.testing.assert_allclose(outputs["c"], 0.5 * inputs["a"] + 3, rtol=1e-6)
+
+
+@needs_compiler
+def test_versions_of_a_kernel_are_configurations() -> None:
+    source = """
+    __global__ void twice(const float* a, float* c, int n) {
+      const int i = blockIdx.x * block + threadIdx.x;
+    #if version == 0
+      if (i < n) c[i] = 2 * a[i];
+    #else
+      if (i < n) c[i] = a[i] + a[i];
+    #endif
+    }"""
+    args = {"a": Input(N, "f32"), "c": Output(N, "f32"), "n": N}
+    space = {"block": [64], "version": [0, 1]}
+    workload, variant = load(source, args=args, space=space, grid="ceil_div(n, block)", reference="2 * a")
+    inputs = workload.draw(np.random.default_rng(0))
+    for version in (0, 1):
+        outputs = emulate(variant, workload, Config({"block": 64, "version": version}), inputs)
+        np.testing.assert_array_equal(outputs["c"], 2 * inputs["a"])

@@ -348,11 +348,22 @@ VariantName = Annotated[
 
 
 def _load_variant_files(paths: list[Path] | None) -> list[Path] | None:
+    """Load files with variants, and return them; a described kernel is written as one."""
     from tunebench.kernels import load_file
 
-    for path in paths or ():
+    files = [described_kernel(path) if path.suffix in (".toml", ".json") else path for path in paths or ()]
+    for path in files:
         load_file(path)
-    return paths
+    return files or paths
+
+
+def described_kernel(path: Path) -> Path:
+    """Return the variant file of a kernel that a file in TOML or in the T1 format describes."""
+    from tunebench.own_kernel import description_file, t1_file
+
+    read = t1_file.read if path.suffix == ".json" else description_file.read
+    file, _ = read(path).write()
+    return file
 
 
 def variant_files_option(panel: str | None = None) -> Any:
@@ -363,8 +374,9 @@ def variant_files_option(panel: str | None = None) -> Any:
     """
     return typer.Option(
         "--variant-file",
-        metavar="FILE.py",
-        help="Python file with a variant, and its operator if that is new; repeatable.",
+        metavar="FILE",
+        help="Python file with a variant, and its operator if that is new, or the description of a "
+        "kernel in TOML or T1 format; repeatable.",
         show_default=False,
         callback=_load_variant_files,
         rich_help_panel=panel,

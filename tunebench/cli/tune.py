@@ -302,7 +302,7 @@ def _described(options: TuneOptions) -> TuneOptions:
     read = t1_file.read if path.endswith(".json") else description_file.read
     workload, variant = read(path).load()
     file = Path(kernels.file_of(variant) or "")
-    note(f"{workload}: --variant-file {file} names this kernel in other commands")
+    note(f"{workload}: --variant-file {path} names this kernel in other commands")
     return dataclasses.replace(
         options, workload=str(workload), variant_file=[*(options.variant_file or ()), file]
     )

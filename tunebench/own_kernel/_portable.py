@@ -275,6 +275,8 @@ def assigned(name: str, value: Any, role: str, callers: tuple[Any, ...]) -> list
     if isinstance(value, ModuleType):
         return [f"import {value.__name__}{'' if name == value.__name__ else f' as {name}'}"]
     function = getattr(value, "py_func", value)
+    if hasattr(value, "cache_parameters"):  # of functools.cache, which is written as a decorator
+        function = value.__wrapped__
     if any(function is caller for caller in callers):
         return []
     home = str(getattr(value, "__module__", None) or type(value).__module__)
