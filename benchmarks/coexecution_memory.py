@@ -17,8 +17,6 @@ import gc
 import io
 import itertools
 import json
-import os
-import resource
 import sys
 import warnings
 from pathlib import Path
@@ -26,7 +24,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.coexecution import Record, engine_revision, load, run_apart, save
-from benchmarks.coexecution_time import SIZES, sized
+from benchmarks.coexecution_time import SIZES, peak_mib, reset_peak, resident_mib, sized
 from benchmarks.programs import names
 from tunebench.training import coexecute
 from tunebench.training.coexecution._testing import forced
@@ -35,15 +33,6 @@ WARM_UP = 200
 """Steps before growth counts."""
 
 MODES = ("eager", "coexecute", "in use")
-
-
-def _resident_mib() -> float:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def _peak_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def measure(name: str, mode: str, steps: int) -> Record:
@@ -55,18 +44,19 @@ def measure(name: str, mode: str, steps: int) -> Record:
     if mode != "eager":
         step = coexecute(step)
     always = forced if mode == "coexecute" else contextlib.nullcontext
-    start = _resident_mib()
+    start = resident_mib()
+    reset_peak()
     for iteration in range(steps):
         with contextlib.redirect_stdout(io.StringIO()), always():
             step(*state.batch(iteration))
         state.effects.clear()
         if iteration == min(WARM_UP, steps // 2):
             gc.collect()
-            warm, tensors = _resident_mib(), _tensors()
+            warm, tensors = resident_mib(), _tensors()
     gc.collect()
     return {
-        "size": size, "peak_mib": _peak_mib() - start,
-        "growth_mib": _resident_mib() - warm, "tensor_growth": _tensors() - tensors,
+        "size": size, "peak_mib": peak_mib() - start,
+        "growth_mib": resident_mib() - warm, "tensor_growth": _tensors() - tensors,
     }  # fmt: skip
 
 

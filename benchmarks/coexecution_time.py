@@ -1,34 +1,48 @@
-"""Time per step of training programs: eager PyTorch, torch.compile with inductor, and `coexecute`.
+"""Time per step of training programs in one run: eager PyTorch, fused optimizers, torch.compile, `coexecute`.
 
-    python -m benchmarks.coexecution_time [--program NAME ...] [--size small] [--steps 160] [--out FILE.jsonl]
-                                          [--table FILE.md]
+    python -m benchmarks.coexecution_time [--program NAME ...] [--size small] [--mode MODE ...]
+                                          [--seconds 570] [--out FILE.jsonl] [--table FILE.md]
 
-Each program and size runs in a process of its own, which runs all modes: iteration i of one mode, then of the
-next, in an order that is drawn again. Every mode begins iteration i with the same random state, so that all
-take the same path. The first half of the iterations is warm-up, with tracing and compilation. torch runs on
-one thread; `coexecute` has threads of its own. Each result is saved as one line as soon as it is known, and
-the same command runs only what is missing for the present code, also after it was killed.
+Each program and size runs all modes in a process of its own: iteration i of one mode, then of the next, in an
+order that is drawn again. Every mode begins iteration i with the same random state, so that all take the same
+path. The first half of the iterations is warm-up, with tracing and compilation. The budget of seconds is
+divided among the programs. A mode whose first eight steps take more than a third of a program's share in a
+forked process, such as for compilation, is left out; what torch compiled is on disk, so that the next run of
+the command has more time for the rest. The first
+40 steps run in two more processes, forked before, one for eager mode and one for `coexecute` in use: their
+processor time, peak of resident memory, and growth afterwards. torch runs on one thread; `coexecute` has
+threads of its own, except in forked processes.
+Each result is saved as one line as soon as it is known, and the same command runs only what is missing for
+the present code, also after it was killed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import gc
 import importlib
+import inspect
 import io
 import itertools
 import json
 import math
+import os
 import random
+import select
+import signal
 import statistics
 import sys
 import time
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.coexecution import SEED, Record, engine_revision, load, run_apart, save
 from benchmarks.programs import State, Step, names, program
@@ -49,16 +63,56 @@ SIZES: dict[str, dict[str, dict[str, int]]] = {
 }
 """Constants of programs, by size and program; small programs keep theirs."""
 
-MODES = ("eager", "torch.compile", "coexecute", "always")
-"""Ways to run a step; always: `coexecute` that does not return to eager mode where that is faster."""
+TEN = (
+    "bert_metric", "dcgan", "dropblock", "faster_rcnn", "gpt2_lengths", "lstm_early_exit",
+    "music_transformer", "sdpoint", "tree_network", "yolo_loss",
+)  # fmt: skip
+"""The training programs that were measured first."""
+
+FIRST_STEPS = 40
+"""Steps whose processor time is compared with that of eager mode."""
+
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+"""Optimizers of torch that have a fused update on a processor."""
 
 
-WRAPS: dict[str, Any] = {
-    "eager": lambda step: step,
-    "torch.compile": torch.compile,
-    "coexecute": coexecute,
-    "always": coexecute,
-}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """A way to run a step.
+
+    Attributes:
+        wrap: Function from a step and its state to the step to run; None if there is no such step.
+        around: Context in which its steps run.
+    """
+
+    wrap: Callable[[Step, State], Step | None]
+    around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+
+
+def _fused(step: Step, state: State) -> Step | None:
+    optimizers = [optimizer for optimizer in state.optimizers.values() if type(optimizer) in _FUSED]
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["fused"] = True
+    return step if optimizers else None
+
+
+def _modes() -> dict[str, Mode]:
+    """Return the modes of the installed package; eager mode comes first."""
+    modes = {
+        "eager": Mode(wrap=lambda step, state: step),
+        "fused": Mode(wrap=_fused),
+        "torch.compile": Mode(wrap=lambda step, state: torch.compile(step)),
+        "in use": Mode(wrap=lambda step, state: coexecute(step)),
+        "exact": Mode(wrap=lambda step, state: coexecute(step), around=forced),
+    }
+    if "backend" in inspect.signature(coexecute).parameters:
+        inductor: Any = coexecute
+        modes["inductor"] = Mode(wrap=lambda step, state: inductor(step, backend="inductor"), around=forced)
+    return modes
+
+
+MODES = _modes()
 
 
 def sized(name: str, size: str) -> tuple[Step, State]:
@@ -69,70 +123,117 @@ def sized(name: str, size: str) -> tuple[Step, State]:
     return program(name)(SEED)
 
 
-def measure(name: str, size: str, steps: int) -> Record:
-    """Return the times of every step of a program in seconds, by mode."""
+# -- one program ---------------------------------------------------------------------------------------------
+
+
+def measure(name: str, size: str, seconds: float, chosen: list[str]) -> Record:
+    """Return the times of every step of a program in seconds, by mode, within a budget of seconds."""
     running: dict[str, tuple[Step, State]] = {}
-    for mode in MODES:
-        step, state = sized(name, size)
-        running[mode] = (WRAPS[mode](step), state)
-    wall: dict[str, list[float]] = {mode: [] for mode in MODES}
-    processor: dict[str, list[float]] = {mode: [] for mode in MODES}
     errors: dict[str, str] = {}
+    for mode in chosen:
+        step, state = sized(name, size)
+        wrapped = MODES[mode].wrap(step, state)
+        assert wrapped is not None
+        running[mode] = (wrapped, state)
+    wall: dict[str, list[float]] = {mode: [] for mode in running}
+    processor: dict[str, list[float]] = {mode: [] for mode in running}
     kinds: list[str] = []
-    seen = _counts(running["always"][0])
-    for iteration in range(steps):
-        for mode in random.Random(iteration).sample(MODES, len(MODES)):
+    seen = _counts(running.get("exact"))
+    end = time.perf_counter() + seconds
+    for iteration in itertools.count():
+        if time.perf_counter() > end and iteration > 1:
+            break
+        for mode in random.Random(iteration).sample(sorted(running), len(running)):
             if mode in errors:
                 continue
-            step, state = running[mode]
-            batch = state.batch(iteration)
-            torch.manual_seed(SEED + iteration)
             try:
-                with forced() if mode == "always" else contextlib.nullcontext():
-                    times = _timed(step, batch)
+                times = _step_times(mode, running[mode], iteration)
             except Exception as error:
                 errors[mode] = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
                 continue
             wall[mode].append(times[0])
             processor[mode].append(times[1])
-        now = _counts(running["always"][0])
+        now = _counts(running.get("exact"))
         kinds.append(next((kind for kind in now if now[kind] > seen[kind]), "none"))
         seen = now
-    reports = {mode: coexecute.report(running[mode][0]) for mode in ("coexecute", "always")}
-    step, state = running["eager"]
-    with _OperationCounter() as counter, contextlib.redirect_stdout(io.StringIO()):
-        step(*state.batch(steps))
+    reports = {mode: coexecute.report(running[mode][0]) for mode in ("in use", "exact") if mode in running}
     return {
-        "wall_s": wall, "processor_s": processor, "errors": errors, "kinds": kinds,
-        "operations": reports["always"].operations, "operations of a step": counter.count,
+        "wall_s": _rounded(wall), "processor_s": _rounded(processor), "errors": errors, "kinds": kinds,
         "reports": {mode: str(report) for mode, report in reports.items()},
-        "returned": reports["coexecute"].returned,
     }  # fmt: skip
 
 
-class _OperationCounter(TorchDispatchMode):
-    """Count the operations below autograd."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
-def _counts(step: Any) -> dict[str, int]:
-    report = coexecute.report(step)
-    return {"diverged": report.diverged, "traced": report.traced, "coexecuted": report.coexecuted}
-
-
-def _timed(step: Step, batch: tuple[Any, ...]) -> tuple[float, float]:
+def _step_times(mode: str, running: tuple[Step, State], iteration: int) -> tuple[float, float]:
     """Return the wall and processor time of a step whose result is read, in seconds."""
-    with contextlib.redirect_stdout(io.StringIO()):
+    step, state = running
+    batch = state.batch(iteration)
+    torch.manual_seed(SEED + iteration)
+    with contextlib.redirect_stdout(io.StringIO()), MODES[mode].around():
         wall, processor = time.perf_counter(), time.process_time()
         step(*batch).item()
         return time.perf_counter() - wall, time.process_time() - processor
+
+
+def _rounded(times: dict[str, list[float]]) -> dict[str, list[float]]:
+    return {mode: [round(seconds, 7) for seconds in values] for mode, values in times.items()}
+
+
+def _counts(running: tuple[Step, State] | None) -> dict[str, int]:
+    if running is None:
+        return {}
+    report = coexecute.report(running[0])
+    return {"diverged": report.diverged, "traced": report.traced, "coexecuted": report.coexecuted}
+
+
+def start(name: str, size: str, mode: str, seconds: float) -> Record:
+    """Run the first steps of a program alone; return their processor time and peak of memory, and growth.
+
+    Two steps of another instance come before, in which libraries initialize, and do not count.
+    """
+    _run_steps(*sized(name, size), range(2))
+    step, state = sized(name, size)
+    wrapped = MODES[mode].wrap(step, state)
+    assert wrapped is not None
+    gc.collect()
+    reset_peak()
+    processor = time.process_time()
+    with MODES[mode].around():
+        _run_steps(wrapped, state, range(FIRST_STEPS))
+        processor = time.process_time() - processor
+        peak = peak_mib()
+        gc.collect()
+        warm, end, steps = resident_mib(), time.perf_counter() + seconds, 0
+        while time.perf_counter() < end and steps < 1000:
+            _run_steps(wrapped, state, range(FIRST_STEPS + steps, FIRST_STEPS + steps + 10))
+            steps += 10
+    gc.collect()
+    return {"processor_s": processor, "peak_mib": peak, "growth_mib": resident_mib() - warm, "steps": steps}
+
+
+def _run_steps(step: Step, state: State, iterations: range) -> None:
+    for iteration in iterations:
+        with contextlib.redirect_stdout(io.StringIO()):
+            step(*state.batch(iteration)).item()
+        state.effects.clear()
+
+
+def resident_mib() -> float:
+    """Return the resident memory of this process in MiB."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def reset_peak() -> None:
+    """Let the peak of resident memory count from now on."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def peak_mib() -> float:
+    """Return the peak of resident memory of this process in MiB, without that of its parent."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 2**10
 
 
 # -- summary -------------------------------------------------------------------------------------------------
@@ -140,18 +241,10 @@ def _timed(step: Step, batch: tuple[Any, ...]) -> tuple[float, float]:
 
 def ratio(record: Record, mode: str, times: str = "wall_s") -> float:
     """Return the median over steps after warm-up of eager's time over that of a mode; NaN without times."""
-    pairs = list(zip(record[times]["eager"], record[times][mode], strict=False))
+    pairs = list(zip(record[times]["eager"], record[times].get(mode, ()), strict=False))
     if mode in record["errors"] or not pairs:
         return math.nan
     return statistics.median(eager / ours for eager, ours in pairs[len(pairs) // 2 :])
-
-
-def _median_ms(values: list[float]) -> str:
-    return f"{statistics.median(values) * 1e3:.2f}" if values else "none"
-
-
-def _text(value: float) -> str:
-    return "error" if math.isnan(value) else f"{value:.2f}"
 
 
 def steady(kinds: list[str]) -> int:
@@ -163,51 +256,75 @@ def steady(kinds: list[str]) -> int:
     return len(kinds)
 
 
+def _text(value: float) -> str:
+    return "none" if math.isnan(value) else f"{value:.2f}"
+
+
+def _columns(records: list[Record]) -> list[tuple[str, str]]:
+    modes = [mode for mode in MODES if any(mode in record["wall_s"] for record in records)][1:]
+    return [(mode, times) for mode in modes for times in ("wall_s", "processor_s")]
+
+
 def table(records: list[Record]) -> str:
-    """Return times, and the way to the steady state, as Markdown tables."""
+    """Return times, and what the first steps cost, as Markdown tables."""
+    columns = _columns(records)
+    labels = [f"{mode}{', processor' if times == 'processor_s' else ''}" for mode, times in columns]
     lines = [
-        "| program | size | eager, ms | speedup of torch.compile | of coexecute | the same, processor time "
-        "| of coexecute without return to eager | returned to eager |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for record in records:
-        after = record["wall_s"]["eager"][record["steps"] // 2 :]
-        ratios = [_text(ratio(record, mode, times)) for mode, times in _COLUMNS]
-        ratios.append("yes" if record["returned"] else "no")
-        lines.append(
-            f"| {record['program']} | {record['size']} | {_median_ms(after)} | {' | '.join(ratios)} |"
-        )
-    for label, toys, size in _GROUPS:
-        group = [
-            program_record
-            for program_record in records
-            if program_record["program"].startswith("toy_") is toys and program_record["size"] == size
-        ]
-        if group:
-            means = [
-                _mean([ratio(program_record, mode, times) for program_record in group])
-                for mode, times in _COLUMNS
-            ]
-            lines.append(f"| geometric mean of {label} | {size} | | {' | '.join(map(_text, means))} | |")
-    lines += [
+        "Speedup over eager mode, median over the steps of the second half: wall time, then processor time.",
         "",
-        "| program | size | steps until steady | traced | diverged | co-executed | ms of a traced step "
-        "| of a diverged step | of a co-executed step | operations of a step | of the graph "
-        "| recording and checking, µs per operation |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        f"| program | size | steps | eager, ms | {' | '.join(labels)} |",
+        f"|---|---|---|---|{'---|' * len(columns)}",
     ]
     for record in records:
-        lines.append(_steady_row(record))
-    return "\n".join(lines) + "\n"
+        eager = record["wall_s"]["eager"]
+        cells = [
+            record["program"],
+            record["size"],
+            str(len(eager)),
+            f"{_median_ms(eager[len(eager) // 2 :])}",
+        ]
+        cells += [_text(ratio(record, mode, times)) for mode, times in columns]
+        lines.append(f"| {' | '.join(cells)} |")
+    for label, belongs in _GROUPS.items():
+        group = [record for record in records if record["size"] == "small" and belongs(record["program"])]
+        means = [_mean([ratio(record, mode, times) for record in group]) for mode, times in columns]
+        if group:
+            lines.append(f"| geometric mean of {label} | small | | | {' | '.join(map(_text, means))} |")
+    return "\n".join([*lines, "", *_start_table(records)]) + "\n"
 
 
-_COLUMNS = (
-    ("torch.compile", "wall_s"),
-    ("coexecute", "wall_s"),
-    ("coexecute", "processor_s"),
-    ("always", "wall_s"),
-)
-_GROUPS = (("programs", False, "small"), ("programs", False, "large"), ("toys", True, "small"))
+_GROUPS: dict[str, Callable[[str], bool]] = {
+    "the first ten programs": lambda name: name in TEN,
+    "the fifteen later programs": lambda name: name not in TEN and not name.startswith("toy_"),
+    "the five toys": lambda name: name.startswith("toy_"),
+}
+
+
+def _start_table(records: list[Record]) -> Iterator[str]:
+    yield (
+        f"| program | size | co-executed, exact, % | steps until steady | first {FIRST_STEPS} steps in use: "
+        "processor time over eager | peak memory of the process over eager | peak, MiB more "
+        "| growth, MiB (steps) "
+        "| without a result |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for record in records:
+        kinds, first = record["kinds"], record.get("start", {})
+        share = 100 * kinds.count("coexecuted") / max(len(kinds), 1)
+        cells = [record["program"], record["size"], f"{share:.0f}", str(steady(kinds))]
+        if all(mode in first and "error" not in first[mode] for mode in ("eager", "in use")):
+            eager, ours = first["eager"], first["in use"]
+            cells += [_text(ours[key] / eager[key]) for key in ("processor_s", "peak_mib")]
+            cells.append(f"{ours['peak_mib'] - eager['peak_mib']:.1f}")
+            cells.append(f"{ours['growth_mib']:.1f} ({ours['steps']})")
+        else:
+            cells += ["none"] * 4
+        failed = [f"{mode}: {error}" for mode, error in record["errors"].items() if error != "none"]
+        yield f"| {' | '.join(cells)} | {'; '.join(failed).replace('|', ' ')[:120]} |"
+
+
+def _median_ms(values: list[float]) -> str:
+    return f"{statistics.median(values) * 1e3:.2f}" if values else "none"
 
 
 def _mean(ratios: list[float]) -> float:
@@ -216,48 +333,75 @@ def _mean(ratios: list[float]) -> float:
     return statistics.geometric_mean(finite) if finite else math.nan
 
 
-def _steady_row(record: Record) -> str:
-    ours = record["wall_s"]["always"]
-    by_kind = {
-        kind: [
-            seconds
-            for seconds, kind_of_step in zip(ours, record["kinds"], strict=False)
-            if kind_of_step == kind
-        ]
-        for kind in ("traced", "diverged", "coexecuted")
-    }
-    extra = [
-        seconds - eager
-        for seconds, eager, kind in zip(ours, record["wall_s"]["eager"], record["kinds"], strict=False)
-        if kind == "traced"
-    ]
-    counts = [str(record["kinds"].count(kind)) for kind in by_kind]
-    times = [_median_ms(values) for values in by_kind.values()]
-    count = record["operations of a step"]
-    per_operation = f"{statistics.median(extra) / count * 1e6:.1f}" if extra else "none"
-    cells = [record["program"], record["size"], str(steady(record["kinds"])), *counts, *times]
-    return f"| {' | '.join([*cells, str(count), str(record['operations']), per_operation])} |"
-
-
 # -- all -----------------------------------------------------------------------------------------------------
 
 
-def _saved(path: Path) -> dict[tuple[str, str, int], Record]:
+def _saved(path: Path) -> dict[tuple[str, str], Record]:
     return {
-        (record["program"], record["size"], record["steps"]): record
+        (record["program"], record["size"]): record
         for record in load(path)
         if record["revision"] == engine_revision()
     }
+
+
+_IMPORT_S = 4.0
+"""Time of a new process to import torch, in seconds, which counts to a program's share."""
+
+
+def _forked(function: Callable[[], Record], limit_s: float) -> Record:
+    """Return what a function returns in a forked process; torch must not have computed before."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        with os.fdopen(writes, "w", encoding="utf-8") as out:
+            try:
+                json.dump(function(), out)
+            except Exception as error:
+                json.dump({"error": f"{type(error).__name__}: {error}"}, out)
+        os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads, encoding="utf-8") as made:
+        is_made = bool(select.select([made], [], [], limit_s)[0])
+        if not is_made:
+            os.kill(child, signal.SIGKILL)
+        text = made.read() if is_made else ""
+    os.waitpid(child, 0)
+    record: Record = json.loads(text) if text else {"error": f"no result within {limit_s:.0f} s"}
+    return record
+
+
+def _try(name: str, size: str, mode: str) -> Record:
+    step, state = sized(name, size)
+    wrapped = MODES[mode].wrap(step, state)
+    if wrapped is None:
+        return {"error": "none"}
+    with MODES[mode].around():
+        _run_steps(wrapped, state, range(8))
+    return {}
+
+
+def _run_program(name: str, size: str, seconds: float, chosen: list[str]) -> Record:
+    """Return the record of a program, measured in this process and two forked ones."""
+    end = time.perf_counter() + seconds
+    first = {
+        mode: _forked(functools.partial(start, name, size, mode, seconds / 10), seconds)
+        for mode in ("eager", "in use")
+    }
+    tried = {mode: _forked(functools.partial(_try, name, size, mode), seconds / 3) for mode in chosen[1:]}
+    errors = {mode: record["error"] for mode, record in tried.items() if "error" in record}
+    works = [mode for mode in chosen if mode not in errors]
+    record = measure(name, size, max(end - time.perf_counter(), 2.0), works)
+    return {"start": first, **record, "errors": errors | record["errors"]}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.coexecution_time")
     parser.add_argument("--program", action="append", choices=names(), help="program to run; default all")
-    parser.add_argument("--size", action="append", choices=SIZES, help="size of programs; default all")
-    parser.add_argument("--steps", type=int, default=160, help="iterations per mode (default 160)")
+    parser.add_argument("--size", action="append", choices=SIZES, help="size of programs; default small")
+    parser.add_argument("--mode", action="append", choices=MODES, help="mode beside eager; default all")
     parser.add_argument(
-        "--timeout-s", type=float, default=900, help="time limit per program in seconds (default 900)"
+        "--seconds", type=float, default=570.0, help="time for all programs in seconds (default 570)"
     )
     parser.add_argument(
         "--out", type=Path, default=Path("coexecution_time.jsonl"), help="file of saved results"
@@ -266,17 +410,24 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--one", nargs=2, metavar=("PROGRAM", "SIZE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no processes that outlive a forked one
+    chosen = ["eager", *(mode for mode in arguments.mode or MODES if mode != "eager")]
     if arguments.one:
         warnings.simplefilter("ignore")
         name, size = arguments.one
-        print(json.dumps(measure(name, size, arguments.steps)))
+        print(json.dumps(_run_program(name, size, arguments.seconds, chosen)))
         return 0
-    for size, name in itertools.product(arguments.size or SIZES, arguments.program or names()):
-        if name not in SIZES[size] or (name, size, arguments.steps) in _saved(arguments.out):
-            continue
-        record = {"program": name, "size": size, "steps": arguments.steps, "revision": engine_revision()}
-        command = ["--one", name, size, "--steps", str(arguments.steps)]
-        record |= run_apart("coexecution_time", command, arguments.timeout_s)
+    asked = itertools.product(arguments.size or ["small"], arguments.program or names())
+    missing = [(name, size) for size, name in asked if name in SIZES[size]]
+    missing = [key for key in missing if key not in _saved(arguments.out)]
+    end = time.perf_counter() + arguments.seconds
+    for position, (name, size) in enumerate(missing):
+        share = max(end - time.perf_counter(), 0.0) / (len(missing) - position)
+        record = {"program": name, "size": size, "revision": engine_revision()}
+        command = ["--one", name, size, "--seconds", str(max(share - _IMPORT_S, 2.0))]
+        for mode in chosen:
+            command += ["--mode", mode]
+        record |= run_apart("coexecution_time", command, 4 * share + 60)
         save(arguments.out, record)
         print(_line(record), flush=True)
     if arguments.table:
@@ -286,11 +437,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _line(record: Record) -> str:
-    start = f"{record['program']}, {record['size']}"
+    label = f"{record['program']}, {record['size']}"
     if "error" in record:
-        return f"{start}: {record['error']}"
-    ratios = ", ".join(f"{mode} {_text(ratio(record, mode))}" for mode in MODES[1:])
-    return f"{start}: speedup over eager: {ratios} {record['errors'] or ''}"
+        return f"{label}: {record['error']}"
+    modes = [mode for mode in MODES if mode in record["wall_s"] and mode != "eager"]
+    ratios = ", ".join(f"{mode} {_text(ratio(record, mode))}" for mode in modes)
+    return f"{label}: speedup over eager: {ratios} {record['errors'] or ''}"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ pytest.importorskip("torch", reason="torch is not installed: install tunebench[t
 import torch
 from torch import Tensor
 
-from benchmarks import coexecution
+from benchmarks import coexecution, coexecution_time
 from benchmarks.programs import Step, names, program
 from tunebench.training import coexecute
 from tunebench.training.coexecution._testing import forced
@@ -131,3 +132,34 @@ def test_saved_results_are_kept_and_a_cut_line_is_run_again(
     assert table.count("| toy_item |") == 4
     assert "it \\| failed" in table
     assert "different: 1 tensors by up to 2e-03; effects" in table
+
+
+def test_a_table_of_times_has_all_modes_that_ran_and_names_those_that_did_not() -> None:
+    record = {
+        "program": "toy_item",
+        "size": "small",
+        "wall_s": {"eager": [9.0, 2.0], "exact": [9.0, 1.0]},
+        "processor_s": {"eager": [9.0, 2.0], "exact": [9.0, 4.0]},
+        "errors": {"torch.compile": "no result within 3 s", "fused": "none"},
+        "kinds": ["traced", "coexecuted"],
+        "start": {
+            "eager": {"processor_s": 2.0, "peak_mib": 100.0},
+            "in use": {"processor_s": 2.2, "peak_mib": 150.0, "growth_mib": 0.0, "steps": 10},
+        },
+    }
+    times, first = coexecution_time.table([record]).split("\n\n")[1:]
+    assert times.splitlines()[2] == "| toy_item | small | 2 | 2000.00 | 2.00 | 0.50 |"
+    assert "| 50 | 1 | 1.10 | 1.50 | 50.0 | 0.0 (10) | torch.compile: no result within 3 s |" in first
+
+
+def test_a_forked_process_returns_a_record_an_error_or_runs_out_of_time() -> None:
+    def fails() -> coexecution.Record:
+        raise ValueError("wrong")
+
+    def sleeps() -> coexecution.Record:
+        time.sleep(60)
+        return {}
+
+    assert coexecution_time._forked(lambda: {"steps": 3}, 60) == {"steps": 3}
+    assert coexecution_time._forked(fails, 60) == {"error": "ValueError: wrong"}
+    assert coexecution_time._forked(sleeps, 0.1) == {"error": "no result within 0 s"}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import functools
 import gc
 import itertools
+import pickle
 import random
 import weakref
 from collections.abc import Callable, Iterator
@@ -27,6 +29,7 @@ from tunebench.training.coexecution import _testing
 from tunebench.training.coexecution._modes import SETTERS, settings
 from tunebench.training.coexecution._policy import Policy
 from tunebench.training.coexecution._segment import Piece
+from tunebench.training.coexecution.analysis import StepAnalysis, UpdateTimes
 from tunebench.training.coexecution.trace_graph import TracedOperation, TraceGraph
 
 
@@ -76,7 +79,7 @@ def test_a_step_is_traced_with_backward_and_optimizer() -> None:
     layer = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
 
-    @coexecute
+    @coexecute(mode="always")
     def step(x: Tensor) -> Tensor:
         optimizer.zero_grad()
         loss = layer(x).square().mean()
@@ -588,6 +591,74 @@ def test_a_step_that_gains_nothing_returns_to_eager_mode() -> None:
     assert faster.reason is None
 
 
+def _run_policy(eager_s: float, other_s: float, learning_s: float, count: int) -> tuple[float, int]:
+    """Return the time of iterations over that in eager mode, and how many were recorded."""
+    policy, total, recorded = Policy(), 0.0, 0
+    for _ in range(count):
+        if policy.runs_eagerly():
+            policy.add_eager(eager_s)
+            total += eager_s
+        else:
+            policy.add(other_s, known=False, threaded=False, learning_s=learning_s)
+            total += other_s + learning_s
+            recorded += 1
+    return total / (count * eager_s), recorded
+
+
+def test_records_of_a_step_that_always_takes_new_paths_cost_a_part_of_its_time() -> None:
+    assert _run_policy(1e-3, 30e-3, 20e-3, 40)[1] == 0
+    ratio, recorded = _run_policy(1e-3, 30e-3, 20e-3, 2000)
+    assert 1.0 < ratio < 1.2
+    assert recorded >= 2
+
+
+def test_a_step_with_a_permanent_reason_is_recorded_twice() -> None:
+    network = _hooked()
+    step = coexecute(lambda x: network(x).sum().backward())
+    step._policy._affords = lambda: True  # type: ignore[method-assign]
+    for _ in range(12):
+        step(torch.ones(3, 2))
+    report = coexecute.report(step)
+    assert report.traced == 2
+    assert "hooks" in str(report.returned)
+    assert "remove the hooks" in str(report)
+
+
+def _hooked() -> nn.Module:
+    layer = nn.Linear(2, 1)
+    layer.weight.register_hook(lambda gradient: gradient)
+    return layer
+
+
+def test_an_unknown_mode_lists_the_known_ones() -> None:
+    with pytest.raises(InputError, match="always, auto, report"):
+        coexecute(lambda: None, mode="never")  # type: ignore[arg-type]
+
+
+def test_a_step_that_is_only_reported_runs_as_in_eager_mode() -> None:
+    step = coexecute(lambda x: (x * 2).sum().item(), mode="report")
+    assert [step(torch.ones(3)) for _ in range(20)] == [6.0] * 20
+    report = coexecute.report(step)
+    assert (report.coexecuted, report.diverged, report.traced) == (0, 0, 3)
+    assert report.operations == 3
+
+
+@coexecute
+def _decorated(x: Tensor) -> float:
+    return float(x.sum().item())
+
+
+def test_a_step_is_pickled_as_its_function() -> None:
+    assert pickle.loads(pickle.dumps(_decorated)) is _decorated
+    step = pickle.loads(pickle.dumps(coexecute(_plain, mode="always")))
+    assert [step(torch.ones(2)) for _ in range(4)] == [2.0] * 4
+    assert coexecute.report(step).coexecuted == 3
+
+
+def _plain(x: Tensor) -> float:
+    return float(x.sum().item())
+
+
 def test_a_step_that_returned_to_eager_mode_holds_no_paths_and_reports_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -595,8 +666,9 @@ def test_a_step_that_returned_to_eager_mode_holds_no_paths_and_reports_them(
     def step(x: torch.Tensor) -> float:
         return float((x * 2).sum().item())
 
-    for _ in range(4):
-        step(torch.ones(3))
+    with _testing.forced():
+        for _ in range(4):
+            step(torch.ones(3))
     follow = weakref.ref(step._tree.paths[0][0][0].follow)
     before = coexecute.report(step)
     monkeypatch.setattr(step._policy, "reason", "too slow")
@@ -632,3 +704,49 @@ def test_hooks_run_as_in_eager_mode() -> None:
     assert report.coexecuted == 0
     assert report.fallbacks[0].site.endswith(str(line))
     assert "hooks" in report.fallbacks[0].reason
+
+
+def test_an_analysis_says_where_python_reads_and_what_would_be_gained() -> None:
+    layer = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.01)
+    reference = copy.deepcopy(layer)
+    other = torch.optim.Adam(reference.parameters(), lr=0.01)
+
+    def step(x: Tensor, network: nn.Module = layer, update: torch.optim.Optimizer = optimizer) -> float:
+        update.zero_grad()
+        loss = network(x).square().mean()
+        loss.backward()
+        update.step()
+        return float(loss.item() + loss.item())
+
+    batches = [torch.full((3, 4), float(number)) for number in range(12)]
+    analysis = coexecute.analyze(step, batches)
+    for batch in batches:
+        step(batch, reference, other)
+    assert all(map(torch.equal, layer.parameters(), reference.parameters()))
+    assert (analysis.steps, analysis.paths) == (12, 1)
+    (read,) = analysis.reads
+    assert read.per_step == 2
+    assert read.site.endswith(str(step.__code__.co_firstlineno + 5))
+    assert any(line.startswith(read.site) for line in analysis.advice())
+    assert [update.optimizer for update in analysis.updates] == ["Adam"]
+    assert analysis.coexecuted_ms is not None
+    assert f"{analysis.eager_ms:.2f} ms" in str(analysis)
+
+
+def test_advice_of_an_analysis_follows_from_its_times() -> None:
+    update = UpdateTimes(optimizer="Adam", update_ms=0.5, fused_ms=0.1)
+    slow = UpdateTimes(optimizer="SGD", update_ms=0.1, fused_ms=0.1)
+    report = coexecute.report(coexecute(lambda: None))
+    analysis = StepAnalysis(
+        steps=9, eager_ms=2.0, coexecuted_ms=1.5, paths=1, reads=(), updates=(update, slow), report=report
+    )
+    assert analysis.advice() == (
+        "Pass fused=True to Adam: a step takes 20% less time.",
+        "Decorate the step with coexecute: a step takes 25% less time.",
+    )
+
+
+def test_an_analysis_needs_some_batches() -> None:
+    with pytest.raises(InputError, match="at least 4 batches"):
+        coexecute.analyze(lambda x: x.sum().item(), [torch.ones(2)])

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Literal
 
-__all__ = ["Policy"]
+__all__ = ["Mode", "Policy"]
+
+Mode = Literal["always", "auto", "report"]
+"""Whether every known path is co-executed, those that pay, or none."""
 
 _EVERY = 4
 """One of so many iterations runs as in eager mode until the decision, to time it."""
@@ -18,30 +22,75 @@ _WINDOW = 16
 _PATIENCE = 8
 """Number of windows within which a step must become faster, as long as fewer of its iterations diverge."""
 
+_WARM_UP = 4
+"""Number of iterations as in eager mode before the first record: libraries initialize in them."""
+
+_SHARE = 0.15
+"""Part of the time of all iterations that records, checks and divergences may cost."""
+
+_RECORD = 12.0
+"""Cost of the first record in iterations of eager mode, before one is measured.
+
+Source: `benchmarks.coexecution_time`; records of 30 programs take 3 to 47 iterations.
+"""
+
+_RECENT = 4
+"""Number of iterations whose mean cost is expected of the next one."""
+
+_REFUSALS = 2
+"""Number of records without a path after which a step is no longer recorded."""
+
+_REPORTED = 16
+"""One of so many iterations is recorded if the step is only reported, after the first ones."""
+
 
 class Policy:
     """Times of a step's iterations, and the decision that follows from them.
 
     Attributes:
+        mode: Whether known paths are co-executed.
         reason: Why the step runs as without co-execution; None while it is co-executed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mode: Mode = "auto") -> None:
+        self.mode = mode
         self.reason: str | None = None
         self._eager: deque[float] = deque(maxlen=_WINDOW)
         self._other: deque[float] = deque(maxlen=_WINDOW)
         self._known: deque[bool] = deque(maxlen=_WINDOW)
+        self._costs: deque[float] = deque(maxlen=_RECENT)
         self._count = 0
+        self._others = 0
+        self._cost = 0.0
+        self._refusals = 0
         self._decided = False
         self._windows = 0
         self._threads: dict[bool, deque[float]] = {arm: deque(maxlen=_WINDOW) for arm in (False, True)}
 
     def runs_eagerly(self) -> bool:
         """Return whether the next iteration runs as without co-execution."""
+        if self.mode == "always":
+            return False
         if self.reason is not None:
             return True
         self._count += 1
+        if self.mode == "report":
+            return self._count > 2 and self._count % _REPORTED != 0
+        if not self._affords():
+            return True
         return self._count % (_LATER if self._decided else _EVERY) == 0
+
+    def _affords(self) -> bool:
+        """Return whether the next iteration may cost what the last ones did beyond eager mode."""
+        if len(self._eager) < _WARM_UP:
+            return False
+        expected = sum(self._costs) / len(self._costs) if self._costs else _RECORD * self.eager_s
+        return self._cost + expected <= _SHARE * self._count * self.eager_s
+
+    @property
+    def eager_s(self) -> float:
+        """Return the median time of iterations in eager mode in seconds."""
+        return sorted(self._eager)[len(self._eager) // 2]
 
     def add_eager(self, seconds: float) -> None:
         """Note the time of an iteration that ran as without co-execution."""
@@ -54,25 +103,45 @@ class Policy:
             return len(beside) < len(inline)
         return sorted(beside)[len(beside) // 2] < sorted(inline)[len(inline) // 2]
 
-    def add(self, seconds: float, *, known: bool, threaded: bool) -> None:
-        """Note the time of another iteration, whether its path was known, and whether it used a thread."""
+    def add(self, seconds: float, *, known: bool, threaded: bool, learning_s: float = 0.0) -> None:
+        """Note another iteration.
+
+        Args:
+            seconds: Its time.
+            known: Whether its path was known.
+            threaded: Whether it used a thread.
+            learning_s: Time after it to learn its path, in seconds.
+        """
         if known:
             self._threads[threaded].append(seconds)
         self._other.append(seconds)
         self._known.append(known)
-        if len(self._other) == _WINDOW and len(self._eager) >= 4 and self._count % _WINDOW == _WINDOW - 1:
+        self._others += 1
+        if self._eager:
+            self._costs.append(seconds + learning_s - self.eager_s)
+            self._cost += self._costs[-1]
+        if self.mode == "always":
+            return
+        if len(self._other) == _WINDOW and len(self._eager) >= 4 and self._others % _WINDOW == 0:
             self._decide()
+
+    def refuse(self, reason: str, site: str) -> None:
+        """Note that a recorded iteration can only run as in eager mode, and that no path is known."""
+        self._refusals += 1
+        if self._refusals >= _REFUSALS and self.mode == "auto":
+            self.reason = f"no recorded iteration can be co-executed because of {site}: {reason}"
 
     def _decide(self) -> None:
         self._windows += 1
-        eager_s = sorted(self._eager)[len(self._eager) // 2]
         seconds = sorted(self._other)[: _WINDOW - 2]
         mean_s = sum(seconds) / len(seconds)
-        if mean_s <= eager_s:
+        if mean_s <= self.eager_s:
             self._decided = True
             return
         unknown = self._known.count(False)
         if 0 < unknown <= _WINDOW // 2 and self._windows < _PATIENCE:
             return
         paths = f", {unknown} of {_WINDOW} iterations took new paths" if unknown else ""
-        self.reason = f"co-execution takes {mean_s * 1e3:.2f} ms, eager mode {eager_s * 1e3:.2f} ms{paths}"
+        self.reason = (
+            f"co-execution takes {mean_s * 1e3:.2f} ms, eager mode {self.eager_s * 1e3:.2f} ms{paths}"
+        )

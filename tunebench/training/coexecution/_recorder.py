@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -88,6 +89,7 @@ class Recorder:
         tensors: The tensors of the iteration.
         spent: Histories, by variable, through which another backward pass raises an error at once.
         made_bytes: Bytes of the results of all operations.
+        reads: Number of calls that read values, by call site.
     """
 
     def __init__(self) -> None:
@@ -102,6 +104,7 @@ class Recorder:
         self._numbers = 0
         self.spent: dict[int, Any] = {}
         self.made_bytes = 0
+        self.reads = Counter[str]()
         self._settings = settings()
 
     @property
@@ -119,6 +122,8 @@ class Recorder:
         if found is Kind.METADATA or found is Kind.IGNORED:
             return function(*args, **kwargs)
         self._site = self.replaying if self.replaying is not None else call_site(sys._getframe(1))
+        if found is Kind.FETCH:
+            self._count_read()
         if found is Kind.UNSEEN:
             self.refuse(f"{_name(function)} {found.value}")
             with _disable_current_modes() if _len_torch_dispatch_stack() == 1 else nullcontext():
@@ -144,9 +149,14 @@ class Recorder:
     ) -> None:
         """Record a call that has run before."""
         self._site = self.replaying if self.replaying is not None else call_site(sys._getframe(1))
+        if found is Kind.FETCH:
+            self._count_read()
         call = self._begin(function, args, kwargs, found)
         if call is not None and self.problem is None:
             self._end(call, result, {}, args)
+
+    def _count_read(self) -> None:
+        self.reads[self._site[-1] if self._site else "?"] += 1
 
     def release(self) -> None:
         """Release the tensors and results that only the check of the path needed."""

@@ -10,7 +10,33 @@ from pathlib import Path
 from tunebench.training.coexecution.picture import trace_graph_svg
 from tunebench.training.coexecution.trace_graph import TraceGraph
 
-__all__ = ["CoexecutionReport", "Divergence", "SegmentRuns"]
+__all__ = ["CoexecutionReport", "Divergence", "SegmentRuns", "advice"]
+
+_ADVICE = {
+    "saved-tensor hooks": "use checkpoint only where memory needs it",
+    "hooks": "remove the hooks, or do their work after the backward pass",
+    "before the iteration": "detach carried state where the step ends, not where the next one begins",
+    "decides by a value": "read the value with .item() and branch in Python",
+    "random numbers": "draw from torch.rand or torch.randn and transform the draws",
+    "in place": "use the function that returns a new tensor",
+    "is not understood": "move the call out of the step",
+    "returned a": "make the call before the step",
+    "graph of its own": "there is no way yet to co-execute second derivatives",
+    "setting of torch": "change it before the first step",
+    "anomaly detection": "turn it off",
+    "denormal": "do not call torch.set_flush_denormal",
+    "generator of its own": "seed torch's own generator instead",
+    "mode is active": "leave the mode before the step",
+    "inference mode": "use torch.no_grad",
+    "from elsewhere": "pass the tensor to the step as an argument",
+    "outside of torch's Python functions": "call the function of torch in Python",
+}
+"""What to change so that a step can be co-executed, by words of the reason; the first that fits counts."""
+
+
+def advice(reason: str) -> str | None:
+    """Return what to change in a step that only runs as in eager mode for a reason, or None."""
+    return next((change for words, change in _ADVICE.items() if words in reason), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +141,9 @@ class CoexecutionReport:
         ]
         lines += [f"diverged at {each.site}: {each.reason} ({each.count})" for each in self.divergences]
         lines += [
-            f"only in eager mode because of {each.site}: {each.reason} ({each.count})"
-            for each in self.fallbacks
+            f"only in eager mode because of {fallback.site}: {fallback.reason} ({fallback.count})"
+            + (f"; {change}" if (change := advice(fallback.reason)) else "")
+            for fallback in self.fallbacks
         ]
         if self.returned is not None:
             lines.append(f"runs as without co-execution: {self.returned}")
