@@ -15,6 +15,7 @@ from tunebench.workloads import suite, suites
 from tunebench.workloads.networks._experts import Mixture
 from tunebench.workloads.networks._families import Bert, Gpt2, Llama, Opt
 from tunebench.workloads.networks._switch import Switch
+from tunebench.workloads.networks._vit import Vit
 from tunebench.workloads.networks.architecture import Architecture
 from tunebench.workloads.networks.listed import ListedNetwork, from_csv, from_list
 from tunebench.workloads.networks.network_run import (
@@ -43,11 +44,10 @@ _FAMILIES: dict[str, Callable[[str, Architecture], Network]] = {
     "gpt2": Gpt2,
     "opt": Opt,
     "bert": Bert,
-    "llama": Llama,
-    "mixtral": Mixture,
-    "qwen2_moe": Mixture,
-    "qwen3_moe": Mixture,
-    "switch_transformers": Switch,
+    "vit": Vit,
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text"), Llama),
+    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3"), Mixture),
+    **dict.fromkeys(("switch_transformers", "t5", "mt5"), Switch),
 }
 
 

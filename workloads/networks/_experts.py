@@ -1,4 +1,7 @@
-"""Transformers with a mixture of experts in every layer: Mixtral, Qwen2-MoE and Qwen3-MoE.
+"""Transformers with a mixture of experts: Mixtral, Qwen2-MoE, Qwen3-MoE, gpt-oss, DeepSeek-V2 and V3.
+
+The first layers of DeepSeek's models are dense. Node-limited routing adds kernels to the router; it does not
+change how many rows a device sends, because every row goes to its expert on its own.
 
 A router sends each token to some of the experts, which are gated feed-forward layers. Which ones is data:
 operations assume that experts have equally many tokens, `NetworkRun.expert_load` times as many on the busiest
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 from tunebench.errors import InputError
 from tunebench.workloads.networks._families import Llama
-from tunebench.workloads.networks.megatron import add_megatron_layer, expert_collectives
+from tunebench.workloads.networks.megatron import GROUP_KERNELS, add_megatron_layer, expert_collectives
 from tunebench.workloads.networks.network_run import NetworkRun, TensorCollective
 from tunebench.workloads.networks.tape import Tape
 from tunebench.workloads.networks.transformer import Matrix
@@ -26,11 +29,13 @@ conversion, and two of the mask of experts."""
 
 
 class Mixture(Llama):
-    """A transformer with Llama's attention and experts in every layer."""
+    """A transformer with Llama's attention and experts in every layer after the first dense ones."""
 
     def matrices(self) -> tuple[Matrix, ...]:
         """Return the linear layers that all tokens see, without the router."""
         architecture = self.architecture
+        if not architecture.experts:
+            return super().matrices()
         shared = self._gated_matrices(architecture.shared_ffn) if architecture.shared_ffn else ()
         return (*self._attention_matrices(), *shared)
 
@@ -38,44 +43,52 @@ class Mixture(Llama):
 
     def expert_parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
         """Return the parameters of all experts of these layers (see `Network.expert_parameters`)."""
-        first, last = layers or (0, self.layers)
         per_expert = sum(matrix.parameters(tensor) for matrix in self._gated_matrices(self.architecture.ffn))
-        return (last - first) * self.architecture.experts * per_expert
+        return self._sparse_layers(layers) * self.architecture.experts * per_expert
+
+    def _sparse_layers(self, layers: tuple[int, int] | None) -> int:
+        """Return how many of these layers have experts."""
+        first, last = layers or (0, self.layers)
+        return max(0, last - max(first, self.architecture.dense_layers))
 
     def _layer_parameters(self, index: int, tensor: int = 1) -> int:
+        outside_experts = super()._layer_parameters(index, tensor)
         architecture = self.architecture
-        heads = 2 * architecture.head_dim if architecture.normalised_heads else 0
-        gate = architecture.hidden if architecture.shared_ffn else 0
-        router = architecture.experts * architecture.hidden
-        outside_experts = super()._layer_parameters(index, tensor) + heads + gate + router
-        return outside_experts + self.expert_parameters(tensor, (index, index + 1))
+        if index < architecture.dense_layers or not architecture.experts:
+            return outside_experts
+        gate = architecture.hidden if architecture.shared_gate else 0
+        router = architecture.experts * (architecture.hidden + architecture.router_bias)
+        return outside_experts + gate + router + self.expert_parameters(tensor, (index, index + 1))
 
     def _layer_tensors(self, index: int, run: NetworkRun) -> int:
+        tensors = super()._layer_tensors(index, run)
         architecture = self.architecture
-        tensors = (
-            super()._layer_tensors(index, run)
-            + 1
-            + 2 * architecture.normalised_heads
-            + bool(architecture.shared_ffn)
-        )
-        return tensors + (
-            2 if run.kernels == "megatron" else 3 * architecture.experts
-        )  # one for a grouped product
+        if index < architecture.dense_layers:
+            return tensors
+        tensors += 1 + architecture.router_bias + architecture.shared_gate
+        grouped = 2 if run.kernels == "megatron" else 3 * architecture.experts  # one for a grouped product
+        return tensors + grouped * (1 + architecture.mlp_bias)
 
     def _divided_products(self, index: int, run: NetworkRun) -> int:
         """Return the number of sums of a layer: Megatron-LM sums the results of experts on their way back."""
+        if index < self.architecture.dense_layers:
+            return 2
         return 1 + (run.kernels != "megatron" or bool(self.architecture.shared_ffn))
 
     # -- operations -----------------------------------------------------------------------------
 
     def collectives(self, run: NetworkRun) -> tuple[TensorCollective, ...]:
         """Return the collectives of tensor parallelism, and those that exchange tokens between experts."""
-        first, last = self.stage(run)
-        return (*super().collectives(run), *expert_collectives(run, self.architecture, last - first))
+        sparse = self._sparse_layers(self.stage(run))
+        experts = expert_collectives(run, self.architecture, sparse) if sparse else ()
+        return (*super().collectives(run), *experts)
 
     def _add_layer(self, tape: Tape, index: int) -> None:
         if tape.run.kernels == "megatron":
             add_megatron_layer(tape, self.architecture, gated=True, rms=True, biased=False)
+            return
+        if not self.architecture.experts:
+            super()._add_layer(tape, index)
             return
         self._attention(tape)
         self._norm(tape)
@@ -90,6 +103,8 @@ class Mixture(Llama):
         tape.linear("router", shape[0], architecture.experts, architecture.hidden, bias=False)
         for _ in range(ROUTING_KERNELS):
             tape.pointwise("router", (shape[0], architecture.experts), "x", ("x",))
+        for _ in range(GROUP_KERNELS if architecture.expert_groups else 0):
+            tape.elementwise("router", (shape[0], architecture.experts), "x")
         tape.elementwise("experts", shape, "x")  # zeros
         tokens = max(1, round(shape[0] * architecture.experts_per_token / architecture.experts))
         taken = (tokens, architecture.hidden)
@@ -113,8 +128,9 @@ class Mixture(Llama):
             return
         self._gated(tape, shape[0], self._gated_matrices(architecture.shared_ffn))
         tape.elementwise("mlp up", shape, "x+y", "backward")
-        tape.linear("router", shape[0], 1, architecture.hidden, bias=False)
-        tape.pointwise("experts", shape, "x*row", ("dy*row", "dy*x"))
+        if architecture.shared_gate:
+            tape.linear("router", shape[0], 1, architecture.hidden, bias=False)
+            tape.pointwise("experts", shape, "x*row", ("dy*row", "dy*x"))
         tape.residual("experts", shape)
 
     def _check(self, run: NetworkRun) -> None:
@@ -125,7 +141,7 @@ class Mixture(Llama):
                 f"{self.name}: tensor={run.tensor} must divide the {architecture.shared_ffn} of its shared "
                 "expert"
             )
-        if architecture.experts % run.expert:
+        if architecture.experts and architecture.experts % run.expert:
             raise InputError(
                 f"{self.name}: expert={run.expert} must divide its {architecture.experts} experts"
             )

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from tunebench.workloads.networks.megatron import add_megatron_layer
+from tunebench.workloads.networks.megatron import add_megatron_layer, gate_expression
 from tunebench.workloads.networks.network_run import NetworkRun
 from tunebench.workloads.networks.tape import Tape
 from tunebench.workloads.networks.transformer import Heads, Matrix, Transformer, share
 
-__all__ = ["Bert", "Gpt2", "Llama", "Opt"]
+__all__ = ["Bert", "Decoder", "Gpt2", "Llama", "Opt"]
 
 MASKED_MAXIMUM = ("x*0.5", "x*row", "dy*x", "x*row", "x*row")
 """Kernels of the gradient of max(scores, constant): half where both are equal, 0 where the score is less."""
 
 
-class _Decoder(Transformer):
+CAP = ("x*0.02", "tanh(x)", "x*50")
+CAP_GRADIENT = ("x*50", "dy*(1-y*y)", "x*0.02")
+"""Kernels of a bound by tanh, and of its gradient."""
+
+
+class Decoder(Transformer):
     """A stack of layers followed by the output matrix, tied to the embedding or not."""
 
     def matrices(self) -> tuple[Matrix, ...]:
@@ -48,7 +53,7 @@ class _Decoder(Transformer):
             seq_q=run.seq,
             seq_k=run.seq,
             head_dim=architecture.head_dim,
-            causal=architecture.family != "bert",
+            causal=architecture.family not in ("bert", "vit"),
             before=before,
             backward=backward,
             reordered=architecture.family == "opt",
@@ -56,14 +61,22 @@ class _Decoder(Transformer):
             matched=architecture.family
             == "bert",  # torch.compile's patterns match its division, sum and softmax
             dropout=architecture.attention_dropout,
+            value_dim=architecture.value_dim,
+            window=architecture.window,
+            sinks=architecture.sinks,
         )
 
     def _attend(self, tape: Tape, output: Matrix, before: tuple[str, ...], backward: tuple[str, ...]) -> None:
         """Add attention after three products of the same input, and the rest of its half of the layer."""
+        architecture = self.architecture
+        if architecture.score_cap:
+            before, backward = (before[0], *CAP, *before[1:]), (*CAP_GRADIENT, *backward)
         self._heads(tape.run, before, backward).on(tape)
-        for _ in range(2):  # sum the gradients of the input of three products
+        for _ in range(0 if architecture.latent else 2):  # sum the gradients of the input of three products
             tape.elementwise("attention qkv", self._shape(tape.run), "x+y", "backward")
         output.on(tape, self._shape(tape.run)[0])
+        if architecture.norms == 4:
+            self._norm(tape)
         self._added(tape)
 
     def _feed_forward(self, tape: Tape, up: Matrix, down: Matrix) -> None:
@@ -81,12 +94,16 @@ class _Decoder(Transformer):
         vocabulary = share(architecture.vocabulary, run.tensor)
         tokens = run.batch * run.seq
         tape.linear("head", tokens, vocabulary, architecture.embedding, bias=architecture.family == "bert")
+        if architecture.logit_cap:
+            cap, gradient = (("tanh(x)",), ("dy*(1-y*y)",)) if run.compiled else (CAP, CAP_GRADIENT)
+            for step, back in zip(cap, gradient, strict=True):
+                tape.pointwise("head", (tokens, vocabulary), step, (back,))
         tape.loss("loss", tokens, vocabulary)
         if architecture.tied and run.trains:  # gradients of both uses of the tied matrix are added
             tape.elementwise("head", (vocabulary, architecture.embedding), "x+y", "backward")
 
 
-class Gpt2(_Decoder):
+class Gpt2(Decoder):
     """GPT-2, also with the sizes of GPT-3: pre-normalisation and learned positions."""
 
     def matrices(self) -> tuple[Matrix, ...]:
@@ -132,7 +149,7 @@ class Gpt2(_Decoder):
         self._output_layer(tape)
 
 
-class Opt(_Decoder):
+class Opt(Decoder):
     """OPT: like GPT-2, with separate products for queries, keys and values, and an additive mask."""
 
     def before(self) -> int:
@@ -187,7 +204,7 @@ class Opt(_Decoder):
         self._output_layer(tape)
 
 
-class Bert(_Decoder):
+class Bert(Decoder):
     """BERT: post-normalisation.
 
     Inference runs a sequence classifier (encoder, pooler, classifier); training runs the pretraining heads
@@ -237,8 +254,16 @@ class Bert(_Decoder):
         self._output_layer(tape)
 
 
-class Llama(_Decoder):
-    """Llama: RMS normalisation, rotary positions, a gated feed-forward layer, no biases."""
+class Llama(Decoder):
+    """Llama and its relatives: RMS normalisation, rotary positions, a gated feed-forward layer.
+
+    Mistral (windows), Qwen (biased or normalised heads), Phi-3 and Gemma (four normalisations, soft caps,
+    windows in some layers) differ by fields of `Architecture`. Multi-head latent attention computes keys and
+    values of all heads from a narrow vector, as in training; the cache of that vector is not modelled.
+
+    Source: transformers 4.57, `models/mistral`, `models/qwen2`, `models/qwen3`, `models/phi3`,
+    `models/gemma2`, `models/gemma3`, `models/deepseek_v3`, eager attention.
+    """
 
     rms: ClassVar[bool] = True
 
@@ -248,6 +273,8 @@ class Llama(_Decoder):
 
     def _attention_matrices(self) -> tuple[Matrix, ...]:
         architecture = self.architecture
+        if architecture.key_latent:
+            return self._latent_matrices()
         return (
             *(
                 Matrix(
@@ -259,20 +286,55 @@ class Llama(_Decoder):
                 )
                 for width in (architecture.inner, architecture.inner_k, architecture.inner_k)
             ),
+            self._attention_output(),
+        )
+
+    def _attention_output(self) -> Matrix:
+        architecture = self.architecture
+        return Matrix(
+            part="attention output",
+            k=architecture.inner_out,
+            n=architecture.hidden,
+            divided="k",
+            bias=architecture.output_bias,
+        )
+
+    def _latent_matrices(self) -> tuple[Matrix, ...]:
+        """Return the linear layers of multi-head latent attention, in the order in which they run."""
+        architecture = self.architecture
+        hidden, queries = architecture.hidden, architecture.query_latent
+        part = "attention qkv"
+        narrow = (Matrix(part=part, k=hidden, n=queries, bias=False),) if queries else ()
+        keys_and_values = architecture.inner_k - architecture.heads_k * architecture.rotary_dim
+        return (
+            *narrow,
+            Matrix(part=part, k=queries or hidden, n=architecture.inner, divided="n", bias=False),
+            Matrix(part=part, k=hidden, n=architecture.key_latent + architecture.rotary_dim, bias=False),
             Matrix(
-                part="attention output", k=architecture.inner, n=architecture.hidden, divided="k", bias=False
+                part=part,
+                k=architecture.key_latent,
+                n=keys_and_values + architecture.inner_v,
+                divided="n",
+                bias=False,
             ),
+            self._attention_output(),
         )
 
     def _gated_matrices(self, width: int) -> tuple[Matrix, Matrix, Matrix]:
         """Return the three linear layers of a feed-forward layer of this inner width."""
         architecture = self.architecture
-        up = Matrix(part="mlp up", k=architecture.hidden, n=width, divided="n", bias=False)
-        return (up, up, Matrix(part="mlp down", k=width, n=architecture.hidden, divided="k", bias=False))
+        hidden, bias = architecture.hidden, architecture.mlp_bias
+        up = Matrix(part="mlp up", k=hidden, n=width, divided="n", bias=bias)
+        return (up, up, Matrix(part="mlp down", k=width, n=hidden, divided="k", bias=bias))
 
     def vectors(self) -> tuple[int, int]:
-        """Return weights of the two normalisations."""
-        return 2 * self.architecture.hidden, 2
+        """Return weights of the normalisations, and the sinks of attention."""
+        architecture = self.architecture
+        vectors = [architecture.hidden] * architecture.norms
+        vectors += [architecture.head_dim] * 2 * architecture.normalised_heads
+        vectors += [width for width in (architecture.query_latent, architecture.key_latent) if width]
+        vectors += [architecture.heads] * architecture.sinks
+        return sum(vectors), len(vectors)
 
     def before(self) -> int:
         """Return the embedding."""
@@ -285,6 +347,8 @@ class Llama(_Decoder):
     def _embedding(self, tape: Tape) -> None:
         vocabulary = share(self.architecture.vocabulary, tape.run.tensor)
         tape.lookup("embedding", *self._shape(tape.run), vocabulary)
+        if self.architecture.scaled_embedding:
+            tape.pointwise("embedding", self._shape(tape.run), "x*0.125", ("x*0.125",))
 
     def _rotated(self, tape: Tape, width: int) -> None:
         """Add the rotary embedding: halves swapped and negated, two products, their sum."""
@@ -301,12 +365,18 @@ class Llama(_Decoder):
         self._norm(tape)
         self._gated(tape, self._shape(tape.run)[0], self._gated_matrices(self.architecture.ffn))
         tape.elementwise("mlp up", self._shape(tape.run), "x+y", "backward")
+        if self.architecture.norms == 4:
+            self._norm(tape)
         self._added(tape)
 
     def _attention(self, tape: Tape) -> None:
         run, architecture, tokens = tape.run, self.architecture, tape.run.batch * tape.run.seq
         *qkv, output = self._attention_matrices()
         self._norm(tape)
+        if architecture.key_latent:
+            self._latent_products(tape, qkv)
+            self._attend(tape, output, ("x*0.125", "x+row"), ("x*0.125",))
+            return
         for matrix in qkv:
             matrix.on(tape, tokens)
         if architecture.normalised_heads:
@@ -318,6 +388,24 @@ class Llama(_Decoder):
         self._rotated(tape, architecture.inner_k // run.tensor)
         self._attend(tape, output, ("x*0.125", "x+row"), ("x*0.125",))
 
+    def _latent_products(self, tape: Tape, matrices: list[Matrix]) -> None:
+        """Add the products from hidden states to queries, keys and values through narrow vectors."""
+        run, architecture, tokens = tape.run, self.architecture, tape.run.batch * tape.run.seq
+        if architecture.query_latent:
+            matrices.pop(0).on(tape, tokens)
+            tape.rmsnorm("norm", (tokens, architecture.query_latent), eps=architecture.eps)
+        queries, narrow, wide = matrices
+        queries.on(tape, tokens)
+        narrow.on(tape, tokens)
+        tape.copy("attention qkv", (tokens, narrow.n), "backward")  # concatenation of two gradients
+        tape.elementwise("attention qkv", self._shape(run), "x+y", "backward")
+        tape.rmsnorm("norm", (tokens, architecture.key_latent), eps=architecture.eps)
+        wide.on(tape, tokens)
+        self._rotated(tape, architecture.heads * architecture.rotary_dim // run.tensor)
+        self._rotated(tape, architecture.rotary_dim)
+        for width in (architecture.inner, architecture.inner_k):  # parts with and without positions
+            tape.pointwise("attention copies", (tokens, width // run.tensor), "x", ("x",))
+
     def _gated(self, tape: Tape, tokens: int, matrices: tuple[Matrix, Matrix, Matrix]) -> None:
         """Add a gated feed-forward layer, or an expert, for that many tokens."""
         gate, up, down = matrices
@@ -325,7 +413,9 @@ class Llama(_Decoder):
         up.on(tape, tokens)
         inner = (tokens, gate.n // tape.run.tensor)
         if tape.run.compiled:
-            tape.pointwise("mlp activation", inner, "silu(x)*y", ("dy*silu(x)", "dy*silu(x)*y"))
+            activated = gate_expression(self.architecture)
+            backward = f"dy*{activated}", f"dy*{activated}*y"
+            tape.pointwise("mlp activation", inner, f"{activated}*y", backward)
         else:
             tape.activation("mlp activation", inner, self.architecture.activation)
             tape.pointwise("mlp activation", inner, "x*y", ("dy*x", "dy*y"))

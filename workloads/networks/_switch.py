@@ -1,7 +1,8 @@
-"""Switch transformers: T5's encoder and decoder with a mixture of experts in some feed-forward layers.
+"""T5's encoder and decoder, and Switch transformers with a mixture of experts in some feed-forward layers.
 
-Source: Fedus, Zoph and Shazeer, "Switch Transformers", 2021; transformers 4.36, `models/switch_transformers`,
-eager attention.
+Source: Fedus, Zoph and Shazeer, "Switch Transformers", 2021; transformers 4.36, `models/t5` and
+`models/switch_transformers`, eager attention;
+Raffel et al., "Exploring the limits of transfer learning", 2020.
 """
 
 from __future__ import annotations
@@ -54,13 +55,12 @@ class Switch(Transformer):
         qkv = Matrix(part="attention qkv", k=h, n=inner, divided="n", bias=False)
         return (qkv, qkv, qkv, Matrix(part="attention output", k=inner, n=h, divided="k", bias=False))
 
-    def _dense(self) -> tuple[Matrix, Matrix]:
-        """Return the linear layers of a feed-forward layer, or of an expert."""
+    def _dense(self) -> tuple[Matrix, ...]:
+        """Return the linear layers of a feed-forward layer, or of an expert: two if it is gated, and one."""
         h, ffn = self.architecture.hidden, self.architecture.ffn
-        return (
-            Matrix(part="mlp up", k=h, n=ffn, divided="n", bias=False),
-            Matrix(part="mlp down", k=ffn, n=h, divided="k", bias=False),
-        )
+        up = Matrix(part="mlp up", k=h, n=ffn, divided="n", bias=False)
+        down = Matrix(part="mlp down", k=ffn, n=h, divided="k", bias=False)
+        return (*[up] * (1 + self.architecture.gated), down)
 
     def is_sparse(self, index: int) -> bool:
         """Return whether a layer, counted from the encoder's first, has experts."""
@@ -86,7 +86,8 @@ class Switch(Transformer):
 
     def _layer_tensors(self, index: int, run: NetworkRun) -> int:
         attentions = 1 + (index >= self.architecture.layers)
-        feed_forward = 2 * self.architecture.experts + 1 if self.is_sparse(index) else 2
+        dense = len(self._dense())
+        feed_forward = dense * self.architecture.experts + 1 if self.is_sparse(index) else dense
         return attentions * (len(self.matrices()) + 1) + 1 + feed_forward
 
     def vectors(self) -> tuple[int, int]:
@@ -174,10 +175,13 @@ class Switch(Transformer):
         self._added(tape)
 
     def _expert(self, tape: Tape, tokens: int) -> None:
-        up, down = self._dense()
-        up.on(tape, tokens)
+        *ups, down = self._dense()
+        for up in ups:
+            up.on(tape, tokens)
         inner = (tokens, self.architecture.ffn // tape.run.tensor)
         tape.activation("mlp activation", inner, self.architecture.activation)
+        if self.architecture.gated:
+            tape.pointwise("mlp activation", inner, "x*y", ("dy*x", "dy*y"))
         tape.dropout("mlp activation", inner, self.architecture.dropout)
         down.on(tape, tokens)
 

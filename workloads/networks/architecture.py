@@ -3,143 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal, cast, get_args
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast, get_args
 
 from tunebench.activation import ACTIVATIONS
 from tunebench.errors import InputError, UnknownName, quoted
 from tunebench.workloads.common.norm import EPS
+from tunebench.workloads.networks._config_keys import (
+    COMMON,
+    DEFAULTS,
+    KEYS,
+    PHASED_WINDOWS,
+    WINDOWS,
+    Family,
+)
 
 __all__ = ["Architecture", "Family"]
-
-Family = Literal["gpt2", "opt", "bert", "llama", "mixtral", "qwen2_moe", "qwen3_moe", "switch_transformers"]
 
 KNOWN = (*get_args(Family), "resnet")
 """Values of `model_type`; residual networks have a separate class."""
 
-_LLAMA: Mapping[str, tuple[str, ...]] = {
-    "heads_k": ("num_key_value_heads",),
-    "head_dim": ("head_dim",),
-    "activation": ("hidden_act",),
-    "attention_dropout": ("attention_dropout",),
-    "eps": ("rms_norm_eps",),
-}
-_QWEN: Mapping[str, tuple[str, ...]] = {
-    **_LLAMA,
-    "ffn": ("moe_intermediate_size",),
-    "experts": ("num_experts",),
-    "experts_per_token": ("num_experts_per_tok",),
-}
-_KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "gpt2": {
-        "layers": ("n_layer", "num_hidden_layers"),
-        "hidden": ("n_embd", "hidden_size"),
-        "heads": ("n_head", "num_attention_heads"),
-        "ffn": ("n_inner",),
-        "positions": ("n_positions", "max_position_embeddings"),
-        "activation": ("activation_function",),
-        "dropout": ("resid_pdrop",),
-        "attention_dropout": ("attn_pdrop",),
-        "eps": ("layer_norm_epsilon",),
-    },
-    "opt": {
-        "ffn": ("ffn_dim",),
-        "activation": ("activation_function",),
-        "dropout": ("dropout",),
-        "attention_dropout": ("attention_dropout",),
-        "embedding": ("word_embed_proj_dim",),
-    },
-    "bert": {
-        "activation": ("hidden_act",),
-        "dropout": ("hidden_dropout_prob",),
-        "attention_dropout": ("attention_probs_dropout_prob",),
-        "token_types": ("type_vocab_size",),
-        "eps": ("layer_norm_eps",),
-    },
-    "llama": _LLAMA,
-    "mixtral": {
-        **_LLAMA,
-        "experts": ("num_local_experts",),
-        "experts_per_token": ("num_experts_per_tok",),
-    },
-    "qwen2_moe": {**_QWEN, "shared_ffn": ("shared_expert_intermediate_size",)},
-    "qwen3_moe": _QWEN,
-    "switch_transformers": {
-        "layers": ("num_layers",),
-        "decoder_layers": ("num_decoder_layers",),
-        "hidden": ("d_model",),
-        "heads": ("num_heads",),
-        "head_dim": ("d_kv",),
-        "ffn": ("d_ff",),
-        "activation": ("dense_act_fn",),
-        "dropout": ("dropout_rate",),
-        "attention_dropout": ("dropout_rate",),
-        "experts": ("num_experts",),
-        "capacity": ("expert_capacity",),
-        "sparse_encoders": ("num_sparse_encoder_layers",),
-        "sparse_decoders": ("num_sparse_decoder_layers",),
-        "buckets": ("relative_attention_num_buckets",),
-        "eps": ("layer_norm_epsilon",),
-        "positions": (),
-    },
-}
-_COMMON: Mapping[str, tuple[str, ...]] = {
-    "layers": ("num_hidden_layers",),
-    "hidden": ("hidden_size",),
-    "heads": ("num_attention_heads",),
-    "ffn": ("intermediate_size",),
-    "vocabulary": ("vocab_size",),
-    "positions": ("max_position_embeddings",),
-    "tied": ("tie_word_embeddings",),
-}
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "gpt2": {"activation": "gelu_new", "dropout": 0.1, "attention_dropout": 0.1},
-    "opt": {"activation": "relu", "dropout": 0.1},
-    "bert": {
-        "activation": "gelu",
-        "dropout": 0.1,
-        "attention_dropout": 0.1,
-        "token_types": 2,
-        "eps": 1e-12,
-    },
-    "llama": {"activation": "silu", "tied": False, "eps": 1e-6},
-    "mixtral": {"activation": "silu", "tied": False, "eps": 1e-5, "experts": 8, "experts_per_token": 2},
-    "qwen2_moe": {
-        "activation": "silu",
-        "tied": False,
-        "eps": 1e-6,
-        "ffn": 1408,
-        "experts": 60,
-        "experts_per_token": 4,
-        "shared_ffn": 5632,
-        "biased_qkv": True,
-    },
-    "qwen3_moe": {
-        "activation": "silu",
-        "tied": False,
-        "eps": 1e-6,
-        "ffn": 768,
-        "experts": 128,
-        "experts_per_token": 8,
-        "normalised_heads": True,
-    },
-    "switch_transformers": {
-        "activation": "relu",
-        "dropout": 0.1,
-        "attention_dropout": 0.1,
-        "positions": 0,
-        "capacity": 64,
-        "sparse_encoders": 0,
-        "sparse_decoders": 0,
-        "buckets": 32,
-        "eps": 1e-6,
-    },
-}
-"""Defaults of HuggingFace's configuration classes."""
-
 _POSITIVE = ("layers", "hidden", "heads", "vocabulary", "ffn", "heads_k", "head_dim", "embedding")
 _SHARES = ("dropout", "attention_dropout", "eps")
-_SWITCHES = ("tied", "biased_qkv", "normalised_heads")
+_CAPS = ("score_cap", "logit_cap")
+_SWITCHES = (
+    "tied",
+    "gated",
+    "biased_qkv",
+    "output_bias",
+    "mlp_bias",
+    "router_bias",
+    "shared_gate",
+    "normalised_heads",
+    "sinks",
+    "scaled_embedding",
+)
 _MOST = {"layers": 10_000, "decoder_layers": 10_000, "experts": 1 << 16}
 MOST_EXPERTS = 1 << 17
 """Most experts of all layers together, of which each has operations of its own."""
@@ -178,8 +76,34 @@ class Architecture:
         experts_per_token: Experts that each token is routed to, in models whose layers are all sparse; 0 in
             others.
         shared_ffn: Inner width of an expert that sees all tokens; 0 if there is none.
-        biased_qkv: Whether only the products of queries, keys and values add a bias.
+        shared_gate: Whether a gate for each token scales the result of the shared expert.
+        expert_groups: Groups of experts, of which the router chooses `groups_per_token` before it chooses
+            experts (node-limited routing); 0 if it chooses among all experts.
+        groups_per_token: Groups that the experts of a token are in.
+        router_bias: Whether the router has a bias for each expert.
+        dense_layers: First layers with a dense feed-forward part, in models with experts in the others.
+        dense_ffn: Inner width of the feed-forward part of these layers.
+        gated: Whether feed-forward layers multiply two products (SwiGLU, GEGLU).
+        biased_qkv: Whether the products of queries, keys and values of a gated model add a bias.
+        output_bias: Whether the output product of attention of a gated model adds a bias.
+        mlp_bias: Whether feed-forward layers or experts of a gated model add biases.
         normalised_heads: Whether queries and keys are normalised head by head.
+        norms: Normalisations of a layer: 2, or 4 with those after attention and the feed-forward part.
+        windows: For each layer, the last keys that a query sees (sliding window); 0 for all. Empty if all
+            layers see all keys.
+        sinks: Whether each head has a learned score that takes part in the softmax and has no value.
+        score_cap: Bound of the scores of attention, by tanh (soft cap); 0 for none.
+        logit_cap: Bound of the logits, by tanh; 0 for none.
+        scaled_embedding: Whether hidden states start as a multiple of the embedding.
+        query_latent: Width of the vector that queries are products of; 0 if they are products of hidden
+            states.
+        key_latent: Width of the vector that keys and values are products of (multi-head latent attention);
+            0 if they are products of hidden states.
+        rotary_dim: Part of a head with rotary positions, which all heads of keys share, with `key_latent`.
+        value_dim: Size of a head of values; 0 for `head_dim`.
+        image: Height and width of an image, in pixels; 0 for text.
+        patch: Height and width of a patch of an image.
+        channels: Channels of an image.
         capacity: Most tokens per sequence for one expert.
         sparse_encoders: Number of encoder blocks with experts.
         sparse_decoders: Number of decoder blocks with experts.
@@ -206,8 +130,30 @@ class Architecture:
     experts: int = 0
     experts_per_token: int = 0
     shared_ffn: int = 0
+    shared_gate: bool = False
+    expert_groups: int = 0
+    groups_per_token: int = 0
+    router_bias: bool = False
+    dense_layers: int = 0
+    dense_ffn: int = 0
+    gated: bool = False
     biased_qkv: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
     normalised_heads: bool = False
+    norms: int = 2
+    windows: tuple[int, ...] = ()
+    sinks: bool = False
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
+    scaled_embedding: bool = False
+    query_latent: int = 0
+    key_latent: int = 0
+    rotary_dim: int = 0
+    value_dim: int = 0
+    image: int = 0
+    patch: int = 0
+    channels: int = 0
     capacity: int = 0
     sparse_encoders: int = 0
     sparse_decoders: int = 0
@@ -216,8 +162,20 @@ class Architecture:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if field.name != "family":
+            if field.name not in ("family", "windows"):
                 _check(self.family, field.name, getattr(self, field.name))
+        if self.windows and len(self.windows) != self.layers:
+            raise InputError(
+                f"{self.family}: expected a window for each of {self.layers} layers, got {len(self.windows)}"
+            )
+        if self.dense_layers > self.layers:
+            raise InputError(
+                f"{self.family}: expected up to {self.layers} dense layers, got {self.dense_layers}"
+            )
+        if self.patch and self.image % self.patch:
+            raise InputError(
+                f"{self.family}: patches of {self.patch} pixels must divide an image of {self.image}"
+            )
         if self.heads % self.heads_k:
             raise InputError(
                 f"{self.family}: {self.heads_k} heads of keys must divide {self.heads} of queries"
@@ -234,9 +192,33 @@ class Architecture:
             )
 
     @property
-    def gated(self) -> bool:
-        """Whether feed-forward layers multiply two products (SwiGLU), and normalisations have no shift."""
-        return self.family in ("llama", "mixtral", "qwen2_moe", "qwen3_moe")
+    def uniform(self) -> bool:
+        """Whether all layers have equal sizes and masks."""
+        return not self.dense_layers and len(set(self.windows)) < 2
+
+    @property
+    def window(self) -> int:
+        """Window of the first layer; 0 for none."""
+        return self.windows[0] if self.windows else 0
+
+    @property
+    def longest(self) -> int:
+        """Longest sequence: learned positions limit it, rotary ones do not; 0 for any."""
+        return 0 if self.gated else self.positions
+
+    def layer(self, index: int) -> Architecture:
+        """Return the sizes of one layer, as those of a network of this layer.
+
+        Args:
+            index: Index of the layer, from 0.
+        """
+        windows = self.windows[index : index + 1]
+        layer = replace(self, layers=1, windows=windows, dense_layers=0)
+        if index >= self.dense_layers:
+            return layer
+        return replace(
+            layer, ffn=self.dense_ffn, experts=0, experts_per_token=0, shared_ffn=0, router_bias=False
+        )
 
     @property
     def inner(self) -> int:
@@ -248,6 +230,31 @@ class Architecture:
         """Total width of all key heads."""
         return self.heads_k * self.head_dim
 
+    @property
+    def inner_v(self) -> int:
+        """Total width of all value heads."""
+        return self.heads_k * (self.value_dim or self.head_dim)
+
+    @property
+    def inner_out(self) -> int:
+        """Total width of the results of all query heads."""
+        return self.heads * (self.value_dim or self.head_dim)
+
+    @property
+    def attention_dim(self) -> int:
+        """Head size with which the two products of attention have the FLOPs that they have."""
+        return (self.head_dim + (self.value_dim or self.head_dim)) // 2
+
+    @property
+    def latent(self) -> int:
+        """Width of the vectors that queries, keys and values are products of; 0 if there are none."""
+        return self.query_latent + self.key_latent + self.rotary_dim
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an image: its patches and one for the class; 0 for text."""
+        return (self.image // self.patch) ** 2 + 1 if self.patch else 0
+
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Architecture:
         """Return the architecture of a configuration; unknown keys are ignored.
@@ -258,17 +265,17 @@ class Architecture:
         family = config.get("model_type")
         if family is None:
             raise InputError(f"a configuration must have model_type, one of {', '.join(KNOWN)}")
-        if not isinstance(family, str) or family not in _KEYS:
-            raise UnknownName("model_type", str(family), KNOWN)
-        dense = config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers")
-        if dense and "experts_per_token" in _KEYS[family]:
+        if "text_config" in config and family not in KEYS:
             raise InputError(
-                f"{family}: expected experts in every layer, got decoder_sparse_step="
-                f"{config.get('decoder_sparse_step', 1)} and mlp_only_layers="
-                f"{config.get('mlp_only_layers') or []}: such models are not supported"
+                f"{quoted(family)} is a configuration of several models: expected one model; write its "
+                "text_config with its model_type to a file of its own (the other models, such as that of "
+                "images, are not counted)"
             )
-        sizes = dict(_DEFAULTS[family])
-        keys = {**_COMMON, **_KEYS[family]}
+        if not isinstance(family, str) or family not in KEYS:
+            raise UnknownName("model_type", str(family), KNOWN)
+        _refuse_unsupported(family, config)
+        sizes = dict(DEFAULTS[family])
+        keys = {**COMMON, **KEYS[family]}
         for name, spellings in keys.items():
             value = next((config[key] for key in spellings if config.get(key) is not None), None)
             if value is not None:
@@ -276,9 +283,11 @@ class Architecture:
         for name in ("layers", "hidden", "heads", "vocabulary"):
             if name not in sizes:
                 raise InputError(f"a configuration of {family} must have {' or '.join(keys[name])}")
+        _derive(family, config, sizes)
         for name, value in sizes.items():
             _check(family, name, value)
-        return cls(family=cast("Family", family), **_completed(family, sizes))
+        windows = _windows(family, config, sizes["layers"])
+        return cls(family=cast("Family", family), windows=windows, **_completed(family, sizes))
 
 
 def _check(family: str, name: str, value: Any) -> None:
@@ -289,6 +298,8 @@ def _check(family: str, name: str, value: Any) -> None:
         right, expected = isinstance(value, bool), "true or false"
     elif isinstance(value, bool):
         right, expected = False, "a number"
+    elif name in _CAPS:
+        right, expected = isinstance(value, int | float) and 0 <= value <= 1e6, "a number of at least 0"
     elif name in _SHARES:
         right, expected = isinstance(value, int | float) and 0 <= value <= 1, "a number from 0 to 1"
     else:
@@ -297,6 +308,70 @@ def _check(family: str, name: str, value: Any) -> None:
         expected = f"a whole number from {least} to {most}"
     if not right:
         raise InputError(f"{family}: {name} must be {expected}, got {quoted(value)}")
+
+
+def _refuse_unsupported(family: str, config: Mapping[str, Any]) -> None:
+    """Refuse configurations of a known family with layers that it does not describe."""
+    dense = config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers")
+    if dense and "experts_per_token" in KEYS[family]:
+        raise InputError(
+            f"{family}: expected experts in every layer, got decoder_sparse_step="
+            f"{config.get('decoder_sparse_step', 1)} and mlp_only_layers="
+            f"{config.get('mlp_only_layers') or []}: such models are not supported"
+        )
+    if "plain_dim" in KEYS[family]:
+        for key, expected in (("moe_layer_freq", 1), ("attention_bias", False)):
+            if config.get(key, expected) != expected:
+                raise InputError(f"{family}: expected {key}={expected}, got {quoted(config[key])}")
+    kinds = config.get("layer_types") or ()
+    for kind in kinds if isinstance(kinds, list | tuple) else (kinds,):
+        if kind not in _LAYER_TYPES:
+            raise UnknownName(f"kind of layer of {family} in layer_types", str(kind), _LAYER_TYPES)
+
+
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def _windows(family: str, config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """Return the window of each layer, 0 for none; nothing if no layer has one."""
+    size = config.get("sliding_window", WINDOWS.get(family))
+    if family not in WINDOWS or not size:
+        return ()
+    if family.startswith("qwen") and not config.get("use_sliding_window", False):
+        return ()
+    _check(family, "sliding_window", size)
+    kinds = config.get("layer_types")
+    if kinds:
+        slides = tuple(kind == "sliding_attention" for kind in kinds)
+    elif family.startswith("qwen"):
+        slides = tuple(index >= config.get("max_window_layers", 28) for index in range(layers))
+    else:
+        pattern = PHASED_WINDOWS.get(family, (True,))
+        if (period := config.get("sliding_window_pattern")) and len(pattern) > 1:
+            _check(family, "sliding_window_pattern", period)
+            pattern = (*(True for _ in range(period - 1)), False)
+        slides = tuple(pattern[index % len(pattern)] for index in range(layers))
+    return tuple(size * slide for slide in slides)
+
+
+def _derive(family: str, config: Mapping[str, Any], sizes: dict[str, Any]) -> None:
+    """Replace sizes that configurations state in other terms."""
+    if family in ("t5", "mt5") and (projection := config.get("feed_forward_proj")):
+        gate, _, activation = str(projection).rpartition("gated-")
+        sizes["gated"] = bool(gate or str(projection).startswith("gated-"))
+        sizes["activation"] = "gelu_new" if sizes["gated"] and activation == "gelu" else activation
+    if family == "vit" and config.get("num_labels") is None and config.get("id2label"):
+        sizes["vocabulary"] = len(config["id2label"])
+    if "plain_dim" in KEYS[family]:
+        if config.get("q_lora_rank", 0) is None:
+            sizes["query_latent"] = 0
+        if config.get("n_group", 0) is None:
+            sizes["expert_groups"] = sizes["groups_per_token"] = 0
+        for name in ("plain_dim", "shared_experts"):
+            _check(family, name, sizes[name])
+        sizes["head_dim"] = sizes.pop("plain_dim") + sizes["rotary_dim"]
+        sizes["shared_ffn"] = sizes.pop("shared_experts") * sizes["ffn"]
+        sizes.setdefault("dense_ffn", 11008)
 
 
 def _completed(family: str, sizes: dict[str, Any]) -> dict[str, Any]:
@@ -314,6 +389,6 @@ def _completed(family: str, sizes: dict[str, Any]) -> dict[str, Any]:
     sizes.setdefault("positions", 0)
     sizes.setdefault("heads_k", heads)
     sizes.setdefault("embedding", hidden)
-    if family == "switch_transformers":
+    if family in ("switch_transformers", "t5", "mt5"):
         sizes.setdefault("decoder_layers", sizes["layers"])
     return sizes

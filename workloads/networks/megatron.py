@@ -40,6 +40,7 @@ __all__ = [
     "add_megatron_layer",
     "context_exchanges",
     "expert_collectives",
+    "gate_expression",
     "megatron_collectives",
     "recomputed",
     "routed_rows",
@@ -49,6 +50,10 @@ __all__ = [
 ROUTER_KERNELS = {"forward": 24, "backward": 13}
 """Small kernels of a router after its product: the choice of experts, the loss that balances them, the count
 of tokens of each expert."""
+
+GROUP_KERNELS = 7
+"""Small kernels that choose groups of experts before the experts: the two best scores of each group and their
+sum, the best groups, and the mask of the others (`group_limited_topk`)."""
 
 COUNT_BYTES, SCORE_BYTES = 8, 4
 """Bytes of a number of tokens, and of the score of a token."""
@@ -63,6 +68,12 @@ def tokens_outside(run: NetworkRun) -> int:
 def routed_rows(run: NetworkRun, architecture: Architecture) -> int:
     """Return the rows that the busiest device sends to experts, and receives for them."""
     return round(tokens_outside(run) * architecture.experts_per_token * run.expert_load)
+
+
+def gate_expression(architecture: Architecture) -> str:
+    """Return the activation of a gated feed-forward layer as an expression in x."""
+    name = architecture.activation
+    return f"{'gelu' if name.startswith('gelu') else name}(x)"
 
 
 def add_megatron_layer(
@@ -108,6 +119,12 @@ def _add_attention(layer: Tape, core: Tape, architecture: Architecture, *, rms: 
     inner, keys = architecture.inner // run.tensor, architecture.inner_k // run.tensor
     _norm(layer, architecture, rms)
     bias = biased or architecture.biased_qkv
+    if architecture.key_latent:
+        _add_latent_products(layer, architecture)
+        _add_core(core, architecture)
+        layer.extend(core.operations)
+        _add_attention_output(layer, architecture, biased)
+        return
     layer.inner_linear("attention qkv", tokens, inner + 2 * keys, architecture.hidden, bias=bias)
     if architecture.normalised_heads:
         for width in (inner, keys):
@@ -119,8 +136,38 @@ def _add_attention(layer: Tape, core: Tape, architecture: Architecture, *, rms: 
     layer.copy("attention copies", (tokens, inner + 2 * keys), "backward")  # concatenate three gradients
     _add_core(core, architecture)
     layer.extend(core.operations)
+    _add_attention_output(layer, architecture, biased)
+
+
+def _add_attention_output(layer: Tape, architecture: Architecture, biased: bool) -> None:
+    tokens, inner = layer.run.batch * layer.run.seq, architecture.inner_out // layer.run.tensor
     layer.inner_linear("attention output", tokens, architecture.hidden, inner, bias=False)
-    _residual(layer, architecture, biased)
+    _norm_after(layer, architecture)
+    _residual(layer, architecture, biased or architecture.output_bias)
+
+
+def _add_latent_products(layer: Tape, architecture: Architecture) -> None:
+    """Add the products of multi-head latent attention from hidden states to queries, keys and values.
+
+    Tensor parallelism divides heads, and not the narrow vectors.
+
+    Source: NVIDIA/Megatron-LM, `megatron/core/transformer/multi_latent_attention.py`.
+    """
+    run, part, hidden = layer.run, "attention qkv", architecture.hidden
+    tokens, outside = run.batch * run.seq, tokens_outside(layer.run)
+    queries, keys = architecture.query_latent, architecture.key_latent
+    if queries:
+        layer.inner_linear(part, outside, queries, hidden, bias=False)
+        layer.fused_rmsnorm("norm", (outside, queries), eps=architecture.eps)
+    layer.inner_linear(part, tokens, architecture.inner // run.tensor, queries or hidden, bias=False)
+    layer.inner_linear(part, outside, keys + architecture.rotary_dim, hidden, bias=False)
+    layer.fused_rmsnorm("norm", (outside, keys), eps=architecture.eps)
+    wide = architecture.inner_k - architecture.heads_k * architecture.rotary_dim + architecture.inner_v
+    layer.inner_linear(part, tokens, wide // run.tensor, keys, bias=False)
+    rotated = architecture.heads * architecture.rotary_dim // run.tensor + architecture.rotary_dim
+    layer.pointwise("attention rotation", (tokens, rotated), "x*row", ("x*row",))
+    for width in (architecture.inner, architecture.inner_k):  # parts with and without positions
+        layer.pointwise("attention copies", (tokens, width // run.tensor), "x", ("x",))
 
 
 def _add_core(core: Tape, architecture: Architecture) -> None:
@@ -132,14 +179,17 @@ def _add_core(core: Tape, architecture: Architecture) -> None:
         return
     pairs = (run.batch * heads * run.seq, run.seq)
     core.product("attention scores", run.batch * heads, run.seq, run.seq, architecture.head_dim, "nt")
+    if architecture.score_cap:
+        core.pointwise("attention scores", pairs, "tanh(x)", ("dy*(1-y*y)",))
     if _softmax_is_fused(run, heads):
         core.softmax("attention softmax", pairs, "scale")
     else:
         _softmax_in_parts(core, pairs)
     _dropout(core, "attention softmax", pairs, architecture.attention_dropout)
-    core.product("attention values", run.batch * heads, run.seq, architecture.head_dim, run.seq, "nn")
-    core.copy("attention copies", (run.batch * run.seq, heads * architecture.head_dim))  # heads behind tokens
-    core.copy("attention copies", (run.batch * run.seq, heads * architecture.head_dim), "backward")
+    value_dim = architecture.value_dim or architecture.head_dim
+    core.product("attention values", run.batch * heads, run.seq, value_dim, run.seq, "nn")
+    core.copy("attention copies", (run.batch * run.seq, heads * value_dim))  # heads behind tokens
+    core.copy("attention copies", (run.batch * run.seq, heads * value_dim), "backward")
 
 
 def _add_flash(core: Tape, architecture: Architecture, heads: int, heads_k: int) -> None:
@@ -153,19 +203,22 @@ def _add_flash(core: Tape, architecture: Architecture, heads: int, heads_k: int)
         "batch": run.batch,
         "heads": heads,
         "heads_k": heads_k,
-        "head_dim": architecture.head_dim,
+        "head_dim": architecture.attention_dim,
         "dtype": run.dtype,
     }
+    window = architecture.window if architecture.window < run.seq * run.context else 0
 
     def add(seq_q: int, seq_k: int, times: int, *, causal: bool = False) -> None:
         kernel = Tape(run)
         work = {**dimensions, "seq_q": seq_q, "seq_k": seq_k, "causal": causal}
+        work |= {"window": window} if window and causal else {}
         kernel.attention("attention", Attention.from_dimensions(work))
         core.extend(kernel.operations, times)
 
     ring_steps = run.context - 1
     if ring_steps and run.context_gather:  # on average, a token sees half of the gathered keys
-        add(run.seq, run.seq * run.context // 2, 1)
+        seen = run.seq * run.context // 2
+        add(run.seq, min(seen, window or seen), 1)
         return
     add(run.seq, run.seq, 1, causal=True)
     if not ring_steps:
@@ -194,7 +247,8 @@ def context_exchanges(
     """
     if run.context == 1:
         return ()
-    keys = 2 * run.batch * run.seq * architecture.inner_k // run.tensor * itemsize(run.dtype)
+    widths = architecture.inner_k + architecture.inner_v
+    keys = run.batch * run.seq * widths // run.tensor * itemsize(run.dtype)
     if run.context_gather:
         return _gathered_contexts(run, keys * run.context, layers)
     count = layers * (run.context - 1)
@@ -253,14 +307,15 @@ def _add_feed_forward(
     width = architecture.ffn // run.tensor
     _norm(layer, architecture, rms)
     if gated:
-        _add_gated(layer, tokens, width, architecture.hidden)
+        _add_gated(layer, tokens, width, architecture)
     else:
         layer.inner_linear("mlp up", tokens, width, architecture.hidden, bias=False)
         layer.pointwise("mlp activation", (tokens, width), "gelu(x+row)", ("dy*gelu(x+row)",))
         if biased:
             layer.summed("mlp activation", tokens * width, "backward")  # gradient of the bias
         layer.inner_linear("mlp down", tokens, architecture.hidden, width, bias=False)
-    _residual(layer, architecture, biased)
+    _norm_after(layer, architecture)
+    _residual(layer, architecture, biased or architecture.mlp_bias)
 
 
 def add_converted_weights(tape: Tape, parameters: int) -> None:
@@ -276,9 +331,10 @@ def add_converted_weights(tape: Tape, parameters: int) -> None:
     tape.moved("fp8 weights", parameters * (size + 2), "optimizer")
 
 
-def _add_gated(tape: Tape, tokens: int, width: int, hidden: int) -> None:
+def _add_gated(tape: Tape, tokens: int, width: int, architecture: Architecture) -> None:
+    hidden, gate = architecture.hidden, gate_expression(architecture)
     tape.inner_linear("mlp up", tokens, 2 * width, hidden, bias=False)
-    tape.pointwise("mlp activation", (tokens, width), "silu(x)*y", ("dy*silu(x)", "dy*silu(x)*y"))
+    tape.pointwise("mlp activation", (tokens, width), f"{gate}*y", (f"dy*{gate}", f"dy*{gate}*y"))
     tape.inner_linear("mlp down", tokens, hidden, width, bias=False)
 
 
@@ -293,7 +349,8 @@ def _add_experts(layer: Tape, experts: Tape, architecture: Architecture) -> None
     run, tokens = layer.run, tokens_outside(layer.run)
     _norm(layer, architecture, rms=True)
     if architecture.shared_ffn:
-        _add_gated(experts, run.batch * run.seq, architecture.shared_ffn // run.tensor, architecture.hidden)
+        _add_gated(experts, run.batch * run.seq, architecture.shared_ffn // run.tensor, architecture)
+    if architecture.shared_gate:
         experts.linear("router", tokens, 1, architecture.hidden, bias=False)
         experts.pointwise("experts", (tokens, architecture.hidden), "x*row", ("dy*row", "dy*x"))
     _add_routing(experts, architecture, tokens)
@@ -345,6 +402,8 @@ def _add_routing(tape: Tape, architecture: Architecture, tokens: int) -> None:
         once = Tape(tape.run)
         once.elementwise("router", scores, "x", phase)  # type: ignore[arg-type]
         tape.extend(once.operations, count)
+    for _ in range(GROUP_KERNELS if architecture.expert_groups else 0):
+        tape.elementwise("router", scores, "x")
     rows = routed_rows(tape.run, architecture)
     nbytes = (tokens + rows) * architecture.hidden * itemsize(tape.run.dtype)
     width = max(1, round(nbytes / (2 * tokens * itemsize(tape.run.dtype))))
@@ -357,6 +416,13 @@ def _norm(tape: Tape, architecture: Architecture, rms: bool) -> None:
     shape = (tokens_outside(tape.run), architecture.hidden)
     (tape.fused_rmsnorm if rms else tape.layernorm)("norm", shape, eps=architecture.eps)
     tape.elementwise("norm", shape, "x+y", "backward")  # gradients of the two branches
+
+
+def _norm_after(tape: Tape, architecture: Architecture) -> None:
+    """Add the normalisation of a result before the residual sum, if layers have four."""
+    if architecture.norms == 4:
+        shape = (tokens_outside(tape.run), architecture.hidden)
+        tape.fused_rmsnorm("norm", shape, eps=architecture.eps)
 
 
 def _residual(tape: Tape, architecture: Architecture, biased: bool) -> None:

@@ -97,6 +97,9 @@ class Heads:
         biased: Whether scores have a bias for each pair, which no attention operator here supports: either
             looked up in a table, or stored in the order of the scores.
         dropout: Dropout probability.
+        value_dim: Width of a head of values; 0 for `head_dim`.
+        window: Last keys that a query sees; 0 for all.
+        sinks: Whether each head has a learned score that takes part in the softmax and has no value.
     """
 
     batch: int
@@ -113,13 +116,20 @@ class Heads:
     wide: bool = False
     matched: bool = False
     dropout: float = 0.0
+    value_dim: int = 0
+    window: int = 0
+    sinks: bool = False
 
     def on(self, tape: Tape) -> None:
         """Add attention to a tape: one kernel if fused, otherwise the products and all kernels between."""
         fused = tape.run.compiled and (self.matched or tape.run.dtype != "f32")
         if (tape.run.flash or fused) and not self.biased:
-            names = ("batch", "heads", "heads_k", "seq_q", "seq_k", "head_dim", "causal")
+            names = ("batch", "heads", "heads_k", "seq_q", "seq_k", "causal")
             sizes = {name: getattr(self, name) for name in names}
+            # With the FLOPs of both products, if heads of values have another size.
+            sizes["head_dim"] = (self.head_dim + (self.value_dim or self.head_dim)) // 2
+            if 0 < self.window < self.seq_k:
+                sizes["window"] = self.window
             tape.attention("attention", Attention.from_dimensions({**sizes, "dtype": tape.run.dtype}))
             return
         self._scores(tape)
@@ -133,6 +143,14 @@ class Heads:
     @property
     def _keys(self) -> tuple[int, int]:
         return (self.batch * self.seq_k, self.heads * self.head_dim)
+
+    @property
+    def _values_shape(self) -> tuple[int, int]:
+        return (self.batch * self.seq_k, self.heads * (self.value_dim or self.head_dim))
+
+    @property
+    def _results(self) -> tuple[int, int]:
+        return (self.batch * self.seq_q, self.heads * (self.value_dim or self.head_dim))
 
     @property
     def _pairs(self) -> tuple[int, int]:
@@ -163,6 +181,9 @@ class Heads:
     def _weights(self, tape: Tape) -> None:
         if not tape.run.compiled:
             self._before(tape)
+        if self.sinks:  # the scores and the sink are concatenated, and the sink's weight is dropped
+            tape.copy("attention softmax", self._pairs)
+            tape.copy("attention softmax", self._pairs, "backward")
         prologue: Prologue = ("mask" if self.biased else "scale") if tape.run.compiled else "none"
         tape.softmax("attention softmax", self._pairs, prologue)
         if self.wide and not tape.run.compiled:
@@ -192,13 +213,14 @@ class Heads:
 
         Backward permutes the gradients of queries and values; the gradient of keys needs no copy.
         """
+        value_dim = self.value_dim or self.head_dim
         if self.batch > 1 or self.reordered:
-            tape.copy("attention copies", self._keys)
-            tape.copy("attention copies", self._queries, "backward")
-        tape.product("attention values", self.batch * self.heads, self.seq_q, self.head_dim, self.seq_k, "nn")
-        tape.copy("attention copies", self._queries)
-        tape.copy("attention copies", self._queries, "backward")
-        tape.copy("attention copies", self._keys, "backward")
+            tape.copy("attention copies", self._values_shape)
+            tape.copy("attention copies", self._results, "backward")
+        tape.product("attention values", self.batch * self.heads, self.seq_q, value_dim, self.seq_k, "nn")
+        tape.copy("attention copies", self._results)
+        tape.copy("attention copies", self._results, "backward")
+        tape.copy("attention copies", self._values_shape, "backward")
 
 
 class Transformer(Network):
@@ -211,6 +233,7 @@ class Transformer(Network):
         self.name = name
         self.architecture = architecture
         self.layers = architecture.layers
+        self._networks_of_layers: dict[int, Transformer] = {}
 
     # -- defined by a family --------------------------------------------------------------------
 
@@ -244,17 +267,43 @@ class Transformer(Network):
 
     def kind_of_layer(self, index: int) -> int:
         """Return the index of the first layer with the same operations, which identifies identical layers."""
-        return 0
+        architecture = self.architecture
+        if architecture.uniform:
+            return 0
+        if index < architecture.dense_layers:
+            start, end = 0, index
+        else:
+            start, end = architecture.dense_layers, index
+        return (
+            start
+            if not architecture.windows
+            else architecture.windows.index(architecture.windows[index], start, end + 1)
+        )
+
+    def of_layer(self, index: int) -> Transformer:
+        """Return the network of a layer's sizes, in which all layers are equal; this one if they are here.
+
+        Args:
+            index: Index of the layer, from 0.
+        """
+        if self.architecture.uniform:
+            return self
+        kind = self.kind_of_layer(index)
+        if kind not in self._networks_of_layers:
+            self._networks_of_layers[kind] = type(self)(self.name, self.architecture.layer(kind))
+        return self._networks_of_layers[kind]
 
     def _layer_parameters(self, index: int, tensor: int = 1) -> int:
-        return sum(matrix.parameters(tensor) for matrix in self.matrices()) + self.vectors()[0]
+        layer = self.of_layer(index)
+        return sum(matrix.parameters(tensor) for matrix in layer.matrices()) + layer.vectors()[0]
 
     def _divided_products(self, index: int, run: NetworkRun) -> int:
         """Return the number of all-reduces of a layer in one forward pass."""
         return 2
 
     def _layer_tensors(self, index: int, run: NetworkRun) -> int:
-        return sum(matrix.tensors() for matrix in self.matrices()) + self.vectors()[1]
+        layer = self.of_layer(index)
+        return sum(matrix.tensors() for matrix in layer.matrices()) + layer.vectors()[1]
 
     # -- shared by all families -----------------------------------------------------------------
 
@@ -289,7 +338,7 @@ class Transformer(Network):
         )
         for (kind, runs_again), times in counts.items():
             layer = Tape(run if runs_again else without_recomputation)
-            self._add_layer(layer, kind)
+            self.of_layer(kind)._add_layer(layer, kind)
             tape.extend(layer.operations, times)
             if runs_again and run.recompute == "full" and run.kernels != "megatron":
                 tape.extend(recomputed(layer.operations), times)
@@ -317,14 +366,31 @@ class Transformer(Network):
 
     @property
     def matrices_of_a_layer(self) -> int:
-        """Number of matrices of linear layers in a layer."""
-        return len(self.matrices())
+        """Number of matrices of linear layers in a layer, of the last one if layers differ."""
+        return len(self.of_layer(self.layers - 1).matrices())
 
     def matrix_parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
         """Return the number of parameters in the matrices of the layers (see `Network.matrix_parameters`)."""
         first, last = layers or (0, self.layers)
-        per_layer = sum(replace(matrix, bias=False).parameters(tensor) for matrix in self.matrices())
-        return per_layer * (last - first)
+        counts = Counter(self.kind_of_layer(index) for index in range(first, last))
+        return sum(
+            count * replace(matrix, bias=False).parameters(tensor)
+            for kind, count in counts.items()
+            for matrix in self.of_layer(kind).matrices()
+        )
+
+    def active_parameters(self) -> int:
+        """Return the parameters that take part in products for one token: those of its experts only.
+
+        An embedding that only looks up rows does not count.
+        """
+        architecture = self.architecture
+        lookups = 0 if architecture.tied else self.before()
+        unused = 0
+        if architecture.experts_per_token:
+            used_share = architecture.experts_per_token / architecture.experts
+            unused = round(self.expert_parameters() * (1 - used_share))
+        return self.parameters() - lookups - unused
 
     def boundary_elements(self, run: NetworkRun) -> int:
         """Return the number of elements in the hidden states of all tokens.
@@ -360,6 +426,11 @@ class Transformer(Network):
 
     def exchanges(self, run: NetworkRun) -> tuple[ContextExchange, ...]:
         """Return the sends of context parallelism of each layer (see `Network.exchanges`)."""
+        if any(self.architecture.windows) and run.context > 1 and not run.context_gather:
+            raise InputError(
+                f"{self.name} has layers with a sliding window: context parallelism needs context_gather, "
+                "a ring of windows is not described"
+            )
         first, last = self.stage(run)
         return context_exchanges(run, self.architecture, last - first)
 
@@ -375,10 +446,10 @@ class Transformer(Network):
             raise InputError(
                 f"{self.name} needs seq, the tokens of a sequence: expected 1 or more, got {run.seq}"
             )
-        if architecture.positions and run.seq * run.context > architecture.positions:
+        if architecture.longest and run.seq * run.context > architecture.longest:
             seq = run.seq * run.context
             raise InputError(
-                f"{self.name} has {architecture.positions} positions; seq={seq} must not exceed them"
+                f"{self.name} has {architecture.longest} positions; seq={seq} must not exceed them"
             )
         if not architecture.experts_per_token and (run.expert > 1 or run.recompute == "experts"):
             raise InputError(
@@ -389,10 +460,12 @@ class Transformer(Network):
             architecture.heads % run.tensor
             or architecture.heads_k % run.tensor
             or architecture.ffn % run.tensor
+            or architecture.dense_ffn % run.tensor
         ):
             raise InputError(
                 f"{self.name}: tensor={run.tensor} must divide {architecture.heads} heads of queries, "
                 f"{architecture.heads_k} heads of keys, and the feed-forward width {architecture.ffn}"
+                + (f" and {architecture.dense_ffn}" if architecture.dense_layers else "")
             )
 
 

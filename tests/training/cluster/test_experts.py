@@ -15,7 +15,7 @@ from tunebench.training.cluster.device_memory import MemoryPricer
 from tunebench.training.cluster.layer_time import LayerRun
 from tunebench.training.pipeline.activation import ActivationMemory, architecture_of
 from tunebench.training.steps.step import Parallelism, predict_step
-from tunebench.workloads.networks import NetworkRun, from_config, network
+from tunebench.workloads.networks import Network, NetworkRun, from_config, network
 from tunebench.workloads.networks.network_run import Fp8
 
 SIZES = {
@@ -35,6 +35,28 @@ QWEN = {
     "num_experts_per_tok": 2,
 }
 SHARED = from_config("shared", {**SIZES, **QWEN})
+DEEPSEEK = from_config(
+    "latent",
+    {
+        **SIZES,
+        "model_type": "deepseek_v3",
+        "num_hidden_layers": 8,
+        "num_key_value_heads": 8,
+        "moe_intermediate_size": 256,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "q_lora_rank": 256,
+        "kv_lora_rank": 128,
+    },
+)
+"""Latent attention, and three dense layers before five with experts."""
+
+WINDOWED = from_config(
+    "windowed",
+    {**SIZES, "model_type": "gemma2", "num_hidden_layers": 6, "head_dim": 64, "sliding_window": 256},
+)
+"""Every other layer has a window."""
+
 JOB = TrainingJob(network=MIXTRAL, batch=16, seq=1024)
 MACHINE = TrainingCluster.parse("8 x a100-80-sxm, 4 a node, 6GB")
 SEARCH = ClusterSearch(JOB, MACHINE)
@@ -233,3 +255,24 @@ def test_recomputation_exchanges_tokens_again() -> None:
         counts.append(sum(collective.count for collective in sent if collective.phase == "backward"))
     assert counts == [4 * 3, 2 * 4 * 3, 2 * 4 * 3]
     assert list(itertools.accumulate(counts, max)) == counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [DEEPSEEK, WINDOWED], ids=lambda model: model.name)
+def test_layers_that_differ_add_up(model: Network) -> None:
+    search = ClusterSearch(replace(JOB, network=model), MACHINE)
+    rows = random.Random(4).sample(range(len(search.plans)), 30)
+    plans = [search.plans[row] for row in rows]
+    search.layers.predict(map(LayerRun.of, plans))
+    floors_us = search.pricer.floors_us(search.plans.take(np.array(rows))).tolist()
+    for plan, floor_us in zip(plans, floors_us, strict=True):
+        priced = search.priced(plan)
+        assert 0 < floor_us <= search.pricer.bound_us(plan) * (1 + 1e-12), plan
+        assert search.pricer.bound_us(plan) <= priced.step.time_us * (1 + 1e-12), plan
+        expected = predict_step(
+            model, MACHINE.device, plan.run(search.job), MACHINE.links, plan.parallelism(search.job)
+        )
+        # A layer between the ends has the mean time of all of them, so that stages of some layers differ.
+        tolerance = 0.02 if plan.pipeline == 1 and not plan.recompute_layers else 0.3
+        assert priced.step.time_us == pytest.approx(expected.time_us, rel=tolerance), plan
+    assert {plan.pipeline for plan in plans} >= {1, 2, 4}

@@ -242,6 +242,27 @@ def test_experts_are_those_of_the_plan() -> None:
     assert titan["--parallelism.expert-parallel-degree"] == "8"
 
 
+def test_layers_of_current_models_are_arguments_of_megatron() -> None:
+    deepseek = TrainingJob(network=network("deepseek-v3"), batch=128, seq=4096)
+    text = emit("megatron", plan(expert=8, sequence_parallel=True), deepseek).text
+    arguments = options(text)
+    assert (arguments["--qk-head-dim"], arguments["--v-head-dim"]) == ("128", "128")
+    assert arguments["--moe-layer-freq"] == "[0]*3+[1]*58"
+    assert (arguments["--moe-router-num-groups"], arguments["--moe-router-group-topk"]) == ("8", "4")
+    assert arguments["--ffn-hidden-size"] == "18432"
+    assert "--moe-shared-expert-gate" not in text
+    windows = options(
+        emit("megatron", plan(), TrainingJob(network=network("mistral-7b"), batch=128, seq=8192)).text
+    )
+    assert windows["--window-size"] == "4095,0"
+    oss = TrainingJob(network=network("gpt-oss-120b"), batch=128, seq=4096)
+    arguments = options(emit("megatron", plan(expert=8, sequence_parallel=True), oss).text)
+    assert arguments["--window-attn-skip-freq"] == f"[{','.join('10' * 18)}]"
+    assert arguments["--softmax-type"] == "learnable"
+    with pytest.raises(InputError, match="no argument for normalisations after attention"):
+        emit("megatron", plan(), TrainingJob(network=network("gemma-2-9b"), batch=128, seq=4096))
+
+
 @pytest.mark.parametrize(
     ("framework", "changed", "expected"),
     [

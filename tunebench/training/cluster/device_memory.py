@@ -460,8 +460,10 @@ class MemoryPricer:
             count = sum(end - first for first, end in ([layers] if layers else stages))
             if plan.parameters != "device" or plan.sharding == "full":
                 count = min(count, DEPTH)
-            routed = self.job.network.held_parameters(plan, (0, count))[1]
-            return CONVERTED_BYTES * (self.job.network.matrix_parameters(plan.tensor, (0, count)) + routed)
+            total = self.job.network.layers
+            last_layers = total - count, total  # the first ones may have no experts
+            routed = self.job.network.held_parameters(plan, last_layers)[1]
+            return CONVERTED_BYTES * (self.job.network.matrix_parameters(plan.tensor, last_layers) + routed)
 
         return plans.mapped(converted, *_DIVISION, *_STAGES, "parameters", "sharding")
 

@@ -13,6 +13,7 @@ from tunebench.training.cluster.framework_memory import Framework
 from tunebench.training.cluster.space import ClusterPlan, TrainingJob
 from tunebench.training.pipeline.activation import architecture_of
 from tunebench.training.schedules.registry import PLANNED_SCHEDULES, SCHEDULES, find_schedule
+from tunebench.workloads.networks.architecture import Architecture
 
 __all__ = ["RUNNABLE", "Emitted", "Framework", "emit", "megatron_arguments", "runs_in_megatron"]
 
@@ -173,6 +174,11 @@ def _megatron(plan: ClusterPlan, job: TrainingJob) -> Emitted:
     for name, possible in _MEGATRON.items():
         if getattr(plan, name) not in possible:
             raise _impossible("megatron", f"{name}={getattr(plan, name)}", name, plan)
+    if undescribed := _undescribed(architecture_of(job.network)):
+        raise InputError(
+            f"Megatron-LM has no argument for {undescribed} of {job.network.name}: leave out --emit, or use "
+            "another framework"
+        )
     arguments = [*_megatron_model(job), *megatron_arguments(plan, job)]
     notes = ["add the data, the tokenizer, the optimizer's settings and the dropout"]
     if architecture_of(job.network).experts:
@@ -187,7 +193,7 @@ def _megatron_model(job: TrainingJob) -> list[str]:
     arguments = [
         f"--num-layers {architecture.layers}",
         f"--hidden-size {architecture.hidden}",
-        f"--ffn-hidden-size {architecture.ffn}",
+        f"--ffn-hidden-size {architecture.dense_ffn or architecture.ffn}",
         f"--num-attention-heads {architecture.heads}",
         f"--kv-channels {architecture.head_dim}",
         f"--max-position-embeddings {max(architecture.positions, job.seq)}",
@@ -201,9 +207,46 @@ def _megatron_model(job: TrainingJob) -> list[str]:
             "--normalization RMSNorm",
             "--position-embedding-type rope",
             "--swiglu",
-            "--disable-bias-linear",
+            *(() if architecture.mlp_bias else ("--disable-bias-linear",)),
         ]
-    return arguments + _megatron_experts(job)
+    if architecture.biased_qkv and not architecture.mlp_bias:
+        arguments.append("--add-qkv-bias")
+    if architecture.normalised_heads or architecture.key_latent:
+        arguments.append("--qk-layernorm")
+    return arguments + _megatron_attention(architecture) + _megatron_experts(job)
+
+
+def _undescribed(architecture: Architecture) -> str:
+    """Return the part of a layer that Megatron-LM has no argument for; empty if there is none."""
+    if architecture.norms == 4:
+        return "normalisations after attention and the feed-forward part"
+    if architecture.score_cap or architecture.logit_cap:
+        return "soft caps"
+    return "a bias of the output product alone" if architecture.output_bias != architecture.mlp_bias else ""
+
+
+def _megatron_attention(architecture: Architecture) -> list[str]:
+    """Return the arguments of windows, sinks and multi-head latent attention."""
+    arguments = []
+    if any(architecture.windows):
+        # Megatron-LM counts the keys before a query, without its own.
+        arguments.append(f"--window-size {max(architecture.windows) - 1},0")
+        if not architecture.uniform and 0 in architecture.windows:
+            slides = ",".join(str(int(window > 0)) for window in architecture.windows)
+            arguments.append(f"--window-attn-skip-freq '[{slides}]'")
+    if architecture.sinks:
+        arguments.append("--softmax-type learnable")
+    if architecture.key_latent:
+        latent = {
+            "q-lora-rank": architecture.query_latent,
+            "kv-lora-rank": architecture.key_latent,
+            "qk-head-dim": architecture.head_dim - architecture.rotary_dim,
+            "qk-pos-emb-head-dim": architecture.rotary_dim,
+            "v-head-dim": architecture.value_dim,
+        }
+        arguments += ["--multi-latent-attention"]
+        arguments += [f"--{name} {size}" for name, size in latent.items() if size]
+    return arguments
 
 
 def _megatron_experts(job: TrainingJob) -> list[str]:
@@ -221,13 +264,19 @@ def _megatron_experts(job: TrainingJob) -> list[str]:
         "--moe-permute-fusion",
     ]
     if architecture.shared_ffn:
+        arguments.append(f"--moe-shared-expert-intermediate-size {architecture.shared_ffn}")
+    if architecture.shared_gate:
+        arguments.append("--moe-shared-expert-gate")
+    if architecture.dense_layers:
+        sparse = architecture.layers - architecture.dense_layers
+        arguments.append(f"--moe-layer-freq '[0]*{architecture.dense_layers}+[1]*{sparse}'")
+    if architecture.expert_groups > 1:
         arguments.append(
-            f"--moe-shared-expert-intermediate-size {architecture.shared_ffn} --moe-shared-expert-gate"
+            f"--moe-router-num-groups {architecture.expert_groups} "
+            f"--moe-router-group-topk {architecture.groups_per_token}"
         )
-    if architecture.biased_qkv:
-        arguments.append("--add-qkv-bias")
-    if architecture.normalised_heads:
-        arguments.append("--qk-layernorm")
+    if architecture.router_bias and architecture.key_latent:
+        arguments.append("--moe-router-score-function sigmoid --moe-router-enable-expert-bias")
     if job.capacity_factor is not None:
         arguments.append(f"--moe-expert-capacity-factor {significant(job.capacity_factor)}")
     return arguments

@@ -1,8 +1,9 @@
 """Predicted times of layers, from which the passes of any stage add up: `LayerTimes`.
 
-Layers of a transformer are equal, so a stage is a sum of three kinds: the first layer (with the embedding), a
-layer between, and the last one (with the head). Each kind is predicted once for each way to run it, all in
-one batch. Activation recomputation repeats forward kernels, so that one prediction is enough for all kinds.
+A stage is a sum of three kinds of layers: the first layer (with the embedding), a layer between, and the last
+one (with the head). Where layers differ (windows, dense layers before those with experts), a layer between is
+the mean of all layers between. Each kind is predicted once for each way to run it, all in one batch.
+Activation recomputation repeats forward kernels, so that one prediction is enough for all kinds.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tunebench.workloads.networks.layer_division import LayerDivision, LayerExec
 from tunebench.workloads.networks.megatron import add_converted_weights
 from tunebench.workloads.networks.network_run import DType, Fp8, Optimizer
 from tunebench.workloads.networks.tape import Tape
+from tunebench.workloads.networks.transformer import Transformer
 from tunebench.workloads.operators.attention import Attention
 from tunebench.workloads.operators.gemm import Gemm
 
@@ -127,7 +129,7 @@ class PassTime:
     launches: float = 0.0
     weights_us: float = 0.0
 
-    def plus(self, other: PassTime, times: int = 1) -> PassTime:
+    def plus(self, other: PassTime, times: float = 1) -> PassTime:
         """Return the sum with a multiple of another time."""
         return PassTime(
             self.forward_us + times * other.forward_us,
@@ -173,7 +175,7 @@ class _Kinds:
 class _Ends:
     """Additional times of the first and the last layer, and the products of both.
 
-    It does not depend on recomputation or experts.
+    It does not depend on recomputation or experts. Of an end without an equal layer, it is the whole time.
     """
 
     first: PassTime
@@ -209,7 +211,9 @@ class LayerTimes:
     host_us: float = HOST_US
     expert_load: float = 1.0
     _kinds: dict[LayerRun, _Kinds] = field(default_factory=dict, repr=False)
-    _middle: dict[LayerRun, dict[str, PassTime]] = field(default_factory=dict, repr=False)
+    _between: dict[tuple[LayerRun, tuple[int, int]], dict[str, PassTime]] = field(
+        default_factory=dict, repr=False
+    )
     _products: dict[LayerRun, dict[tuple[str, str], float]] = field(default_factory=dict, repr=False)
     _ends: dict[LayerRun, _Ends] = field(default_factory=dict, repr=False)
     _updates: dict[tuple[LayerDivision, tuple[int, int], tuple[int, int]], UpdateTime] = field(
@@ -247,29 +251,50 @@ class LayerTimes:
         # Recomputation repeats forward kernels, so one prediction without it gives the times of every kind.
         bases = dict.fromkeys(self._base(run) for run in new)
         # What the embedding and the head add is the same for every kind of recomputation, division of experts
-        # and exchange of keys: it is predicted once, as a difference to a middle layer.
+        # and exchange of keys: it is predicted once, as a difference to an equal layer between the ends.
         plain = [run for run in dict.fromkeys(run.plain for run in bases) if run not in self._ends]
         first, middle, last = self.kinds_of_layer()
-        missing = dict.fromkeys((run, middle) for run in (*bases, *plain) if run not in self._middle)
+        between = {middle, *(twin for twin in (self._twin(0), self._twin(-1)) if twin)}
+        pairs = dict.fromkeys((run, kind) for run in (*bases, *plain) for kind in between)
+        missing = {pair: None for pair in pairs if pair not in self._between}
         missing |= dict.fromkeys((run, kind) for run in plain for kind in (first, last))
         predicted = self._predicted(missing)
-        self._middle |= {
-            run: by_recompute for (run, kind), by_recompute in predicted.items() if kind == middle
-        }
+        self._between |= {pair: passes for pair, passes in predicted.items() if pair[1] in between}
         for run in plain:
-            middle_time = self._middle[run]["none"]
-            self._ends[run] = _Ends(
-                predicted[run, first]["none"].without(middle_time),
-                predicted[run, last]["none"].without(middle_time),
-                self._products[run],
-            )
+            ends = []
+            for kind, end in ((first, 0), (last, -1)):
+                twin, time = self._twin(end), predicted[run, kind]["none"]
+                ends.append(time.without(self._between[run, twin]["none"]) if twin else time)
+            self._ends[run] = _Ends(ends[0], ends[1], self._products[run])
         for run in new:
             base, additions = self._base(run), self._ends[run.plain]
-            middle_time = self._middle[base]["none" if base == run else run.recompute]
             self._products[run] = {**additions.products, **self._products[base]}
+            recompute = "none" if base == run else run.recompute
             self._kinds[run] = _Kinds(
-                middle_time.plus(additions.first), middle_time, middle_time.plus(additions.last)
+                self._twin_time(base, 0, recompute).plus(additions.first),
+                self._between[base, middle][recompute],
+                self._twin_time(base, -1, recompute).plus(additions.last),
             )
+
+    def _twin(self, end: int) -> tuple[int, int] | None:
+        """Return a layer between the ends that equals the first (0) or last (-1) one, or None."""
+        network = self.network
+        first, middle, last = self.kinds_of_layer()
+        if architecture_of(network).uniform:
+            return middle
+        assert isinstance(network, Transformer)
+        kind = network.kind_of_layer(last[0] if end else first[0])
+        for index in range(1, network.layers - 1):
+            if network.kind_of_layer(index) == kind:
+                return index, index + 1
+        return None
+
+    def _twin_time(self, base: LayerRun, end: int, recompute: str) -> PassTime:
+        """Return the time of the equal of an end; without one, what recomputation adds to a mean layer."""
+        if twin := self._twin(end):
+            return self._between[base, twin][recompute]
+        middle = self._between[base, self.kinds_of_layer()[1]]
+        return middle[recompute].without(middle["none"])
 
     def _base(self, run: LayerRun) -> LayerRun:
         """Return the run whose kernels those of a run follow from: without recomputation.
@@ -299,15 +324,22 @@ class LayerTimes:
         times = self.predictor(listed, self.device)
         predicted = {}
         for run, layers, start, end in parts:
-            predicted[run, layers] = _pass_times(times[start:end])
+            passes, count = _pass_times(times[start:end]), layers[1] - layers[0]
+            predicted[run, layers] = {name: PassTime().plus(us, 1 / count) for name, us in passes.items()}
             products = {**_product_us(times[start:end]), **_attention_us(times[start:end])}
             self._products.setdefault(run, {}).update(products)
         return predicted
 
     def kinds_of_layer(self) -> tuple[tuple[int, int], ...]:
-        """Return the first, a middle and the last layer as ranges; with few layers, some are equal."""
+        """Return the first, a middle and the last layer as ranges; with few layers, some are equal.
+
+        If layers differ, the range of the middle is all layers between the ends.
+        """
         count = self.network.layers
-        return (0, 1), (count // 2, count // 2 + 1), (count - 1, count)
+        middle = (count // 2, count // 2 + 1)
+        if not architecture_of(self.network).uniform and count > 2:
+            middle = (1, count - 1)
+        return (0, 1), middle, (count - 1, count)
 
     def passes(self, run: LayerRun, layers: tuple[int, int]) -> PassTime:
         """Return the kernels of a stage, without the accumulation of gradients.
@@ -360,7 +392,8 @@ class LayerTimes:
     def alike(self, layers: tuple[int, int]) -> tuple[int, int]:
         """Return the first range of layers with the same kernels and parameters."""
         first, last = layers
-        return layers if first == 0 or last == self.network.layers else (1, 1 + last - first)
+        distinct = first == 0 or last == self.network.layers or not architecture_of(self.network).uniform
+        return layers if distinct else (1, 1 + last - first)
 
     def _update(
         self, division: LayerDivision, layers: tuple[int, int], shards: tuple[int, int]
@@ -401,6 +434,8 @@ class LayerTimes:
 
     def _tensors(self, layers: tuple[int, int]) -> int:
         """Return the number of tensors that hold the parameters of a stage."""
+        if not architecture_of(self.network).uniform:
+            return self._gradient_tensors(layers)
         first, last = layers
         has_first, has_last = first == 0, last == self.network.layers
         first_count, middle_count, last_count = self._kind_tensors
@@ -415,11 +450,12 @@ class LayerTimes:
     @functools.cached_property
     def _kind_tensors(self) -> tuple[int, int, int]:
         """Number of tensors of a first layer, one between, and a last one."""
-        counts = []
-        for layers in self.kinds_of_layer():
-            operations = self.network.operations(replace(self._updating, layers=layers))
-            counts.append(sum(operation.count for operation in operations if operation.part == "gradients"))
-        return counts[0], counts[len(counts) // 2], counts[-1]
+        first, middle, last = (self._gradient_tensors(layers) for layers in self.kinds_of_layer())
+        return first, middle, last
+
+    def _gradient_tensors(self, layers: tuple[int, int]) -> int:
+        operations = self.network.operations(replace(self._updating, layers=layers))
+        return sum(operation.count for operation in operations if operation.part == "gradients")
 
 
 _RECOMPUTED: dict[str, tuple[str, ...]] = {

@@ -79,6 +79,7 @@ def _tensor(job: TrainingJob, machine: TrainingCluster, size: int) -> Iterator[s
         ("heads of keys and values", architecture.heads_k),
         ("columns of the feed-forward layer", architecture.ffn),
         ("columns of the shared expert", architecture.shared_ffn),
+        ("columns of the dense layers", architecture.dense_ffn),
     ):
         yield from _undivided(number, noun, size)
 

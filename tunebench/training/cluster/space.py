@@ -29,6 +29,7 @@ from tunebench.training.steps.parallelism import Parallelism, ScheduleName, Shar
 from tunebench.workloads.networks import Network, NetworkRun
 from tunebench.workloads.networks.layer_division import LayerExecution, shared_fields
 from tunebench.workloads.networks.network_run import DType, Fp8, Optimizer
+from tunebench.workloads.networks.transformer import Transformer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -128,8 +129,8 @@ class TrainingJob:
         if architecture.family != "gpt2" and not architecture.gated:
             raise InputError(
                 f"{self.network.name} is a {architecture.family} model: expected a transformer with the "
-                "layers of gpt2, llama, mixtral, qwen2_moe or qwen3_moe, which the kernels of Megatron-LM "
-                "are known for"
+                "layers of gpt2, llama or its relatives (mistral, mixtral, qwen, phi3, gemma, gpt_oss, "
+                "deepseek), which the kernels of Megatron-LM are known for"
             )
         factors = (self.load_factor, *(() if self.capacity_factor is None else (self.capacity_factor,)))
         if not all(1 <= factor < float("inf") for factor in factors):
@@ -137,9 +138,9 @@ class TrainingJob:
                 f"load_factor and capacity_factor must be at least 1, got {self.load_factor} and "
                 f"{self.capacity_factor}"
             )
-        if architecture.positions and self.seq > architecture.positions:
+        if architecture.longest and self.seq > architecture.longest:
             raise InputError(
-                f"{self.network.name} has {architecture.positions} positions, got seq={self.seq}: use "
+                f"{self.network.name} has {architecture.longest} positions, got seq={self.seq}: use "
                 "shorter sequences, or a config.json with more positions"
             )
 
@@ -171,28 +172,22 @@ class TrainingJob:
     def model_flops(self) -> float:
         """Floating-point operations of a step without recomputation: all scores count, masked or not.
 
-        Of experts, those count that a token is routed to.
+        Of experts, those count that a token is routed to; of keys behind a window, none.
 
         Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters", 2021.
         """
-        architecture, tokens = architecture_of(self.network), self.batch * self.seq
-        layer_flops = (
-            2 * architecture.hidden * (2 * architecture.inner + 2 * architecture.inner_k)
-            + 4 * self.seq * architecture.inner
-        )
-        width = (
-            architecture.shared_ffn + architecture.experts_per_token * architecture.ffn
-            if architecture.experts_per_token
-            else architecture.ffn
-        )
-        layer_flops += (
-            2 * architecture.hidden * (width * (3 if architecture.gated else 2) + architecture.experts)
-        )
-        return (
-            3.0
-            * tokens
-            * (layer_flops * architecture.layers + 2 * architecture.hidden * architecture.vocabulary)
-        )
+        network, tokens = self.network, self.batch * self.seq
+        assert isinstance(network, Transformer)
+        total = 2 * network.architecture.hidden * network.architecture.vocabulary
+        for index in range(network.layers):
+            layer = network.of_layer(index)
+            architecture = layer.architecture
+            weights = sum(matrix.k * matrix.n for matrix in layer.matrices())
+            weights += architecture.hidden * architecture.experts
+            weights += 3 * architecture.experts_per_token * architecture.hidden * architecture.ffn
+            keys = min(self.seq, architecture.window or self.seq)
+            total += 2 * weights + 4 * keys * architecture.heads * architecture.attention_dim
+        return 3.0 * tokens * total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,6 +416,7 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
         (
             *_pipeline_constraints(architecture.layers),
             _gathers_contexts,
+            *((_gathers_windows,) if any(architecture.windows) else ()),
             uses_all_devices,
             divides_sequences,
             divides_layers,
@@ -478,6 +474,7 @@ def _values(
             architecture.heads % size
             or architecture.heads_k % size
             or architecture.ffn % size
+            or architecture.dense_ffn % size
             or architecture.shared_ffn % size
         )
     )
@@ -511,6 +508,11 @@ def updates_in_host_memory(job: TrainingJob) -> bool:
     """Return whether processors can update the parameters of a job: not if that needs matrix products."""
     optimizer = find_optimizer(job.optimizer)
     return optimizer.updates and not optimizer.newton_schulz_steps
+
+
+def _gathers_windows(context: Any, context_gather: Any) -> Any:
+    """Context parallelism of layers with a sliding window gathers contexts."""
+    return (context == 1) | (context_gather == "yes")
 
 
 def _gathers_contexts(context: Any, context_gather: Any) -> Any:

@@ -39,6 +39,7 @@ from tunebench.training.cluster.space import ClusterPlan, PlanTable, TrainingJob
 from tunebench.training.cluster.storage import StorageLayout, StorageTimes, StreamedLayer
 from tunebench.training.interconnect.cluster import ProcessGroup
 from tunebench.training.interconnect.collective import Collective, collective_us, send_us
+from tunebench.training.pipeline.activation import architecture_of
 from tunebench.training.schedules.costs import PipelineCosts, StageCosts
 from tunebench.training.schedules.registry import SPLIT_SCHEDULES, V_SCHEDULES, find_schedule
 from tunebench.training.schedules.simulation import simulate_pipeline
@@ -229,13 +230,15 @@ class StepPricer:
         """Return the fields of `_LinearStages` for the layers of a plan."""
         run = replace(LayerRun.of(plan), recompute_layers=0)
         base = run.kept if run.recompute == "full" else run
-        ranges = self.layers.kinds_of_layer()
+        middle = self.job.network.layers // 2
+        first, _, last = self.layers.kinds_of_layer()
+        ranges = first, (middle, middle + 1), last
         kinds = [self.layers.passes(base, layers) for layers in ranges]
         recomputation = self.layers.passes(run, ranges[1]).without(kinds[1])
         nothing = (0.0, 0.0)
         sums, added, added_again = [nothing] * 3, nothing, nothing
-        if self.job.network.layers >= _FEW_LAYERS:
-            sums = [self._short_sums(base, layers, plan.nodes) for layers in (ranges[0], (1, 2), ranges[2])]
+        if self.job.network.layers >= self._few_layers:
+            sums = [self._single_sums(base, layers, plan.nodes) for layers in (ranges[0], None, ranges[2])]
             # Networks of fewer layers have no stage of two middle layers to take the difference from: their
             # bound leaves communication out.
             added, added_again = (self._added_sums(layer_run, plan.nodes) for layer_run in (base, run))
@@ -471,12 +474,12 @@ class StepPricer:
         head. So the sums of a stage follow from those of four short ones.
         """
         count = self.job.network.layers
-        if count < _FEW_LAYERS or layers == (0, count):
+        if count < self._few_layers or layers == (0, count):
             return self._short_sums(run, layers, nodes)
         has_first, has_last, layer_count = layers[0] == 0, layers[1] == count, layers[1] - layers[0]
-        single = self._short_sums(
+        single = self._single_sums(
             run.kept if run.recompute_layers else run,
-            (0, 1) if has_first else (count - 1, count) if has_last else (1, 2),
+            (0, 1) if has_first else (count - 1, count) if has_last else None,
             nodes,
         )
         if not run.recompute_layers:
@@ -490,10 +493,38 @@ class StepPricer:
         )
         return forward, backward
 
+    @property
+    def _few_layers(self) -> int:
+        """Layers below which the exposed communication of a stage is not a sum of short stages."""
+        return _FEW_LAYERS + architecture_of(self.job.network).dense_layers
+
     def _added_sums(self, run: LayerRun, nodes: int) -> tuple[float, float]:
         """Return what a layer adds to the exposed communication of a stage, by pass."""
-        single, two = (self._short_sums(run, layers, nodes) for layers in ((1, 2), (1, 3)))
-        return two[0] - single[0], two[1] - single[1]
+        architecture = architecture_of(self.job.network)
+        start = max(1, architecture.dense_layers)
+        ranges = (start, start + 1), (start, start + 2)
+        single, two = (self._short_sums(run, layers, nodes) for layers in ranges)
+        added = two[0] - single[0], two[1] - single[1]
+        if not architecture.dense_layers:
+            return added
+        # Dense layers have no exchange of experts: return the mean of the layers between the ends.
+        between = self._short_sums(run, (1, self.job.network.layers - 1), nodes)
+        count = self.job.network.layers - 2
+        forward, backward = (
+            (total - (one - more)) / count for total, one, more in zip(between, single, added, strict=True)
+        )
+        return forward, backward
+
+    def _single_sums(self, run: LayerRun, layers: tuple[int, int] | None, nodes: int) -> tuple[float, float]:
+        """Return the exposed communication of a stage of one layer; None for a layer between the ends."""
+        dense = architecture_of(self.job.network).dense_layers
+        if layers or not dense:
+            return self._short_sums(run, layers or (1, 2), nodes)
+        start = max(1, dense)
+        two = self._short_sums(run, (start, start + 2), nodes)
+        single = self._short_sums(run, (start, start + 1), nodes)
+        added = self._added_sums(run, nodes)
+        return 2 * single[0] - two[0] + added[0], 2 * single[1] - two[1] + added[1]
 
     def _short_sums_us(self, run: LayerRun, layers: tuple[int, int], nodes: int) -> tuple[float, float]:
         """Return the exposed communication of a stage, from all its collectives and sends."""

@@ -10,6 +10,9 @@ Tensor parallelism by t divides all but the inputs of normalisations, of the pro
 masks: ``s b h (10 + 24/t + 5 a s / (h t))``. Sequence parallelism divides those too. Selective recomputation
 and flash attention keep nothing of size a s. Full recomputation keeps the input of each layer.
 
+Multi-head latent attention also keeps the inputs of the normalisations of its narrow vectors and of the
+products after them; four normalisations keep 2 h more. Soft caps and sinks keep nothing with flash attention.
+
 In a layer with experts, the feed-forward layer has a row for each expert of a token, and keeps its input
 (h) and 3 f per row, as Megatron-LM's grouped products and fused activation do.
 
@@ -42,17 +45,20 @@ LOGIT_BYTES = 4
 """Bytes of a logit in the loss, which is computed in f32."""
 
 
+_OTHERS = ("switch_transformers", "t5", "mt5", "vit")
+"""Families with an encoder and a decoder, or with images."""
+
+
 def architecture_of(network: Network) -> Architecture:
     """Return the sizes of a transformer's layers.
 
     Raises:
-        InputError: if the network is no transformer with equal layers.
+        InputError: if the network is no transformer of one stack of layers on text.
     """
-    if not isinstance(network, Transformer) or network.architecture.family == "switch_transformers":
+    if not isinstance(network, Transformer) or network.architecture.family in _OTHERS:
         raise InputError(
-            f"activations of {network.name} are not known: expected a transformer with equal layers (gpt2, "
-            "opt, bert, llama, mixtral, qwen2_moe or qwen3_moe); for other models give the costs of the "
-            "stages"
+            f"activations of {network.name} are not known: expected a transformer of one stack of layers on "
+            "text, such as gpt2, opt, bert, llama or mixtral; for other models give the costs of the stages"
         )
     return network.architecture
 
@@ -108,11 +114,12 @@ class ActivationMemory:
         mask = MASK_BYTES if architecture.dropout else 0
         # Tensor parallelism divides `divided`, and only sequence parallelism also `whole`. The module's
         # docstring has the terms.
-        whole = 4 * size * architecture.hidden + 2 * mask * architecture.hidden
-        divided = size * (2 * architecture.inner + 2 * architecture.inner_k + self._feed_forward)
+        whole = (2 + architecture.norms) * size * architecture.hidden + 2 * mask * architecture.hidden
+        whole += 2 * size * architecture.latent
+        divided = size * (self._attention + self._feed_forward)
         if self.fp8:
             whole -= 2 * (size - FP8_BYTES) * architecture.hidden
-            divided += FP8_BYTES * architecture.inner - (size - FP8_BYTES) * self._width
+            divided += FP8_BYTES * architecture.inner_out - (size - FP8_BYTES) * self._width
         scores = 0 if self.recompute == "selective" else self._scores
         return self._tokens(whole, divided + scores) + self.expert_bytes
 
@@ -166,8 +173,8 @@ class ActivationMemory:
         """
         size, architecture = itemsize(self.dtype), self.architecture
         inner_tensors = 3 if architecture.gated else 2
-        divided = 2 * architecture.inner + 2 * architecture.inner_k + inner_tensors * self._width
-        whole: float = 4 * architecture.hidden
+        divided = self._attention + inner_tensors * self._width
+        whole: float = 4 * architecture.hidden + 2 * architecture.latent
         if architecture.experts_per_token:
             rows = architecture.experts_per_token * self.expert_load
             whole += rows * (2 * self.expert_tensor * architecture.hidden + inner_tensors * architecture.ffn)
@@ -200,6 +207,12 @@ class ActivationMemory:
             MASK_BYTES * architecture.hidden if architecture.dropout and architecture.family != "opt" else 0,
             0,
         )
+
+    @property
+    def _attention(self) -> int:
+        """Elements per token of queries, keys, values and the result of attention."""
+        architecture = self.architecture
+        return architecture.inner + architecture.inner_k + architecture.inner_v + architecture.inner_out
 
     @property
     def _feed_forward(self) -> int:
