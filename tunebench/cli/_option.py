@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from tunebench.device import Device
+    from tunebench.own_kernel import KernelDescription
 
 __all__ = [
     "Architecture",
@@ -45,6 +46,7 @@ __all__ = [
     "WorkloadText",
     "Workloads",
     "absent_device",
+    "described_kernel",
     "device_filter",
     "gpus",
     "looked_up_device",
@@ -351,19 +353,20 @@ def _load_variant_files(paths: list[Path] | None) -> list[Path] | None:
     """Load files with variants, and return them; a described kernel is written as one."""
     from tunebench.kernels import load_file
 
-    files = [described_kernel(path) if path.suffix in (".toml", ".json") else path for path in paths or ()]
+    files = [
+        described_kernel(path).write()[0] if path.suffix in (".toml", ".json") else path
+        for path in paths or ()
+    ]
     for path in files:
         load_file(path)
     return files or paths
 
 
-def described_kernel(path: Path) -> Path:
-    """Return the variant file of a kernel that a file in TOML or in the T1 format describes."""
+def described_kernel(path: Path) -> KernelDescription:
+    """Return the kernel that a file in TOML or in the T1 format describes."""
     from tunebench.own_kernel import description_file, t1_file
 
-    read = t1_file.read if path.suffix == ".json" else description_file.read
-    file, _ = read(path).write()
-    return file
+    return t1_file.read(path) if path.suffix == ".json" else description_file.read(path)
 
 
 def variant_files_option(panel: str | None = None) -> Any:

@@ -28,6 +28,7 @@ from tunebench.cli._option import (
     OptionalWorkload,
     Requirements,
     StopAtGap,
+    described_kernel,
     metrics_of,
     renamed_flag,
     split_devices,
@@ -296,11 +297,9 @@ def command(options: TuneOptions) -> None:
 def _described(options: TuneOptions) -> TuneOptions:
     """Return the options for the kernel that a file describes, with its variant file and workload."""
     from tunebench import kernels
-    from tunebench.own_kernel import description_file, t1_file
 
     path = options.workload or ""
-    read = t1_file.read if path.endswith(".json") else description_file.read
-    workload, variant = read(path).load()
+    workload, variant = described_kernel(Path(path)).load()
     file = Path(kernels.file_of(variant) or "")
     note(f"{workload}: --variant-file {path} names this kernel in other commands")
     return dataclasses.replace(

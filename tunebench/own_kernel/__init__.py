@@ -7,8 +7,9 @@ they never run the user's program. `tunebench.tune_kernel` tunes it.
 from __future__ import annotations
 
 from tunebench.own_kernel.argument import InOut, Input, Output, Scratch
-from tunebench.own_kernel.description import KernelDescription, ReferenceKernel
+from tunebench.own_kernel.description import KernelDescription
 from tunebench.own_kernel.operator import UNVERIFIED
+from tunebench.own_kernel.reference_kernel import ReferenceKernel
 from tunebench.variant import Scalar, ceil_div
 
 __all__ = [
