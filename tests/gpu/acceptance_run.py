@@ -42,6 +42,7 @@ __all__ = [
     "gpu_candidates",
     "in_turns",
     "items_to_verify",
+    "library_items",
     "line_of",
     "run_items",
     "shuffled",
@@ -216,14 +217,15 @@ def items_to_verify(
     """Return `count` configurations of each workload and variant, and the problems found.
 
     Defaults come first, those of variants that use wgmma before all others, so that an interrupted run has
-    verified every variant once before it verifies one twice. Workloads that are not reached in time are left
-    out.
+    verified every variant once before it verifies one twice. Programs of libraries follow the defaults.
+    Workloads that are not reached in time are left out.
     """
     turns: list[list[AcceptanceItem]] = [[] for _ in range(count)]
-    problems = []
+    problems, reached = [], []
     for text in workloads:
         if not in_time():
             break
+        reached.append(text)
         candidates, reason = gpu_candidates(text, device)
         problems += [reason] if reason else []
         for candidate in candidates:
@@ -236,7 +238,23 @@ def items_to_verify(
                 turn.append(item)
     for turn in turns:
         turn.sort(key=lambda item: "wgmma" not in item.candidate.variant.key)
+    turns[0] += library_items(reached, device)
     return [item for turn in turns for item in turn], problems
+
+
+def library_items(workloads: Iterable[str], device: Device) -> list[AcceptanceItem]:
+    """Return each program of a library that is one call, on the first workload that it supports."""
+    items: dict[tuple[str, str], AcceptanceItem] = {}
+    for text in workloads:
+        try:
+            (candidate,), _ = tunable.find_variants(parse(text), device, ["library_gpu"], compilable=False)
+        except InputError:  # torch is not installed with CUDA, or has no such function
+            continue
+        for row in range(len(candidate.table)):
+            program = str(candidate.table.config(row)["program"])
+            if program != "torch":  # several calls, which may round too often
+                items.setdefault((candidate.variant.key, program), AcceptanceItem(text, candidate, row))
+    return list(items.values())
 
 
 def shuffled(text: str, candidate: TunableVariant) -> list[AcceptanceItem]:

@@ -19,9 +19,10 @@ import pytest
 from tests.gpu import acceptance, acceptance_run, acceptance_workloads, carried, gpu_process, headline
 from tests.gpu.acceptance_report import ARCHIVE, AcceptanceReport
 from tests.support import measured, needs_no_gpu, needs_nvrtc, until
-from tunebench import device, kernels
+from tunebench import device, kernels, variant
 from tunebench.db import open_store
 from tunebench.executor import TaskRefused, WorkerExecutor
+from tunebench.kernels.common import library, library_gpu
 from tunebench.outcome import LaunchFailed, Resources, Result, TimedOut
 from tunebench.task import Task
 from tunebench.variant import GpuVariant, Variant
@@ -316,6 +317,32 @@ def test_defaults_are_verified_first_and_nothing_twice() -> None:
     assert len(set(map(str, items))) == len(items)
     repeated, _ = acceptance_run.items_to_verify(workloads, 4, H100)
     assert list(map(str, items)) == list(map(str, repeated))
+
+
+def test_each_program_of_a_library_is_verified_once_after_the_defaults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def install(version: str) -> None:
+        for module in (library, library_gpu, variant):
+            monkeypatch.setattr(module, "installed_version", {"torch": version}.get)
+
+    install("9.9.9+cpu")
+    assert acceptance_run.library_items(acceptance_workloads.VERIFIED, H100) == []
+    install("9.9.9+cu130")
+    programs = {
+        f"{item.candidate.variant.key} {item.candidate.table.config(item.row)}": item.text
+        for item in acceptance_run.library_items(acceptance_workloads.VERIFIED, H100)
+    }
+    for program in ("torch_mm", "torch_addmm", "torch_activation", "torch_scaled_mm"):
+        assert f"gemm/library_gpu program={program}" in programs
+    for program in ("flash", "cudnn", "efficient", "flash_backward"):
+        assert f"attention/library_gpu program={program}" in programs
+    assert "conv2d/library_gpu program=torch_benchmark" in programs
+    assert not any(program.endswith("program=torch") for program in programs)
+    items, _ = acceptance_run.items_to_verify([SOFTMAX], 2, H100)
+    keys = [item.candidate.variant.key for item in items]
+    assert keys.count("softmax/library_gpu") == 1
+    assert keys.index("softmax/library_gpu") == len(set(keys)) - 1
 
 
 def test_configurations_to_verify_are_listed_in_time_only() -> None:
