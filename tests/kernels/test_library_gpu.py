@@ -29,7 +29,9 @@ from tunebench.kernels.common.library_gpu import LibraryGpu
 from tunebench.libraries import torch_tensor, torch_type
 from tunebench.space import Config
 from tunebench.tuning.choice import choose_config, compiled_alternative
-from tunebench.tuning.tunable import find_variants
+from tunebench.tuning.plan import Plan
+from tunebench.tuning.tunable import TuningTarget, find_variants
+from tunebench.tuning.weighted_workload import WeightedWorkload, find_any
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
@@ -221,6 +223,13 @@ def test_libraries_are_searched_last_where_the_gpu_is_present() -> None:
     assert skipped[LIBRARY.key] == reason
     with pytest.raises(InputError, match=reason):
         find_variants(GEMM, GPU, ["library_gpu"], present=False)
+
+
+def test_suite_expects_the_time_of_a_kernel() -> None:
+    weighted = WeightedWorkload(workload=GEMM)
+    find_any("one", [weighted], TuningTarget(device=GPU, runner="cuda"), Plan(), (), compilable=False)
+    assert weighted.variants[-1].variant is LIBRARY
+    assert weighted.expected_us == min(v.predicted_us(v.fastest()) for v in weighted.variants[:-1])
 
 
 @pytest.mark.parametrize(

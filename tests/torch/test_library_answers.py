@@ -15,12 +15,15 @@ from torch import nn
 import tunebench.torch as served
 from tests.support import measured, record_outcome
 from tunebench import dispatch
+from tunebench import variant as variants
 from tunebench.db import RunStart, TrialKey, Verdict, open_store
-from tunebench.device import local_cpu
+from tunebench.device import find, local_cpu
 from tunebench.kernels import variant as find_variant
+from tunebench.kernels.common import library, library_gpu
 from tunebench.outcome import Result
 from tunebench.torch.compiler import _group_planner, _kernel_operator
 from tunebench.torch.functional import custom_op
+from tunebench.torch.functional.linear import GEMM
 from tunebench.workloads import parse
 
 pytestmark = pytest.mark.torch
@@ -100,6 +103,26 @@ def test_program_of_numpy_returns_a_tensor(tmp_path: Path, monkeypatch: pytest.M
     with only(record(tmp_path, ATTENTION, "numpy"), monkeypatch):
         o = served.scaled_dot_product_attention(q, k, v)
     torch.testing.assert_close(o, nn.functional.scaled_dot_product_attention(q, k, v))
+
+
+BF16 = "gemm:m=7,n=5,k=6,dtype=bf16,trans=nt,epilogue=bias"
+
+
+def test_layer_on_a_gpu_calls_its_library_and_returns_its_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tensors are the host's, which the dispatcher takes for those of a GPU."""
+    gpu = find("h200-sxm")
+    for module in (library, library_gpu, variants):
+        monkeypatch.setattr(module, "installed_version", {"torch": "9.9.9+cu130"}.get)
+    monkeypatch.setattr(custom_op, "device_of", lambda device: (gpu, 0))
+    monkeypatch.setattr(custom_op, "_dispatch_cache", {})
+    monkeypatch.setattr(GEMM, "_dispatchers", {})
+    record_outcome(tmp_path / "a.db", BF16, gpu, "gemm/library_gpu", "program=torch_addmm", measured(1.0))
+    x, w, bias = (torch.randn(*shape, dtype=torch.bfloat16) for shape in ((7, 6), (5, 6), (5,)))
+    with only("gemm/library_gpu", monkeypatch):
+        y = served.linear(x, w, bias)
+    torch.testing.assert_close(y, nn.functional.linear(x, w, bias))
 
 
 class Residual(nn.Module):

@@ -7,7 +7,6 @@ the runner's memory, and its current stream is the runner's, so that the same ev
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -138,20 +137,25 @@ def _translated() -> Iterator[None]:
         raise CudaError(f"the library refuses the call: {describe_error(error)}") from error
 
 
-@functools.cache
+_DEVICES: dict[int, LibraryDevice] = {}
+"""GPUs that libraries have used in this process, by ordinal."""
+
+
 def library_device(ordinal: int) -> LibraryDevice:
     """Return a GPU as torch uses it; the same object every time.
 
     Args:
         ordinal: Position in the driver's order.
     """
-    return LibraryDevice(ordinal)
+    if ordinal not in _DEVICES:
+        _DEVICES[ordinal] = LibraryDevice(ordinal)
+    return _DEVICES[ordinal]
 
 
 def release_libraries() -> None:
     """Free the device memory that libraries keep in this process, for the kernels measured next."""
-    if library_device.cache_info().currsize:
-        library_device(0).release()
+    for device in _DEVICES.values():
+        device.release()
 
 
 def library_launch(

@@ -156,7 +156,9 @@ def find_any(
         except InputError as error:
             weighted.refused = str(error)
             failure = NoCompiler if isinstance(error, NoCompiler) else failure
-        weighted.variants.sort(key=lambda tunable: tunable.predicted_us(tunable.fastest()))
+        weighted.variants.sort(  # libraries last: their predicted times are floors
+            key=lambda tunable: (not tunable.variant.is_predictable, tunable.predicted_us(tunable.fastest()))
+        )
     if not any(weighted.variants for weighted in workloads):
         raise failure(f"nothing of {name} can be tuned: {workloads[0].refused}")
 
