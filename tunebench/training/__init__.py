@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from tunebench._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from tunebench.training.coexecution.analysis import StepAnalysis
     from tunebench.training.coexecution.coexecute import coexecute
     from tunebench.training.coexecution.coexecution_report import CoexecutionReport
     from tunebench.training.fitting.fit import fit
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CoexecutionReport",
     "FittedStep",
+    "StepAnalysis",
     "coexecute",
     "fit",
     "fitted_steps",
@@ -50,6 +52,7 @@ __all__ = [
 _LAZY = {
     "CoexecutionReport": "coexecution.coexecution_report",
     "FittedStep": "fitting.fitter",
+    "StepAnalysis": "coexecution.analysis",
     "coexecute": "coexecution.coexecute",
     "fit": "fitting.fit",
     "fitted_steps": "fitting.fitter",
