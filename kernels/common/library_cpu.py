@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, TypeVar
 
 from tunebench import libraries
@@ -21,6 +22,7 @@ from tunebench.workload import Workload
 
 __all__ = [
     "NUMPY",
+    "NUMPY_PRODUCT",
     "TORCH",
     "Compute",
     "LibraryCpu",
@@ -40,13 +42,18 @@ class LibraryCpu(LibraryPrograms[W], LibraryCpuVariant[W]):
 
 
 def _numpy(workload: Workload) -> Compute:
-    def compute(inputs: Tensors) -> Any:
-        call = libraries.numpy_call(workload, inputs)
-        if call is None:
-            raise InputError(f"numpy does not compute {workload}")
-        return call()
+    return lambda inputs: _run_numpy(workload, inputs)
 
-    return compute
+
+def _write_numpy_product(workload: Workload) -> Write:
+    return lambda inputs, output: _run_numpy(workload, inputs, output)
+
+
+def _run_numpy(workload: Workload, inputs: Tensors, out: Any = None) -> Any:
+    call = libraries.numpy_call(workload, inputs, out)
+    if call is None:
+        raise InputError(f"numpy does not compute {workload}")
+    return call()
 
 
 def _suits_numpy(workload: Any) -> bool:
@@ -57,3 +64,6 @@ def _suits_numpy(workload: Any) -> bool:
 
 NUMPY = LibraryProgram("numpy", _numpy, "functions of numpy, one after the other", _suits_numpy)
 """The program that is also the baseline, in f32."""
+
+NUMPY_PRODUCT = dataclasses.replace(NUMPY, write=_write_numpy_product)
+"""The program of gemm and gated_gemm, whose BLAS writes into the caller's array."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunebench.kernels.common.library_cpu import NUMPY, TORCH, Compute, LibraryCpu, LibraryProgram
+from tunebench.kernels.common.library_cpu import NUMPY_PRODUCT, TORCH, Compute, LibraryCpu, LibraryProgram
 from tunebench.kernels.common.onednn import computes, post_operation, primitive
 from tunebench.libraries import Tensors
 from tunebench.workloads.operators.gated_gemm import GatedGemm
@@ -41,7 +41,7 @@ class LibraryGatedGemm(LibraryCpu[GatedGemm]):
             _is_linear,
             is_traceable=True,
         ),
-        "numpy": NUMPY,
+        "numpy": NUMPY_PRODUCT,
     }
 
     def least_fma(self, workload: GatedGemm) -> float:

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunebench.kernels.common.library_cpu import NUMPY, TORCH, Compute, LibraryCpu, LibraryProgram, Write
+from tunebench.kernels.common.library_cpu import (
+    NUMPY_PRODUCT,
+    TORCH,
+    Compute,
+    LibraryCpu,
+    LibraryProgram,
+    Write,
+)
 from tunebench.kernels.common.onednn import computes, post_operation, primitive
 from tunebench.kernels.gemm._torch_product import is_plain, matrix, plain, write_plain
 from tunebench.libraries import Tensors
@@ -87,7 +94,7 @@ class LibraryGemm(LibraryCpu[Gemm]):
             accepts_matrices=True,
             is_traceable=True,
         ),
-        "numpy": NUMPY,
+        "numpy": NUMPY_PRODUCT,
     }
 
     def least_fma(self, workload: Gemm) -> float:

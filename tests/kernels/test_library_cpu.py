@@ -12,7 +12,7 @@ import pytest
 from tests.kernels import kernel_checks as checks
 from tests.kernels.test_numba_cpu_variants import DEFAULT
 from tests.support import measured, package_variants, record_outcome
-from tunebench import dispatch, kernels, variant
+from tunebench import dispatch, kernels, libraries, variant
 from tunebench.answer import lookup_workload
 from tunebench.bound import bound
 from tunebench.compile import compile_config
@@ -117,6 +117,16 @@ def test_results_of_a_program_are_in_new_memory(
     assert not any(result.is_inference() or result.requires_grad for result in results)
     arrays = workload.draw(np.random.default_rng(2))
     checks.assert_right(workload, arrays, outputs, f"{workload} with {config}")
+
+
+@pytest.mark.parametrize("text", [str(GEMM), "gated_gemm:m=7,n=33,k=13,dtype=f32,activation=silu"])
+def test_numpy_multiplies_into_the_memory_of_the_caller(text: str) -> None:
+    workload = parse(text)
+    inputs = workload.draw(np.random.default_rng(1))
+    (output,) = checks.poisoned(workload).values()
+    call = libraries.numpy_call(workload, inputs, output)
+    assert call is not None
+    assert call() is output
 
 
 def test_every_operator_with_a_kernel_of_processors_has_one_with_a_library() -> None:

@@ -37,15 +37,19 @@ Tensors = Mapping[str, Any]
 """Arrays of NumPy or tensors of torch by name; a number for one of shape `()`."""
 
 
-def numpy_call(workload: Workload, inputs: Tensors) -> LibraryCall | None:
+def numpy_call(workload: Workload, inputs: Tensors, out: Array | None = None) -> LibraryCall | None:
     """Return a NumPy program for the workload, or None.
 
     Args:
         workload: The workload.
         inputs: An array for each input by name, in its stored type.
+        out: For gemm and gated_gemm, an f32 array in the shape of the output, which the program overwrites
+            and returns instead of a new array.
     """
     call: Callable[..., LibraryCall | None] | None = getattr(_module(workload), "numpy_call", None)
-    return call(workload, inputs) if call is not None else None
+    if call is None:
+        return None
+    return call(workload, inputs) if out is None else call(workload, inputs, out)
 
 
 def torch_calls(workload: Workload, tensors: Tensors) -> Mapping[str, LibraryCall]:

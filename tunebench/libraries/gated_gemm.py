@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tunebench._lazy import np
 from tunebench.dtype import storage
 from tunebench.libraries import LibraryCall, Tensors, single
 from tunebench.libraries._activation import numpy_activation, torch_activation
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["numpy_call", "torch_calls"]
 
 
-def numpy_call(workload: GatedGemm, inputs: Tensors) -> LibraryCall | None:
+def numpy_call(workload: GatedGemm, inputs: Tensors, out: Array | None = None) -> LibraryCall | None:
     """Return the program with NumPy's BLAS, in f32; None if NumPy lacks a function of the activation."""
     t = single(inputs)
     gate, up = (t[b] if workload.trans == "nn" else t[b].T for b in ("b_gate", "b_up"))
@@ -24,7 +25,7 @@ def numpy_call(workload: GatedGemm, inputs: Tensors) -> LibraryCall | None:
         return None
 
     def run() -> Array:
-        c: Array = t["a"] @ gate
+        c: Array = np.matmul(t["a"], gate, out=out)
         activate(c)
         c *= t["a"] @ up
         return c

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["numpy_call", "torch_calls"]
 
 
-def numpy_call(workload: Gemm, inputs: Tensors) -> LibraryCall | None:
+def numpy_call(workload: Gemm, inputs: Tensors, out: Array | None = None) -> LibraryCall | None:
     """Return the program with NumPy's BLAS; integers in float64, where sums are exact and BLAS applies."""
     activate = numpy_activation(workload.activation)
     if activate is None:
@@ -28,7 +28,7 @@ def numpy_call(workload: Gemm, inputs: Tensors) -> LibraryCall | None:
     prologue = numpy_prologue(workload, tensors, _along_k(workload))
     if prologue is None:
         return None
-    return lambda: _numpy_gemm(workload, {**tensors, "a": prologue()}, activate)
+    return lambda: _numpy_gemm(workload, {**tensors, "a": prologue()}, activate, out)
 
 
 def _along_k(workload: Gemm) -> tuple[int, ...]:
@@ -36,10 +36,10 @@ def _along_k(workload: Gemm) -> tuple[int, ...]:
     return (workload.k,) if workload.trans[0] == "n" else (workload.k, 1)
 
 
-def _numpy_gemm(workload: Gemm, t: Tensors, activate: Callable[[Array], None]) -> Array:
+def _numpy_gemm(workload: Gemm, t: Tensors, activate: Callable[[Array], None], out: Array | None) -> Array:
     a = t["a"] if workload.trans[0] == "n" else t["a"].swapaxes(1, 2)
     b = t["b"] if workload.trans[1] == "n" else t["b"].swapaxes(1, 2)
-    c: Array = a @ b
+    c: Array = np.matmul(a, b, out=out)
     if workload.has_bias:
         c += t["bias"]
     activate(c)
