@@ -38,6 +38,9 @@ def test_plans_are_listed_with_proof_gains_and_front(run_json: Run, run_text: Ru
     text = run_text(*GPT)
     for expected in ("optimal for the model", "best: tensor=", "binding:", "Pareto front", "MFU", "$"):
         assert expected in text
+    front = text[text.index("Pareto front of step time and memory") :].splitlines()
+    assert front[2].rstrip().endswith("the best plan")  # a row each, below the title and the header
+    assert len(front) < 2 + len(shown["front"]) + 2
 
 
 @pytest.mark.slow

@@ -94,11 +94,21 @@ def test_mistakes_in_a_file_are_explained(tmp_path: Path, text: str, expected: s
         ("64 x h100-sxm, 8 a node, nvlink, ib-400", "nvlink4", "net-400"),
         ("16 x a100-80-sxm, hdr, nvlink", "nvlink3", "net-200"),
         ("16 x l4, 8 a node, pcie, roce-100", "pcie4", "net-100"),
+        ("16 x l4, 8 a node, pcie, omni-path-100", "pcie4", "net-100"),
+        ("16 x l4, 8 a node, pcie, ethernet-25", "pcie4", "net-25"),
     ],
 )
 def test_links_have_the_names_that_people_use(text: str, inside: str, between: str) -> None:
     links = TrainingCluster.parse(text).links
     assert (links.inside.name, links.between.name) == (inside, between)
+
+
+def test_links_of_figures_are_named_after_their_bandwidth(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text('product = "a100-80-sxm"\nnodes = 2\ndevices_per_node = 8\n[between]\ngb_s = 25\n')
+    assert (
+        TrainingCluster.of(str(path)).name == "16 x a100-80-sxm, 8 a node by nvlink3, 25 GB/s between 2 nodes"
+    )
 
 
 def test_a_kind_of_link_that_a_product_does_not_have_is_refused() -> None:

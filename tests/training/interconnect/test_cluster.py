@@ -111,7 +111,7 @@ def test_a_cluster_from_a_file(tmp_path: Path) -> None:
     )
     cluster = cluster_from_file(str(path))
     assert cluster.inside.reduces
-    assert (cluster.between.gb_s, cluster.between.name, cluster.devices) == (40, "between", 8)
+    assert (cluster.between.gb_s, cluster.between.name, cluster.devices) == (40, "40 GB/s", 8)
     path.write_text('inside = "nvlink4"\nnodes = 2\n')
     with pytest.raises(InputError, match="between"):
         cluster_from_file(str(path))

@@ -251,13 +251,18 @@ class ClusterReport:
         from tunebench.training.memory import size_text
 
         for priced in self.answer.result.front_outline:
-            yield duration(priced.step.time_us), size_text(priced.memory.total), priced.plan
+            time, memory = duration(priced.step.time_us), size_text(priced.memory.total)
+            yield time, memory, self._change(priced.plan)
 
     def _cost_front(self) -> Iterator[tuple[object, ...]]:
         for priced in self.answer.cost_front:
             assert priced.cost is not None
             cost = f"${significant(priced.cost)}"
-            yield priced.plan.nodes, duration(priced.step.time_us), cost, priced.plan
+            yield priced.plan.nodes, duration(priced.step.time_us), cost, self._change(priced.plan)
+
+    def _change(self, plan: ClusterPlan) -> str:
+        """Return the values of a plan that differ from those of the best one: short enough for a row."""
+        return plan.differences(self.answer.result.best[0].plan) or "the best plan"
 
 
 def recompute_text(plan: ClusterPlan) -> str:

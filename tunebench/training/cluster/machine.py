@@ -30,6 +30,7 @@ from tunebench.errors import InputError, UnknownName
 from tunebench.training.interconnect.cluster import (
     Cluster,
     Link,
+    described_link,
     find_link,
     is_network,
     link_name,
@@ -376,7 +377,7 @@ def _link(entry: Any, name: str, source: str, product: Device) -> Link | None:
         return usual
     if isinstance(entry, Mapping):
         try:
-            return Link(**{"name": name, **entry})
+            return described_link(entry)
         except TypeError as error:
             raise InputError(f"{source}: {name}: {error}") from error
     return find_link(str(entry))

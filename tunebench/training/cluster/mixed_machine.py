@@ -16,7 +16,13 @@ from typing import Any
 from tunebench._foreign_file import interpreting, read_table
 from tunebench.errors import InputError
 from tunebench.training.cluster.machine import TrainingCluster
-from tunebench.training.interconnect.cluster import Link, find_link, is_network, link_of
+from tunebench.training.interconnect.cluster import (
+    Link,
+    described_link,
+    find_link,
+    is_network,
+    link_of,
+)
 
 __all__ = ["MixedCluster", "is_mixed"]
 
@@ -89,8 +95,7 @@ class MixedCluster:
         if between is None:
             return cls(groups=tuple(groups), between=_slowest(groups))
         with interpreting(f"cluster file {path}: between"):
-            named = isinstance(between, dict)
-            link = Link(**{"name": "between", **between}) if named else find_link(str(between))
+            link = described_link(between) if isinstance(between, dict) else find_link(str(between))
         return cls(groups=tuple(groups), between=link)
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "Link",
     "ProcessGroup",
     "cluster_from_file",
+    "described_link",
     "find_link",
     "is_network",
     "link_name",
@@ -308,14 +309,21 @@ def cluster_from_file(path: str) -> Cluster:
     data = read_table(path, "cluster file ")
     with interpreting(f"cluster file {path}"):
         for name in {"inside", "between"} & data.keys():
-            data[name] = _read_link(data[name], name)
+            entry = data[name]
+            data[name] = find_link(entry) if isinstance(entry, str) else described_link(entry)
         if data.get("nodes", 1) == 1:
             data.setdefault("between", data["inside"])
         return Cluster(**data)
 
 
-def _read_link(entry: str | Mapping[str, Any], name: str) -> Link:
-    return find_link(entry) if isinstance(entry, str) else Link(**{"name": name, **entry})
+def described_link(entry: Mapping[str, Any]) -> Link:
+    """Return the link of a table with the fields of `Link`, which is named after its bandwidth by default.
+
+    Raises:
+        InputError: if a field is invalid.
+        TypeError: if a field is missing or unknown.
+    """
+    return Link(**{"name": f"{entry.get('gb_s')} GB/s", **entry})
 
 
 __getattr__ = renamed(__name__, {"Group": "ProcessGroup"})
