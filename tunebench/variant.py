@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     Column = NDArray[np.float64] | NDArray[np.int64] | float
 
 __all__ = [
+    "RESTORE_ENTRY",
     "TENSOR_MAP_TYPES",
     "TRITON_OPTIONS",
     "Argument",
@@ -62,6 +63,7 @@ __all__ = [
     "exceeds_memory",
     "including_line",
     "installed_version",
+    "restore_launch",
     "strip_comments",
     "unsuitable",
 ]
@@ -76,6 +78,28 @@ TRITON_OPTIONS: Mapping[str, int] = {"num_warps": 4, "num_stages": 3, "num_ctas"
 NVIDIA_LIBRARIES = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 """Distributions of the libraries that torch calls on a GPU; without them, torch contains or finds its own."""
 Language = Literal["cuda", "numba-cuda", "triton", "numba-cpu", "library-cpu", "library-gpu"]
+
+
+RESTORE_ENTRY = "tunebench_restore_"
+"""Start of the names of kernels that copy an array before another one changes it."""
+RESTORE_THREADS = 256
+
+
+def restore_launch(original: str, copied: str, count: int, element_bytes: int) -> Launch:
+    """Return the launch that copies an array.
+
+    Args:
+        original: Name of the array that stays as it is.
+        copied: Name of the array that another kernel changes afterwards.
+        count: Number of elements.
+        element_bytes: Size of an element.
+    """
+    return Launch(
+        entry=f"{RESTORE_ENTRY}{element_bytes}",
+        grid=(ceil_div(count, RESTORE_THREADS), 1, 1),
+        block=(RESTORE_THREADS, 1, 1),
+        arguments=(original, copied, Scalar("long long", count)),
+    )
 
 
 def ceil_div(a: Any, b: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import needs_triton
 from tests.toy_variants import CONFIG, TRITON_TOY, Toy, TritonToy
-from tunebench.binary.compiled import CompileError
+from tunebench.binary.compiled import Binary, CompileError
 from tunebench.binary.cubin import launch_refusal
 from tunebench.binary.occupancy import kernel_uses
 from tunebench.compile import BinaryCache, carried_key, compile_config
@@ -21,7 +21,7 @@ from tunebench.emulate.emulator import EmulationFailed
 from tunebench.measure import offline
 from tunebench.measure.offline import OfflineRunner
 from tunebench.measure.timing import Protocol
-from tunebench.outcome import Predicted, WrongResult
+from tunebench.outcome import Predicted, Resources, WrongResult
 from tunebench.task import Task
 from tunebench.variant import Scalar
 
@@ -147,7 +147,7 @@ def task(variant: TritonToy) -> Task:
 
 
 def outcome_of(variant: TritonToy) -> Any:
-    binary: Any = None
+    binary = Binary(key="", language="triton", target="sm_90", payload=b"", resources=Resources(registers=40))
     return OfflineRunner(Protocol()).run(task(variant), binary, None)[0]
 
 

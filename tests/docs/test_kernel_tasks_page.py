@@ -27,7 +27,7 @@ def anchors(page: Path) -> set[str]:
 def test_forty_tasks_are_counted_by_state() -> None:
     assert [row[0] for row in rows()] == [str(number) for number in range(1, 41)]
     counts = Counter(row[2] for row in rows())
-    text = f"{counts['done']} are done, {counts['awkward']} are awkward and {counts['impossible']} are"
+    text = f"{counts['done']} are done, {counts['awkward']} are awkward and {counts['impossible']} is"
     assert text in " ".join(PAGE.read_text(encoding="utf-8").split())
 
 

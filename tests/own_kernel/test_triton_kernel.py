@@ -13,6 +13,8 @@ import pytest
 import tunebench
 from tests.support import needs_triton
 from tunebench import InOut, Input, Output, Plan, Scratch, cli
+from tunebench.binary.cubin import read_cubin
+from tunebench.compile.triton import compile_triton
 from tunebench.db import open_store
 from tunebench.device import find
 from tunebench.emulate.triton_interpreter import interpret
@@ -159,11 +161,53 @@ def test_mistakes_are_named(source: Any, changes: dict[str, Any], message: str) 
         load(source, **{**CALL, **changes})
 
 
-def test_arrays_changed_in_place_are_refused() -> None:
-    args = {**CALL["args"], "y": InOut((ROWS, COLS), "f32")}
-    workload, variant = load(soft, **{**CALL, "args": args})
-    assert "InOut" in variant.refuses(workload, find("sm_90"))
-    assert "sm_80 or later" in load(soft, **CALL)[1].refuses(load(soft, **CALL)[0], find("sm_75"))
+def test_triton_needs_a_gpu_from_ampere_on() -> None:
+    workload, variant = load(soft, **CALL)
+    assert "sm_80 or later" in variant.refuses(workload, find("sm_75"))
+
+
+@triton.jit
+def _scaled_in_place(x, flags, n, factor, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    tl.store(x + at, tl.load(x + at, mask=inside) * factor, mask=inside)
+    tl.store(flags + at, tl.load(flags + at, mask=inside) + 1, mask=inside)
+
+
+IN_PLACE: dict[str, Any] = {
+    "args": {"x": InOut(100, "f32"), "flags": InOut(np.arange(100, dtype=np.int8)), "n": 100, "factor": 0.5},
+    "space": {"BLOCK": [32, 64], "num_warps": [1, 2]},
+    "grid": "ceil_div(n, BLOCK)",
+    "reference": lambda x, flags, factor: (x * factor, flags + 1),
+}
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_arrays_changed_in_place_are_copied_first(arch: str) -> None:
+    workload, variant = load(_scaled_in_place, **IN_PLACE)
+    device, config = find(arch), Config({"BLOCK": 64, "num_warps": 2})
+    assert variant.refuses(workload, device) is None
+    planned = variant.launches(workload, config)
+    binary = compile_triton(variant, workload, config, device)
+    launches = binary.launches(planned)
+    names = ["tunebench_restore_4", "tunebench_restore_1", "_scaled_in_place"]
+    assert [launch.entry for launch in launches] == list(binary.entries) == names
+    assert launches[:2] == planned[:2]  # Triton's compiler decides nothing of the copies
+    assert launches[0].arguments == ("x", "x_out", Scalar("long long", 100))
+    assert (launches[2].block, launches[2].arguments[:2]) == ((64, 1, 1), ("x_out", "flags_out"))
+    assert {*names} <= {*read_cubin(binary.payload)}
+    assert variant.costs(workload, variant.configs(workload, device), device).serial_launches == 3
+
+
+def test_arrays_changed_in_place_are_verified_and_restored() -> None:
+    workload, variant = load(_scaled_in_place, **IN_PLACE)
+    inputs = workload.draw(np.random.default_rng(0))
+    originals = {name: array.copy() for name, array in inputs.items()}
+    outputs = interpret(variant, workload, Config({"BLOCK": 64, "num_warps": 2}), inputs)
+    np.testing.assert_array_equal(outputs["x_out"], originals["x"] * np.float32(0.5))
+    np.testing.assert_array_equal(outputs["flags_out"], originals["flags"] + 1)
+    for name, array in originals.items():
+        np.testing.assert_array_equal(inputs[name], array)
 
 
 def _narrowed(x, y, z, n, BLOCK: tl.constexpr):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tunebench.errors import TunebenchError
 from tunebench.outcome import Resources
-from tunebench.variant import Language, Launch, Scalar
+from tunebench.variant import RESTORE_ENTRY, Language, Launch, Scalar
 
 __all__ = ["Binary", "CompileError"]
 
@@ -57,7 +57,9 @@ class Binary:
             return planned
         nulls = (Scalar("long long", 0),) * self.null_pointers
         return tuple(
-            dataclasses.replace(
+            launch
+            if launch.entry.startswith(RESTORE_ENTRY)
+            else dataclasses.replace(
                 launch,
                 block=(self.threads, 1, 1),
                 smem_bytes=self.resources.dynamic_smem_bytes or 0,

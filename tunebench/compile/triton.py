@@ -25,7 +25,7 @@ from tunebench.compile.cache import BinaryCache, binary_key
 from tunebench.device import Device
 from tunebench.errors import BrokenDependency, MissingDependency, describe_error
 from tunebench.space import Config
-from tunebench.variant import Argument, Launch, Scalar, TensorMap, TritonVariant
+from tunebench.variant import RESTORE_ENTRY, Argument, Launch, Scalar, TensorMap, TritonVariant
 from tunebench.workload import Tensor, Workload
 
 __all__ = [
@@ -143,6 +143,7 @@ class _Specialised(NamedTuple):
         attributes: Divisibility of the others, by position.
         omitted: Positions among the launch's arguments that are compiled in.
         options: Options of the compiler.
+        copies: Kernels that copy arrays before, in the order of their launches.
     """
 
     kernel: Any
@@ -151,6 +152,7 @@ class _Specialised(NamedTuple):
     attributes: dict[tuple[int, ...], list[list[Any]]]
     omitted: tuple[int, ...]
     options: dict[str, Any]
+    copies: tuple[str, ...] = ()
 
     def text(self) -> str:
         """Return everything except the kernel as text."""
@@ -165,12 +167,13 @@ def _specialised(variant: TritonVariant[Any], workload: Workload, config: Config
     Raises:
         CompileError: Arguments and parameters of the kernel do not match.
     """
-    launches = variant.launches(workload, config)
-    if len(launches) != 1:
-        raise CompileError(f"{variant.key} has {len(launches)} launches; a Triton variant has one")
-    kernel = kernel_of(variant.source(workload, config), launches[0].entry)
+    *copies, launch = variant.launches(workload, config)
+    if not all(copy.entry.startswith(RESTORE_ENTRY) for copy in copies):
+        raise CompileError(f"{variant.key} has {len(copies) + 1} launches; a Triton variant has one")
+    kernel = kernel_of(variant.source(workload, config), launch.entry)
     constants, tensors = variant.constants(workload, config), variant.tensors(workload, config)
-    return _specialised_launch(kernel, launches[0], tensors, constants, variant.options(config))
+    special = _specialised_launch(kernel, launch, tensors, constants, variant.options(config))
+    return special._replace(copies=tuple(copy.entry for copy in copies))
 
 
 def _specialised_launch(
@@ -346,7 +349,8 @@ def _binary(key: str, special: _Specialised, device: Device) -> Binary:
         CompileError: As `compile_triton`.
     """
     compiled, log = _compile(special, device)
-    cubin, facts = compiled.asm["cubin"], compiled.metadata
+    facts = compiled.metadata
+    cubin = _with_copies(compiled, special, device) if special.copies else compiled.asm["cubin"]
     _check_parameters(compiled.asm["ptx"], special)
     for kind in ("global_scratch_size", "profile_scratch_size"):
         if nbytes := getattr(facts, kind, 0):
@@ -354,14 +358,15 @@ def _binary(key: str, special: _Specialised, device: Device) -> Binary:
                 f"the kernel needs {nbytes} bytes of {kind[:-5].replace('_', ' ')} memory per block, as for "
                 "tensor descriptors that it makes; only Triton's own launcher provides it"
             )
-    used = resources(cubin, (facts.name,), spills(log) if log else None)
+    entries = (*special.copies, facts.name)
+    used = resources(cubin, entries, spills(log) if log else None)
     used = dataclasses.replace(used, dynamic_smem_bytes=int(facts.shared))
     return Binary(
         key=key,
         language="triton",
         target=_target(compiled.asm["ptx"]),
         payload=cubin,
-        entries=(facts.name,),
+        entries=entries,
         resources=used,
         notes=ptxas_notes(log),
         compiler=f"Triton {triton_version()}",
@@ -395,18 +400,70 @@ def _compile(special: _Specialised, device: Device) -> tuple[Any, str]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    major, minor = device.compute_capability
     source = ASTSource(special.kernel, special.signature, special.constants, special.attributes)
     output = io.StringIO()
     try:
         with _private_cache(), contextlib.redirect_stdout(output), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            compiled = triton.compile(
-                source, target=GPUTarget("cuda", 10 * major + minor, 32), options=special.options
-            )
+            compiled = triton.compile(source, target=GPUTarget(*_gpu_target(device)), options=special.options)
     except Exception as error:  # Triton has no common class of errors
         raise CompileError(f"triton: {_shortened(error)}") from error
     return compiled, output.getvalue()
+
+
+def _gpu_target(device: Device) -> tuple[str, int, int]:
+    major, minor = device.compute_capability
+    return "cuda", 10 * major + minor, 32
+
+
+_COPY = """
+.visible .entry {entry}(.param .u64 original, .param .u64 copied, .param .u64 count)
+{{
+  .reg .pred %p<2>; .reg .b{bits} %v; .reg .b32 %r<4>; .reg .b64 %rd<8>;
+  ld.param.u64 %rd1, [original];
+  ld.param.u64 %rd2, [copied];
+  ld.param.u64 %rd3, [count];
+  mov.u32 %r1, %ctaid.x;
+  mov.u32 %r2, %ntid.x;
+  mov.u32 %r3, %tid.x;
+  cvt.u64.u32 %rd4, %r3;
+  mad.wide.u32 %rd5, %r1, %r2, %rd4;
+  setp.ge.u64 %p1, %rd5, %rd3;
+  @%p1 ret;
+  mad.lo.s64 %rd6, %rd5, {nbytes}, %rd1;
+  mad.lo.s64 %rd7, %rd5, {nbytes}, %rd2;
+  ld.global.b{loaded} %v, [%rd6];
+  st.global.b{loaded} [%rd7], %v;
+  ret;
+}}
+"""
+"""Kernel that copies an array, for PTX of any version; a byte is loaded into a register of 16 bits."""
+
+
+def _with_copies(compiled: Any, special: _Specialised, device: Device) -> bytes:
+    """Return the cubin with kernels that copy arrays besides, assembled by Triton's ptxas.
+
+    Raises:
+        CompileError: ptxas failed.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+
+    copies = ""
+    for entry in dict.fromkeys(special.copies):
+        nbytes = int(entry.removeprefix(RESTORE_ENTRY))
+        copies += _COPY.format(entry=entry, nbytes=nbytes, loaded=8 * nbytes, bits=max(16, 8 * nbytes))
+    own = re.search(r"^\s*\.visible \.entry", compiled.asm["ptx"], re.MULTILINE)
+    assert own, "PTX without a kernel"
+    ptx = compiled.asm["ptx"][: own.start()] + copies + compiled.asm["ptx"][own.start() :]
+    target = GPUTarget(*_gpu_target(device))
+    backend = make_backend(target)
+    options = backend.parse_options({**special.options, "arch": f"sm{target.arch}"})
+    try:
+        with _private_cache(), contextlib.redirect_stdout(io.StringIO()):
+            return bytes(backend.make_cubin(ptx, {}, options, target.arch))
+    except Exception as error:  # Triton has no common class of errors
+        raise CompileError(f"triton: {_shortened(error)}") from error
 
 
 @contextlib.contextmanager

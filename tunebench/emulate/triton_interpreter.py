@@ -14,7 +14,7 @@ from tunebench.compile.triton import kernel_of
 from tunebench.dtype import numpy_dtype
 from tunebench.emulate.python_child import run_in_child, serve_parent
 from tunebench.space import Config
-from tunebench.variant import Argument, Scalar, TensorMap, TritonVariant
+from tunebench.variant import RESTORE_ENTRY, Argument, Scalar, TensorMap, TritonVariant
 from tunebench.workload import Workload
 
 if TYPE_CHECKING:
@@ -140,6 +140,10 @@ def run_interpreted(
         return HostTensor(array, tensors[argument].dtype) if array.shape else array.item()
 
     for launch in variant.launches(workload, config):
+        if launch.entry.startswith(RESTORE_ENTRY):
+            original, copied = launch.arguments[:2]
+            np.copyto(arrays[str(copied)], arrays[str(original)])
+            continue
         kernel = kernel_of(variant.source(workload, config), launch.entry)
         programs = (launch.grid[0] // launch.cluster, *launch.grid[1:])
         constants = variant.constants(workload, config)

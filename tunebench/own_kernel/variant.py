@@ -33,7 +33,7 @@ from tunebench.variant import (
     Scalar,
     TritonVariant,
     Variant,
-    ceil_div,
+    restore_launch,
 )
 from tunebench.workload import Tensor
 
@@ -50,7 +50,6 @@ __all__ = [
     "by_row",
 ]
 
-RESTORE_THREADS = 256
 RESTORE = """
 extern "C" __global__ void tunebench_restore(const unsigned char* from, unsigned char* to, long long count) {
   const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
@@ -248,20 +247,7 @@ class OwnCudaKernel(OwnGpuKernel, CudaVariant[Any]):
     def launches(self, workload: OwnOperator, config: Config) -> tuple[Launch, ...]:
         """Return a copy for each in-out array, and the launch of the kernel."""
         entry = re.sub(r"\w+", lambda name: _cpp(config.get(name[0], name[0])), self.entry)
-        copies = []
-        for argument in workload.kernel_arguments:
-            if argument.role == "inout":
-                shape = workload.shape_of(argument)
-                count = int(np.prod(shape))
-                copies.append(
-                    Launch(
-                        entry=f"tunebench_restore_{itemsize(argument.dtype)}",
-                        grid=(ceil_div(count, RESTORE_THREADS), 1, 1),
-                        block=(RESTORE_THREADS, 1, 1),
-                        arguments=(argument.name, argument.result, Scalar("long long", count)),
-                    )
-                )
-        return (*copies, self._launch(workload, config, entry))
+        return (*_restoring_launches(workload), self._launch(workload, config, entry))
 
     def _restoring(self, workload: OwnOperator) -> str:
         sizes = {itemsize(a.dtype) for a in workload.kernel_arguments if a.role == "inout"}
@@ -308,6 +294,15 @@ class OwnBinaryKernel(OwnCudaKernel):
     def default_results(self, workload: OwnOperator, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """Raise: a compiled kernel runs on a GPU alone."""
         raise InputError(f"{self.key} needs a reference")
+
+
+def _restoring_launches(workload: OwnOperator) -> tuple[Launch, ...]:
+    """Return a copy of each in-out array."""
+    return tuple(
+        restore_launch(a.name, a.result, int(np.prod(workload.shape_of(a))), itemsize(a.dtype))
+        for a in workload.kernel_arguments
+        if a.role == "inout"
+    )
 
 
 def _cpp(value: Any) -> str:
@@ -460,7 +455,7 @@ class OwnNumbaCudaKernel(OwnGpuKernel, NumbaCudaVariant[Any]):
 def _changes_in_place(key: str, workload: OwnOperator) -> str | None:
     """Return that arrays changed in place are not supported, if there are any."""
     if any(argument.role == "inout" for argument in workload.kernel_arguments):
-        return f"{key}: InOut is supported for CUDA C++ and for Numba on the CPU"
+        return f"{key}: InOut is supported for CUDA C++, Triton, and Numba on the CPU"
     return None
 
 
@@ -535,9 +530,10 @@ class OwnTritonKernel(OwnGpuKernel, TritonVariant[Any]):
         return loop_trips(self.text, self.entry, values, grid)
 
     def launches(self, workload: OwnOperator, config: Config) -> tuple[Launch, ...]:
-        """Return the launch of the kernel."""
+        """Return a copy for each in-out array, and the launch of the kernel."""
         by_name = {argument.name: argument for argument in workload.kernel_arguments}
         return (
+            *_restoring_launches(workload),
             self.launch(
                 config,
                 entry=self.entry,
@@ -563,11 +559,8 @@ class OwnTritonKernel(OwnGpuKernel, TritonVariant[Any]):
             threads=32.0 * warps,
             mma_flop=workload.flops() * _tensor_share(dtype, device) / blocks if dtype else 0.0,
             mma_dtype=dtype,
+            serial_launches=1 + len(_restoring_launches(workload)),
         )
-
-    def limits(self, workload: OwnOperator, device: Device) -> str | None:
-        """Return that arrays changed in place are not supported."""
-        return _changes_in_place(self.key, workload)
 
     def default_results(self, workload: OwnOperator, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return the outputs of the default configuration by Triton's interpreter."""
