@@ -161,3 +161,22 @@ def test_eight_bit_floats_are_faster_where_the_device_has_them(run_json: Run, ru
     older = ("plan", "cluster", "--model", "gpt2-large", "--cluster", "4 x a100-80-sxm", "--batch", "16")
     assert "no tensor cores for 8-bit floats" in run_refused(*older, "--fp8", "current")
     assert "Known: current, delayed, none" in run_refused(*asked, "--fp8", "e5m2")
+
+
+def test_measured_steps_move_plans(run_text: Run, run_json: Run, run_refused: Run, tmp_path: Path) -> None:
+    path = tmp_path / "measured.toml"
+    path.write_text("[[step]]\ntime_s = 6.5\nbatch = 16\ndata = 4\nmicrobatches = 4\nflash = true\n")
+    few = (*GPT, "--no-reasons", "--fix", "flash=yes,microbatch=1,schedule=1f1b,tensor=1,chunks=1")
+    before, after = run_json(*few), run_json(*few, "--calibrate", str(path))
+    assert before["software_factors"] == [1.0, 1.0]
+    assert after["software_factors"][0] != 1.0
+    text = run_text(*few, "--calibrate", str(path))
+    assert "calibrated: 1 measured step took" in text
+    assert "90 % interval of the best step" in text
+    assert "software, in all times: megatron@2022, typical: 1.18" in run_text(
+        *few, "--stack", "megatron@2022"
+    )
+    path.write_text("[[step]]\nbatch = 16\n")
+    assert "step 1: expected time_s, which the file leaves out" in run_refused(*few, "--calibrate", str(path))
+    residual = ("plan", "cluster", "--model", "resnet50", "--cluster", "4 x l4", "--batch", "256")
+    assert "--calibrate is not possible for resnet50" in run_refused(*residual, "--calibrate", str(path))

@@ -6,6 +6,7 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -277,3 +278,17 @@ def test_frameworks_refuse_experts_that_they_cannot_divide(
 ) -> None:
     with pytest.raises(InputError, match=expected):
         emit(framework, plan(**changed), EXPERTS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "argument"),
+    [
+        ({}, "--grad-reduce-in-bf16"),
+        ({"wide_gradients": True}, "--accumulate-allreduce-grads-in-fp32"),
+        ({"dtype": "f16"}, None),
+    ],
+)
+def test_megatron_sums_gradients_as_planned(changes: dict[str, Any], argument: str | None) -> None:
+    arguments = options(emit("megatron", PIPELINE, replace(JOB, **changes)).text)
+    both = {"--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32"}
+    assert both & set(arguments) == ({argument} if argument else set())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tunebench.errors import InputError, UnknownName
+from tunebench.stack import efficiency_of
 from tunebench.training.cluster import (
     ClusterSearch,
     Objective,
@@ -20,6 +22,8 @@ from tunebench.training.cluster import (
     write_plan,
 )
 from tunebench.training.schedules.registry import PLANNED_SCHEDULES
+from tunebench.training.steps.calibration import MeasuredStep, calibrate
+from tunebench.training.steps.step import predict_step
 from tunebench.workloads.networks import network
 
 JOB = TrainingJob(network=network("gpt2-large"), batch=16, seq=1024)
@@ -217,3 +221,43 @@ def test_states_in_host_memory_fit_more_and_take_time(tmp_path: Path) -> None:
     path.write_text(text.replace("host_gb_s = 100", 'host_memory = "1GB"'))
     with pytest.raises(InputError, match="host_gb_s"):
         TrainingCluster.read(path)
+
+
+FEW = {
+    "flash": "yes",
+    "sequence_parallel": "no",
+    "microbatch": "4",
+    "recompute": "none|full",
+    "schedule": "1f1b",
+}
+
+
+def test_a_stack_lengthens_all_plans_alike_as_it_does_steps() -> None:
+    then = replace(JOB, stack="megatron@2022")
+    plain, slower = (ClusterSearch(job, MACHINE, fixed=FEW) for job in (JOB, then))
+    factor = math.exp(efficiency_of("megatron@2022").mean)
+    best, slower_best = (search.run(3, front=False).best for search in (plain, slower))
+    assert [priced.plan for priced in best] == [priced.plan for priced in slower_best]
+    for priced, slowed in zip(best, slower_best, strict=True):
+        assert slowed.step.time_us == pytest.approx(factor * priced.step.time_us)
+    plan = replace(best[0].plan, sharding="none")
+    step = predict_step(JOB.network, MACHINE.device, plan.run(then), MACHINE.links, plan.parallelism(then))
+    assert step.time_us == pytest.approx(slower.priced(plan).step.time_us, rel=0.01)
+
+
+def test_a_measured_step_of_a_plan_is_nearer_to_its_prediction_afterwards() -> None:
+    search = ClusterSearch(JOB, MACHINE, fixed=FEW)
+    plan = replace(search.run(1, front=False).best[0].plan, sharding="none")
+    step = predict_step(JOB.network, MACHINE.device, plan.run(JOB), MACHINE.links, plan.parallelism(JOB))
+    measured = MeasuredStep(seconds=1.4 * step.time_us / 1e6, prediction=step)
+    job = replace(JOB, calibration=calibrate([measured]))
+    ratio = ClusterSearch(job, MACHINE, fixed=FEW).priced(plan).step.time_us / step.time_us
+    assert 1.2 < ratio < 1.4
+    with pytest.raises(InputError, match=r"measured on l4 say nothing about h100-sxm"):
+        ClusterSearch(job, TrainingCluster.parse("4 x h100-sxm"))
+    with pytest.raises(
+        InputError, match="measured with stack megatron say nothing about stack megatron@2022"
+    ):
+        replace(job, stack="megatron@2022")
+    with pytest.raises(InputError, match="expected megatron or megatron@2022, got eager"):
+        replace(JOB, stack="eager")

@@ -14,9 +14,10 @@ from tunebench.cli._output import duration, table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tunebench.training.cluster import ClusterAnswer, ClusterPlan, PricedPlan
+    from tunebench.training.cluster import ClusterAnswer, ClusterPlan, PricedPlan, StepTime
+    from tunebench.training.steps.calibration import Calibration
 
-__all__ = ["ClusterReport", "experts_text", "recompute_text", "stored_text"]
+__all__ = ["ClusterReport", "calibrated_interval_us", "experts_text", "recompute_text", "stored_text"]
 
 _COLUMNS = (
     ">tensor",
@@ -59,6 +60,9 @@ class ClusterReport:
             "model": answer.job.network.name,
             "batch": answer.job.batch,
             "seq": answer.job.seq,
+            "stack": answer.job.stack,
+            "tuning": answer.job.tuning,
+            "software_factors": answer.job.software_factors,
             "device": answer.machine.device.key,
             "devices": answer.machine.devices,
             "memory_bytes": answer.machine.memory_bytes,
@@ -114,6 +118,7 @@ class ClusterReport:
         to.print(
             f"its step: {', '.join(f'{name} {share:.1%}' for name, share in self._shares())}", soft_wrap=True
         )
+        to.print(self._software(answer.best), soft_wrap=True)
         kinds = ", ".join(
             f"{name} {size_text(size)}" for name, size in answer.best.memory.kinds.items() if size
         )
@@ -204,6 +209,19 @@ class ClusterReport:
                 *((f"${significant(priced.cost)}",) if priced.cost is not None else ()),
             )
 
+    def _software(self, best: PricedPlan) -> str:
+        """Return what the software adds to all steps, or what measured steps changed, for the best plan."""
+        from tunebench.cli._software_text import calibration_text, software_text
+
+        job = self.answer.job
+        if job.calibration is None:
+            return f"software, in all times: {software_text(job.stack, job.tuning)}"
+        low_us, high_us = calibrated_interval_us(best.step, job.calibration)
+        return (
+            f"calibrated: {calibration_text(job.calibration)}; 90 % interval of the best step "
+            f"{duration(low_us)} to {duration(high_us)}"
+        )
+
     def _shares(self) -> Iterator[tuple[str, float]]:
         return ((name, share) for name, share in self.answer.shares.items() if share >= 0.0005)
 
@@ -263,6 +281,16 @@ class ClusterReport:
     def _change(self, plan: ClusterPlan) -> str:
         """Return the values of a plan that differ from those of the best one: short enough for a row."""
         return plan.differences(self.answer.result.best[0].plan) or "the best plan"
+
+
+def calibrated_interval_us(step: StepTime, calibration: Calibration) -> tuple[float, float]:
+    """Return the 90 % interval of a step whose time is that of a calibration, in microseconds."""
+    # The modelled share of communication follows from the calibrated one by the factors on both parts.
+    kernels, communication = calibration.factors
+    exposed_us = step.communication_us / communication
+    busy_us = (step.compute_us + step.optimizer_us) / kernels
+    low, expected, high = calibration.ratios(exposed_us / (exposed_us + busy_us))
+    return step.time_us * low / expected, step.time_us * high / expected
 
 
 def recompute_text(plan: ClusterPlan) -> str:

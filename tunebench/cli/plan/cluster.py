@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from tunebench.cli._completion import optimizers, plan_values
+from tunebench.cli._completion import optimizers, plan_values, stacks
 from tunebench.cli._file import require_folder
 from tunebench.cli._option import Json, ModelInputs
 from tunebench.cli._option_group import grouped_options
@@ -18,6 +18,7 @@ from tunebench.cli.plan._copies_report import CopiesReport
 from tunebench.cli.plan._mixed_report import MixedReport
 from tunebench.errors import InputError, UnknownName
 from tunebench.optimizer import OPTIMIZERS, find_optimizer
+from tunebench.stack import find_stack
 from tunebench.training.schedules.registry import PLANNED_SCHEDULES
 
 if TYPE_CHECKING:
@@ -102,11 +103,29 @@ class ClusterOptions:
     stack: Annotated[
         str,
         typer.Option(
-            help="Model: software that runs a residual network, eager or compiled PyTorch. Default: eager. A "
-            "transformer runs by Megatron-LM.",
+            help="Model: software that runs it: megatron or megatron@2022 a transformer, eager or compiled "
+            "PyTorch a residual network. Default: megatron or eager.",
+            show_default=False,
+            autocompletion=stacks,
+        ),
+    ] = ""
+    tuning: Annotated[
+        str,
+        typer.Option(
+            metavar="TUNING",
+            help="Transformer: steps as long as NVIDIA publishes them (tuned) or as others do (typical). "
+            "Default: that of the stack.",
             show_default=False,
         ),
     ] = ""
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml",
+            help="Transformer: measured steps of the same device and stack, which move predicted times.",
+            show_default=False,
+        ),
+    ] = None
     flash_attention: Annotated[
         bool,
         typer.Option(
@@ -148,7 +167,7 @@ class ClusterOptions:
             "--framework",
             metavar="FRAMEWORK",
             help="Training step: framework whose buffers count in memory: megatron, deepspeed, fsdp or "
-            "torchtitan. Default: that of --emit, or megatron.",
+            "torchtitan. Default: that of --emit, or of the stack.",
             show_default=False,
         ),
     ] = ""
@@ -247,21 +266,23 @@ def cluster(
         "--plot": options.plot is not None,
     }
     if ":" in options.model or _is_residual(options.model):
-        _refuse({"--seq": bool(options.seq), "--fix": bool(fixed), **whole}, f"for {options.model}")
+        own = {
+            "--seq": bool(options.seq),
+            "--fix": bool(fixed),
+            "--tuning": bool(options.tuning),
+            "--calibrate": options.calibrate is not None,
+        }
+        _refuse({**own, **whole}, f"for {options.model}")
         copies = _module_plans(options) if ":" in options.model else _residual_plans(options)
         listed = CopiesReport(answer=copies, top=options.top)
         emit(as_json, listed.to_json(), listed.render)
         return
     if options.inputs:
         raise InputError("--input is for a module, FILE.py:FUNCTION: leave it out, and give --seq")
-    if options.stack not in ("", "megatron"):
-        raise InputError(
-            f"--stack {options.stack} is for residual networks such as resnet50: plans of transformers are "
-            "for the kernels of Megatron-LM"
-        )
     job = _job(options, full_sharding=full_sharding)
     if is_mixed(options.cluster):
-        _refuse(whole, "on a cluster with different products")
+        measured = {"--calibrate": options.calibrate is not None}
+        _refuse({**whole, **measured}, "on a cluster with different products")
         with phases(console(stderr=True)) as show:
             mixed = plan_mixed(
                 job,
@@ -275,6 +296,8 @@ def cluster(
         emit(as_json, mixed_report.to_json(), mixed_report.render)
         return
     machine = _with_margin(TrainingCluster.of(options.cluster), options)
+    if options.calibrate is not None:
+        job = _calibrated(job, machine, options)
     if options.framework:
         fixed = {**RUNNABLE[options.framework], **fixed}  # type: ignore[index]
     with phases(console(stderr=True)) as show:
@@ -390,6 +413,7 @@ def _job(options: ClusterOptions, *, full_sharding: bool) -> TrainingJob:
     from tunebench.workloads.networks import network
 
     transformer = network(options.model)
+    stack = find_stack(options.stack or "megatron")
     seq = options.seq or architecture_of(transformer).positions
     if not seq:
         raise InputError(f"{options.model} has sequences of any length: add --seq TOKENS")
@@ -407,7 +431,27 @@ def _job(options: ClusterOptions, *, full_sharding: bool) -> TrainingJob:
         load_factor=options.load_factor,
         capacity_factor=options.capacity_factor,
         optimizer=options.optimizer,
-        framework=options.buffers or options.framework or "megatron",  # type: ignore[arg-type]
+        stack=stack.name,
+        tuning=options.tuning,
+        framework=options.buffers or options.framework or stack.framework,  # type: ignore[arg-type]
+    )
+
+
+def _calibrated(job: TrainingJob, machine: TrainingCluster, options: ClusterOptions) -> TrainingJob:
+    """Return a job with the measured steps of `--calibrate`."""
+    from tunebench.training.steps.calibration import calibrate
+    from tunebench.training.steps.measured_file import read_measured
+
+    assert options.calibrate is not None
+    defaults = {
+        "model": options.model,
+        "stack": job.stack,
+        "tuning": job.tuning,
+        "dtype": job.dtype,
+        "seq": job.seq,
+    }
+    return replace(
+        job, calibration=calibrate(read_measured(options.calibrate, defaults, device=machine.device))
     )
 
 

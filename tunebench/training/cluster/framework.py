@@ -145,8 +145,11 @@ def _megatron_overlap(plan: ClusterPlan, job: TrainingJob) -> list[str]:
         arguments.append("--tp-comm-overlap")
     if job.cuda_graphs:
         arguments.append("--cuda-graph-impl local --te-rng-tracker")
+    # By default, Megatron-LM sums gradients in f32 with --bf16, and in 16 bits with --fp16.
     if job.wide_gradients:
         arguments.append("--accumulate-allreduce-grads-in-fp32")
+    elif job.dtype == "bf16":
+        arguments.append("--grad-reduce-in-bf16")
     if job.fp8 != "none":
         recipe = "tensorwise" if job.fp8 == "current" else "delayed"
         arguments.append(f"--transformer-impl transformer_engine --fp8-format hybrid --fp8-recipe {recipe}")

@@ -356,7 +356,8 @@ class MixedSearch:
         last = self.job.network.layers - 1
         kinds = [self.layers[group].passes(run, (layer, layer + 1)) for layer in {0, (last + 1) // 2, last}]
         kernels_us = min(kind.forward_us + kind.backward_us for kind in kinds)
-        return max(kernels_us, HOST_US * min(kind.launches for kind in kinds))
+        modelled_us = max(kernels_us, HOST_US * min(kind.launches for kind in kinds))
+        return self.pricers[group].slowdown.kernels * modelled_us
 
     def bound_us(self, each: MixedPlan) -> float:
         """Return a lower bound of the step of a division."""

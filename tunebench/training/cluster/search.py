@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tunebench._lazy import np
-from tunebench.errors import UnknownName
+from tunebench.errors import InputError, UnknownName
 from tunebench.forecast.network import require_fp8
 from tunebench.training.cluster.device_memory import DeviceMemory, MemoryPricer
 from tunebench.training.cluster.layer_time import LayerRun, LayerTimes
@@ -164,6 +164,11 @@ class ClusterSearch:
         if objective not in get_args(Objective):
             raise UnknownName("objective", objective, get_args(Objective))
         require_fp8(machine.device, job.fp8)
+        if job.calibration is not None and job.calibration.device != machine.device.name:
+            raise InputError(
+                f"steps measured on {job.calibration.device} say nothing about "
+                f"{machine.device.name}: measure steps on devices of the cluster"
+            )
         self.job, self.machine, self.objective = job, machine, objective
         self.fixed, self.slowdown = dict(fixed or {}), slowdown or Slowdown()
         self.layers = layers or LayerTimes.of(job, machine.device)

@@ -14,6 +14,7 @@ from tunebench._lazy import np
 from tunebench.errors import InputError, UnknownName
 from tunebench.optimizer import find_optimizer
 from tunebench.space import Constraint, Parameter, Space, Table, Value
+from tunebench.stack import STACKS, efficiency_of, find_stack
 from tunebench.training.cluster.framework_memory import Framework, framework_memory
 from tunebench.training.cluster.machine import TrainingCluster
 from tunebench.training.pipeline.activation import architecture_of
@@ -25,6 +26,7 @@ from tunebench.training.schedules.registry import (
     NamedSchedule,
     planned_schedule,
 )
+from tunebench.training.steps.calibration import Calibration
 from tunebench.training.steps.parallelism import Parallelism, ScheduleName, Sharding, StepDivision
 from tunebench.workloads.networks import Network, NetworkRun
 from tunebench.workloads.networks.layer_division import LayerExecution, shared_fields
@@ -75,7 +77,7 @@ MOST_MICROBATCH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """A network to train, and how its software may run it. The stack is Megatron-LM's.
+    """A network to train, and how its software may run it. The kernels are Megatron-LM's.
 
     Attributes:
         network: The transformer.
@@ -99,6 +101,10 @@ class TrainingJob:
         capacity_factor: Most tokens of an expert, relative to the mean; others are dropped. None: all stay.
         optimizer: Optimizer of the step (`tunebench.optimizer`).
         framework: Framework whose buffers count in memory (`tunebench.training.cluster.framework_memory`).
+        stack: Software with kernels of Megatron-LM, by its name in `tunebench.stack`.
+        tuning: Whether steps take as long as those of the authors of the stack, or of others; empty for the
+            usual one of the stack.
+        calibration: What measured steps of the same device and stack say, in place of published ones.
     """
 
     network: Network
@@ -117,8 +123,22 @@ class TrainingJob:
     capacity_factor: float | None = None
     optimizer: Optimizer = "adamw"
     framework: Framework = "megatron"
+    stack: str = "megatron"
+    tuning: str = ""
+    calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
+        efficiency_of(self.stack, self.tuning)
+        if find_stack(self.stack).kernels != "megatron":
+            known = (stack.name for stack in STACKS.values() if stack.kernels == "megatron")
+            raise InputError(
+                "plans of transformers are for the kernels of Megatron-LM, and PyTorch's stacks for residual "
+                f"networks such as resnet50: expected {' or '.join(known)}, got {self.stack}"
+            )
+        if self.calibration is not None and self.calibration.stack != self.stack:
+            raise InputError(
+                f"steps measured with stack {self.calibration.stack} say nothing about stack {self.stack}"
+            )
         if self.batch < 1 or self.seq < 1:
             raise InputError(f"batch and seq must be at least 1, got {self.batch} and {self.seq}")
         find_optimizer(self.optimizer)
@@ -158,7 +178,8 @@ class TrainingJob:
         """
         return NetworkRun(
             mode="train",
-            stack="megatron",
+            stack=self.stack,
+            tuning=self.tuning,
             dtype=self.dtype,
             fp8=self.fp8,
             wide_gradients=self.wide_gradients,
@@ -167,6 +188,14 @@ class TrainingJob:
             **shared_fields(execution, LayerExecution),
             **numbers,
         )
+
+    @property
+    def software_factors(self) -> tuple[float, float]:
+        """Factors of the software on kernels and launches, and on communication."""
+        if self.calibration is not None:
+            return self.calibration.factors
+        factor = math.exp(efficiency_of(self.stack, self.tuning).mean)
+        return factor, factor
 
     @property
     def model_flops(self) -> float:

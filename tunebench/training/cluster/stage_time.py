@@ -73,15 +73,26 @@ __all__ = ["RUN_PARAMETERS", "Slowdown", "StageTime", "StepPricer", "StepTime"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """Factors on predicted times, for the sensitivity of a choice.
+    """Factors on predicted times, for the sensitivity of a choice and for what software adds.
 
     Attributes:
         kernels: Factor on the time of kernels.
         communication: Factor on the time of collectives and sends.
+        launches: Factor on the time of launches.
     """
 
     kernels: float = 1.0
     communication: float = 1.0
+    launches: float = 1.0
+
+    def with_software(self, job: TrainingJob) -> Slowdown:
+        """Return the factors times those of the software of a job."""
+        kernels, communication = job.software_factors
+        return Slowdown(
+            kernels=self.kernels * kernels,
+            communication=self.communication * communication,
+            launches=self.launches * kernels,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +180,7 @@ class StepPricer:
         job: The network and its batch.
         machine: The cluster.
         layers: Times of the layers; plans of several pricers may share them.
-        slowdown: Factors on predicted times.
+        slowdown: Factors on predicted times beside those of the software of the job.
     """
 
     job: TrainingJob
@@ -178,6 +189,8 @@ class StepPricer:
     slowdown: Slowdown = field(default_factory=Slowdown)
 
     def __post_init__(self) -> None:
+        self.slowdown = self.slowdown.with_software(self.job)
+        self.host_us = self.layers.host_us * self.slowdown.launches
         self._passes = functools.cache(self._stage_passes)
         self._group = functools.cache(self._process_group)
         self._collective = functools.cache(self._collective_us)
@@ -242,7 +255,7 @@ class StepPricer:
             # Networks of fewer layers have no stage of two middle layers to take the difference from: their
             # bound leaves communication out.
             added, added_again = (self._added_sums(layer_run, plan.nodes) for layer_run in (base, run))
-        scale, host_us = self.slowdown.kernels, self.layers.host_us
+        scale, host_us = self.slowdown.kernels, self.host_us
         return (
             *(scale * kind.forward_us + us[0] for kind, us in zip(kinds, sums, strict=True)),
             scale * kinds[1].forward_us + added[0],
@@ -446,7 +459,7 @@ class StepPricer:
         busy_us = kernels.forward_us + kernels.backward_us
         # If launches take longer than kernels, both passes stretch, and collectives hide in the time that
         # this leaves.
-        stretch = max(1.0, self.layers.host_us * kernels.launches / busy_us)
+        stretch = max(1.0, self.host_us * kernels.launches / busy_us)
         slack_us = (stretch - 1.0) * kernels.forward_us, (stretch - 1.0) * kernels.backward_us
         forward_us, backward_us = stretch * kernels.forward_us, stretch * kernels.backward_us
         sums_us = self._sums_us(run, layers, nodes)

@@ -84,7 +84,7 @@ class MeasuredStep:
         return self.seconds * 1e6 / _modelled_us(self.prediction)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Calibration:
     """Two factors on predicted steps, inferred from measured ones, as weights on a grid.
 
@@ -117,8 +117,13 @@ class Calibration:
         if isinstance(prediction, StepPrediction):
             return replace(prediction, time=TimeRange(low_us=low_us, us=us, high_us=high_us))
         bound_us = prediction.bound_us
-        times = {"low_us": max(bound_us, low_us), "time_us": max(bound_us, us), "high_us": high_us}
-        return replace(prediction, **times, software_us=us - modelled_us)
+        return replace(
+            prediction,
+            low_us=max(bound_us, low_us),
+            time_us=max(bound_us, us),
+            high_us=high_us,
+            software_us=us - modelled_us,
+        )
 
     def ratios(self, share: float) -> tuple[float, float, float]:
         """Return the ratio of a step to what is modelled: lower end of the interval, expected, upper end.
@@ -131,6 +136,16 @@ class Calibration:
         spread = math.sqrt(float((self.weights * (logarithms - mean) ** 2).sum()))
         width = math.hypot(quantile_95(10) * spread, quantile_95(NOISE_FREEDOM) * self.within)
         return math.exp(mean - width), math.exp(mean), math.exp(mean + width)
+
+    @property
+    def device(self) -> str:
+        """Name of the device of the measured steps."""
+        return self.steps[0].prediction.device.name
+
+    @property
+    def stack(self) -> str:
+        """Name of the stack of the measured steps."""
+        return self.steps[0].prediction.run.stack
 
     @property
     def factors(self) -> tuple[float, float]:
