@@ -28,7 +28,7 @@ from tunebench.errors import InputError  # noqa: E402
 from tunebench.torch import compile as compile_model  # noqa: E402
 from tunebench.torch import plans, prefer  # noqa: E402
 from tunebench.torch.compiler.recurrent_layer import recurrent_layer  # noqa: E402
-from tunebench.training.fitting import host_store  # noqa: E402
+from tunebench.training.fitting import fitter, host_store  # noqa: E402
 from tunebench.training.fitting.fit import fit, state_bytes  # noqa: E402
 from tunebench.training.fitting.fitter import fitted_steps  # noqa: E402
 from tunebench.training.fitting.host_store import FileStore  # noqa: E402
@@ -383,6 +383,26 @@ def test_recurrent_layers_with_dropout_have_the_gradients_of_eager_torch(
     assert measured_peak(fitted, layer, (x,)) <= 1.005 * step.plan.budget_bytes
 
 
+@pytest.mark.slow
+def test_overhead_is_over_eager_torch_and_a_slow_trace_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = nn.Sequential(nn.GRU(4, 4)), torch.randn(4, 2, 4)
+
+    def step(x: Tensor) -> Tensor:
+        return layer(x)[0].square().mean()
+
+    monkeypatch.setattr(fitter, "eager_times", lambda nodes: [1.0 for _ in nodes])
+    monkeypatch.setattr(fitter, "_SHORTEST_US", 0.0)
+    fitted = fit(step, "100%", effort=EFFORT)
+    with pytest.warns(UserWarning, match=r"operations that torch traced .* recurrent layers: 0"):
+        fitted(x).backward()
+    (planned,) = fitted_steps(fitted)
+    # All but the loss is the layer.
+    assert 1 < planned.eager_us < planned.plan.step.compute_us / 1.2
+    planned_us = planned.plan.simulation.step_us + planned.call_us
+    assert planned.overhead == pytest.approx(planned_us / planned.eager_us - 1)
+
+
+@pytest.mark.slow
 def test_lstm_whose_workspace_exceeds_the_budget_runs_by_its_time_steps() -> None:
     layer, x = nn.LSTM(16, 64), torch.randn(16, 32, 16)
     fused = fit(lambda x: layer(x)[0].square().mean(), "100%", effort=EFFORT)

@@ -19,9 +19,18 @@ from torch.utils._pytree import tree_map_only
 
 from tunebench.errors import InputError
 
-__all__ = ["divide_recurrent_layers", "is_fused", "keep_workspaces", "recurrent_layer"]
+__all__ = ["divide_recurrent_layers", "is_fused", "keep_workspaces", "recurrent_calls", "recurrent_layer"]
 
 _KINDS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+
+
+def recurrent_calls(graph: fx.GraphModule) -> list[fx.Node]:
+    """Return the calls of stacks of recurrent layers in a graph of Dynamo.
+
+    Args:
+        graph: The graph, before AOTAutograd.
+    """
+    return [node for kind in _KINDS for node in graph.graph.find_nodes(op="call_function", target=kind)]
 
 
 def divide_recurrent_layers(graph: fx.GraphModule) -> None:
@@ -33,12 +42,11 @@ def divide_recurrent_layers(graph: fx.GraphModule) -> None:
     Raises:
         InputError: A stack of packed sequences has dropout between its layers.
     """
-    for node in graph.graph.nodes:
-        if node.op == "call_function" and node.target in _KINDS:
-            if not isinstance(node.args[-1], bool) or not isinstance(node.args[3], bool):
-                raise InputError("dropout between recurrent layers of packed sequences is not traced")
-            node.args = (node.target, *node.args)
-            node.target = _layers
+    for node in recurrent_calls(graph):
+        if not isinstance(node.args[-1], bool) or not isinstance(node.args[3], bool):
+            raise InputError("dropout between recurrent layers of packed sequences is not traced")
+        node.args = (node.target, *node.args)
+        node.target = _layers
     graph.recompile()
 
 

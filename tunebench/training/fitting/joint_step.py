@@ -21,7 +21,15 @@ from torch.utils._pytree import tree_leaves
 from tunebench.errors import InputError
 from tunebench.training.memory.step import HostLink, StepOperation, StepTensor, TrainingStep
 
-__all__ = ["BOUNDARY", "RUNNING_STATISTICS", "JointStep", "is_random", "joint_step", "random_state"]
+__all__ = [
+    "BOUNDARY",
+    "RUNNING_STATISTICS",
+    "JointStep",
+    "is_random",
+    "joint_step",
+    "layer_of",
+    "random_state",
+]
 
 RUNNING_STATISTICS: Mapping[Any, tuple[int, int]] = {
     torch.ops.aten._native_batch_norm_legit_functional.default: (3, 5),
@@ -181,7 +189,7 @@ class _Reader:
             nodes=tuple(nodes),
             base=tuple(self._base),
             tensor_of=self._tensor_of,
-            layers=tuple("" if node is None else _layer(node) for node in nodes),
+            layers=tuple("" if node is None else layer_of(node) for node in nodes),
             boundary=boundary,
         )
 
@@ -295,8 +303,15 @@ def _has_effects(node: fx.Node) -> bool:
     return not any(isinstance(leaf, Tensor) for leaf in leaves)
 
 
-def _layer(node: fx.Node) -> str:
-    """Return the module of a call of the forward pass, or of the call whose gradient it computes."""
+def layer_of(node: fx.Node) -> str:
+    """Return the module of a call of the forward pass, or of the call whose gradient it computes.
+
+    Args:
+        node: A call of Dynamo's or of AOTAutograd's graph.
+
+    Returns:
+        Its name, as in ``layer1.0.conv2``; empty if it belongs to none.
+    """
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     source = next(reversed([text for text, _ in stack.values()]), "")
     names = re.findall(r"\w+", source.partition("]")[2] if source.startswith("L[") else source)

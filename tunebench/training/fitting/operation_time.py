@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from tunebench.device import Device
 from tunebench.graph.price import Prices
 from tunebench.torch.compiler.inductor import parts_of
 from tunebench.torch.compiler.translation import translate
 
-__all__ = ["Times", "measured_times", "predicted_times"]
+__all__ = ["Times", "eager_times", "measured_times", "predicted_times"]
 
 Times = Callable[[Sequence[fx.Node]], Sequence[float]]
 """Returns the times of calls of a graph in microseconds."""
@@ -53,7 +53,7 @@ def predicted_times(module: fx.GraphModule, device: Device) -> Times:
     return times
 
 
-def measured_times(nodes: Sequence[fx.Node]) -> list[float]:
+def measured_times(nodes: Sequence[fx.Node], *, repeats: int = REPEATS) -> list[float]:
     """Return the times of operations that are measured alone; equal ones are measured once.
 
     An operation that cannot run alone, because its kernel expects other types than torch traced or the state
@@ -61,6 +61,7 @@ def measured_times(nodes: Sequence[fx.Node]) -> list[float]:
 
     Args:
         nodes: Calls of a graph, on tensors of a device in this machine.
+        repeats: Runs of each call, of which the shortest counts.
     """
     time_us_of: dict[Any, float | None] = {}
     times_us = []
@@ -68,7 +69,7 @@ def measured_times(nodes: Sequence[fx.Node]) -> list[float]:
     for node in nodes:
         key = (node.target, repr(tree_map(_described, (node.args, node.kwargs), is_leaf=_is_traced)))
         if key not in time_us_of:
-            time_us_of[key] = _measured_us(node)
+            time_us_of[key] = _measured_us(node, repeats)
         times_us.append(time_us_of[key])
     if torch.get_num_threads() != threads:  # Numba's kernels may share torch's OpenMP runtime
         torch.set_num_threads(threads)
@@ -79,46 +80,61 @@ def measured_times(nodes: Sequence[fx.Node]) -> list[float]:
     ]
 
 
-def _measured_us(node: fx.Node) -> float | None:
+def _measured_us(node: fx.Node, repeats: int) -> float | None:
     """Return the shortest time of a few runs of a call; none if it cannot run."""
     if getattr(node.target, "_schema", None) is not None and node.target._schema.name in _OPAQUE:
         return None
     args, kwargs = tree_map(_ones, (node.args, node.kwargs), is_leaf=_is_traced)
     leaves = tree_leaves((args, kwargs))
     on_gpu = any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves)
+    clock = _clock(on_gpu=on_gpu)
     samples = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
+    for _ in range(repeats):
+        began = clock()
         try:
             node.target(*args, **kwargs)
         except RuntimeError:
             return None
         if on_gpu:
             torch.cuda.synchronize()
-        samples.append((time.perf_counter() - began) * 1e6)
-    return min(samples)
+        samples.append((clock() - began) * 1e6)
+    return max(0.0, min(samples) - _reading_us(clock))
+
+
+def _clock(*, on_gpu: bool) -> Callable[[], float]:
+    """Return a clock in seconds; that of the thread, if no other computes, does not count other programs."""
+    return time.thread_time if not on_gpu and torch.get_num_threads() == 1 else time.perf_counter
+
+
+def _reading_us(clock: Callable[[], float]) -> float:
+    """Return the time of reading a clock, about a third of the time of a small call."""
+    return 1e6 * min(-clock() + clock() for _ in range(3))
 
 
 def _is_traced(value: Any) -> bool:
     return isinstance(value, fx.Node)
 
 
+def _value(node: fx.Node) -> Any:
+    """Return the traced value of a node of AOTAutograd's graph, or of Dynamo's."""
+    return node.meta.get("val", node.meta.get("example_value"))
+
+
 def _described(value: Any) -> Any:
     if not isinstance(value, fx.Node):
         return value
-    traced = value.meta.get("val")
+    traced = _value(value)
     if not isinstance(traced, Tensor):
         return traced
     return tuple(traced.shape), traced.stride(), traced.dtype, traced.device
 
 
 def _ones(value: Any) -> Any:
-    """Return ones for a traced tensor of floating type, and zeros for one of another type."""
-    if not isinstance(value, fx.Node):
-        return value
-    traced = value.meta.get("val")
-    if not isinstance(traced, Tensor):
-        return traced
+    """Return ones for traced tensors of floating type, and zeros for those of another type."""
+    return tree_map_only(Tensor, _made_up, _value(value)) if isinstance(value, fx.Node) else value
+
+
+def _made_up(traced: Tensor) -> Tensor:
     tensor = torch.empty_strided(traced.shape, traced.stride(), dtype=traced.dtype, device=traced.device)
     return tensor.fill_(1) if tensor.is_floating_point() else tensor.zero_()
 
@@ -128,3 +144,58 @@ def _bytes(node: fx.Node) -> int:
     values = [source.meta.get("val") for source in node.all_input_nodes] + [node.meta.get("val")]
     leaves = tree_leaves(values)
     return sum(leaf.numel() * leaf.itemsize for leaf in leaves if isinstance(leaf, Tensor))
+
+
+def eager_times(nodes: Sequence[fx.Node]) -> list[float | None]:
+    """Return the times of calls with their gradients by eager torch in microseconds, each measured alone.
+
+    Args:
+        nodes: Calls of functions in a graph of Dynamo, before AOTAutograd, on tensors of a device in this
+            machine.
+
+    Returns:
+        A time for each; none if a call cannot run alone.
+    """
+    with torch.enable_grad():
+        return [_eager_us(node) for node in nodes]
+
+
+def _eager_us(node: fx.Node) -> float | None:
+    """Return the time of a call of Dynamo's graph and its gradient on made-up tensors."""
+
+    def trained(value: Any) -> Any:
+        return tree_map_only(Tensor, _with_gradient, _value(value)) if _is_traced(value) else value
+
+    args, kwargs = tree_map(trained, (node.args, node.kwargs), is_leaf=_is_traced)
+    return _shortest_us(node.target, args, kwargs)
+
+
+def _with_gradient(traced: Tensor) -> Tensor:
+    return _made_up(traced).requires_grad_(traced.requires_grad)
+
+
+def _shortest_us(call: Any, args: Any, kwargs: Any) -> float | None:
+    """Return the shortest time of a few runs of a call and its gradient; none if it cannot run."""
+    sources = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    trained = [source for source in sources if source.requires_grad]
+    on_gpu = any(source.is_cuda for source in sources)
+    clock = _clock(on_gpu=on_gpu)
+    samples = []
+    for _ in range(REPEATS):
+        began = clock()
+        try:
+            results = call(*args, **kwargs)
+        except RuntimeError:
+            return None
+        if on_gpu:
+            torch.cuda.synchronize()
+        between = clock()
+        outputs = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        gradients = [torch.ones_like(output) for output in outputs]
+        resumed = clock()
+        if outputs and trained:
+            torch.autograd.grad(outputs, trained, gradients, allow_unused=True)
+        if on_gpu:
+            torch.cuda.synchronize()
+        samples.append((between - began + clock() - resumed) * 1e6)
+    return min(samples)
