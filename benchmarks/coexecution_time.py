@@ -37,7 +37,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ import torch
 from benchmarks.coexecution import SEED, Record, engine_revision, load, run_apart, save
 from benchmarks.programs import State, Step, names, program
 from tunebench.training import coexecute
-from tunebench.training.coexecution._testing import forced
+from tunebench.training.coexecution.coexecute import Coexecution
 
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "small": {name: {} for name in names()},
@@ -82,11 +81,9 @@ class Mode:
 
     Attributes:
         wrap: Function from a step and its state to the step to run; None if there is no such step.
-        around: Context in which its steps run.
     """
 
     wrap: Callable[[Step, State], Step | None]
-    around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
 
 
 def _fused(step: Step, state: State) -> Step | None:
@@ -104,11 +101,11 @@ def _modes() -> dict[str, Mode]:
         "fused": Mode(wrap=_fused),
         "torch.compile": Mode(wrap=lambda step, state: torch.compile(step)),
         "in use": Mode(wrap=lambda step, state: coexecute(step)),
-        "exact": Mode(wrap=lambda step, state: coexecute(step), around=forced),
+        "exact": Mode(wrap=lambda step, state: coexecute(step, mode="always")),
     }
     if "backend" in inspect.signature(coexecute).parameters:
         inductor: Any = coexecute
-        modes["inductor"] = Mode(wrap=lambda step, state: inductor(step, backend="inductor"), around=forced)
+        modes["inductor"] = Mode(wrap=lambda step, state: inductor(step, mode="always", backend="inductor"))
     return modes
 
 
@@ -147,7 +144,7 @@ def measure(name: str, size: str, seconds: float, chosen: list[str]) -> Record:
             if mode in errors:
                 continue
             try:
-                times = _step_times(mode, running[mode], iteration)
+                times = _step_times(running[mode], iteration)
             except Exception as error:
                 errors[mode] = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
                 continue
@@ -163,12 +160,12 @@ def measure(name: str, size: str, seconds: float, chosen: list[str]) -> Record:
     }  # fmt: skip
 
 
-def _step_times(mode: str, running: tuple[Step, State], iteration: int) -> tuple[float, float]:
+def _step_times(running: tuple[Step, State], iteration: int) -> tuple[float, float]:
     """Return the wall and processor time of a step whose result is read, in seconds."""
     step, state = running
     batch = state.batch(iteration)
     torch.manual_seed(SEED + iteration)
-    with contextlib.redirect_stdout(io.StringIO()), MODES[mode].around():
+    with contextlib.redirect_stdout(io.StringIO()):
         wall, processor = time.perf_counter(), time.process_time()
         step(*batch).item()
         return time.perf_counter() - wall, time.process_time() - processor
@@ -179,10 +176,8 @@ def _rounded(times: dict[str, list[float]]) -> dict[str, list[float]]:
 
 
 def _counts(running: tuple[Step, State] | None) -> dict[str, int]:
-    if running is None:
-        return {}
-    report = coexecute.report(running[0])
-    return {"diverged": report.diverged, "traced": report.traced, "coexecuted": report.coexecuted}
+    step = running[0] if running is not None else None
+    return step.counts() if isinstance(step, Coexecution) else {}
 
 
 def start(name: str, size: str, mode: str, seconds: float) -> Record:
@@ -197,15 +192,14 @@ def start(name: str, size: str, mode: str, seconds: float) -> Record:
     gc.collect()
     reset_peak()
     processor = time.process_time()
-    with MODES[mode].around():
-        _run_steps(wrapped, state, range(FIRST_STEPS))
-        processor = time.process_time() - processor
-        peak = peak_mib()
-        gc.collect()
-        warm, end, steps = resident_mib(), time.perf_counter() + seconds, 0
-        while time.perf_counter() < end and steps < 1000:
-            _run_steps(wrapped, state, range(FIRST_STEPS + steps, FIRST_STEPS + steps + 10))
-            steps += 10
+    _run_steps(wrapped, state, range(FIRST_STEPS))
+    processor = time.process_time() - processor
+    peak = peak_mib()
+    gc.collect()
+    warm, end, steps = resident_mib(), time.perf_counter() + seconds, 0
+    while time.perf_counter() < end and steps < 1000:
+        _run_steps(wrapped, state, range(FIRST_STEPS + steps, FIRST_STEPS + steps + 10))
+        steps += 10
     gc.collect()
     return {"processor_s": processor, "peak_mib": peak, "growth_mib": resident_mib() - warm, "steps": steps}
 
@@ -375,8 +369,7 @@ def _try(name: str, size: str, mode: str) -> Record:
     wrapped = MODES[mode].wrap(step, state)
     if wrapped is None:
         return {"error": "none"}
-    with MODES[mode].around():
-        _run_steps(wrapped, state, range(8))
+    _run_steps(wrapped, state, range(8))
     return {}
 
 

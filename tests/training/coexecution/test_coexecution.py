@@ -612,9 +612,10 @@ def test_records_of_a_step_that_always_takes_new_paths_cost_a_part_of_its_time()
     assert recorded >= 2
 
 
-def test_a_step_with_a_permanent_reason_is_recorded_twice() -> None:
+@pytest.mark.parametrize("mode", ["auto", "always"])
+def test_a_step_with_a_permanent_reason_is_recorded_twice(mode: Any) -> None:
     network = _hooked()
-    step = coexecute(lambda x: network(x).sum().backward())
+    step = coexecute(lambda x: network(x).sum().backward(), mode=mode)
     step._policy._affords = lambda: True  # type: ignore[method-assign]
     for _ in range(12):
         step(torch.ones(3, 2))

@@ -69,10 +69,10 @@ class Policy:
 
     def runs_eagerly(self) -> bool:
         """Return whether the next iteration runs as without co-execution."""
-        if self.mode == "always":
-            return False
         if self.reason is not None:
             return True
+        if self.mode == "always":
+            return False
         self._count += 1
         if self.mode == "report":
             return self._count > 2 and self._count % _REPORTED != 0
@@ -128,7 +128,7 @@ class Policy:
     def refuse(self, reason: str, site: str) -> None:
         """Note that a recorded iteration can only run as in eager mode, and that no path is known."""
         self._refusals += 1
-        if self._refusals >= _REFUSALS and self.mode == "auto":
+        if self._refusals >= _REFUSALS and self.mode != "report":
             self.reason = f"no recorded iteration can be co-executed because of {site}: {reason}"
 
     def _decide(self) -> None:

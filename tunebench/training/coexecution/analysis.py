@@ -154,9 +154,9 @@ def analyzed(coexecution: Coexecution, step: Callable[..., Any], batches: Iterab
             with around:
                 eager.append(_timed(step, arguments))
         else:
-            before = coexecution.report().coexecuted
+            before = coexecution.counts()["coexecuted"]
             seconds = _timed(coexecution, arguments)
-            if coexecution.report().coexecuted > before:
+            if coexecution.counts()["coexecuted"] > before:
                 coexecuted.append(seconds)
     if number < 2 * _WARM_UP:
         raise InputError(f"expected at least {2 * _WARM_UP} batches, one for each step; got {number}")

@@ -209,6 +209,10 @@ class Coexecution:
         recorder.release()
         return_memory(recorder)
 
+    def counts(self) -> dict[str, int]:
+        """Return the number of iterations by outcome: ``traced``, ``diverged``, ``coexecuted``, ``eager``."""
+        return {outcome: self._counts[outcome] for outcome in ("traced", "diverged", "coexecuted", "eager")}
+
     def ready_paths(self) -> int:
         """Return the number of paths that can be co-executed."""
         return sum(end.ready for _, end in self._tree.paths)
@@ -290,7 +294,7 @@ class _Coexecute:
                 context manager, one iteration per use.
             mode: Which iterations are co-executed. ``auto``: those of steps that become faster; what is
                 recorded, checked and taken back costs at most 15 % of the time of all iterations. ``always``:
-                all whose path is known, from the first iteration on, for tests. ``report``: none; some are
+                all whose path is known, from the first record on, for tests. ``report``: none; some are
                 recorded for the report.
 
         Raises:
