@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from tunebench._figure import significant
 from tunebench.dtype import DType, numpy_dtype
 from tunebench.errors import InputError, UnknownName
 
@@ -198,8 +199,8 @@ def check_range(argument: Argument) -> None:
         least = -most
     if not least <= low < high <= most:
         raise InputError(
-            f"argument {name} of type {dtype} needs {least:.6g} <= low < high <= {most:.6g}, got "
-            f"low={low} and high={high}"
+            f"argument {name} of type {dtype} needs {significant(least, 6)} <= low < high <= "
+            f"{significant(most, 6)}, got low={low} and high={high}"
         )
 
 
