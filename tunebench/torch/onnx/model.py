@@ -306,20 +306,7 @@ class _GraphReader:
         tensors = [
             value for place, value in enumerate(inputs) if value is not None and place not in function.known
         ]
-        types = {value.shown.dtype for value in tensors if not value.is_number(node.op_type)}
-        shown: list[Any] = []
-        recorded: list[Any] = []
-        known: list[Any] = []
-        for place, value in enumerate(inputs):
-            if value is None or place in function.known:
-                number = None if value is None else self._numbers(value)
-                arguments = (number, number, number)
-            elif value.data is not None and value.is_number(node.op_type) and value.shown.dtype in types:
-                arguments = (number := _number(value.data), number, value.data)
-            else:
-                arguments = (value.shown, value, value.data)
-            for kept, argument in zip((shown, recorded, known), arguments, strict=True):
-                kept.append(argument)
+        shown, recorded, known = self._arguments(node, function, inputs)
         with self.mode:
             result = function.call(*shown, **attributes)
         results = result if isinstance(result, tuple) else (result,)
@@ -334,6 +321,27 @@ class _GraphReader:
         arguments = tuple(self._node(value) if isinstance(value, _Value) else value for value in recorded)
         call = self.graph.call_function(function.call, arguments, attributes)
         return self._parts(call, result)
+
+    def _arguments(
+        self, node: NodeProto, function: OnnxFunction, inputs: Sequence[_Value | None]
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """Return the arguments of a call: fake ones, those to record, and those with data."""
+        tensors = [value for place, value in enumerate(inputs) if value and place not in function.known]
+        types = {value.shown.dtype for value in tensors if not value.is_number(node.op_type)}
+        calls: list[tuple[Any, Any, Any]] = []
+        for place, value in enumerate(inputs):
+            if value is None or place in function.known:
+                number = None if value is None else self._numbers(value)
+                calls.append((number, number, number))
+                continue
+            keeps_type = value.shown.dtype in types or node.op_type == "Gather"
+            if value.data is not None and value.is_number(node.op_type) and keeps_type:
+                number = _number(value.data)
+                calls.append((number, number, value.data))
+            else:
+                calls.append((value.shown, value, value.data))
+        shown, recorded, known = zip(*calls, strict=True) if calls else ((), (), ())
+        return list(shown), list(recorded), list(known)
 
     def _parts(self, call: fx.Node, result: Any) -> list[_Value]:
         if isinstance(result, Tensor):
