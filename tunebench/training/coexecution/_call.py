@@ -13,6 +13,7 @@ from torch import Tensor
 from tunebench.training.coexecution._function import Kind
 
 __all__ = [
+    "Arithmetic",
     "Bound",
     "Call",
     "Constant",
@@ -150,6 +151,21 @@ class Operation:
         for leaf in flat((self.args, tuple(value for _, value in self.kwargs))):
             if isinstance(leaf, Value):
                 yield leaf.index
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """An operation on Python numbers, which makes another one.
+
+    Attributes:
+        operator: Its name in TorchScript.
+        args: Numbers and constants, or the value of which it reads the only element.
+        output: Index of the number that it makes.
+    """
+
+    operator: str
+    args: tuple[Number | Constant | Value, ...]
+    output: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,10 +101,10 @@ def _visible(function: Any) -> Any:
 
     @functools.wraps(function)
     def update(*args: Any, **kwargs: Any) -> Any:
-        iteration = _active()
-        if iteration is None:
+        active = getattr(THREAD, "active", None)
+        if active is None:
             return function(*args, **kwargs)
-        return iteration.update(function, args, kwargs)
+        return active.update(function, args, kwargs)
 
     return update
 
@@ -148,6 +148,9 @@ def _native(step: Any, *, makes_states: bool) -> Any:
     @functools.wraps(step)
     def stepped(self: Any, *args: Any, **kwargs: Any) -> Any:
         runs_others = args or kwargs or any(map(len, _hooks(self)))
+        active = getattr(THREAD, "active", None)
+        if not runs_others and active is not None and not isinstance(active, Iteration):
+            return active.step_optimizer(self, step)
         if _active() is None or runs_others or (makes_states and not _has_states(self)):
             return step(self, *args, **kwargs)
         with torch._C.DisableTorchFunction():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tunebench.training.coexecution._call import Constant, Number, Operation, Value
+from tunebench.training.coexecution._call import Arithmetic, Constant, Number, Operation, Value
 
 __all__ = ["Runner", "forked_runner", "operation_result", "python_runner", "script_runner"]
 
@@ -25,7 +25,10 @@ _MEMORY_FORMATS = {
 
 
 def script_runner(
-    operations: Sequence[Operation], inputs: Sequence[int], numbers: dict[int, type], outputs: Sequence[int]
+    operations: Sequence[Operation | Arithmetic],
+    inputs: Sequence[int],
+    numbers: dict[int, type],
+    outputs: Sequence[int],
 ) -> Runner:
     """Return a TorchScript function that runs operations in order, with the kernels of eager mode.
 
@@ -128,7 +131,13 @@ class _GraphWriter:
             output.setType(kind)
         return outputs
 
-    def add(self, operation: Operation) -> None:
+    def add(self, operation: Operation | Arithmetic) -> None:
+        if isinstance(operation, Arithmetic):
+            arguments = [self._value(argument, float) for argument in operation.args]
+            (self.numbers[operation.output],) = self.call(
+                operation.operator, arguments, [torch._C.FloatType.get()]
+            )
+            return
         operator = operation.operator
         given = dict(operation.kwargs)
         arguments = []

@@ -21,10 +21,12 @@ from tunebench.training.coexecution import _testing
 from tunebench.training.coexecution._iteration import Iteration
 from tunebench.training.coexecution._learning import learn, release, return_memory
 from tunebench.training.coexecution._modes import eager_reason, settings
+from tunebench.training.coexecution._optimizer_step import OptimizerSteps
 from tunebench.training.coexecution._patching import THREAD, patch, unpatch
 from tunebench.training.coexecution._path import PathTree
 from tunebench.training.coexecution._policy import Mode, Policy
 from tunebench.training.coexecution._recorder import Recorder
+from tunebench.training.coexecution._update import Updates
 from tunebench.training.coexecution.analysis import StepAnalysis, analyzed
 from tunebench.training.coexecution.coexecution_report import CoexecutionReport, Divergence, SegmentRuns
 from tunebench.training.coexecution.picture import feed_sites, fetch_sites, segment_runners
@@ -72,6 +74,8 @@ class Coexecution:
         self._trees: dict[tuple[Any, ...], PathTree] = {}
         self._sites = _Sites()
         self._policy = Policy(mode)
+        self._updates = Updates()
+        self._optimizer_steps = OptimizerSteps(self._updates)
         self._segments: dict[tuple[str, str, int], list[Any]] = {}
         self._counts = Counter[str]()
         self._times: dict[str, float] = dict.fromkeys(
@@ -90,6 +94,12 @@ class Coexecution:
         if self._step is None:
             (step,) = args
             return Coexecution(_checked(step), self._policy.mode)
+        if (
+            self._policy.reason is not None
+            and not self._tree.paths
+            and getattr(THREAD, "active", None) is None
+        ):
+            return self._called_eagerly(self._step, *args, **kwargs)
         with self:
             return self._step(*args, **kwargs)
 
@@ -139,6 +149,31 @@ class Coexecution:
         finally:
             THREAD.active = None
             self._account(iteration, time.perf_counter() - start)
+
+    def _called_eagerly(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run an iteration of a step that returned to eager mode."""
+        if _testing.is_forced():
+            with self:
+                return step(*args, **kwargs)
+        THREAD.active = self
+        self._counts["eager"] += 1
+        try:
+            return step(*args, **kwargs)
+        finally:
+            THREAD.active = None
+
+    def update(self, function: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Handle a call of a function of an optimizer in an iteration that runs as without co-execution."""
+        if self._policy.mode == "report":
+            function(*args, **kwargs)
+        else:
+            self._updates.run(function, args, kwargs)
+
+    def step_optimizer(self, optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> Any:
+        """Handle a step of an optimizer, without arguments and hooks, in such an iteration."""
+        return (
+            step(optimizer) if self._policy.mode == "report" else self._optimizer_steps.run(optimizer, step)
+        )
 
     def _runs_eagerly(self) -> bool:
         """Return whether the next iteration runs as without co-execution."""
@@ -229,6 +264,8 @@ class Coexecution:
             fallbacks=_listed(self._fallbacks),
             eager=self._counts["eager"],
             returned=self._policy.reason,
+            updates=self._updates.runs,
+            plain_updates=dict(self._updates.reasons),
             operations=len(self.graph.operations()),
             blocks=max(0, len(self.graph.blocks()) - 2),
             traced_s=self._times["traced"],

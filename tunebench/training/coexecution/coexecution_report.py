@@ -93,6 +93,8 @@ class CoexecutionReport:
         fallbacks: Why and where iterations could only run as in eager mode, most frequent first.
         eager: Iterations that ran as without co-execution, to time them or because that is faster.
         returned: Why the step runs as without co-execution from now on; None if it is co-executed.
+        updates: Updates of eager iterations by optimizers of torch that ran as one function each.
+        plain_updates: Why updates of eager iterations run as in eager mode, by torch's function.
         graph: The merged traces.
         runners: Who runs the operations of a call site, ``file:line``, of paths that can be co-executed.
         fetches: Call sites at which Python reads values of tensors.
@@ -114,6 +116,8 @@ class CoexecutionReport:
     fallbacks: tuple[Divergence, ...] = ()
     eager: int = 0
     returned: str | None = None
+    updates: int = 0
+    plain_updates: Mapping[str, str] = field(default_factory=dict)
     graph: TraceGraph = field(default_factory=TraceGraph, repr=False)
     runners: Mapping[str, str] = field(default_factory=dict, repr=False)
     fetches: frozenset[str] = field(default=frozenset(), repr=False)
@@ -147,6 +151,11 @@ class CoexecutionReport:
         ]
         if self.returned is not None:
             lines.append(f"runs as without co-execution: {self.returned}")
+        if self.updates:
+            lines.append(f"{self.updates} updates of eager iterations ran as one function each")
+        lines += [
+            f"updates by {name} run as in eager mode: {reason}" for name, reason in self.plain_updates.items()
+        ]
         return "\n".join(lines)
 
     def to_svg(self) -> str:
