@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import math
+import operator
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -242,7 +244,7 @@ def test_a_record_that_is_slower_is_dropped(monkeypatch: pytest.MonkeyPatch) -> 
     assert pair.updates.runs == _update._TIMED + _update._WARMUPS
 
 
-def _returned(step: Step) -> Step:
+def _returned(step: Callable[..., Any]) -> Any:
     """Return a co-executed step that has returned to eager mode."""
     wrapped = coexecute(step)
     wrapped._policy.reason = "a test"
@@ -256,7 +258,8 @@ def test_programs_that_returned_to_eager_mode_run_updates_as_functions(name: str
 
     def wrap(step: Step) -> Step:
         steps.append(_returned(step))
-        return steps[-1]
+        wrapped: Step = steps[-1]
+        return wrapped
 
     expected, actual = (run_program(program(name), way, 10) for way in (lambda step: step, wrap))
     assert differences(expected, actual) == []
@@ -269,6 +272,8 @@ def test_programs_that_returned_to_eager_mode_run_updates_as_functions(name: str
 @pytest.mark.parametrize("name", names())
 @pytest.mark.usefixtures("untimed")
 def test_all_programs_have_the_bits_of_eager_mode(name: str) -> None:
+    if name == "bert_metric":
+        pytest.importorskip("sklearn")
     expected, actual = (run_program(program(name), way, 20) for way in (lambda step: step, _returned))
     assert differences(expected, actual) == []
 
@@ -278,8 +283,8 @@ class _Steps(_Pair):
 
     def __init__(self, make: Make) -> None:
         super().__init__(make)
-        self.step_function = _returned(lambda: self.optimizers[1].step())  # type: ignore[arg-type]
-        self.updates = self.step_function._updates  # type: ignore[attr-defined]
+        self.step_function = _returned(lambda: self.optimizers[1].step())
+        self.updates = self.step_function._updates
 
     def step(self, *, present: Callable[[int], bool] = lambda _: True) -> None:
         for position, (first, second) in enumerate(
@@ -355,7 +360,7 @@ def _set_integer_rate(optimizer: Optimizer) -> None:
 
 
 def _set_scale(optimizer: Optimizer) -> None:
-    optimizer.grad_scale = None  # type: ignore[attr-defined]
+    optimizer.grad_scale = None
 
 
 def _double_gradients(optimizer: Optimizer) -> None:
@@ -388,14 +393,15 @@ def test_a_step_follows_what_the_program_changes(change: Callable[[Optimizer], N
 def test_a_parameter_without_gradient_is_not_updated() -> None:
     pair = _Steps(torch.optim.Adam)
     for step in range(9):
-        pair.step(present=lambda position, step=step: step % 3 == 0 or position != 2)
+        omitted = 2 if step % 3 else -1
+        pair.step(present=functools.partial(operator.ne, omitted))
     pair.assert_equal()
 
 
 @pytest.mark.usefixtures("untimed")
 def test_a_step_that_is_only_reported_runs_updates_as_in_eager_mode() -> None:
     pair = _Steps(torch.optim.Adam)
-    pair.step_function = coexecute(pair.step_function._step, mode="report")  # type: ignore[attr-defined]
+    pair.step_function = coexecute(pair.step_function._step, mode="report")
     for _ in range(4):
         pair.step()
     pair.assert_equal()
