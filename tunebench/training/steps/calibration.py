@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from tunebench._figure import significant
 from tunebench._lazy import np
 from tunebench.errors import InputError
 from tunebench.forecast.network import NetworkPrediction
@@ -74,8 +75,8 @@ class MeasuredStep:
             raise InputError(f"a measured step must take more than 0 seconds, got {self.seconds}")
         if not 1 / RATIO_LIMIT <= self.ratio <= RATIO_LIMIT:
             raise InputError(
-                f"the measured step of {self.seconds} s is {self.ratio:.3g} times its prediction of "
-                f"{_modelled_us(self.prediction) / 1e6:.3g} s: expected seconds of a whole step"
+                f"the measured step of {self.seconds} s is {significant(self.ratio, 3)} times its "
+                f"prediction of {significant(_modelled_us(self.prediction) / 1e6, 3)} s: expected seconds of a whole step"
             )
 
     @property
