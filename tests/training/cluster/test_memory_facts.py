@@ -52,10 +52,14 @@ def test_full_fine_tuning_of_7b_needs_112_gb_of_states() -> None:
         ("llama-2-7b", "1 x h100-sxm", False),
         ("llama-2-7b", "8 x a100-80-sxm", True),
         ("llama-2-13b", "8 x rtx-4090", False),
+        ("llama-2-13b", "8 x rtx-4090, host 512GB 200", True),
         ("llama-3-70b", "8 x h100-sxm", False),
         ("gpt3-175b", "8 x b200", False),
         ("gpt2-xl", "1 x t4", False),
         ("gpt3-175b", "64 x a100-80-sxm", True),
+        ("gemma-2-9b", "1 x h100-sxm", False),
+        ("gpt-oss-120b", "8 x h200-sxm", False),
+        ("deepseek-v3", "64 x h100-sxm", False),
     ],
 )
 def test_what_people_know_to_fit_or_not(name: str, cluster: str, fits: bool) -> None:
