@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,14 @@ from tunebench.workload import Tensor
 __all__ = ["FakeLibraryDevice", "Program", "compiled", "install", "start", "start_compiler"]
 
 VERSION = "9.9.9+cu130"
-CALL_US = 40.0
+CALL_US, SHORT_US = 400.0, 4.0
+HIDDEN_S = 0.002
 
 
 class FakeLibraryDevice(_library_gpu.LibraryDevice):
     """The GPU: the driver counts the time of each call."""
+
+    call_us = CALL_US
 
     def __init__(self, ordinal: int) -> None:
         self._driver, self.released = ctypes.CDLL("libcuda.so.1"), 0
@@ -46,13 +50,13 @@ class FakeLibraryDevice(_library_gpu.LibraryDevice):
     @contextlib.contextmanager
     def stream(self, handle: int) -> Iterator[None]:
         yield
-        self._driver.fakeWork(handle, CALL_US)
+        self._driver.fakeWork(handle, self.call_us)
 
     def graph(self, call: Callable[[], object], count: int, handle: int) -> Any:
         def replay() -> None:
             for _ in range(count):
                 call()
-            self._driver.fakeWork(handle, CALL_US * (count - 1))
+            self._driver.fakeWork(handle, self.call_us * (count - 1))
 
         return type("Graph", (), {"replay": staticmethod(replay)})()
 
@@ -64,7 +68,7 @@ class Program(LibraryGpuVariant[Toy]):
     """A library that computes y = factor * x of the toy operator, with an injected fault."""
 
     name, operator = "library_gpu", Toy
-    faults = ("right", "wrong", "raises", "past_the_end", "keeps")
+    faults = ("right", "short", "wrong", "raises", "past_the_end", "keeps", "hides")
     space = Space((Parameter("program", faults, "what it does"),))
 
     def default(self, workload: Toy, device: Device) -> Config:
@@ -84,8 +88,11 @@ class Program(LibraryGpuVariant[Toy]):
 
         def run() -> None:
             x, y = tensors["x"], tensors["y"]
+            FakeLibraryDevice.call_us = SHORT_US if program == "short" else CALL_US
             if program == "raises":
                 raise RuntimeError("no algorithm for this size")
+            if program == "hides":  # work that no event times
+                time.sleep(HIDDEN_S)
             torch.mul(x, tensors["factor"], out=y)
             if program == "keeps":  # the result of the first call
                 kept.append(y.clone())

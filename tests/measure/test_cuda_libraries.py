@@ -23,8 +23,14 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_right_library_is_timed_between_the_same_events_as_kernels(seen: dict[str, Any], cache: str) -> None:
     outcome = seen[f"{cache} right"]
     assert outcome["kind"] == "measured", outcome
-    assert outcome["median_us"] == pytest.approx(40, rel=1e-5)
+    assert outcome["median_us"] == pytest.approx(400, rel=1e-5)
     assert outcome["verification"]["how"] == "reference"
+
+
+def test_short_calls_are_timed_in_a_graph_of_the_library(seen: dict[str, Any]) -> None:
+    outcome = seen["warm short"]
+    assert (outcome["kind"], outcome["conditions"]["runs_in_a_sample"]) == ("measured", 100), outcome
+    assert outcome["median_us"] == pytest.approx(4, rel=1e-5)
 
 
 @pytest.mark.parametrize("scenario", ["addmm", "in steps", "fp8", "softmax", "scalar"])
@@ -48,6 +54,14 @@ def test_library_that_raises_ends_its_configuration_only(seen: dict[str, Any], c
     assert outcome["kind"] == ("launch_failed" if cache == "judged" else "CudaError")
     assert "the library refuses the call: RuntimeError: no algorithm for this size" in outcome["reason"]
     assert seen["cold right again"]["kind"] == seen["kernel after libraries"]["kind"] == "measured"
+
+
+def test_time_that_no_event_sees_is_found_by_the_judge(seen: dict[str, Any]) -> None:
+    assert seen["cold hides"]["kind"] == "measured"
+    assert seen["judged hides"]["kind"] == "wrong_result"
+    assert "the samples are not the times of the launches" in seen["judged hides"]["reason"], seen[
+        "judged hides"
+    ]
 
 
 def test_memory_that_libraries_keep_is_freed_for_the_next_configuration(seen: dict[str, Any]) -> None:

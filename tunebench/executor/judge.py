@@ -298,7 +298,7 @@ class _Examination:
                 for _ in range(UNTIMED_BATCHES):
                     self._time_batch()
                 together_us = min(together_us, self._together_us(), key=min)
-                alone_us = min(alone_us, self._alone_us(), key=min)
+                alone_us = min(alone_us, self._alone_us(), key=functools.partial(min, default=0.0))
         ratio, ratio_of_median = self._ratios(together_us, alone_us)
         reply, _ = self._process.ask({"do": "finish"})
         if isinstance(reply.get("wrong"), str):
