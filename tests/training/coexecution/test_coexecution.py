@@ -10,6 +10,7 @@ import gc
 import itertools
 import pickle
 import random
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -644,13 +645,14 @@ def test_a_step_that_is_only_reported_runs_as_in_eager_mode() -> None:
     assert report.operations == 3
 
 
-@coexecute
 def _decorated(x: Tensor) -> float:
     return float(x.sum().item())
 
 
-def test_a_step_is_pickled_as_its_function() -> None:
-    assert pickle.loads(pickle.dumps(_decorated)) is _decorated
+def test_a_step_is_pickled_as_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    decorated = coexecute(_decorated)
+    monkeypatch.setattr(sys.modules[__name__], "_decorated", decorated)  # as a decorator does
+    assert pickle.loads(pickle.dumps(decorated)) is decorated
     step = pickle.loads(pickle.dumps(coexecute(_plain, mode="always")))
     assert [step(torch.ones(2)) for _ in range(4)] == [2.0] * 4
     assert coexecute.report(step).coexecuted == 3
