@@ -76,7 +76,8 @@ class MeasuredStep:
         if not 1 / RATIO_LIMIT <= self.ratio <= RATIO_LIMIT:
             raise InputError(
                 f"the measured step of {self.seconds} s is {significant(self.ratio, 3)} times its "
-                f"prediction of {significant(_modelled_us(self.prediction) / 1e6, 3)} s: expected seconds of a whole step"
+                f"prediction of {significant(_modelled_us(self.prediction) / 1e6, 3)} s: "
+                "expected seconds of a whole step"
             )
 
     @property
