@@ -341,6 +341,7 @@ def test_model_that_torch_cannot_trace_is_refused() -> None:
         fit(broken, "50%")(torch.ones(2, requires_grad=True))
 
 
+@pytest.mark.filterwarnings("ignore:.*as long as eager torch")
 @pytest.mark.parametrize(("kind", "budget"), [(nn.RNN, "75%"), (nn.GRU, "75%"), (nn.LSTM, "85%")])
 def test_recurrent_layers_have_plans(kind: Any, budget: str) -> None:
     torch.manual_seed(0)
@@ -359,6 +360,7 @@ def test_recurrent_layers_have_plans(kind: Any, budget: str) -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:.*as long as eager torch")
 @pytest.mark.parametrize(("kind", "bidirectional"), [(nn.GRU, False), (nn.LSTM, True)])
 def test_recurrent_layers_with_dropout_have_the_gradients_of_eager_torch(
     kind: Any, bidirectional: bool
@@ -402,6 +404,7 @@ def test_overhead_is_over_eager_torch_and_a_slow_trace_is_a_warning(monkeypatch:
     assert planned.overhead == pytest.approx(planned_us / planned.eager_us - 1)
 
 
+@pytest.mark.filterwarnings("ignore:.*as long as eager torch")
 @pytest.mark.slow
 def test_lstm_whose_workspace_exceeds_the_budget_runs_by_its_time_steps() -> None:
     layer, x = nn.LSTM(16, 64), torch.randn(16, 32, 16)

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from benchmarks.planned_peaks import MODELS, traced  # noqa: E402
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*as long as eager torch")]
 
 
 @pytest.mark.parametrize("name", MODELS)
