@@ -55,7 +55,7 @@ LONGEST_WAIT = 20.0
 """Longest wall time of a limited function or call, as a multiple of its limit."""
 
 _AGAIN_S = 1.0
-"""Time after which a function that caught its interruption is interrupted again, in seconds."""
+"""Time after which a function that caught or missed its interruption is interrupted again, in seconds."""
 
 LEAST_S = 0.01
 """Time left that counts as none, in seconds."""
@@ -191,7 +191,8 @@ def _alarm(limit_s: float) -> Iterator[None]:
     clock, ended = _Clock(limit_s), False
 
     def set_alarm(after_s: float) -> None:
-        signal.setitimer(signal.ITIMER_REAL, after_s)
+        # It repeats, since a loop may not notice a signal that comes while another thread starts.
+        signal.setitimer(signal.ITIMER_REAL, after_s, _AGAIN_S)
         if _ends_process:
             faulthandler.dump_traceback_later(after_s + END_S, exit=True, file=_STDERR)
 
@@ -202,7 +203,7 @@ def _alarm(limit_s: float) -> Iterator[None]:
         if left_s:
             set_alarm(left_s)
             return
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)  # the code may catch the exception
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)  # the code may catch the exception
         raise _Overdue
 
     def end() -> None:

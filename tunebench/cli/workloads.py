@@ -64,7 +64,9 @@ def _sequence_length(model: str) -> int | None:
     from tunebench.workloads.networks import network
 
     architecture = getattr(network(model), "architecture", None)
-    return None if architecture is None else architecture.positions or 512
+    if architecture is None or architecture.tokens:
+        return None
+    return architecture.positions or 512
 
 
 def _all(batch: int, as_json: bool) -> None:

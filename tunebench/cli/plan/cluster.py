@@ -113,8 +113,8 @@ class ClusterOptions:
         str,
         typer.Option(
             metavar="TUNING",
-            help="Transformer: steps as long as NVIDIA publishes them (tuned) or as others do (typical). "
-            "Default: that of the stack.",
+            help="Training step of a transformer: tuned (as NVIDIA publishes them) or typical (as others "
+            "do). Default: that of the stack.",
             show_default=False,
         ),
     ] = ""
@@ -122,7 +122,8 @@ class ClusterOptions:
         Path | None,
         typer.Option(
             metavar="FILE.toml",
-            help="Transformer: measured steps of the same device and stack, which move predicted times.",
+            help="Training step of a transformer: measured steps of the same device and stack, which move "
+            "predicted times.",
             show_default=False,
         ),
     ] = None
