@@ -140,7 +140,11 @@ def test_full_recomputation_and_two_stages_per_rank_are_explained(run_text: Run)
         (("--forward-us", "1"), "--forward-us needs --stages N"),
         (("--forward-us", "1", "--weight-gradient-us", "3", "--stages", "2"), "expected at most 2"),
         (("--model", "gpt2"), "--model needs --stages N"),
-        (("--model", "gpt2", "--stages", "13", "--device", "t4"), "12 layers cannot be divided into 13"),
+        (
+            ("--model", "gpt2", "--stages", "100", "--device", "t4"),
+            "12 layers cannot be divided into 100 stages: expected at most 12",
+        ),
+        (("--forward-us", "1", "--stages", "1000000"), "4 micro-batches on 1000000 stages: expected at most"),
         (("--model", "gpt2", "--stages", "2", "--device", "cpu"), "is not a GPU"),
         (("--model", "gpt2", "--stages", "2", "--device", "t4", "--dtype", "int8"), "unknown dtype 'int8'"),
         (

@@ -14,6 +14,7 @@ from tunebench.errors import InputError
 from tunebench.training.pipeline import ComparedSchedule, GivenStages, compare_schedules, named_schedules
 from tunebench.training.pipeline.trace import write_trace
 from tunebench.training.schedules import StageCosts
+from tunebench.training.schedules.registry import NamedSchedule
 
 STAGE = StageCosts(
     forward_us=100,
@@ -56,6 +57,24 @@ def test_impossible_schedules_are_left_out_with_a_reason() -> None:
         compare_schedules(source, 16, names=["interleaved-1f1b"])
     with pytest.raises(InputError, match="unknown schedule '2f2b'"):
         compare_schedules(source, 16, names=["2f2b"])
+
+
+@pytest.mark.parametrize(
+    ("parts", "microbatches", "message"),
+    [
+        (1, 16, "8 parts cannot be divided among 16 stages"),
+        (2, 100_000, "100000 micro-batches on 16 stages: expected at most 1000000 forward passes"),
+    ],
+)
+def test_impossible_schedules_are_refused_before_they_are_made(
+    monkeypatch: pytest.MonkeyPatch, parts: int, microbatches: int, message: str
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(NamedSchedule, "make", lambda schedule, *_: made.append(schedule.name))
+    source = replace(SOURCE, parts=SOURCE.parts[:: 2 // parts])
+    with pytest.raises(InputError, match=message):
+        compare_schedules(source, microbatches, names=["interleaved-1f1b", "zbv", "v-half", "dualpipe-v"])
+    assert not made
 
 
 def balanced_1f1b() -> ComparedSchedule:

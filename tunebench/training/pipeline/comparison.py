@@ -29,6 +29,8 @@ __all__ = ["ComparedSchedule", "Comparison", "SkippedSchedule", "StageSource", "
 
 SLOWDOWNS = (0.01, 0.25)
 """Shares by which balancing may lengthen a step; the second one if no schedule fits with the first one."""
+MOST_PASSES = 1_000_000
+"""Most forward passes of a simulated step: stages times micro-batches."""
 LEAST_GAIN = 0.01
 """Share of the largest peak that balancing must save."""
 
@@ -202,6 +204,7 @@ def compare_schedules(
     for schedule in chosen:
         watcher(schedule.name)
         try:
+            _require_possible(source, schedule.placement(source.ranks), microbatches)
             pipeline_schedule = schedule.make(source.ranks, microbatches)
             compared += _compared(source, pipeline_schedule, memory_bytes, balanced, watcher)
         except InputError as error:
@@ -219,6 +222,16 @@ def compare_schedules(
     if not compared:
         raise InputError(f"no schedule is possible: {skipped[0].name}: {skipped[0].reason}")
     return Comparison(schedules=tuple(compared), skipped=tuple(skipped))
+
+
+def _require_possible(source: StageSource, placement: Sequence[int], microbatches: int) -> None:
+    """Raise InputError for stages or sizes that are not possible, before a schedule is made."""
+    if len(placement) * microbatches > MOST_PASSES:
+        raise InputError(
+            f"{microbatches} micro-batches on {len(placement)} stages: expected at most {MOST_PASSES} "
+            "forward passes in a step; give fewer micro-batches"
+        )
+    source.costs(placement)
 
 
 def _placements(ranks: int) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -191,8 +191,15 @@ class Parallelism(StepDivision):
             InputError: if there are fewer layers than stages, or `stage_layers` does not add up to `layers`.
         """
         stages = self.stage_count
-        if layers < stages or (self.stage_layers and sum(self.stage_layers) != layers):
-            raise InputError(f"{layers} layers cannot be divided into {self.stage_layers or stages} stages")
+        if layers < stages:
+            raise InputError(
+                f"{layers} layers cannot be divided into {stages} stages: expected at most {layers}"
+            )
+        if self.stage_layers and sum(self.stage_layers) != layers:
+            raise InputError(
+                f"{layers} layers cannot be divided into stages of {self.stage_layers}: expected a sum "
+                f"of {layers}"
+            )
         layers_per_stage, remainder = divmod(layers, stages)
         counts = self.stage_layers or [layers_per_stage + (stage < remainder) for stage in range(stages)]
         boundaries = list(itertools.accumulate(counts, initial=0))
