@@ -17,6 +17,7 @@ from tunebench.errors import InputError
 from tunebench.kernels import variant
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import Crashed, Result
+from tunebench.tuning import Plan
 from tunebench.workload import Workload
 from tunebench.workloads import parse
 
@@ -142,7 +143,12 @@ def test_recorded_trials_are_subtracted_from_the_budget(
             )
             store.record(key, Result(outcome=Crashed(reason="signal 11")))
     asked: list[int] = []
-    monkeypatch.setattr(fusion, "tune", lambda workload, *, device, db, plan: asked.append(plan.trials))
+
+    def tune(workload: Workload, *, device: str, db: Path, plan: Plan) -> SimpleNamespace:
+        asked.append(plan.trials)
+        return SimpleNamespace(interrupted=False)
+
+    monkeypatch.setattr(fusion, "tune", tune)
     for trials in (12, 2):
         options = argparse.Namespace(device="cpu", trials=trials, cache="cold", db=db)
         fusion.tuner(options)(workload)

@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
@@ -82,17 +83,26 @@ def threads() -> Threads | None:
     return None
 
 
+_limits = threading.local()
+"""The last limit of each thread that calls kernels, and which implementations it reached."""
+
+
 def set_thread_count(count: int) -> None:
     """Limit the threads of kernels that this thread calls, as `numba.set_num_threads` does.
 
     Args:
         count: Number of threads; at most those that were started.
     """
+    parallel: Any = sys.modules.get("numba.np.ufunc.parallel")
+    by_numba = parallel is not None and parallel._is_initialized
+    limit = (count, _started is not None, by_numba)  # a start lifts the limit
+    if getattr(_limits, "last", None) == limit:
+        return
     if _started is not None:
         _started.set_count(min(count, _started.count))
-    parallel = sys.modules.get("numba.np.ufunc.parallel")
-    if parallel is not None and parallel._is_initialized:
+    if by_numba:
         parallel.set_num_threads(min(count, parallel.NUM_THREADS))
+    _limits.last = limit
 
 
 def _has_tbb() -> bool:

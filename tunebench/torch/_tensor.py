@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -103,10 +102,6 @@ def _stored(result: torch.Tensor, spec: Tensor) -> torch.Tensor:
     return result.contiguous() if result.dtype == dtype else result.to(dtype).contiguous()
 
 
-_threads = threading.local()
-"""Threads that kernels use, for each thread that calls them."""
-
-
 SMALL_BYTES, SMALL_FLOPS = 2**16, 2**20
 """Kernels with at most this traffic and these operations run on one thread: waking others takes longer.
 
@@ -121,10 +116,7 @@ def _is_small(workload: Workload) -> bool:
 
 def _use_threads_of_torch(kernel: BoundKernel) -> None:
     """Run a kernel on as many threads as torch's own, so that `torch.set_num_threads` limits it too."""
-    count = 1 if _is_small(kernel.workload) else torch.get_num_threads()
-    if getattr(_threads, "count", 0) != count:
-        set_thread_count(count)
-        _threads.count = count
+    set_thread_count(1 if _is_small(kernel.workload) else torch.get_num_threads())
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
