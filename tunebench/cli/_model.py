@@ -192,6 +192,18 @@ class ModelRequest:
             show_default=False,
         ),
     ] = ""
+    embedding_layers: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Pipeline parallelism: layers as which the embedding counts in an even division."
+        ),
+    ] = 0
+    head_layers: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Pipeline parallelism: layers as which the head counts in an even division."
+        ),
+    ] = 0
     context: Annotated[
         int,
         typer.Option(

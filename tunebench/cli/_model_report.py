@@ -248,4 +248,6 @@ def _stages(prediction: StepPrediction) -> Iterator[tuple[object, ...]]:
     for index, stage in enumerate(prediction.stages):
         sums = stage.sums_forward + stage.sums_backward
         spans = (stage.forward, stage.backward, stage.optimizer, sums, stage.gradients, stage.send)
-        yield (index, f"{stage.layers[0]} to {stage.layers[1] - 1}", *(duration(span.us) for span in spans))
+        first, last = stage.layers
+        layers = f"{first} to {last - 1}" if first < last else "none"
+        yield (index, layers, *(duration(span.us) for span in spans))

@@ -43,13 +43,17 @@ class Mixture(Llama):
 
     def expert_parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
         """Return the parameters of all experts of these layers (see `Network.expert_parameters`)."""
+        return self._sparse_layers(layers) * self._routed_parameters(tensor)
+
+    def _routed_parameters(self, tensor: int) -> int:
+        """Return the parameters of the experts of a layer that has them."""
         per_expert = sum(matrix.parameters(tensor) for matrix in self._gated_matrices(self.architecture.ffn))
-        return self._sparse_layers(layers) * self.architecture.experts * per_expert
+        return self.architecture.experts * per_expert
 
     def _sparse_layers(self, layers: tuple[int, int] | None) -> int:
         """Return how many of these layers have experts."""
-        first, last = layers or (0, self.layers)
-        return max(0, last - max(first, self.architecture.dense_layers))
+        inner_layers = self._inner_layers(layers or (0, self.layers))
+        return max(0, inner_layers.stop - max(inner_layers.start, self.architecture.dense_layers))
 
     def _layer_parameters(self, index: int, tensor: int = 1) -> int:
         outside_experts = super()._layer_parameters(index, tensor)
@@ -58,7 +62,7 @@ class Mixture(Llama):
             return outside_experts
         gate = architecture.hidden if architecture.shared_gate else 0
         router = architecture.experts * (architecture.hidden + architecture.router_bias)
-        return outside_experts + gate + router + self.expert_parameters(tensor, (index, index + 1))
+        return outside_experts + gate + router + self._routed_parameters(tensor)
 
     def _layer_tensors(self, index: int, run: NetworkRun) -> int:
         tensors = super()._layer_tensors(index, run)

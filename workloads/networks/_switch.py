@@ -42,6 +42,10 @@ class Switch(Transformer):
         super().__init__(name, architecture)
         self.layers = architecture.layers + architecture.decoder_layers
 
+    def with_ends_apart(self) -> Transformer:
+        """Raise: a decoder also needs the output of the encoder, which no stage without layers passes on."""
+        return super(Transformer, self).with_ends_apart()  # type: ignore[return-value]
+
     def expert_tokens(self, run: NetworkRun) -> int:
         """Return the number of tokens per expert."""
         architecture = self.architecture

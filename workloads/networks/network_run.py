@@ -360,6 +360,14 @@ class Network(ABC):
         """Return the bytes that one layer passes to the next."""
         return self.boundary_elements(run) * itemsize(run.dtype)
 
+    def with_ends_apart(self) -> Network:
+        """Return the network with what is before its first layer, and behind its last one, as layers.
+
+        Raises:
+            InputError: if the network has nothing there that a pipeline stage may consist of.
+        """
+        raise InputError(f"{self.name} has no embedding and head that are pipeline stages without layers")
+
     def stage(self, run: NetworkRun) -> tuple[int, int]:
         """Return the layers of a run as a half-open range.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -233,6 +234,7 @@ class Transformer(Network):
         self.name = name
         self.architecture = architecture
         self.layers = architecture.layers
+        self._ends_apart = False
         self._networks_of_layers: dict[int, Transformer] = {}
 
     # -- defined by a family --------------------------------------------------------------------
@@ -264,6 +266,24 @@ class Transformer(Network):
     @abstractmethod
     def _head(self, tape: Tape) -> None:
         """Add the operations after the last layer."""
+
+    def with_ends_apart(self) -> Transformer:
+        """Return the network with its embedding and its head as layers of their own, the first and the last.
+
+        Indices of all other layers are one higher wherever a range of layers is an argument.
+        """
+        if self._ends_apart:
+            return self
+        network = copy.copy(self)
+        network._ends_apart, network.layers = True, self.layers + 2
+        return network
+
+    def _inner_layers(self, layers: tuple[int, int]) -> range:
+        """Return the indices of the layers of a stage that are neither the embedding nor the head alone."""
+        first, last = layers
+        if not self._ends_apart:
+            return range(first, last)
+        return range(max(first, 1) - 1, min(last, self.layers - 1) - 1)
 
     def kind_of_layer(self, index: int) -> int:
         """Return the index of the first layer with the same operations, which identifies identical layers."""
@@ -327,14 +347,15 @@ class Transformer(Network):
         """Return the operations of one device in one run (see `Network.operations`)."""
         self._check(run)
         first, last = self.stage(run)
-        recomputed_count = last - first if run.recompute_layers is None else run.recompute_layers
+        inner_layers = self._inner_layers((first, last))
+        recomputed_count = len(inner_layers) if run.recompute_layers is None else run.recompute_layers
         tape = Tape(run)
         if first == 0:
             self._embedding(tape)
         without_recomputation = replace(run, recompute="none", recompute_layers=None)
         counts = Counter(
-            (self.kind_of_layer(layer_index), layer_index - first < recomputed_count)
-            for layer_index in range(first, last)
+            (self.kind_of_layer(layer_index), position < recomputed_count)
+            for position, layer_index in enumerate(inner_layers)
         )
         for (kind, runs_again), times in counts.items():
             layer = Tape(run if runs_again else without_recomputation)
@@ -345,7 +366,8 @@ class Transformer(Network):
         if last == self.layers:
             self._head(tape)
         unrouted, routed = self.held_parameters(run, (first, last))
-        tensors = sum(self._layer_tensors(index, run) for index in range(first, last))
+        # An embedding or a head alone has one tensor; beside layers they add up with these.
+        tensors = sum(self._layer_tensors(index, run) for index in inner_layers) or 1
         tape.sharded(unrouted + routed)
         tape.accumulated(unrouted + routed, tensors)
         updated = share(unrouted, run.shards) + share(routed, run.expert_shards)
@@ -356,7 +378,7 @@ class Transformer(Network):
     def parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
         """Return the number of parameters (see `Network.parameters`)."""
         first, last = layers or (0, self.layers)
-        total = sum(self._layer_parameters(index, tensor) for index in range(first, last))
+        total = sum(self._layer_parameters(index, tensor) for index in self._inner_layers((first, last)))
         if first == 0:
             total += share(self.before(), tensor)
         if last == self.layers:
@@ -367,12 +389,11 @@ class Transformer(Network):
     @property
     def matrices_of_a_layer(self) -> int:
         """Number of matrices of linear layers in a layer, of the last one if layers differ."""
-        return len(self.of_layer(self.layers - 1).matrices())
+        return len(self.of_layer(self._inner_layers((0, self.layers))[-1]).matrices())
 
     def matrix_parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
         """Return the number of parameters in the matrices of the layers (see `Network.matrix_parameters`)."""
-        first, last = layers or (0, self.layers)
-        counts = Counter(self.kind_of_layer(index) for index in range(first, last))
+        counts = Counter(map(self.kind_of_layer, self._inner_layers(layers or (0, self.layers))))
         return sum(
             count * replace(matrix, bias=False).parameters(tensor)
             for kind, count in counts.items()
@@ -409,10 +430,11 @@ class Transformer(Network):
             return ()
         first, last = self.stage(run)
         nbytes = run.batch * run.seq * self.architecture.hidden * itemsize(run.dtype)
-        products = sum(self._divided_products(index, run) for index in range(first, last))
+        inner_layers = self._inner_layers((first, last))
+        products = sum(self._divided_products(index, run) for index in inner_layers)
         if run.kernels == "megatron":
             end_layers = first == 0, last == self.layers
-            return megatron_collectives(run, nbytes, last - first, products, end_layers)
+            return megatron_collectives(run, nbytes, len(inner_layers), products, end_layers)
         collectives = [TensorCollective(nbytes=nbytes, count=products, part="layers")]
         if first == 0:
             collectives.append(TensorCollective(nbytes=nbytes, count=1, part="embedding"))
@@ -431,8 +453,7 @@ class Transformer(Network):
                 f"{self.name} has layers with a sliding window: context parallelism needs context_gather, "
                 "a ring of windows is not described"
             )
-        first, last = self.stage(run)
-        return context_exchanges(run, self.architecture, last - first)
+        return context_exchanges(run, self.architecture, len(self._inner_layers(self.stage(run))))
 
     def _output(self) -> int:
         return self.architecture.vocabulary * self.architecture.embedding

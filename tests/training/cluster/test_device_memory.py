@@ -20,6 +20,7 @@ from tunebench.training.cluster.space import enumerated
 from tunebench.training.cluster.step_memory import step_memory
 from tunebench.training.pipeline.activation import ActivationMemory, architecture_of
 from tunebench.training.schedules import PipelineCosts, StageCosts, simulate_pipeline
+from tunebench.training.schedules.action import ActionKind
 from tunebench.training.schedules.generators import interleaved_1f1b, one_f_one_b
 from tunebench.training.schedules.registry import SPLIT_SCHEDULES
 from tunebench.training.steps.parallelism import pipeline_schedule
@@ -131,6 +132,41 @@ def test_memory_of_split_backward_passes_is_at_least_that_of_simulated_schedules
     assert max(activations) <= 1.6 * max(peaks)
     run = replace(plan.run(JOB), batch=JOB.batch)
     assert step_memory(JOB.network, run, parallelism)[0] == prices.of_rank(replace(plan, nodes=1), 0)
+
+
+@pytest.mark.parametrize(("chunks", "ends"), [(2, (0, 5)), (3, (1, 1)), (5, (0, 0)), (5, (0, 1))])
+@pytest.mark.parametrize("microbatch", [1, 4])
+def test_layers_in_flight_are_those_of_the_schedule(
+    chunks: int, ends: tuple[int, int], microbatch: int
+) -> None:
+    """Uneven interleaved stages: the passes of the schedule are counted one by one."""
+    plan = replace(
+        PLAN,
+        tensor=2,
+        pipeline=4,
+        data=1,
+        chunks=chunks,
+        microbatch=microbatch,
+        embedding_layers=ends[0],
+        head_layers=ends[1],
+    )
+    parallelism = plan.parallelism(JOB)
+    counts = [last - first for first, last in parallelism.stages(JOB.network.layers)]
+    assert len(set(counts)) > 1
+    schedule = pipeline_schedule(parallelism)
+    layer_bytes = replace(ACTIVATION, tensor=2, batch=microbatch).layer_bytes
+    for rank in (1, 2):
+        stored = [0]
+        for action in schedule.actions[rank]:
+            sign = 1 if action.kind == ActionKind.FORWARD else -1
+            stored.append(stored[-1] + sign * counts[action.stage])
+        memory = MemoryPricer(JOB).of_rank(plan, rank)
+        assert memory.activations == max(stored) * layer_bytes
+        held = sum(
+            sum(JOB.network.held_parameters(plan, parallelism.stages(JOB.network.layers)[stage]))
+            for stage in plan.held_stages[rank]
+        )
+        assert memory.parameters == 2 * held
 
 
 def test_recomputation_by_layers_keeps_the_others() -> None:

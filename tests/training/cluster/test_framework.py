@@ -54,6 +54,19 @@ def test_megatron_has_network_degrees_and_schedule() -> None:
         assert arguments[name] == ""
 
 
+def test_uneven_stages_have_a_layout() -> None:
+    uneven = replace(PIPELINE, chunks=2, embedding_layers=1, head_layers=1)
+    arguments = options(emit("megatron", uneven, JOB).text)
+    assert arguments["--pipeline-model-parallel-layout"] == "Et*8|t*9|t*8|t*7L"
+    assert "--num-layers-per-virtual-pipeline-stage" not in arguments
+    rank = replace(PIPELINE, chunks=1, head_layers=3, recompute="none")
+    arguments = options(emit("megatron", rank, JOB).text)
+    assert arguments["--pipeline-model-parallel-layout"] == "Et*18|t*14L"
+    arguments = options(emit("torchtitan", rank, JOB).text)
+    assert arguments["--parallelism.pipeline-parallel-last-stage-less-layers"] == "3"
+    assert arguments["--parallelism.pipeline-parallel-layers-per-stage"] == "18"
+
+
 def test_recomputation_by_layers_and_gathered_keys_have_their_arguments() -> None:
     some = plan(recompute="full", recompute_layers=3, context=2, data=4, context_gather=True)
     arguments = options(emit("megatron", some, JOB).text)

@@ -81,10 +81,20 @@ def test_plans_use_every_device_and_divide_the_batch() -> None:
         assert plan.devices == 8
         assert plan.tensor <= 4
         assert plan.microbatches(JOB.batch) * plan.microbatch * plan.data == JOB.batch
-        assert plan.chunks == 1 or JOB.network.layers % (plan.chunks * plan.pipeline) == 0
+        counts = [last - first for first, last in plan.stages(JOB.network.layers)]
+        assert min(counts) >= 1
+        counts[0], counts[-1] = counts[0] + plan.embedding_layers, counts[-1] + plan.head_layers
+        assert max(counts) - min(counts) <= 1
+        # Interleaved stages are uneven only if no number of chunks divides the layers.
+        assert (
+            plan.chunks == 1
+            or len(set(counts)) == 1
+            or all(sum(counts) % (chunks * plan.pipeline) for chunks in range(2, 9))
+        )
         assert not (plan.flash and plan.recompute == "selective")
         assert plan.sharding == "none" or plan.data > 1
     assert {plan.sharding for plan in search.plans} == {"none", "optimizer"}
+    assert {(plan.embedding_layers, plan.head_layers) for plan in search.plans} == {(0, 0), (1, 1), (0, 5)}
     wide = plan_space(replace(JOB, full_sharding=True, flash=False), MACHINE)
     values = {parameter.name: parameter.values for parameter in wide.parameters}
     assert "full" in values["sharding"]
@@ -130,9 +140,12 @@ REFUSED = {
     "schedule=gpipe": "expected one of 1f1b, zb-h1",
     "recompute_layers=12": "the network has 12 layers",
     "context_gather=maybe": "expected one of no, yes",
+    "embedding_layers=2": "the embedding counts as up to 1 layer",
+    "head_layers=9": "the head has products of about 5 layers",
     "tensor=1,pipeline=7,data=7": "nodes times .* is data times context times tensor times pipeline, with",
     "data=7,microbatch=56": "the batch is a multiple of data times microbatch.*data=7, microbatch=56",
-    "chunks=5": "layers that pipeline times chunks divides.*chunks=5",
+    "chunks=5": "several chunks need a pipeline, and stages need a layer.*chunks=5",
+    "pipeline=7,embedding_layers=1,head_layers=0": "both as one layer.*embedding_layers=1, head_layers=0",
     "sequence_parallel=yes": "sequence parallelism needs tensor parallelism",
     "schedule=zbv,pipeline=1": "schedules with split backward passes need a.*pipeline=1.*schedule=zbv",
     "recompute_layers=3,recompute=none": "needs full recomputation.*recompute=none",

@@ -58,7 +58,14 @@ def test_step_equals_that_of_predict_step(overlap: bool) -> None:
     job = replace(JOB, gradient_overlap=overlap, tensor_overlap=overlap)
     prices = pricer(job)
     plans = predicted(
-        [replace(plan, sharding="none") for plan in PLANS[:8]] + [PLAN, replace(PLAN, chunks=6)]
+        [replace(plan, sharding="none") for plan in PLANS[:8]]
+        + [
+            PLAN,
+            replace(PLAN, chunks=6),
+            replace(PLAN, chunks=5, head_layers=2),
+            replace(PLAN, pipeline=4, data=1, embedding_layers=1, head_layers=1),
+            replace(PLAN, sequence_parallel=False, schedule="zbv", head_layers=3),
+        ]
     )
     assert {plan.chunks > 1 for plan in plans} == {True, False}
     for plan in plans:

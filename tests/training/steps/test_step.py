@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -235,6 +236,75 @@ def test_layers_are_divided_evenly_with_more_in_the_first_stages() -> None:
     assert Parallelism(pipeline=3).stages(8) == ((0, 3), (3, 6), (6, 8))
 
 
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 6,
+    "vocab_size": 5000,
+}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_ends_without_layers_have_the_embedding_and_the_head_alone(tied: bool) -> None:
+    stack = from_config("small", {**LLAMA, "tie_word_embeddings": tied})
+    run = replace(TRAIN, stack="megatron", optimizer="adamw", dtype="bf16")
+    divided = {"cluster": NODES, "pipeline": 4, "microbatches": 4, "tensor": 2, "data": 2}
+    even = step(run, network=stack, **divided, stage_layers=(1, 2, 2, 1))  # type: ignore[arg-type]
+    ends = step(run, network=stack, **divided, stage_layers=(0, 3, 3, 0))  # type: ignore[arg-type]
+    assert [stage.layers for stage in ends.stages] == [(0, 0), (0, 3), (3, 6), (6, 6)]
+    table = 5000 * 256 // 2
+    assert ends.stages[0].parameters == table
+    assert ends.stages[-1].parameters == table + 256
+    layer = even.stages[1].parameters // 2
+    assert [stage.parameters for stage in ends.stages[1:3]] == [3 * layer, 3 * layer]
+    assert sum(stage.forward.us for stage in ends.stages) == pytest.approx(
+        sum(stage.forward.us for stage in even.stages), rel=0.02
+    )
+    assert ends.stages[0].forward.us < even.stages[0].forward.us
+    assert ends.stages[0].weights.us > 0
+    # All that is summed over the network is the same: tied matrices are also summed once.
+    assert sum(stage.sums_forward.us for stage in ends.stages) == pytest.approx(
+        sum(stage.sums_forward.us for stage in even.stages), rel=0.05, abs=1
+    )
+
+
+def test_both_ends_count_as_layers_of_an_even_division() -> None:
+    """Llama 3 405B: 16 ranks of 8 stages, a layer less on the first and the last one (arXiv 2407.21783)."""
+    parallelism = Parallelism(
+        pipeline=16, chunks=8, schedule="interleaved-1f1b", embedding_layers=1, head_layers=1
+    )
+    counts = [last - first for first, last in parallelism.stages(126)]
+    assert counts == [0, *[1] * 126, 0]
+    assert [b - a for a, b in Parallelism(pipeline=4, head_layers=5).stages(24)] == [8, 7, 7, 2]
+    stack = from_config("small", LLAMA)
+    run = replace(TRAIN, stack="megatron", dtype="bf16")
+    got = step(
+        run,
+        network=stack,
+        pipeline=2,
+        chunks=4,
+        schedule="interleaved-1f1b",
+        microbatches=4,
+        embedding_layers=1,
+        head_layers=1,
+    )
+    assert [stage.layers for stage in got.stages][:2] == [(0, 0), (0, 1)]
+    assert got.time_us > 0
+
+
+def test_experts_of_stages_are_those_of_their_layers() -> None:
+    stack = from_config(
+        "small", {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    )
+    run = replace(TRAIN, stack="megatron", dtype="bf16")
+    got = step(run, network=stack, pipeline=4, microbatches=4, stage_layers=(0, 3, 3, 0))
+    assert sum(stage.parameters for stage in got.stages) == stack.parameters()
+    assert got.stages[0].parameters == got.stages[-1].parameters - 256
+
+
 def test_groups_that_communicate_most_are_closest() -> None:
     inside = step(cluster=NODES, tensor=8, data=2)
     assert inside.stages[0].sums_forward.us == pytest.approx(
@@ -308,6 +378,10 @@ def test_four_devices_gain_about_what_was_measured(divided: dict[str, Any]) -> N
         ({"data": 0}, "at least 1"),
         ({"pipeline": 2, "stage_layers": (8,)}, "must have 2 entries"),
         ({"pipeline": 2, "stage_layers": (8, 1)}, "8 layers cannot be divided"),
+        ({"pipeline": 3, "stage_layers": (4, 0, 4)}, "at least one layer, the first and the last one of 0"),
+        ({"pipeline": 2, "stage_layers": (8, 0)}, "no embedding and head that are pipeline stages"),
+        ({"pipeline": 2, "head_layers": 9}, "the head as 9"),
+        ({"head_layers": 1}, "need a pipeline"),
         ({"schedule": "gpip"}, "Did you mean gpipe|gpipe"),
     ],
 )

@@ -23,10 +23,10 @@ The formula holds for one plan and for columns of many (`MemoryPricer.of`, `Memo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from tunebench._lazy import np
 from tunebench.errors import InputError
@@ -160,6 +160,9 @@ class DeviceMemory:
         }
 
 
+_Stages: TypeAlias = Sequence[tuple[int, int]]
+
+
 class _Plans(Protocol):
     """Plans as columns: of one plan, or of a `PlanTable`."""
 
@@ -183,9 +186,40 @@ class _OnePlan:
 
 _RUN = ("tensor", "microbatch", "sequence_parallel", "flash", "context", "expert_tensor", "context_gather")
 _DIVISION = ("tensor", "expert", "expert_tensor")
-_STAGES = ("pipeline", "chunks", "schedule")
+_ENDS = ("embedding_layers", "head_layers")
+_STAGES = ("pipeline", "chunks", "schedule", *_ENDS)
 _SHARDS = ("data", "tensor", "context", "expert", "expert_tensor", "sharding")
 _GROUPS = ("data", "tensor", "context", "expert", "pipeline", "nodes")
+
+
+_LAST = -1
+"""The last rank of a pipeline of any number of ranks."""
+
+
+def _rank_of(rank: int, ranks: Any) -> Any:
+    """Return a rank of pipelines of so many ranks, the last one if there are fewer or for `_LAST`."""
+    return ranks - 1 if rank == _LAST else np.minimum(rank, ranks - 1)
+
+
+@lru_cache(maxsize=4096)
+def _most_in_flight(counts: tuple[int, ...], ranks: int, in_flight: int, microbatches: int) -> int:
+    """Return the most layers in flight on a rank with uneven interleaved stages, each for a micro-batch.
+
+    Groups of as many micro-batches as ranks run forward through one stage after the other, and backward in
+    reverse. After each forward pass at most `in_flight` are stored.
+
+    Args:
+        counts: Layers of its stages, in the order of the forward pass.
+        ranks: Ranks of the pipeline.
+        in_flight: Pairs of a micro-batch and a stage in flight.
+        microbatches: Number of micro-batches.
+    """
+    # The order repeats after a group, so two groups beyond the first passes show every state.
+    groups = min(-(-microbatches // ranks), -(-in_flight // (ranks * len(counts))) + 2)
+    forward = np.cumsum(np.tile(np.repeat(counts, ranks), groups))
+    backward = np.cumsum([0, *np.tile(np.repeat(counts[::-1], ranks), groups)])
+    ended = np.maximum(0, np.arange(1, len(forward) + 1) - in_flight)
+    return int(np.max(forward - backward[ended]))
 
 
 class MemoryPricer:
@@ -216,10 +250,10 @@ class MemoryPricer:
 
     def of(self, plan: ClusterPlan) -> DeviceMemory:
         """Return the memory of the fullest device."""
-        ranks = (0,) if plan.pipeline == 1 else (0, plan.pipeline - 1)
-        # The first rank has the most micro-batches in flight, the last one the head: one of the two is the
-        # fullest.
-        sizes = [self.of_rank(plan, rank) for rank in ranks]
+        # The first rank has the most micro-batches in flight, the last one the head, and the second one more
+        # layers if an end counts as some: one of them is the fullest.
+        ranks = {0, plan.pipeline - 1} | ({1} if plan.head_layers else set())
+        sizes = [self.of_rank(plan, rank) for rank in sorted(ranks)]
         fullest = max(sizes, key=lambda memory: memory.total)
         return replace(
             fullest, host=max(memory.host for memory in sizes), nvme=max(memory.nvme for memory in sizes)
@@ -229,20 +263,32 @@ class MemoryPricer:
         """Return the memory of the devices of a rank of the pipeline."""
         return self.of_stage(plan, rank, None)
 
-    def of_stage(self, plan: ClusterPlan, rank: int, layers: tuple[int, int] | None) -> DeviceMemory:
+    def of_stage(self, plan: ClusterPlan, rank: int, stages: _Stages | None) -> DeviceMemory:
         """Return the memory of the devices of a rank in mixed precision, whatever layers it has.
 
         Args:
             plan: The plan.
             rank: The rank.
-            layers: Layers of its only stage as a half-open range; None for an even division.
+            stages: Layers of its stages as half-open ranges; None for those of the plan.
         """
-        kinds = self._kinds(_OnePlan(plan), last=False, rank=rank, layers=layers)
+        kinds = self._kinds(_OnePlan(plan), rank, stages)
         return DeviceMemory(rank=rank, **{name: int(size) for name, size in kinds.items()})
 
     def activation_bytes(self, plan: ClusterPlan, rank: int) -> int:
         """Return the bytes of the micro-batches in flight on a rank."""
         return int(self._activations(_OnePlan(plan), rank, None)[0])
+
+    def _stored_layers(self, plan: ClusterPlan, rank: int, stages: _Stages | None) -> tuple[int, int]:
+        """Return the most layers in flight on a rank, and the layers of its smallest stage.
+
+        A layer counts once for each micro-batch.
+        """
+        counts = tuple(last - first for first, last in stages or self._stages_of(plan, rank))
+        count = plan.microbatches(self.job.batch)
+        in_flight = int(stages_in_flight(plan.schedule, plan.pipeline, rank, plan.chunks, count))
+        if min(counts) == max(counts) or plan.schedule in V_SCHEDULES:
+            return in_flight * max(counts), min(counts)
+        return _most_in_flight(counts, plan.pipeline, in_flight, count), min(counts)
 
     def sizes(self, plans: PlanTable) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return the memory of the fullest device of each plan, and the most host memory and NVMe.
@@ -250,30 +296,31 @@ class MemoryPricer:
         Args:
             plans: The plans.
         """
-        both = [self._kinds(plans, last=last) for last in (False, True)]
-        totals = [
-            sum((size for name, size in kinds.items() if name not in ("host", "nvme")), np.int64(0))
-            for kinds in both
-        ]
-        host, nvme = (np.maximum(both[0][name], both[1][name]) for name in ("host", "nvme"))
-        return np.maximum(totals[0], totals[1]), host, nvme
+        sizes = self._rank_sizes(plans, 0), self._rank_sizes(plans, _LAST)
+        most = [np.maximum(*pair) for pair in zip(*sizes, strict=True)]
+        uneven = np.flatnonzero(plans.column("head_layers"))
+        if len(uneven):
+            for nbytes, second in zip(most, self._rank_sizes(plans.take(uneven), 1), strict=True):
+                nbytes[uneven] = np.maximum(nbytes[uneven], second)
+        return most[0], most[1], most[2]
 
-    def _kinds(
-        self, plans: _Plans, *, last: bool, rank: int = 0, layers: tuple[int, int] | None = None
-    ) -> dict[str, Any]:
+    def _rank_sizes(self, plans: PlanTable, rank: int) -> tuple[NDArray[np.int64], ...]:
+        """Return the memory, the host memory and the NVMe of a rank of each plan."""
+        kinds = self._kinds(plans, rank)
+        total = sum((size for name, size in kinds.items() if name not in ("host", "nvme")), np.int64(0))
+        return total, kinds["host"], kinds["nvme"]
+
+    def _kinds(self, plans: _Plans, rank: int, stages: _Stages | None = None) -> dict[str, Any]:
         """Return the bytes of each kind on the devices of a rank.
 
         Args:
             plans: One plan, or many.
-            last: Whether the rank is the last one of each plan.
-            rank: The rank otherwise.
-            layers: Layers of its only stage; None for an even division.
+            rank: The rank, or `_LAST` for the last one of each plan.
+            stages: Layers of its stages; None for those of the plan.
         """
-        ranks = plans.column("pipeline")
-        plan_rank = ranks - 1 if last else rank
-        activations, working, saved_bytes = self._activations(plans, plan_rank, layers)
+        activations, working, saved_bytes = self._activations(plans, rank, stages)
         parameter_counts = plans.mapped(
-            lambda plan: self.held_parameters(plan, plan.pipeline - 1 if last else rank, layers),
+            lambda plan: self.held_parameters(plan, _rank_of(rank, plan.pipeline), stages),
             *_DIVISION,
             *_STAGES,
         )
@@ -306,7 +353,7 @@ class MemoryPricer:
         on_device = layout.states == "device"
         share = plans.mapped(self.fragmentation_share, "recompute", "flash")
         return {
-            "parameters": parameters + self._converted_bytes(plans, last, rank, layers),
+            "parameters": parameters + self._converted_bytes(plans, rank, stages),
             "gradients": gradients,
             "optimizer": np.where(on_device, _whole(self.optimizer.mixed_state_bytes * states), 0),
             "step": np.where(on_device, self.framework.step_bytes(states, wide=wide), 0),
@@ -321,7 +368,7 @@ class MemoryPricer:
         }
 
     def _activations(
-        self, plans: _Plans, rank: Any, layers: tuple[int, int] | None
+        self, plans: _Plans, which: int, stages: _Stages | None
     ) -> tuple[Any, Any, tuple[Any, Any]]:
         """Return bytes: micro-batches in flight, recomputation, and the layers' part of the first.
 
@@ -329,20 +376,26 @@ class MemoryPricer:
         """
         run_bytes = plans.mapped(lambda plan: self._kept(LayerRun.of(plan).whole), *_RUN, "recompute")
         checkpoint_bytes, whole, work, weights, embedding, head, head_gradient, border, ends = run_bytes
-        ranks, chunks, schedule = (plans.column(name) for name in _STAGES)
+        ranks, chunks, schedule = (plans.column(name) for name in ("pipeline", "chunks", "schedule"))
+        rank = _rank_of(which, ranks)
         count = self.job.batch // (plans.column("data") * plans.column("microbatch"))
         split, v_shaped = np.isin(schedule, SPLIT_SCHEDULES), np.isin(schedule, V_SCHEDULES)
-        stages = ranks * np.where(v_shaped, 2, chunks)
-        per_stage, more = self.job.network.layers // stages, self.job.network.layers % stages
-        stage_layers = layers[1] - layers[0] if layers else per_stage + (rank < more)
         in_flight = stages_in_flight(schedule, ranks, rank, chunks, count)
+        stored_layers, least_layers = plans.mapped(
+            lambda plan: self._stored_layers(plan, int(_rank_of(which, plan.pipeline)), stages),
+            *_STAGES,
+            "data",
+            "microbatch",
+        )
         recompute_layers = plans.column("recompute_layers")
         # recompute_layers=0 means all layers of a stage, not none: `recompute` says whether there is any.
-        recomputed = np.where(recompute_layers > 0, np.minimum(recompute_layers, stage_layers), stage_layers)
-        stage_bytes = in_flight * (recomputed * checkpoint_bytes + (stage_layers - recomputed) * whole)
+        recomputed = np.where(
+            recompute_layers > 0, in_flight * np.minimum(recompute_layers, least_layers), stored_layers
+        )
+        stage_bytes = recomputed * checkpoint_bytes + (stored_layers - recomputed) * whole
         # A split backward pass keeps a micro-batch until its gradients of weights: activations first, then
         # what these need.
-        stage_bytes = np.where(split, in_flight * stage_layers * np.maximum(whole, weights), stage_bytes)
+        stage_bytes = np.where(split, stored_layers * np.maximum(whole, weights), stage_bytes)
         embedded = np.where(rank == 0, first_stage_in_flight(schedule, ranks, chunks, count), 0)
         total = stage_bytes + embedded * embedding
         # A V-shaped pipeline ends where it starts: the first rank has the head.
@@ -421,49 +474,43 @@ class MemoryPricer:
         if min(tensor, plan.pipeline) > 1:
             yield tensor * plan.pipeline, max(min(tensor, node), min(plan.pipeline, node // stage))
 
-    def held_parameters(
-        self, plan: ClusterPlan, rank: int, layers: tuple[int, int] | None = None
-    ) -> tuple[int, int]:
+    def held_parameters(self, plan: ClusterPlan, rank: int, stages: _Stages | None = None) -> tuple[int, int]:
         """Return the parameters of a rank outside experts, and those of its experts.
 
         Args:
             plan: The plan.
             rank: The rank.
-            layers: Layers of its only stage as a half-open range; None for an even division.
+            stages: Layers of its stages as half-open ranges; None for those of the plan.
         """
         division = plan.division
-        if layers:
-            return self._stage_parameters(division, layers)
-        dense = routed = 0
-        for stage in self._stages_of(plan, rank):
-            stage_parameters = self._stage_parameters(division, stage)
-            dense, routed = dense + stage_parameters[0], routed + stage_parameters[1]
-        return dense, routed
+        counts = [self._stage_parameters(division, stage) for stage in stages or self._stages_of(plan, rank)]
+        return sum(dense for dense, _ in counts), sum(routed for _, routed in counts)
 
     def _stages_of(self, plan: ClusterPlan, rank: int) -> list[tuple[int, int]]:
         """Return the layers of the stages of a rank, each as a half-open range."""
-        count = plan.pipeline * plan.stages_per_device
-        per_stage, more = divmod(self.job.network.layers, count)
-        firsts = [(stage, stage * per_stage + min(stage, more)) for stage in plan.held_stages[rank]]
-        return [(first, first + per_stage + (stage < more)) for stage, first in firsts]
+        stages = plan.stages(self.job.network.layers)
+        return [stages[stage] for stage in plan.held_stages[rank]]
 
     def _held_parameters(self, division: LayerDivision, layers: tuple[int, int]) -> tuple[int, int]:
         return self.job.network.held_parameters(division, layers)
 
-    def _converted_bytes(self, plans: _Plans, last: bool, rank: int, layers: tuple[int, int] | None) -> Any:
+    def _converted_bytes(self, plans: _Plans, rank: int, stages: _Stages | None) -> Any:
         """Return the bytes of the matrices in 8-bit floats, and of their transposes, on a rank."""
         if self.job.fp8 == "none":
             return 0
 
         def converted(plan: ClusterPlan) -> int:
-            stages = self._stages_of(plan, plan.pipeline - 1 if last else rank)
-            count = sum(end - first for first, end in ([layers] if layers else stages))
+            network = self.job.network
+            if stages:
+                matrices = sum(network.matrix_parameters(plan.tensor, stage) for stage in stages)
+                return CONVERTED_BYTES * (matrices + self.held_parameters(plan, rank, stages)[1])
+            plan_stages = self._stages_of(plan, _rank_of(rank, plan.pipeline))
+            count = sum(end - first for first, end in plan_stages)
             if plan.parameters != "device" or plan.sharding == "full":
                 count = min(count, DEPTH)
-            total = self.job.network.layers
-            last_layers = total - count, total  # the first ones may have no experts
-            routed = self.job.network.held_parameters(plan, last_layers)[1]
-            return CONVERTED_BYTES * (self.job.network.matrix_parameters(plan.tensor, last_layers) + routed)
+            last_layers = network.layers - count, network.layers  # the first ones may have no experts
+            routed = network.held_parameters(plan, last_layers)[1]
+            return CONVERTED_BYTES * (network.matrix_parameters(plan.tensor, last_layers) + routed)
 
         return plans.mapped(converted, *_DIVISION, *_STAGES, "parameters", "sharding")
 

@@ -100,8 +100,7 @@ def megatron_arguments(plan: ClusterPlan, job: TrainingJob) -> list[str]:
     ]
     if plan.context > 1:
         arguments.append(f"--cp-comm-type {'allgather' if plan.context_gather else 'p2p'}")
-    if plan.chunks > 1:
-        arguments.append(f"--num-layers-per-virtual-pipeline-stage {_layers_of_a_stage(plan, job)}")
+    arguments += _megatron_stages(plan, job)
     if plan.recompute == "full":
         method = f"block --recompute-num-layers {plan.recompute_layers}"
         if not plan.recompute_layers:
@@ -124,6 +123,15 @@ def megatron_arguments(plan: ClusterPlan, job: TrainingJob) -> list[str]:
     if plan.sharding == "full":
         arguments.append("--use-torch-fsdp2")
     return arguments + _megatron_optimizer(job) + _megatron_overlap(plan, job)
+
+
+def _megatron_stages(plan: ClusterPlan, job: TrainingJob) -> list[str]:
+    """Return the arguments of the layers of stages; none for equal stages, one on each rank."""
+    counts = [last - first for first, last in plan.stages(job.network.layers)]
+    if len(set(counts)) > 1:
+        layout = "|".join(f"t*{count}" for count in counts)
+        return [f'--pipeline-model-parallel-layout "E{layout}L"']
+    return [f"--num-layers-per-virtual-pipeline-stage {counts[0]}"] if plan.chunks > 1 else []
 
 
 def _megatron_optimizer(job: TrainingJob) -> list[str]:
@@ -322,8 +330,8 @@ def _torchtitan(plan: ClusterPlan, job: TrainingJob) -> Emitted:
             f"--parallelism.pipeline-parallel-schedule {find_schedule(plan.schedule_name).torch}",
             f"--parallelism.pipeline-parallel-microbatch-size {plan.microbatch}",
             f"--parallelism.pipeline-parallel-layers-per-stage {_layers_of_a_stage(plan, job)}",
-            "--parallelism.pipeline-parallel-first-stage-less-layers 0",
-            "--parallelism.pipeline-parallel-last-stage-less-layers 0",
+            f"--parallelism.pipeline-parallel-first-stage-less-layers {plan.embedding_layers}",
+            f"--parallelism.pipeline-parallel-last-stage-less-layers {plan.head_layers}",
         ]
     arguments.append(f"activation-checkpoint:{plan.recompute}")
     notes = ["add --module and --config of the model in front"]
@@ -453,7 +461,8 @@ def _model_notes(plan: ClusterPlan) -> tuple[str, ...]:
 
 
 def _layers_of_a_stage(plan: ClusterPlan, job: TrainingJob) -> int:
-    return -(-job.network.layers // (plan.pipeline * plan.stages_per_device))
+    counted = job.network.layers + plan.embedding_layers + plan.head_layers
+    return -(-counted // plan.stage_count)
 
 
 def _script(arguments: list[str], program: str, plan: ClusterPlan) -> str:

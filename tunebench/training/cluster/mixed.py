@@ -218,6 +218,7 @@ class MixedSearch:
                 sharded
                 or plan.stages_per_device > 1
                 or plan.recompute_layers
+                or plan.head_layers
                 or any(
                     group.devices % width or group.links.devices_per_node % plan.tensor
                     for group in self.machine.groups
@@ -410,7 +411,7 @@ class MixedSearch:
             yield group, self._stage_memory(mixed.plan, rank, self.layers[group].alike(layers))
 
     def _stage_bytes(self, plan: ClusterPlan, rank: int, layers: tuple[int, int]) -> DeviceMemory:
-        return self.memory.of_stage(plan, rank, layers)
+        return self.memory.of_stage(plan, rank, [layers])
 
     def _pipeline(self, mixed: MixedPlan) -> tuple[list[StageTime], tuple[float, ...]]:
         """Return the times of the stages, and of the sends between them."""

@@ -12,6 +12,7 @@ from tunebench.training.cluster.space import (
     MOST_MICROBATCH,
     TrainingJob,
     fixed_values,
+    most_head_layers,
     plan_space,
     updates_in_host_memory,
 )
@@ -51,8 +52,7 @@ def refusal(job: TrainingJob, machine: TrainingCluster, name: str, value: str) -
     if name in _OF_TEXT:
         return "; ".join(_OF_TEXT[name](job, machine, value))
     if name in _OF_NUMBER:
-        # All parameters are 1 or more, except recompute_layers, where 0 means all layers.
-        if not value.isdecimal() or int(value) < 1 - (name == "recompute_layers"):
+        if not value.isdecimal() or int(value) < 1 - (name in _POSSIBLY_NONE):
             return "expected a whole number"
         return "; ".join(_OF_NUMBER[name](job, machine, int(value)))
     return ""
@@ -127,6 +127,17 @@ def _chunks(job: TrainingJob, machine: TrainingCluster, size: int) -> Iterator[s
         yield f"the network has {job.network.layers} layers"
 
 
+def _embedding_layers(job: TrainingJob, machine: TrainingCluster, size: int) -> Iterator[str]:
+    if size > 1:
+        yield "the embedding counts as up to 1 layer"
+
+
+def _head_layers(job: TrainingJob, machine: TrainingCluster, size: int) -> Iterator[str]:
+    most = most_head_layers(job)
+    if size > most:
+        yield f"the head has products of about {most} layers"
+
+
 def _microbatch(job: TrainingJob, machine: TrainingCluster, size: int) -> Iterator[str]:
     yield from _undivided(job.batch, "sequences of the batch", size)
     if size > MOST_MICROBATCH:
@@ -162,6 +173,9 @@ def _memory(job: TrainingJob, machine: TrainingCluster, memory: str) -> Iterator
         yield "the cluster has no NVMe for training: add it and host memory, such as 'nvme 30TB 25/12'"
 
 
+_POSSIBLY_NONE = ("recompute_layers", "embedding_layers", "head_layers")
+"""Parameters that are 0 or more; all others are 1 or more."""
+
 _OF_NUMBER: dict[str, Callable[[TrainingJob, TrainingCluster, int], Iterator[str]]] = {
     "nodes": _nodes,
     "tensor": _tensor,
@@ -173,6 +187,8 @@ _OF_NUMBER: dict[str, Callable[[TrainingJob, TrainingCluster, int], Iterator[str
     "chunks": _chunks,
     "microbatch": _microbatch,
     "recompute_layers": _recompute_layers,
+    "embedding_layers": _embedding_layers,
+    "head_layers": _head_layers,
 }
 _OF_TEXT: dict[str, Callable[[TrainingJob, TrainingCluster, str], Iterator[str]]] = {
     "recompute": _recompute,

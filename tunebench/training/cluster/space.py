@@ -68,6 +68,9 @@ MOST_CHUNKS = 8
 MOST_CHECKED = 1_000_000
 """Most combinations of values that are tried to find the constraint that excludes all plans."""
 
+MOST_HEAD_LAYERS = 8
+"""Most layers as which the head counts."""
+
 LEAST_TOKENS = 1024
 """Fewest tokens of a sequence on each device of context parallelism."""
 
@@ -332,6 +335,8 @@ _ABOUT = {
     "expert": "expert-parallel size",
     "expert_tensor": "tensor-parallel size of each expert",
     "chunks": "stages of each device",
+    "embedding_layers": "layers as which the embedding counts when stages divide layers evenly",
+    "head_layers": "layers as which the head and the loss count",
     "microbatch": "sequences in a micro-batch",
     "recompute": "activation recomputation",
     "sequence_parallel": "whether tensor parallelism also divides tokens",
@@ -366,8 +371,9 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
     """Return the space of plans.
 
     Tensor parallelism stays within a node. Context parallelism needs flash attention, and leaves at least
-    1,024 tokens of a sequence on each device. Every device is used. Interleaving needs layers that the stages
-    divide and micro-batches that the ranks divide, as in Megatron-LM. Sharded gradients, and parameters that
+    1,024 tokens of a sequence on each device. Every device is used. Interleaving needs micro-batches that the
+    ranks divide, as in Megatron-LM, and layers that the stages divide if any number of chunks does. The
+    embedding and the head may count as layers. Sharded gradients, and parameters that
     are sharded on the device, are not combined with a pipeline. Parameters or activations off the device are
     not combined with interleaved stages, and selective recomputation not with flash attention, which already
     does it.
@@ -400,10 +406,6 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
     def divides_sequences(context: Any, flash: Any) -> Any:
         """Context parallelism needs flash attention."""
         return (context == 1) | (flash == "yes")
-
-    def divides_layers(pipeline: Any, chunks: Any) -> Any:
-        """Several chunks need a pipeline, and layers that pipeline times chunks divides."""
-        return (chunks == 1) | ((pipeline > 1) & (architecture.layers % (pipeline * chunks) == 0))
 
     def divides_batch(data: Any, microbatch: Any, pipeline: Any, chunks: Any) -> Any:
         """The batch is a multiple of data times microbatch, with several chunks also of pipeline."""
@@ -443,12 +445,11 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
     return Space(
         tuple(Parameter(name, values[name], about) for name, about in _ABOUT.items()),
         (
-            *_pipeline_constraints(architecture.layers),
+            *_pipeline_constraints(architecture.layers, max(values["head_layers"])),
             _gathers_contexts,
             *((_gathers_windows,) if any(architecture.windows) else ()),
             uses_all_devices,
             divides_sequences,
-            divides_layers,
             divides_batch,
             divides_tokens,
             recomputes_scores,
@@ -461,11 +462,42 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
     )
 
 
-def _pipeline_constraints(layers: int) -> tuple[Constraint, ...]:
-    """Return the constraints of schedules, and of recomputation by number of layers."""
+def _pipeline_constraints(layers: int, most_head_layers: int) -> tuple[Constraint, ...]:
+    """Return the constraints of stages, of schedules, and of recomputation by number of layers."""
+
+    def divides_layers(pipeline: Any, chunks: Any, embedding_layers: Any, head_layers: Any) -> Any:
+        """Several chunks need a pipeline, and stages need a layer beside the embedding and the head.
+
+        Interleaved stages are uneven only if no number of chunks divides the layers.
+        """
+        counted = layers + embedding_layers + head_layers
+        even = counted % (pipeline * chunks) == 0
+        divisible = np.any([counted % (pipeline * size) == 0 for size in range(2, MOST_CHUNKS + 1)], axis=0)
+        looped = (pipeline > 1) & (even | ~divisible)
+        return ((chunks == 1) | looped) & _has_layers(
+            layers, pipeline * chunks, embedding_layers, head_layers
+        )
+
+    def counts_ends(pipeline: Any, chunks: Any, embedding_layers: Any, head_layers: Any) -> Any:
+        """Ends count in a pipeline: both as one layer, or the head as the layers that it takes the time of.
+
+        The head counts as less if the last stage has fewer layers.
+        """
+        none = (embedding_layers == 0) & (head_layers == 0)
+        both = (embedding_layers == 1) & (head_layers == 1)
+        possible = _has_layers(layers, pipeline * chunks, 0, head_layers + 1)
+        most = (head_layers > 1) & ((head_layers == most_head_layers) | ~possible)
+        return none | (pipeline > 1) & (both | (embedding_layers == 0) & most)
 
     def orders_passes(
-        pipeline: Any, chunks: Any, recompute: Any, parameters: Any, activations: Any, schedule: Any
+        pipeline: Any,
+        chunks: Any,
+        embedding_layers: Any,
+        head_layers: Any,
+        recompute: Any,
+        parameters: Any,
+        activations: Any,
+        schedule: Any,
     ) -> Any:
         """Schedules with split backward passes need a pipeline, no recomputation, and all data on the device.
 
@@ -473,22 +505,45 @@ def _pipeline_constraints(layers: int) -> tuple[Constraint, ...]:
         """
         split, v_shaped = np.isin(schedule, SPLIT_SCHEDULES), np.isin(schedule, V_SCHEDULES)
         possible = (pipeline > 1) & ((chunks > 1) == np.isin(schedule, _LOOPED))
-        possible &= ~v_shaped | ((2 * pipeline <= layers) & (pipeline <= MOST_V_RANKS))
+        stages = _has_layers(layers, 2 * pipeline, embedding_layers, head_layers)
+        possible &= ~v_shaped | (stages & (pipeline <= MOST_V_RANKS))
         resident = (recompute == "none") & (parameters == "device") & (activations == "device")
         return np.isin(schedule, _ANY_CHUNKS) | (possible & (~split | resident))
 
     def recomputes_layers(
-        pipeline: Any, chunks: Any, recompute: Any, states: Any, activations: Any, recompute_layers: Any
+        pipeline: Any,
+        chunks: Any,
+        recompute: Any,
+        states: Any,
+        activations: Any,
+        recompute_layers: Any,
+        embedding_layers: Any,
+        head_layers: Any,
     ) -> Any:
         """A number in recompute_layers needs full recomputation, and less than the layers of a stage.
 
         Then states and activations are on the device.
         """
-        fewer = recompute_layers < -(-layers // (pipeline * chunks))
+        fewer = recompute_layers < -(-(layers + embedding_layers + head_layers) // (pipeline * chunks))
         whole = (recompute_layers == 0) | ((states == "device") & (activations == "device"))
         return whole & fewer & ((recompute_layers == 0) | (recompute == "full"))
 
-    return orders_passes, recomputes_layers
+    return divides_layers, counts_ends, orders_passes, recomputes_layers
+
+
+def _has_layers(layers: int, stages: Any, embedding_layers: Any, head_layers: Any) -> Any:
+    """Return whether each stage has a layer beside the embedding and the head."""
+    per_stage, more = np.divmod(layers + embedding_layers + head_layers, stages)
+    return (per_stage >= 1) & (per_stage + (more > 0) > embedding_layers) & (per_stage > head_layers)
+
+
+def most_head_layers(job: TrainingJob) -> int:
+    """Return the number of layers whose products have about as many multiplications as those of the head."""
+    architecture, network = architecture_of(job.network), job.network
+    assert isinstance(network, Transformer)
+    layer = network.active_parameters() - architecture.hidden * architecture.vocabulary
+    head = architecture.hidden * architecture.vocabulary
+    return max(1, min(MOST_HEAD_LAYERS, round(head * network.layers / layer)))
 
 
 def _values(
@@ -510,6 +565,7 @@ def _values(
     counts = sorted({divisor for count in nodes for divisor in _divisors(count * links.devices_per_node)})
     locations = ("device", "host", "nvme")[: 1 + bool(machine.host_bytes) + bool(machine.nvme_bytes)]
     sharded = job.full_sharding or bool(machine.host_bytes)
+    pipelines = tuple(count for count in counts if count <= architecture.layers)[1:]
     return {
         "nodes": nodes,
         "tensor": tensors,
@@ -519,6 +575,8 @@ def _values(
         "expert": _divisors(architecture.experts) if architecture.experts else (1,),
         "expert_tensor": tensors if architecture.experts else (1,),
         "chunks": tuple(range(1, min(MOST_CHUNKS, architecture.layers) + 1)),
+        "embedding_layers": (0, 1) if pipelines else (0,),
+        "head_layers": tuple(range(1 + most_head_layers(job))) if pipelines else (0,),
         "microbatch": tuple(size for size in _divisors(batch) if size <= MOST_MICROBATCH),
         "recompute": ("none", "selective", *(("experts",) if architecture.experts else ()), "full"),
         "sequence_parallel": ("no", "yes"),

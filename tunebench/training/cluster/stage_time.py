@@ -199,7 +199,6 @@ class StepPricer:
         self._update = functools.cache(self._host_update_us)
         self._shared = functools.cache(self._shared_parameters)
         self._send = functools.cache(self._send_us)
-        self._ranges = functools.cache(self._stage_ranges)
         self.step_us = functools.cache(self._step_us)
         """Return the time of the step of a plan, by simulation of its schedule."""
 
@@ -213,25 +212,36 @@ class StepPricer:
         schedule, ranks, chunks = (plans.column(name) for name in ("schedule", "pipeline", "chunks"))
         v_shaped, split = np.isin(schedule, V_SCHEDULES), np.isin(schedule, SPLIT_SCHEDULES)
         stages, layers = np.where(v_shaped, 2, chunks), self.job.network.layers
-        per_stage, more = np.divmod(layers, ranks * stages)
+        embedding, head = plans.column("embedding_layers"), plans.column("head_layers")
+        per_stage, more = np.divmod(layers + embedding + head, ranks * stages)
         count = self.job.batch // (plans.column("data") * plans.column("microbatch"))
         recompute_layers, full = plans.column("recompute_layers"), plans.column("recompute") == "full"
         bound_us = np.zeros(len(plans))
         # The bound holds for every rank. It is largest on the first one, on the last one that has a layer
         # more than others, or on the last one.
         for rank in (np.zeros_like(ranks), np.clip(more - 1, 0, ranks - 1), ranks - 1):
-            # The first `more` stages have a layer more. In a V, rank r also has stage 2 p - 1 - r;
-            # interleaved stages are even.
-            rank_layers = stages * per_stage + (rank < more) + (v_shaped & (2 * ranks - 1 - rank < more))
+            # The first `more` stages have a layer more: of stages r, r + p and so on, or of stages r and
+            # 2 p - 1 - r in a V.
+            longer = np.where(
+                v_shaped, (rank < more).astype(int) + (2 * ranks - 1 - rank < more), -((rank - more) // ranks)
+            )
             has_head = rank == np.where(v_shaped, 0, ranks - 1)
-            recomputed = np.where(recompute_layers > 0, recompute_layers * stages, rank_layers * full)
+            ends = embedding * (rank == 0) + head * has_head
+            rank_layers = stages * per_stage + np.maximum(0, longer) - ends
+            recomputed = np.where(
+                recompute_layers > 0, np.maximum(0, recompute_layers * stages - ends), rank_layers * full
+            )
             work_us = count * linear.work_us(stages, rank_layers, recomputed, rank == 0, has_head)
-            layers_before = rank * per_stage + np.minimum(rank, more)
+            layers_before = rank * per_stage + np.minimum(rank, more) - embedding * (rank > 0)
             before_us = linear.forward_us(rank, layers_before)
             behind_us = linear.backward_us(
                 rank,
                 layers_before,
-                np.where(recompute_layers > 0, recompute_layers * rank, layers_before * full),
+                np.where(
+                    recompute_layers > 0,
+                    np.maximum(0, recompute_layers * rank - embedding),
+                    layers_before * full,
+                ),
             )
             # Gradients of weights may run while the last gradient returns, so a bound for split passes leaves
             # the return out.
@@ -277,7 +287,9 @@ class StepPricer:
         """Return the time of the step and its parts."""
         stages, count = self.stages(plan), plan.microbatches(self.job.batch)
         time_us = self.step_us(plan)
-        silent_us = self.pipeline_us(plan, stages, [0.0] * len(stages))
+        # What sends expose is what the step loses without them, in the same order of passes.
+        silent = [0.0] * len(stages)
+        silent_us = self.pipeline_us(plan, stages, silent, ordered_by=self._sends(plan))
 
         def mean(values: Sequence[float]) -> float:
             return sum(values) / plan.pipeline
@@ -298,11 +310,8 @@ class StepPricer:
 
     def stages(self, plan: ClusterPlan) -> list[StageTime]:
         """Return the times of all stages of a plan."""
-        stages = [self.stage(plan, layers) for layers in self._plan_ranges(plan)]
+        stages = [self.stage(plan, layers) for layers in plan.stages(self.job.network.layers)]
         return stages if plan.stages_per_device == 1 else self._chained(plan, stages)
-
-    def _plan_ranges(self, plan: ClusterPlan) -> tuple[tuple[int, int], ...]:
-        return self._ranges(plan.pipeline, plan.stages_per_device)
 
     def _chained(self, plan: ClusterPlan, stages: list[StageTime]) -> list[StageTime]:
         """Return the stages with the exposed collectives of a device's copies in its first one."""
@@ -390,28 +399,26 @@ class StepPricer:
             bound_us = max(bound_us, end_us + sum(stages[stage].end_us for stage in rank_stages[rank]))
         return bound_us
 
-    def pipeline_us(self, plan: ClusterPlan, stages: Sequence[StageTime], sends: Sequence[float]) -> float:
+    def pipeline_us(
+        self,
+        plan: ClusterPlan,
+        stages: Sequence[StageTime],
+        sends: Sequence[float],
+        *,
+        ordered_by: Sequence[float] | None = None,
+    ) -> float:
         """Return the time of a step with these stages, by simulation of its schedule.
 
         Args:
             plan: The plan.
             stages: Times of each stage.
             sends: Time to send the output of each stage to the next one; 0 for the last.
+            ordered_by: Times of sends that decide the order of passes; None for `sends`.
         """
         count = plan.microbatches(self.job.batch)
         if plan.pipeline == 1:
             return count * sum(stages[0].pass_us) + stages[0].end_us
-        costs = tuple(
-            StageCosts(
-                forward_us=stage.pass_us[0],
-                input_gradient_us=stage.pass_us[1] - stage.weights_us * plan.splits_backward,
-                weight_gradient_us=stage.weights_us * plan.splits_backward,
-                # The time of a send is given: bytes only decide whether there is one.
-                send_bytes=int(us > 0),
-                send_us=us,
-            )
-            for stage, us in zip(stages, sends, strict=True)
-        )
+        costs = _costs(plan, stages, sends)
         order = Parallelism(
             pipeline=plan.pipeline,
             microbatches=count,
@@ -421,21 +428,17 @@ class StepPricer:
         # Where the order of passes depends on times, it is made for these costs; all other orders are cached.
         depends = find_schedule(order.schedule).depends_on_costs
         schedule = (
-            pipeline_schedule(order, costs=PipelineCosts(stages=costs)) if depends else _schedule(order)
+            pipeline_schedule(order, costs=_costs(plan, stages, ordered_by or sends))
+            if depends
+            else _schedule(order)
         )
-        simulation = simulate_pipeline(schedule, PipelineCosts(stages=costs))
+        simulation = simulate_pipeline(schedule, costs)
         ends_us = [float(passes_us[-1]) for passes_us in simulation.ends_us]
         for rank, stage in zip(schedule.placement, stages, strict=True):
             ends_us[rank] += stage.end_us
         return max(ends_us)
 
     # -- parts of a stage ----------------------------------------------------------------------------------
-
-    def _stage_ranges(self, pipeline: int, chunks: int) -> tuple[tuple[int, int], ...]:
-        stages, layers = pipeline * chunks, self.job.network.layers
-        per_stage, more = divmod(layers, stages)
-        boundaries = [stage * per_stage + min(stage, more) for stage in range(stages + 1)]
-        return tuple(itertools.pairwise(boundaries))
 
     def _stage_passes(
         self,
@@ -726,6 +729,22 @@ class StepPricer:
     ) -> float:
         us = float(collective_us(collective, nbytes, self._group(nodes, size, stride)))
         return us * self.slowdown.communication
+
+
+def _costs(plan: ClusterPlan, stages: Sequence[StageTime], sends: Sequence[float]) -> PipelineCosts:
+    return PipelineCosts(
+        stages=tuple(
+            StageCosts(
+                forward_us=stage.pass_us[0],
+                input_gradient_us=stage.pass_us[1] - stage.weights_us * plan.splits_backward,
+                weight_gradient_us=stage.weights_us * plan.splits_backward,
+                # The time of a send is given: bytes only decide whether there is one.
+                send_bytes=int(us > 0),
+                send_us=us,
+            )
+            for stage, us in zip(stages, sends, strict=True)
+        )
+    )
 
 
 _schedule = functools.lru_cache(maxsize=64)(pipeline_schedule)

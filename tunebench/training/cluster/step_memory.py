@@ -2,7 +2,7 @@
 
 The kinds are those of `MemoryPricer`, with the activations of the micro-batches that the step's schedule has
 in flight, and with recomputation of some layers. Steps with a schedule that a plan may have are
-those of `MemoryPricer`, unless stages are uneven.
+those of `MemoryPricer`, unless their numbers of layers are given one by one.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def step_memory(
         and parallelism.pipeline > 1
     ):
         return tuple(prices.of_rank(plan, rank) for rank in range(parallelism.pipeline))
-    stages = parallelism.stages(network.layers)
+    counts = [last - first for first, last in parallelism.stages(network.layers)]
+    divided_network, stages = parallelism.divided(network)
+    prices = MemoryPricer(replace(job, network=divided_network), prices.channels)
     in_flight = most_in_flight(pipeline_schedule(parallelism))
     plan = replace(plan, schedule="1f1b", recompute_layers=0)
     checkpointed = LayerRun.of(plan).activations(job)
@@ -78,11 +80,10 @@ def step_memory(
     memories = []
     for rank in range(parallelism.pipeline):
         mine = [stage for stage, owner in enumerate(parallelism.placement) if owner == rank]
-        only = stages[mine[0]] if len(mine) == 1 and parallelism.pipeline > 1 else None
-        memory = prices.of_stage(plan, rank, only)
+        memory = prices.of_stage(plan, rank, [stages[stage] for stage in mine])
         activations = 0
         for stage in mine:
-            count = stages[stage][1] - stages[stage][0]
+            count = counts[stage]
             recomputed = count if run.recompute_layers is None else min(count, run.recompute_layers)
             microbatch_bytes = (
                 recomputed * checkpointed.layer_bytes + (count - recomputed) * whole.layer_bytes

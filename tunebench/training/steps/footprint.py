@@ -36,8 +36,8 @@ def min_memory_bytes(network: Network, run: NetworkRun, parallelism: Parallelism
         if parallelism.devices == 1:
             parameters = network.parameters()
         else:
-            stages = parallelism.stages(network.layers) if parallelism.pipeline > 1 else (None,)
-            parameters = max(sum(network.held_parameters(parallelism, layers)) for layers in stages)
+            divided_network, stages = parallelism.divided(network)
+            parameters = max(sum(divided_network.held_parameters(parallelism, layers)) for layers in stages)
     except InputError:
         return None
     return round(parameters * (size * (2 if run.trains else 1) + state_bytes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -13,6 +14,7 @@ from tunebench.training.schedules.costs import PipelineCosts
 from tunebench.training.schedules.generators import gpipe, one_f_one_b
 from tunebench.training.schedules.registry import SCHEDULES, NamedSchedule, find_schedule
 from tunebench.training.schedules.schedule import PipelineSchedule
+from tunebench.workloads.networks import Network
 from tunebench.workloads.networks.layer_division import LayerDivision
 
 __all__ = [
@@ -49,6 +51,8 @@ class StepDivision(LayerDivision):
         chunks: Stages of each device with a looped schedule.
         schedule: Order of the passes of a stage, by its name in `tunebench.training.schedules.registry`.
         sharding: What data-parallel ranks shard. A pipeline shards neither gradients nor parameters.
+        embedding_layers: Layers as which the embedding counts when a pipeline divides layers evenly.
+        head_layers: Layers as which the head and the loss count.
     """
 
     data: int = 1
@@ -56,6 +60,8 @@ class StepDivision(LayerDivision):
     chunks: int = 1
     schedule: ScheduleName = "1f1b"
     sharding: Sharding = "none"
+    embedding_layers: int = 0
+    head_layers: int = 0
 
     @property
     def copies(self) -> int:
@@ -97,6 +103,37 @@ class StepDivision(LayerDivision):
         """Number of stages of the pipeline."""
         return self.pipeline * self.stages_per_device
 
+    def stages(self, layers: int) -> tuple[tuple[int, int], ...]:
+        """Return the layers of each stage as a half-open range.
+
+        The first stages have one more if the division is uneven.
+
+        Args:
+            layers: Number of layers of the network.
+
+        Raises:
+            InputError: if there are fewer layers than stages.
+        """
+        counted = self.embedding_layers + self.head_layers
+        layers_per_stage, remainder = divmod(layers + counted, self.stage_count)
+        counts = [layers_per_stage + (stage < remainder) for stage in range(self.stage_count)]
+        counts[0] -= self.embedding_layers
+        counts[-1] -= self.head_layers
+        if min(counts) < 0 or min(counts[1:-1], default=1) < 1 or (not counted and min(counts) < 1):
+            if not counted:
+                raise InputError(
+                    f"{layers} layers cannot be divided into {self.stage_count} stages: expected at most {layers}"
+                )
+            raise InputError(
+                f"{layers} layers, the embedding as {self.embedding_layers} and the head as {self.head_layers} "
+                f"more, cannot be divided into {self.stage_count} stages with a layer in all but the ends"
+            )
+        return _ranges(counts)
+
+
+def _ranges(counts: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    return tuple(itertools.pairwise(itertools.accumulate(counts, initial=0)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism(StepDivision):
@@ -108,8 +145,9 @@ class Parallelism(StepDivision):
             the network's stack allows it.
         user_buffers: Whether collectives of sequence parallelism run in parts behind the parts of the product
             before or after them (Transformer Engine).
-        stage_layers: Number of layers of each stage; None for an even division. If it is uneven, the first
-            stages have one more, because the last stage also has the head.
+        stage_layers: Number of layers of each stage, for the first and the last one possibly 0; None for an
+            even division. If it is uneven, the first stages have one more, because the last stage also has
+            the head.
         overlap: Whether gradients are summed during the backward pass, and updated parameters are gathered
             during the next forward pass.
         gathering: How full sharding moves parameters and gradients: those of a layer at once, one layer
@@ -125,6 +163,7 @@ class Parallelism(StepDivision):
     gathering: Gathering = "ahead"
 
     def __post_init__(self) -> None:
+        self._check_stages()
         degrees = (self.data, self.tensor, self.context, self.pipeline, self.microbatches, self.chunks)
         if min(*degrees, self.expert) < 1:
             raise InputError(
@@ -146,12 +185,22 @@ class Parallelism(StepDivision):
             raise InputError(f"chunks={self.chunks} needs a pipeline of at least 2 ranks, got pipeline=1")
         if self.sharding in ("gradients", "full") and self.pipeline > 1:
             raise InputError(f"sharding={self.sharding} needs pipeline=1, got pipeline={self.pipeline}")
+
+    def _check_stages(self) -> None:
+        ends = self.embedding_layers, self.head_layers
+        if min(ends) < 0 or (any(ends) and (self.pipeline == 1 or self.stage_layers)):
+            raise InputError(
+                "embedding_layers and head_layers must be 0 or more, and need a pipeline without "
+                f"stage_layers, got {self}"
+            )
         if self.stage_layers is not None and (
-            len(self.stage_layers) != self.stage_count or min(self.stage_layers) < 1
+            len(self.stage_layers) != self.stage_count
+            or min(self.stage_layers) < 0
+            or 0 in (self.stage_layers[1:-1] if self.pipeline > 1 else self.stage_layers)
         ):
             raise InputError(
-                f"stage_layers must have {self.stage_count} entries of at least one layer, got "
-                f"{self.stage_layers}"
+                f"stage_layers must have {self.stage_count} entries of at least one layer, the first and the "
+                f"last one of 0 or more, got {self.stage_layers}"
             )
 
     def _check_experts(self) -> None:
@@ -190,20 +239,33 @@ class Parallelism(StepDivision):
         Raises:
             InputError: if there are fewer layers than stages, or `stage_layers` does not add up to `layers`.
         """
-        stages = self.stage_count
-        if layers < stages:
-            raise InputError(
-                f"{layers} layers cannot be divided into {stages} stages: expected at most {layers}"
-            )
-        if self.stage_layers and sum(self.stage_layers) != layers:
+        if not self.stage_layers:
+            return StepDivision.stages(self, layers)
+        if sum(self.stage_layers) != layers:
             raise InputError(
                 f"{layers} layers cannot be divided into stages of {self.stage_layers}: expected a sum "
                 f"of {layers}"
             )
-        layers_per_stage, remainder = divmod(layers, stages)
-        counts = self.stage_layers or [layers_per_stage + (stage < remainder) for stage in range(stages)]
-        boundaries = list(itertools.accumulate(counts, initial=0))
-        return tuple(itertools.pairwise(boundaries))
+        return _ranges(self.stage_layers)
+
+    def divided(self, network: Network) -> tuple[Network, tuple[tuple[int, int], ...]]:
+        """Return a network and the layers of each stage in it, as half-open ranges.
+
+        If the first or the last stage has no layer, the network is one whose embedding and head are layers.
+
+        Args:
+            network: The network.
+
+        Raises:
+            InputError: as `stages`, or if the network has no embedding and head for stages without layers.
+        """
+        stages = self.stages(network.layers)
+        if all(first < last for first, last in stages):
+            return network, stages
+        shifted = [(first + 1, last + 1) for first, last in stages]
+        shifted[0] = 0, shifted[0][1]
+        shifted[-1] = shifted[-1][0], network.layers + 2
+        return network.with_ends_apart(), tuple(shifted)
 
     def microbatch(self, batch: int) -> int:
         """Return the number of samples in a micro-batch.

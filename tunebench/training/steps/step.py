@@ -58,7 +58,7 @@ class PipelineStage:
     """The work of each device of one pipeline stage in a step. Times of passes are those of one micro-batch.
 
     Attributes:
-        layers: Layers of the stage as a half-open range.
+        layers: Layers of the stage as a half-open range, empty for the embedding or the head alone.
         kernels: Kernel times of one micro-batch and the optimizer step on one device.
         forward: Kernels of a forward pass.
         backward: Kernels of a backward pass.
@@ -283,7 +283,9 @@ def _stages(
     whole = parallelism.pipeline == 1
     width = parallelism.width
     placement = parallelism.placement
-    for index, layers in enumerate(parallelism.stages(network.layers)):
+    network_stages = parallelism.stages(network.layers)
+    network, divided_stages = parallelism.divided(network)
+    for index, (stage_layers, layers) in enumerate(zip(network_stages, divided_stages, strict=True)):
         part = dataclasses.replace(
             run,
             batch=parallelism.microbatch(run.batch),
@@ -304,7 +306,7 @@ def _stages(
         link = cluster.link_between(*(rank * width for rank in ranks), width=width)
         silent = last or (ranks[0] == ranks[1] and not whole)
         yield PipelineStage(
-            layers=layers,
+            layers=stage_layers,
             kernels=kernels,
             forward=forward,
             backward=backward,
@@ -342,9 +344,8 @@ def _tied(network: Network, run: NetworkRun, cluster: Cluster, parallelism: Para
     end_ranks = parallelism.placement[0], parallelism.placement[-1]
     if end_ranks[0] == end_ranks[1] or not run.trains:
         return TimeRange()
-    stage_parameters = sum(
-        network.parameters(parallelism.tensor, layers) for layers in parallelism.stages(network.layers)
-    )
+    divided_network, stages = parallelism.divided(network)
+    stage_parameters = sum(divided_network.parameters(parallelism.tensor, layers) for layers in stages)
     shared = (stage_parameters - network.parameters(parallelism.tensor)) * itemsize(run.dtype)
     width = parallelism.width
     link = cluster.link_between(*(rank * width for rank in end_ranks), width=width)
