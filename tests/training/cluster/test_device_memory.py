@@ -169,6 +169,22 @@ def test_layers_in_flight_are_those_of_the_schedule(
         assert memory.parameters == 2 * held
 
 
+def test_ends_without_layers_have_memory_of_their_own() -> None:
+    job = TrainingJob(network=network("llama-3-8b"), batch=8, seq=2048)
+    plan = replace(PLAN, tensor=1, pipeline=4, data=1, microbatch=1, sequence_parallel=False, flash=True)
+    run = plan.run(job)
+    layers = {"even": (1, 15, 15, 1), "ends": (0, 16, 16, 0)}
+    memory = {
+        name: step_memory(job.network, run, replace(plan.parallelism(job), stage_layers=counts))
+        for name, counts in layers.items()
+    }
+    table = 128256 * 4096
+    assert [rank.parameters for rank in memory["ends"]][::3] == [2 * table, 2 * (table + 4096)]
+    assert sum(rank.parameters for rank in memory["ends"]) == 2 * job.network.parameters()
+    assert memory["ends"][1].activations * 15 == memory["even"][1].activations * 16
+    assert memory["ends"][0].activations < memory["even"][0].activations
+
+
 def test_recomputation_by_layers_keeps_the_others() -> None:
     plan = replace(PLAN, recompute="full")
     activations = [
