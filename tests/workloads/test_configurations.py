@@ -129,7 +129,7 @@ COUNTED: dict[str, tuple[dict[str, Any], float, float]] = {
         222.90,
     ),
 }
-"""Configurations with millions of parameters, in all and in the products of a token, as this code counts them.
+"""Configurations with millions of parameters, in all and in the products of a token, as counted by this code.
 
 Models' cards round them, and count embeddings of a token in other ways.
 """

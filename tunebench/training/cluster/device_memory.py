@@ -304,7 +304,7 @@ class MemoryPricer:
                 nbytes[uneven] = np.maximum(nbytes[uneven], second)
         return most[0], most[1], most[2]
 
-    def _rank_sizes(self, plans: PlanTable, rank: int) -> tuple[NDArray[np.int64], ...]:
+    def _rank_sizes(self, plans: PlanTable, rank: int) -> tuple[Any, Any, Any]:
         """Return the memory, the host memory and the NVMe of a rank of each plan."""
         kinds = self._kinds(plans, rank)
         total = sum((size for name, size in kinds.items() if name not in ("host", "nvme")), np.int64(0))

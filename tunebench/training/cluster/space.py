@@ -445,7 +445,7 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
     return Space(
         tuple(Parameter(name, values[name], about) for name, about in _ABOUT.items()),
         (
-            *_pipeline_constraints(architecture.layers, max(values["head_layers"])),
+            *_pipeline_constraints(architecture.layers, most_head_layers(job)),
             _gathers_contexts,
             *((_gathers_windows,) if any(architecture.windows) else ()),
             uses_all_devices,
