@@ -122,11 +122,12 @@ class StepDivision(LayerDivision):
         if min(counts) < 0 or min(counts[1:-1], default=1) < 1 or (not counted and min(counts) < 1):
             if not counted:
                 raise InputError(
-                    f"{layers} layers cannot be divided into {self.stage_count} stages: expected at most {layers}"
+                    f"{layers} layers cannot be divided into {self.stage_count} stages: expected at most "
+                    f"{layers}"
                 )
             raise InputError(
-                f"{layers} layers, the embedding as {self.embedding_layers} and the head as {self.head_layers} "
-                f"more, cannot be divided into {self.stage_count} stages with a layer in all but the ends"
+                f"{layers} layers, the embedding as {self.embedding_layers} and the head as "
+                f"{self.head_layers} more, cannot be divided into {self.stage_count} stages with a layer in all but the ends"
             )
         return _ranges(counts)
 
