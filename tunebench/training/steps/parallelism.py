@@ -127,7 +127,8 @@ class StepDivision(LayerDivision):
                 )
             raise InputError(
                 f"{layers} layers, the embedding as {self.embedding_layers} and the head as "
-                f"{self.head_layers} more, cannot be divided into {self.stage_count} stages with a layer in all but the ends"
+                f"{self.head_layers} more, cannot be divided into {self.stage_count} stages with a layer in "
+                "all but the ends"
             )
         return _ranges(counts)
 
