@@ -159,7 +159,12 @@ def gradients(name: str, rank: int) -> dict[str, Any]:
         for stage in own_stages:
             parts[stage].zero_grad()
         last = schedule.stages - 1 in own_stages
-        output = run.step(*[inputs] * (0 in own_stages), target=targets if last else None, losses=losses_seen)
+        output = run.step(
+            *[inputs] * (0 in own_stages),
+            target=targets if last else None,
+            losses=losses_seen,
+            return_outputs=True,
+        )
         equal.append(
             all(
                 torch.equal(actual.grad, expected_parameter.grad)
@@ -221,6 +226,91 @@ def memory(_: str, rank: int) -> dict[str, Any]:
     return {"measured": measured, "simulated": simulated, "forward_us": forward_us}
 
 
+class FirstOutput(nn.Module):
+    """The first result of a module that returns several."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.module(x)[0]
+        return output
+
+
+def conv_layers(channels: int, outputs: int, *scale: nn.Module) -> list[nn.Module]:
+    return [nn.Conv2d(channels, outputs, 3, padding=1), nn.GroupNorm(2, outputs), nn.SiLU(), *scale]
+
+
+def feed_layers(width: int) -> list[nn.Module]:
+    return [nn.Linear(width, width), nn.LayerNorm(width), nn.GELU()]
+
+
+def normalised_layers(channels: int) -> list[nn.Module]:
+    return [nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU()]
+
+
+def encoder_layer() -> nn.Module:
+    return nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
+
+
+def lstm_layer(width: int) -> nn.Module:
+    return FirstOutput(nn.LSTM(width, 32, batch_first=True))
+
+
+Shape = tuple[int, ...]
+
+
+def foreign_models() -> dict[str, tuple[list[list[nn.Module]], Shape, Shape]]:
+    """Return layers of four stages, and the shapes of inputs and targets of eight micro-batches."""
+    down, up = nn.MaxPool2d(2), nn.Upsample(scale_factor=2)
+    image = (16, 3, 16, 16)
+    convolutions = [[*normalised_layers(8), *normalised_layers(8)] for _ in range(4)]
+    convolutions[0].insert(0, nn.Conv2d(3, 8, 1))
+    u_net = [
+        [*conv_layers(3, 8), *conv_layers(8, 8, down)],
+        [*conv_layers(8, 16), *conv_layers(16, 16, down)],
+        [*conv_layers(16, 16, up), *conv_layers(16, 8)],
+        [*conv_layers(8, 8, up), *conv_layers(8, 4)],
+    ]
+    perceptrons = [[*feed_layers(64), *feed_layers(64), *feed_layers(64)] for _ in range(4)]
+    encoders = [[encoder_layer(), encoder_layer()] for _ in range(4)]
+    return {
+        "MLP": (perceptrons, (512, 64), (512, 64)),
+        "convolutions": (convolutions, image, (16, 8, 16, 16)),
+        "transformer": (encoders, (16, 12, 32), (16, 12, 32)),
+        "LSTM": ([[lstm_layer(width)] for width in (16, 32, 32, 32)], (16, 10, 16), (16, 10, 32)),
+        "U-Net": (u_net, image, (16, 4, 16, 16)),
+    }
+
+
+def peaks(_: str, rank: int) -> dict[str, Any]:
+    """Return the measured and the planned peak of this rank for each foreign model, without the batch.
+
+    Besides, the bytes of its largest message.
+    """
+    torch.manual_seed(0)
+    peak_bytes: dict[str, Any] = {}
+    schedule = one_f_one_b(RANKS, 8)
+    for name, (stages, input_shape, target_shape) in foreign_models().items():
+        stage = nn.Sequential(*stages[rank])
+        inputs = [torch.randn(input_shape)] * (rank == 0)
+        target = torch.randn(target_shape) if rank == RANKS - 1 else None
+        run = pipelined(stage, schedule, loss_fn=nn.functional.mse_loss, timeout_s=30)
+        costs = measure_pipeline(run, *inputs, target=target, repeats=1)
+        run.step(*inputs, target=target)
+        tracker = Tracker()
+        tracker.track_external(stage)
+        with tracker:
+            run.step(*inputs, target=target)
+        measured = sum(kinds["Total"] for kinds in tracker.get_tracker_snapshot("peak").values())
+        batch_bytes = sum(tensor.nbytes for tensor in (*inputs, target) if tensor is not None)
+        planned = simulate_pipeline(run.schedule, costs).peak_bytes[rank]
+        neighbours = costs.stages[max(0, rank - 1) : rank + 1]
+        peak_bytes[name] = measured - batch_bytes, planned, max(stage.send_bytes for stage in neighbours)
+    return peak_bytes
+
+
 class Failing(nn.Module):
     """Ends the process, or raises, in a later call."""
 
@@ -260,6 +350,7 @@ CASES: dict[str, Callable[[str, int], dict[str, Any]]] = {
     **dict.fromkeys(SCHEDULES, gradients),
     "torch": by_torch,
     "memory": memory,
+    "peaks": peaks,
     "killed": failure,
     "raises": failure,
     "stopped": failure,

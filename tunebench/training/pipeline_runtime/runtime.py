@@ -93,7 +93,7 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
         *args: Any,
         target: Any = None,
         losses: list[Tensor] | None = None,
-        return_outputs: bool = True,
+        return_outputs: bool = False,
         loss_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -104,12 +104,13 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
                 dimension.
             target: Targets of the whole batch, on the rank of the last stage.
             losses: Receives the loss of each micro-batch, on the rank of the last stage.
-            return_outputs: Whether the rank of the last stage keeps and returns the outputs.
+            return_outputs: Whether the rank of the last stage keeps and returns the outputs of all
+                micro-batches, which plans and `measure_pipeline` do not count.
             loss_kwargs: Further arguments of the loss function.
             kwargs: Keyword arguments of the stages of this rank.
 
         Returns:
-            Outputs of the whole batch on the rank of the last stage, if wanted.
+            Outputs of the whole batch on the rank of the last stage with `return_outputs`, else None.
 
         Raises:
             InputError: if the batch cannot be split into the micro-batches of the schedule, or inputs or
@@ -125,6 +126,17 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
             loss_kwargs=loss_kwargs,
             **kwargs,
         )
+
+    def eval(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Tensor] | None = None,
+        return_outputs: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """Run the forward passes of a batch, and return its outputs; arguments as of `step`."""
+        return super().eval(*args, target=target, losses=losses, return_outputs=return_outputs, **kwargs)
 
     # ------------------------------------------------------------------------------------------ step
 
@@ -229,6 +241,10 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
             full_backward=full,
             last_backward=full and self._is_last_backward(action),
         )
+        if stage.is_last and microbatch in self._step_losses:
+            # Losses of torch on a processor are numbers in storages of as many bytes as the output, which
+            # would exist until the end of the step.
+            self._step_losses[microbatch] = self._step_losses[microbatch].detach().clone()
         if full:
             stage.saved.pop(microbatch, None)
         if stage.stage_index - 1 in self._own:
