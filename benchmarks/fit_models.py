@@ -253,7 +253,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if arguments.one:
         name, fraction, swaps = arguments.one
-        print(json.dumps(one(name, float(fraction), swaps == "1", arguments.steps)))
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["TUNEBENCH_CACHE"] = folder  # operations are timed now
+            print(json.dumps(one(name, float(fraction), swaps == "1", arguments.steps)))
         return
     lines = []
     for line in _rows([arguments.model] if arguments.model else list(MODELS), arguments.steps):

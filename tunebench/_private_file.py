@@ -9,11 +9,21 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import tempfile
+import time
 from pathlib import Path
 
 from tunebench.errors import EnvironmentFault
 
-__all__ = ["check_folder", "create_folder", "distrust", "is_private", "read_private"]
+__all__ = [
+    "check_folder",
+    "create_folder",
+    "distrust",
+    "forget_unused",
+    "is_private",
+    "read_private",
+    "write_private",
+]
 
 _REMEDY = "use a folder of your own: set TUNEBENCH_CACHE, or delete this one"
 
@@ -83,6 +93,35 @@ def read_private(path: Path) -> bytes:
         if reason is not None:
             raise PermissionError(f"{path} {reason}")
         return file.read()
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Replace a file at once, readable by this user only: a reader sees the old content or the new one.
+
+    Raises:
+        OSError: if the file cannot be written, for example to a full disk; nothing is left of it then.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+KEPT_S = 30 * 86400.0
+"""Time in seconds after which a remembered file that was not used again is forgotten."""
+
+
+def forget_unused(folder: Path) -> None:
+    """Delete files that no process has used for `KEPT_S`, by their times of modification."""
+    oldest_s = time.time() - KEPT_S
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):  # another process has deleted it
+            if path.stat().st_mtime < oldest_s:
+                path.unlink()
 
 
 def distrust(status: os.stat_result) -> str | None:

@@ -8,31 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
-import os
 import pickle
-import tempfile
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import fx
 
-from tunebench import __version__
 from tunebench._environment import cache_folder
-from tunebench._private_file import create_folder, read_private
-from tunebench._source_state import source_state
+from tunebench._private_file import create_folder, forget_unused, read_private, write_private
 from tunebench.answer import answers_state, records_state
 from tunebench.device import Device
 from tunebench.dispatch import KernelChoice, dispatcher
 from tunebench.dispatch.choice import BoundChoice
 from tunebench.errors import TunebenchError
-from tunebench.kernels import loaded_files
+from tunebench.torch.compiler.graph_key import graph_key
 from tunebench.workloads import parse
 
 if TYPE_CHECKING:
@@ -40,11 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PlanKey", "PlannedGroup", "RememberedPlan"]
 
-KEPT_S = 30 * 86400.0
-"""Time in seconds after which a graph that was not compiled again is forgotten."""
-
 _FOLDER = "plans"
-_PACKAGE = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,14 +121,7 @@ class PlanKey:
             device: Their device.
             mode: Options that decide how it is compiled.
         """
-        modules = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
-        parts = (
-            *(__version__, _source(), torch.__version__, device.key, mode, *loaded_files()),
-            *(str(torch.is_grad_enabled()), str(torch.is_autocast_enabled(_type_of(inputs)))),
-            *(part.code for part in modules),
-            *map(_described, inputs),
-        )
-        return cls(hashlib.sha256("\0".join(parts).encode()).hexdigest(), device)
+        return cls(graph_key(module, inputs, device, mode), device)
 
     def records(self) -> str:
         """Return a hash of all records that plans may read; empty if they cannot be read now."""
@@ -161,6 +143,7 @@ class PlanKey:
                 return None
             with contextlib.suppress(OSError):  # a folder that cannot be written
                 path.touch()
+                path.with_suffix(".pickle").touch(exist_ok=True)
             groups = tuple(
                 PlannedGroup(
                     workloads=tuple(group["workloads"]),
@@ -182,7 +165,7 @@ class PlanKey:
         if not records or answers_state(stored["asked"], self.device) != stored["answers"]:
             return False
         with contextlib.suppress(OSError):  # a folder that cannot be written: the next process asks again
-            _write(path, json.dumps({**stored, "records": records}).encode())
+            write_private(path, json.dumps({**stored, "records": records}).encode())
         return True
 
     def remember(
@@ -213,39 +196,6 @@ class PlanKey:
                 "groups": [dataclasses.asdict(group) for group in groups],
             }
             folder = create_folder(cache_folder(), _FOLDER)
-            _write(folder / f"{self.text}.pickle", pickle.dumps(list(partitions)))
-            _write(folder / f"{self.text}.json", json.dumps(stored).encode())
-            _forget_old(folder)
-
-
-def _forget_old(folder: Path) -> None:
-    oldest_s = time.time() - KEPT_S
-    for path in folder.glob("*.json"):
-        with contextlib.suppress(OSError):  # another process has deleted it
-            if path.stat().st_mtime < oldest_s:
-                path.unlink()
-                path.with_suffix(".pickle").unlink()
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Replace a file at once, readable by this user only."""
-    handle, name = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    Path(name).replace(path)
-
-
-@functools.cache
-def _source() -> str:
-    folders = (_PACKAGE / "graph", _PACKAGE / "kernels", _PACKAGE / "torch", _PACKAGE / "workloads")
-    return source_state([_PACKAGE], folders)
-
-
-def _type_of(inputs: Iterable[Any]) -> str:
-    return next((value.device.type for value in inputs if isinstance(value, torch.Tensor)), "cpu")
-
-
-def _described(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return repr(value)
-    return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.device} {value.requires_grad}"
+            write_private(folder / f"{self.text}.pickle", pickle.dumps(list(partitions)))
+            write_private(folder / f"{self.text}.json", json.dumps(stored).encode())
+            forget_unused(folder)

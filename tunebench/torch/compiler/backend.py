@@ -24,14 +24,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tunebench._deprecation import warn_renamed
 from tunebench.answer import tried_operators
-from tunebench.device import Device
 from tunebench.dispatch import preference
 from tunebench.dispatch.watch import is_watched
 from tunebench.errors import InputError, TunebenchError, UnknownName
-from tunebench.torch._tensor import device_of
 from tunebench.torch.compiler._compiled_graph import Compiled, CompiledGraph
 from tunebench.torch.compiler._plan_cache import PlanKey, RememberedPlan
 from tunebench.torch.compiler._race import Race, Raced
+from tunebench.torch.compiler.graph_key import input_device
 from tunebench.torch.compiler.inductor import OWN_LIMIT, compile_by_inductor, rewrite_in_place
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ class Backend:
         """
         if preference() == "torch" or self._has_no_records(inputs):
             return by_torch()
-        where = _where(inputs)
+        where = input_device(inputs)
         if preference() != "faster" or where is None:
             return self._compiled_anew(module, inputs, by_torch, None)
         key = PlanKey.of(module, inputs, where[0], repr(sorted(self._inductor.items())))
@@ -146,7 +145,7 @@ class Backend:
             return self._compiled_anew(module, inputs, by_torch, key)
         self._plans.append(functools.cache(remembered.partitions))
         self.seconds["inductor"] += time.monotonic() - began
-        where = _where(inputs)
+        where = input_device(inputs)
         assert where is not None
         return _watched(
             ours, [functools.partial(group.notify_watchers, *where) for group in remembered.unreported]
@@ -214,7 +213,7 @@ class Backend:
 
     def _has_no_records(self, inputs: Iterable[Any]) -> bool:
         """Return whether torch runs every group, since nothing was tuned on the device of the inputs."""
-        where = _where(inputs)
+        where = input_device(inputs)
         if preference() != "faster" or where is None:
             return False
         try:
@@ -262,13 +261,6 @@ def _watched(run: Compiled, notifications: Sequence[Callable[[], None]]) -> Comp
         return result
 
     return watched
-
-
-def _where(inputs: Iterable[Any]) -> tuple[Device, int] | None:
-    """Return the device of a graph's inputs and its ordinal; None without one device that has kernels."""
-    devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
-    device = device_of(devices.pop()) if len(devices) == 1 else ""
-    return None if isinstance(device, str) else device
 
 
 def backend(

@@ -8,8 +8,8 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._pytree import tree_leaves
 
+from tunebench._foreign_file import interpreting
 from tunebench.errors import InputError
 from tunebench.torch.compiler.capture import first_reason, onednn, whole_model_traced
 from tunebench.torch.compiler.decomposition import DECOMPOSITIONS
@@ -34,11 +35,12 @@ from tunebench.torch.compiler.recurrent_layer import (
 )
 from tunebench.training.fitting.host_store import FileStore, HostStore, PinnedStore
 from tunebench.training.fitting.joint_step import JointStep, joint_step, layer_of
-from tunebench.training.fitting.operation_time import eager_times, measured_times
+from tunebench.training.fitting.operation_time import Times, eager_times, measured_times
 from tunebench.training.fitting.planned_graph import planned_graphs
 from tunebench.training.fitting.redundant_copy import remove_redundant_copies
+from tunebench.training.fitting.remembered_step import RememberedStep, TracedGraph, remembered_path
 from tunebench.training.memory.budget import budget_bytes
-from tunebench.training.memory.plan_file import plan_for, read_plan
+from tunebench.training.memory.plan_file import content_of, plan_for, plan_of, read_plan
 from tunebench.training.memory.planner import MemoryPlan, PlanEffort, plan_memory
 from tunebench.training.memory.schedule import unplanned
 from tunebench.training.memory.simulation import simulate
@@ -58,12 +60,14 @@ class FittedStep:
             recurrent layers as eager torch runs them.
         call_us: Time of what is no operation of the plan, in microseconds: views, and what torch does around
             a compiled step.
+        remembered: Whether the times and the plan are those of an earlier process.
     """
 
     joint: JointStep
     plan: MemoryPlan
     eager_us: float
     call_us: float
+    remembered: bool = False
 
     @property
     def overhead(self) -> float:
@@ -102,7 +106,7 @@ class Fitter:
         self._options = (budget, plan, other_bytes, swap_folder, link, effort, rewrite)
         self._rewrite = rewrite
         self._onednn = True
-        self._recurrent_us: dict[str, float] = {}
+        self._graph = TracedGraph()
         self._store: HostStore | None = None if swap_folder is None else FileStore(swap_folder)
         self.steps: list[FittedStep] = []
 
@@ -121,10 +125,12 @@ class Fitter:
         )
         self._onednn = torch._C._get_mkldnn_enabled()
         with unset_fake_temporarily():
-            self._recurrent_us = _recurrent_us(module)
+            self._graph = self._traced(module, inputs)
         divide_recurrent_layers(module)
+        remembered = self._graph.remembered
         # Groups for tuned kernels are looked for in the steps of recurrent layers.
         fused = self._onednn and self._rewrite is None and is_fused(module)
+        fused = fused and (remembered is None or remembered.fused)
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(max(limit, _RECURSION_LIMIT))
         try:
@@ -132,6 +138,7 @@ class Fitter:
                 # The workspace of a whole layer may exceed a budget that its time steps fit.
                 with contextlib.suppress(InputError), onednn(enabled=True):
                     return backend(module, inputs)  # type: ignore[no-any-return]
+            self._graph = replace(self._graph, fused=False)
             with onednn(enabled=False):
                 return backend(module, inputs)  # type: ignore[no-any-return]
         finally:
@@ -150,25 +157,83 @@ class Fitter:
         with unset_fake_temporarily(), onednn(enabled=self._onednn):
             device = _device(module)
             store, link = self._host(device)
-            joint = joint_step(
+            joint_of = functools.partial(
+                joint_step,
                 module.graph,
                 num_fwd_outputs,
-                measured_times,
                 link=link,
                 other_bytes=self._other_bytes,
                 on_gpu=device.type == "cuda",
             )
-            plan = self._planned(joint.step)
-            self._keep(joint, plan, on_gpu=device.type == "cuda")
-        return planned_graphs(joint, plan.schedule, num_fwd_outputs, store, mode)
+            fitted = self._restored(joint_of) or self._new(joint_of, on_gpu=device.type == "cuda")
+            self.steps.append(fitted)
+            _warn_if_slow(fitted, self._graph.recurrent_us)
+        return planned_graphs(fitted.joint, fitted.plan.schedule, num_fwd_outputs, store, mode)
+
+    def _traced(self, module: fx.GraphModule, inputs: Sequence[Any]) -> TracedGraph:
+        """Return what is known about Dynamo's graph before AOTAutograd traces it."""
+        path = None
+        if self._given is None and self._rewrite is None:
+            path = remembered_path(module, inputs, repr(self._options))
+        remembered = None if path is None else RememberedStep.read(path)
+        recurrent_us = _recurrent_us(module) if remembered is None else remembered.recurrent_us
+        return TracedGraph(path=path, remembered=remembered, recurrent_us=recurrent_us)
 
     def _host(self, device: torch.device) -> tuple[HostStore | None, HostLink | None]:
         """Return the store and the link for a device."""
         if device.type == "cuda" and self._store is None:
             self._store = PinnedStore()
         if self._store is not None and self._link is None:
-            self._link = _measured_link(self._store, device)
+            remembered = self._graph.remembered
+            known_link = None if remembered is None else remembered.link
+            self._link = known_link or _measured_link(self._store, device)
         return self._store, self._link if self._store is not None else None
+
+    def _restored(self, joint_of: Callable[[Times], JointStep]) -> FittedStep | None:
+        """Return the step as an earlier process measured and planned it; none if that is not known."""
+        remembered = self._graph.remembered
+        if remembered is None:
+            return None
+        try:
+            with interpreting("the remembered plan"):
+                joint = joint_of(lambda nodes: remembered.times_us)
+                plan = plan_of(remembered.plan, joint.step, "the remembered plan")
+        except InputError:  # a damaged file, or that of another step
+            return None
+        return FittedStep(
+            joint=joint, plan=plan, eager_us=remembered.eager_us, call_us=remembered.call_us, remembered=True
+        )
+
+    def _new(self, joint_of: Callable[[Times], JointStep], *, on_gpu: bool) -> FittedStep:
+        """Measure, plan and remember a step."""
+        joint = joint_of(measured_times)
+        plan = self._planned(joint.step)
+        recurrent_us = self._graph.recurrent_us
+        views = [node for node in joint.graph.nodes if _is_view(node, joint)]
+        view_us = [0.0] * len(views) if on_gpu else measured_times(views, repeats=_VIEW_REPEATS)
+        timed = [
+            *zip(joint.layers, (operation.time_us for operation in joint.step.operations), strict=True),
+            *zip(map(layer_of, views), view_us, strict=True),
+        ]
+        other_us = sum(time_us for layer, time_us in timed if layer not in recurrent_us)
+        eager_us = other_us + sum(recurrent_us.values())
+        call_us = 0.0 if on_gpu else _CALL_US + sum(view_us)
+        if self._graph.path is not None:
+            times_us = [
+                operation.time_us
+                for node, operation in zip(joint.nodes, joint.step.operations, strict=True)
+                if node is not None
+            ]
+            RememberedStep(
+                times_us=times_us,
+                eager_us=eager_us,
+                call_us=call_us,
+                recurrent_us=recurrent_us,
+                fused=self._graph.fused,
+                link=self._link,
+                plan=content_of(plan),
+            ).write(self._graph.path)
+        return FittedStep(joint=joint, plan=plan, eager_us=eager_us, call_us=call_us)
 
     def _planned(self, step: TrainingStep) -> MemoryPlan:
         if isinstance(self._given, MemoryPlan):
@@ -178,28 +243,6 @@ class Fitter:
         assert self._budget is not None
         whole_bytes = simulate(step, unplanned(step)).peak_bytes
         return plan_memory(step, budget_bytes(self._budget, whole_bytes), effort=self._effort)
-
-    def _keep(self, joint: JointStep, plan: MemoryPlan, *, on_gpu: bool) -> None:
-        """Keep a planned step, and warn if eager torch is much faster than what torch traced."""
-        views = [node for node in joint.graph.nodes if _is_view(node, joint)]
-        view_us = [0.0] * len(views) if on_gpu else measured_times(views, repeats=_VIEW_REPEATS)
-        timed = [
-            *zip(joint.layers, (operation.time_us for operation in joint.step.operations), strict=True),
-            *zip(map(layer_of, views), view_us, strict=True),
-        ]
-        traced_us = sum(time_us for _, time_us in timed)
-        recurrent_us = self._recurrent_us
-        other_us = sum(time_us for layer, time_us in timed if layer not in recurrent_us)
-        eager_us = other_us + sum(recurrent_us.values())
-        call_us = 0.0 if on_gpu else _CALL_US + sum(view_us)
-        self.steps.append(FittedStep(joint=joint, plan=plan, eager_us=eager_us, call_us=call_us))
-        if traced_us > max(_SLOWER * eager_us, _SHORTEST_US):
-            warnings.warn(
-                f"without recomputation, the {len(plan.step.operations)} operations that torch traced of "
-                f"this step take {traced_us / eager_us:.1f} times as long as eager torch, because of its "
-                f"recurrent layers: {', '.join(recurrent_us)}",
-                stacklevel=2,
-            )
 
     def _boxed(self, module: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], Any]:
         """Return a callable that runs a graph and releases each tensor after its last use."""
@@ -234,6 +277,18 @@ _VIEW_REPEATS = 10
 
 _RECURSION_LIMIT = 20_000
 """Python's limit while torch compiles its code for a step, which nests as deeply as the step has tensors."""
+
+
+def _warn_if_slow(fitted: FittedStep, recurrent_us: Mapping[str, float]) -> None:
+    """Warn if eager torch is much faster than what torch traced."""
+    traced_us = fitted.plan.step.compute_us + fitted.call_us - _CALL_US * (fitted.call_us > 0)
+    if traced_us > max(_SLOWER * fitted.eager_us, _SHORTEST_US):
+        warnings.warn(
+            f"without recomputation, the {len(fitted.plan.step.operations)} operations that torch traced of "
+            f"this step take {traced_us / fitted.eager_us:.1f} times as long as eager torch, because of its "
+            f"recurrent layers: {', '.join(recurrent_us)}",
+            stacklevel=2,
+        )
 
 
 def _is_view(node: fx.Node, joint: JointStep) -> bool:

@@ -25,7 +25,7 @@ from tunebench.training.memory.schedule import Action, Compute, CopyIn, CopyOut,
 from tunebench.training.memory.simulation import simulate
 from tunebench.training.memory.step import TrainingStep
 
-__all__ = ["plan_for", "read_plan", "write_plan"]
+__all__ = ["content_of", "plan_for", "plan_of", "read_plan", "write_plan"]
 
 FORMAT = "tunebench memory plan"
 VERSION = 1
@@ -55,7 +55,7 @@ def write_plan(plan: MemoryPlan, path: str | Path) -> None:
     part = path.with_name(f".{path.name}.part")
     try:
         try:
-            part.write_text(json.dumps(_to_json(plan), allow_nan=False) + "\n", encoding="utf-8")
+            part.write_text(json.dumps(content_of(plan), allow_nan=False) + "\n", encoding="utf-8")
             # A reader sees the old file or the new one, never a part of it.
             part.replace(path)
         finally:
@@ -82,7 +82,7 @@ def read_plan(path: str | Path, step: TrainingStep) -> MemoryPlan:
             f"{path} is a memory plan of version {content.get('version')!r}, expected {VERSION}: plan again"
         )
     with interpreting(f"{path} is damaged"):
-        return _from_json(content, step, str(path))
+        return plan_of(content, step, str(path))
 
 
 def plan_for(plan: MemoryPlan, step: TrainingStep) -> MemoryPlan:
@@ -95,10 +95,11 @@ def plan_for(plan: MemoryPlan, step: TrainingStep) -> MemoryPlan:
     Raises:
         InputError: The plan is of another step.
     """
-    return _from_json(_to_json(plan), step, "the plan")
+    return plan_of(content_of(plan), step, "the plan")
 
 
-def _to_json(plan: MemoryPlan) -> dict[str, Any]:
+def content_of(plan: MemoryPlan) -> dict[str, Any]:
+    """Return what a file holds of a plan, as values of JSON."""
     kinds = {kind: name for name, kind in _KINDS.items()}
     return {
         "format": FORMAT,
@@ -120,8 +121,13 @@ def _to_json(plan: MemoryPlan) -> dict[str, Any]:
     }
 
 
-def _from_json(content: Mapping[str, Any], step: TrainingStep, path: str) -> MemoryPlan:
+def plan_of(content: Mapping[str, Any], step: TrainingStep, path: str) -> MemoryPlan:
     """Return the plan of a file's content.
+
+    Args:
+        content: What `content_of` returned, or what somebody has put in its place.
+        step: The training step.
+        path: What the content is, for messages.
 
     Raises:
         KeyError, TypeError, ValueError: The content is damaged.
@@ -138,14 +144,17 @@ def _from_json(content: Mapping[str, Any], step: TrainingStep, path: str) -> Mem
         simulation = simulate(step, schedule, budget_bytes=budget_bytes)
     except InputError as error:
         raise InputError(f"{path} does not fit this step: {error}. Plan again.") from None
-    # With other times the schedule is still valid, but its proof of optimality is not.
+    # With other times the schedule is still valid, but its lower bound and proof of optimality are not.
     same_times = content["step"]["times_digest"] == _times_digest(step)
+    lower_us = lower_bound_us(step, budget_bytes)
+    if same_times:
+        lower_us = max(lower_us, min(float(content["lower_us"]), simulation.step_us))
     return MemoryPlan(
         step=step,
         budget_bytes=budget_bytes,
         schedule=schedule,
         simulation=simulation,
-        lower_us=lower_bound_us(step, budget_bytes),
+        lower_us=lower_us,
         optimal=same_times and content["optimal"] is True,
     )
 
