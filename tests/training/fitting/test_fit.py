@@ -314,6 +314,40 @@ def test_what_cannot_be_traced_is_named_by_its_line() -> None:
         fit(_Logging(decides=True), "100%")(torch.ones(2, 4))
 
 
+class _Experts(nn.Module):
+    """Two experts: of all rows by weights, or of the rows that chose them."""
+
+    def __init__(self, *, chosen: bool) -> None:
+        super().__init__()
+        self.gate, self.chosen = nn.Linear(4, 2), chosen
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, total = self.gate(x).softmax(-1), torch.zeros_like(x)
+        for index, expert in enumerate(self.experts):
+            if self.chosen:
+                rows = torch.where(weights.argmax(-1) == index)[0]
+                total = total.index_add(0, rows, expert(x[rows]))
+            else:
+                total = total + weights[:, index : index + 1] * expert(x)
+        return total.square().mean()
+
+
+def test_experts_of_all_rows_are_planned_and_those_of_chosen_rows_refused_by_line() -> None:
+    model, data = _Experts(chosen=False), (torch.linspace(-1, 1, 24).reshape(6, 4),)
+    expected = trained(model, model, data)
+    assert equal(trained(fit(model, "100%"), model, data), expected)
+    with pytest.raises(InputError, match=rf"depend on values.* \({re.escape(__file__)}:\d+\)"):
+        fit(_Experts(chosen=True), "100%")(*data)
+
+
+def test_backward_hooks_of_modules_are_refused_by_line() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    model[1].register_full_backward_hook(lambda module, inputs, outputs: None)
+    with pytest.raises(InputError, match=rf"backwards hooks.* \({re.escape(__file__)}:\d+\)"):
+        fit(lambda x: model(x).square().mean(), "100%")(torch.ones(2, 4))
+
+
 def test_impossible_budget_names_the_least(network: Network) -> None:
     with pytest.raises(InputError, match=r"no plan of this step fits .* least"):
         fit(network, 1000)(*DATA)

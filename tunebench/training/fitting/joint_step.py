@@ -274,7 +274,7 @@ class _Reader:
         storage = value.untyped_storage()
         size = storage.nbytes()
         if not isinstance(size, int):
-            raise InputError("the step has sizes that are not constant")
+            raise InputError(f"the step has sizes that depend on values{_line_of(node)}")
         key = StorageWeakRef(storage)
         if key not in self._known:
             self._known[key] = self._add(node, name or (node.name if node else ""), size)
@@ -285,6 +285,13 @@ class _Reader:
         self._names.append(name)
         self._base.append(node)
         return len(self._sizes) - 1
+
+
+def _line_of(node: fx.Node | None) -> str:
+    """Return where the model calls an operation, as in ``: nonzero (model.py:12)``; empty if not known."""
+    stack = "" if node is None else node.meta.get("stack_trace") or ""
+    lines = re.findall(r'File "(.+)", line (\d+)', stack)
+    return f": {node} ({lines[-1][0]}:{lines[-1][1]})" if lines else ""
 
 
 def random_state(device: torch.device) -> Tensor:
