@@ -427,3 +427,17 @@ def test_an_optimizer_that_is_gone_is_not_kept() -> None:
     pair.optimizers.clear()
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.usefixtures("untimed")
+def test_gradients_of_an_optimizer_with_hooks_are_not_kept() -> None:
+    pair = _Pair(torch.optim.Adam)
+    pair.step()
+    (parameter, *_) = pair.networks[1].parameters()
+    pair.step()
+    assert pair.updates.runs
+    assert parameter.grad is not None
+    gradient = weakref.ref(parameter.grad)
+    parameter.grad = None
+    gc.collect()
+    assert gradient() is None

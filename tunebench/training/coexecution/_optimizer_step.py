@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -16,7 +15,7 @@ from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Opti
 from torch.overrides import _len_torch_function_stack
 from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
-from tunebench.training.coexecution._update import Record, Updates
+from tunebench.training.coexecution._update import Record, Updates, UsedRecord
 
 __all__ = ["OptimizerSteps"]
 
@@ -103,7 +102,7 @@ class OptimizerSteps:
     def __init__(self, updates: Updates) -> None:
         self._updates = updates
         self._steps: weakref.WeakKeyDictionary[Optimizer, _Step] = weakref.WeakKeyDictionary()
-        self._tries: Counter[int] = Counter()
+        self._tries: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
     def run(self, optimizer: Optimizer, step: Callable[[Optimizer], Any]) -> Any:
         """Run a step of an optimizer without closure and hooks."""
@@ -113,14 +112,20 @@ class OptimizerSteps:
             if arguments is not None:
                 self._update(prepared, arguments)
                 return None
-        self._updates.used.clear()
-        result = step(optimizer)
-        if self._tries[id(optimizer)] < _TRIES and self._updates.used and _is_plain(optimizer):
-            prepared = _prepared(optimizer, self._updates.used)
+        tries = self._tries.get(optimizer, 0)
+        if tries == _TRIES:
+            return step(optimizer)
+        used: list[UsedRecord] = []
+        self._updates.used = used
+        try:
+            result = step(optimizer)
+        finally:
+            self._updates.used = None
+        if used and _is_plain(optimizer):
+            prepared = _prepared(optimizer, used)
             if prepared is not None:
-                self._tries[id(optimizer)] += 1
+                self._tries[optimizer] = tries + 1
                 self._steps[optimizer] = prepared
-        self._updates.used.clear()
         return result
 
     def _update(self, step: _Step, arguments: Sequence[tuple[list[Tensor], dict[str, Any]]]) -> None:
@@ -134,7 +139,7 @@ class OptimizerSteps:
             torch._C._set_grad_enabled(enabled)
 
 
-def _prepared(optimizer: Optimizer, used: Sequence[tuple[Record, Any, dict[str, Any]]]) -> _Step | None:
+def _prepared(optimizer: Optimizer, used: Sequence[UsedRecord]) -> _Step | None:
     """Return the step of an optimizer that ran recorded updates; None if it did anything else."""
     groups = optimizer.param_groups
     if type(optimizer) not in _CLASSES or len(used) != len(groups):

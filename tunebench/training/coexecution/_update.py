@@ -35,7 +35,7 @@ from tunebench.training.coexecution._run import same
 from tunebench.training.coexecution._script import Runner, script_runner
 from tunebench.training.coexecution._tensors import NotUnderstoodError
 
-__all__ = ["Record", "Updates"]
+__all__ = ["Record", "Updates", "UsedRecord"]
 
 _CALLS = 400
 """Number of updates by a function before one is recorded.
@@ -72,13 +72,14 @@ class Updates:
     Attributes:
         runs: Number of updates that ran as one function.
         reasons: Why updates run as torch's function, by its name.
-        used: Updates that ran by records that were chosen, with their arguments, since it was cleared.
+        used: Where updates are noted that run by records that were chosen, with their arguments; None if
+            nowhere.
     """
 
     def __init__(self) -> None:
         self.runs = 0
         self.reasons: dict[str, str] = {}
-        self.used: list[tuple[Record, tuple[Any, ...], dict[str, Any]]] = []
+        self.used: list[UsedRecord] | None = None
         self._records: dict[Update, list[Record]] = {}
         self._calls = Counter[Update]()
         self._tries = Counter[Update]()
@@ -121,7 +122,8 @@ class Updates:
             start_ns = time.perf_counter_ns()
             function(*args, **kwargs)
         if record.times.decided:
-            self.used.append((record, args, kwargs))
+            if self.used is not None:
+                self.used.append((record, args, kwargs))
         else:
             record.times.add(time.perf_counter_ns() - start_ns, by_record=runs_record)
             if record.times.decided and not record.times.runs_record():
@@ -228,6 +230,10 @@ class Record:
     def run(self, tensors: Sequence[Tensor], kwargs: dict[str, Any]) -> None:
         """Update parameters."""
         self.runner(*tensors, *[kwargs[name] for name in self.numbers])
+
+
+UsedRecord = tuple[Record, tuple[Any, ...], dict[str, Any]]
+"""A record by which an update ran, and the arguments of torch's function: lists of tensors, and options."""
 
 
 def _is_dense(tensor: Tensor) -> bool:
