@@ -24,7 +24,7 @@ from benchmarks.plan_mixed import MT_NLG
 from benchmarks.predict_memory import FILE as GRID
 from benchmarks.predict_published import MeasuredStep as MeasuredRow
 from benchmarks.predict_published import predicted_step, published_rows, published_sets
-from benchmarks.predict_training import DATA, SOURCES, rows
+from benchmarks.predict_training import DATA, SOURCES, mt_nlg_step, rows
 from tunebench import device as devices
 from tunebench.stack import PYTORCH, TUNED_MEGATRON, TYPICAL_MEGATRON, Efficiency
 from tunebench.training.interconnect.cluster import Cluster
@@ -107,7 +107,9 @@ def stack_rows(folder: Path) -> Iterator[StackRow]:
             part = dataset["name"] if "stack" in dataset else f"{dataset['name']}, {published['stack']}"
             yield _row(population, source, part, step.measured_s, step.found)
     for nodes, measured_s in MT_NLG.items():
-        yield _row("megatron, typical", "MT-NLG", "MT-NLG 530B", measured_s, _mt_nlg(nodes))
+        yield _row(
+            "megatron, typical", "MT-NLG", "MT-NLG 530B", measured_s, mt_nlg_step(nodes, "megatron@2022")
+        )
     with (folder / GRID).open(newline="", encoding="utf-8") as grid:
         for grid_row in csv.DictReader(grid):
             if grid_row["measured_s"]:
@@ -118,31 +120,6 @@ def stack_rows(folder: Path) -> Iterator[StackRow]:
 
 def _row(population: str, source: str, part: str, measured_s: float, prediction: StepPrediction) -> StackRow:
     return StackRow(population=population, source=source, part=part, measured_s=measured_s, found=prediction)
-
-
-def _mt_nlg(nodes: int) -> StepPrediction:
-    copies = nodes * 8 // 280
-    division = Parallelism(
-        data=copies,
-        tensor=8,
-        pipeline=35,
-        microbatches=1920 // copies,
-        overlap=False,
-        tensor_overlap=False,
-        sharding="optimizer",
-    )
-    run = NetworkRun(
-        batch=1920,
-        seq=2048,
-        mode="train",
-        dtype="bf16",
-        optimizer="adamw",
-        stack="megatron@2022",
-        recompute="full",
-    )
-    device = devices.find("a100-80-sxm")
-    cluster = Cluster.of(device, devices=nodes * 8, nodes=nodes)
-    return predict_step(gpt("530B", 105, 20480, 128, 2048, 51200), device, run, cluster, division)
 
 
 def _grid_step(row: Mapping[str, str]) -> StepPrediction:

@@ -374,6 +374,37 @@ def print_zero3(folder: Path) -> None:
         )
 
 
+def mt_nlg_step(nodes: int, stack: str) -> StepPrediction:
+    """Return the prediction of a step of MT-NLG 530B.
+
+    Args:
+        nodes: Nodes of 8 A100, a multiple of 35.
+        stack: Software that runs it.
+    """
+    copies = nodes * 8 // 280
+    division = Parallelism(
+        data=copies,
+        tensor=8,
+        pipeline=35,
+        microbatches=1920 // copies,
+        overlap=False,
+        tensor_overlap=False,
+        sharding="optimizer",
+    )
+    run = NetworkRun(
+        batch=1920,
+        seq=2048,
+        mode="train",
+        dtype="bf16",
+        optimizer="adamw",
+        stack=stack,
+        recompute="full",
+    )
+    device = devices.find("a100-80-sxm")
+    cluster = Cluster.of(device, devices=nodes * 8, nodes=nodes)
+    return predict_step(gpt("530B", 105, 20480, 128, 2048, 51200), device, run, cluster, division)
+
+
 def print_mt_nlg() -> None:
     """Print the steps of MT-NLG 530B and what the prediction consists of."""
     _header(
@@ -387,30 +418,8 @@ def print_mt_nlg() -> None:
         "sends",
         "bubble",
     )
-    network = gpt("530B", 105, 20480, 128, 2048, 51200)
     for nodes, measured_s in MT_NLG.items():
-        run = NetworkRun(
-            batch=1920,
-            seq=2048,
-            mode="train",
-            dtype="bf16",
-            optimizer="adamw",
-            stack="megatron",
-            recompute="full",
-        )
-        device, copies = devices.find("a100-80-sxm"), nodes * 8 // 280
-        parallelism = Parallelism(
-            data=copies,
-            tensor=8,
-            pipeline=35,
-            microbatches=1920 // copies,
-            overlap=False,
-            tensor_overlap=False,
-            sharding="optimizer",
-        )
-        prediction = predict_step(
-            network, device, run, Cluster.of(device, devices=nodes * 8, nodes=nodes), parallelism
-        )
+        prediction = mt_nlg_step(nodes, "megatron")
         gradients_s = sum(stage.gradients.us for stage in prediction.stages) / 35 / 1e6
         sends_s = prediction.sends.us / 1e6
         tensor_s = prediction.communication.us / 1e6 - gradients_s - sends_s

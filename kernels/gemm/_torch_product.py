@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from tunebench.dtype import storage
-from tunebench.kernels.common.library import Compute, Write
+from tunebench.kernels.common.library import Compute, LibraryProgram, Write
 from tunebench.libraries import Tensors
 from tunebench.workloads.operators.gemm import Gemm
 
-__all__ = ["factors", "is_plain", "matrix", "plain", "write_plain"]
+__all__ = ["TORCH_MM", "factors", "matrix"]
 
 
-def plain(workload: Gemm) -> Compute:
+def _plain(workload: Gemm) -> Compute:
     """Return the product of torch."""
     import torch
 
@@ -20,7 +20,7 @@ def plain(workload: Gemm) -> Compute:
     return lambda t: multiply(*factors(workload, t))
 
 
-def write_plain(workload: Gemm) -> Write:
+def _write_plain(workload: Gemm) -> Write:
     """Return the product of torch, written into c."""
     import torch
 
@@ -43,8 +43,20 @@ def matrix(tensor: Any) -> Any:
     return tensor if tensor.dim() == 2 else tensor[0]
 
 
-def is_plain(workload: Gemm) -> bool:
+def _is_plain(workload: Gemm) -> bool:
     """Return whether a workload is a product of one type, without prologue and epilogue."""
     stored = storage(workload.dtype)
     bare = workload.epilogue == "none" and workload.activation == "none" and not workload.has_pre
     return bare and stored in ("f32", "f16", "bf16") and workload.out == stored
+
+
+TORCH_MM = LibraryProgram(
+    "torch",
+    _plain,
+    "torch.mm or torch.bmm",
+    _is_plain,
+    _write_plain,
+    accepts_matrices=True,
+    is_traceable=True,
+)
+"""A product without prologue and epilogue, by one call."""

@@ -16,7 +16,7 @@ from tunebench.kernels.common.library_cpu import (
     Write,
 )
 from tunebench.kernels.common.onednn import computes, post_operation, primitive
-from tunebench.kernels.gemm._torch_product import is_plain, matrix, plain, write_plain
+from tunebench.kernels.gemm._torch_product import TORCH_MM, matrix
 from tunebench.libraries import Tensors
 from tunebench.workloads.operators.gemm import Gemm
 
@@ -76,15 +76,7 @@ class LibraryGemm(LibraryCpu[Gemm]):
     operator = Gemm
     programs = {
         "torch": TORCH,
-        "torch_mm": LibraryProgram(
-            "torch",
-            plain,
-            "torch.mm or torch.bmm",
-            is_plain,
-            write_plain,
-            accepts_matrices=True,
-            is_traceable=True,
-        ),
+        "torch_mm": TORCH_MM,
         "onednn": LibraryProgram(
             "torch",
             _onednn,

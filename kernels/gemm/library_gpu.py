@@ -10,7 +10,7 @@ from tunebench.activation import name_of
 from tunebench.dtype import storage
 from tunebench.kernels.common.library import Compute, LibraryProgram, Write
 from tunebench.kernels.common.library_gpu import TORCH, LibraryGpu
-from tunebench.kernels.gemm._torch_product import factors, is_plain, matrix, plain, write_plain
+from tunebench.kernels.gemm._torch_product import TORCH_MM, factors, matrix
 from tunebench.libraries import Tensors, torch_type
 from tunebench.workloads.operators.gemm import Gemm
 
@@ -136,15 +136,7 @@ class LibraryGemm(LibraryGpu[Gemm]):
     operator = Gemm
     multiplies = True
     programs = {
-        "torch_mm": LibraryProgram(
-            "torch",
-            plain,
-            "torch.mm or torch.bmm",
-            is_plain,
-            write_plain,
-            accepts_matrices=True,
-            is_traceable=True,
-        ),
+        "torch_mm": TORCH_MM,
         "torch_addmm": LibraryProgram(
             "torch",
             _with_addend,

@@ -78,7 +78,7 @@ def _without_known_inputs(case: Any, path: Path) -> dict[str, Any]:
     inputs = dict(
         zip((value.name for value in model.graph.input), map(_array, case.data_sets[0][0]), strict=True)
     )
-    known = {node.input[i] for i in _functions.FUNCTIONS[node.op_type].known if i < len(node.input)}
+    known = {node.input[i] for i in _functions.FUNCTIONS[node.op_type].numeric if i < len(node.input)}
     for value in model.graph.input:
         for extent, size in zip(value.type.tensor_type.shape.dim, inputs[value.name].shape, strict=True):
             extent.dim_value = size

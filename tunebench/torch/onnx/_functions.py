@@ -48,22 +48,22 @@ class OnnxFunction:
 
     Attributes:
         call: The function.
-        known: Places of inputs that it takes as numbers or lists of numbers instead of tensors.
+        numeric: Positions of inputs that it takes as numbers or lists of numbers, not as tensors.
     """
 
     call: Callable[..., Any]
-    known: frozenset[int] = frozenset()
+    numeric: frozenset[int] = frozenset()
 
 
 FUNCTIONS: dict[str, OnnxFunction] = {}
 """Function of each operator of ONNX's default domain, by the operator's name."""
 
 
-def _function(name: str, *known: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the function of an operator, whose inputs at the given places must be known."""
+def _function(name: str, *numeric: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the function of an operator, whose inputs at some positions are numbers."""
 
     def register(call: Callable[..., Any]) -> Callable[..., Any]:
-        FUNCTIONS[name] = OnnxFunction(call, frozenset(known))
+        FUNCTIONS[name] = OnnxFunction(call, frozenset(numeric))
         return call
 
     return register
@@ -272,7 +272,7 @@ def _per_axis(values: Any, x: Tensor, axis: int) -> Any:
     if not isinstance(values, Tensor) or values.dim() == 0:
         return values
     _require(values.dim() == 1, "scales of blocks")
-    return values.reshape([-1 if place == axis % x.dim() else 1 for place in range(x.dim())])
+    return values.reshape([-1 if position == axis % x.dim() else 1 for position in range(x.dim())])
 
 
 @_function("DequantizeLinear")
@@ -738,12 +738,12 @@ def _split(x: Tensor, split: Any = None, *, axis: int = 0, num_outputs: int = 1)
 def _slice(x: Tensor, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> Tensor:
     axes = axes or range(len(starts))
     for axis, first, end, step in zip(axes, starts, ends, steps or [1] * len(starts), strict=True):
-        places = slice(first, end, step)
+        taken = slice(first, end, step)
         if step < 0:
-            _require(len(range(x.shape[axis])[places]) == x.shape[axis], "a step back over a part")
+            _require(len(range(x.shape[axis])[taken]) == x.shape[axis], "a step back over a part")
             x = x.flip(axis)
         else:
-            x = x[(slice(None),) * (axis % x.dim()) + (places,)]
+            x = x[(slice(None),) * (axis % x.dim()) + (taken,)]
     return x
 
 

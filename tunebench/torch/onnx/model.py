@@ -303,10 +303,8 @@ class _GraphReader:
             raise UnsupportedError(str(error)) from None
         except ValueError:  # a built-in function without a signature
             pass
-        tensors = [
-            value for place, value in enumerate(inputs) if value is not None and place not in function.known
-        ]
-        shown, recorded, known = self._arguments(node, function, inputs)
+        tensors = _tensors(function, inputs)
+        shown, recorded, with_data = self._arguments(node, function, inputs)
         with self.mode:
             result = function.call(*shown, **attributes)
         results = result if isinstance(result, tuple) else (result,)
@@ -314,7 +312,7 @@ class _GraphReader:
             raise UnsupportedError(f"{len(node.output)} results")
         small = all(part.numel() <= MOST_KNOWN for part in results)
         if small and all(value.data is not None for value in tensors):
-            made = function.call(*known, **attributes)
+            made = function.call(*with_data, **attributes)
             return [
                 _Value(self._fake(part), data=part) for part in (made if isinstance(made, tuple) else (made,))
             ]
@@ -326,11 +324,11 @@ class _GraphReader:
         self, node: NodeProto, function: OnnxFunction, inputs: Sequence[_Value | None]
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """Return the arguments of a call: fake ones, those to record, and those with data."""
-        tensors = [value for place, value in enumerate(inputs) if value and place not in function.known]
+        tensors = _tensors(function, inputs)
         types = {value.shown.dtype for value in tensors if not value.is_number(node.op_type)}
         calls: list[tuple[Any, Any, Any]] = []
-        for place, value in enumerate(inputs):
-            if value is None or place in function.known:
+        for position, value in enumerate(inputs):
+            if value is None or position in function.numeric:
                 number = None if value is None else self._numbers(value)
                 calls.append((number, number, number))
                 continue
@@ -340,15 +338,15 @@ class _GraphReader:
                 calls.append((number, number, value.data))
             else:
                 calls.append((value.shown, value, value.data))
-        shown, recorded, known = zip(*calls, strict=True) if calls else ((), (), ())
-        return list(shown), list(recorded), list(known)
+        shown, recorded, with_data = zip(*calls, strict=True) if calls else ((), (), ())
+        return list(shown), list(recorded), list(with_data)
 
     def _parts(self, call: fx.Node, result: Any) -> list[_Value]:
         if isinstance(result, Tensor):
             return [_Value(result, node=call)]
         return [
-            _Value(part, node=self.graph.call_function(_item, (call, place)))
-            for place, part in enumerate(result)
+            _Value(part, node=self.graph.call_function(_item, (call, position)))
+            for position, part in enumerate(result)
         ]
 
     def _numbers(self, value: _Value) -> Any:
@@ -474,8 +472,14 @@ def _identifier(name: str) -> str:
     return plain if plain.isidentifier() else f"value_{plain}"
 
 
-def _item(parts: Any, place: int) -> Any:
-    return parts[place]
+def _tensors(function: OnnxFunction, inputs: Sequence[_Value | None]) -> list[_Value]:
+    """Return the inputs that a function takes as tensors."""
+    numeric = function.numeric
+    return [value for position, value in enumerate(inputs) if value is not None and position not in numeric]
+
+
+def _item(parts: Any, position: int) -> Any:
+    return parts[position]
 
 
 @torch.library.custom_op(  # type: ignore[untyped-decorator]
