@@ -225,7 +225,7 @@ def efficiency_of(name: str, tuning: str = "") -> Efficiency:
 
     Raises:
         UnknownName: There is no such stack or tuning.
-        InputError: No published step tells tuned runs of the stack from typical ones.
+        InputError: Published steps show no difference between tuned and typical runs of the stack.
     """
     stack = find_stack(name)
     choices = {"tuned": stack.tuned, "typical": stack.typical}
@@ -234,6 +234,7 @@ def efficiency_of(name: str, tuning: str = "") -> Efficiency:
     efficiency = choices[tuning or stack.usual]
     if efficiency is None:
         raise InputError(
-            f"no published step tells tuned runs of {name} from typical ones: leave tuning={tuning} out"
+            f"published steps show no difference between tuned and typical runs of {name}: leave "
+            f"tuning={tuning} out"
         )
     return efficiency

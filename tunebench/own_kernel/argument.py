@@ -191,16 +191,16 @@ def check_range(argument: Argument) -> None:
     if None in limits:
         raise InputError(f"argument {name} of type {dtype} needs both low and high, such as low=0, high=1")
     if dtype in _WHOLE:
-        least, most = _limits(dtype, None, 0)[0], _limits(dtype, 0, None)[1]  # type: ignore[index]
+        lowest, highest = _limits(dtype, None, 0)[0], _limits(dtype, 0, None)[1]  # type: ignore[index]
         if not (float(low).is_integer() and float(high).is_integer()):
             raise InputError(f"argument {name} is {dtype} and needs whole low and high, got {low} and {high}")
     else:
-        most = float(_finite(dtype))
-        least = -most
-    if not least <= low < high <= most:
+        highest = float(_finite(dtype))
+        lowest = -highest
+    if not lowest <= low < high <= highest:
         raise InputError(
-            f"argument {name} of type {dtype} needs {significant(least, 6)} <= low < high <= "
-            f"{significant(most, 6)}, got low={low} and high={high}"
+            f"argument {name} of type {dtype} needs {significant(lowest, 6)} <= low < high <= "
+            f"{significant(highest, 6)}, got low={low} and high={high}"
         )
 
 

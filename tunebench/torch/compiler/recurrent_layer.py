@@ -167,11 +167,11 @@ def keep_workspaces(graph: fx.Graph) -> None:
 
 
 _WORKSPACE = 3
-"""Place of the workspace among the results."""
+"""Index of the workspace among the results."""
 
 
 def _workspace(node: fx.Node) -> Tensor:
-    """Return a tensor without data of the size of a layer's workspace; only a run of the layer tells it."""
+    """Return a tensor without data of the size of a layer's workspace, which a run of the layer shows."""
     traced = fx.map_arg(node.args, lambda argument: argument.meta["val"])
     mode = detect_fake_mode(traced)
     assert mode is not None
