@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, TypeVar
 
 from tunebench.kernels.common.library import Compute, LibraryProgram, LibraryPrograms, torch_baseline
@@ -68,14 +70,13 @@ def _with_tf32(call: Callable[..., Any], *, allowed: bool) -> Callable[..., Any]
     def run(*arguments: Any) -> Any:
         if matmul.allow_tf32 is allowed and cudnn.allow_tf32 is allowed:
             return call(*arguments)
-        before = torch.get_float32_matmul_precision(), cudnn.allow_tf32
-        try:
-            torch.set_float32_matmul_precision("high" if allowed else "highest")
-            cudnn.allow_tf32 = allowed
-            return call(*arguments)
-        finally:
-            torch.set_float32_matmul_precision(before[0])
-            cudnn.allow_tf32 = before[1]
+        before = torch.get_float32_matmul_precision()
+        with _cudnn_settings(allow_tf32=allowed):
+            try:
+                torch.set_float32_matmul_precision("high" if allowed else "highest")
+                return call(*arguments)
+            finally:
+                torch.set_float32_matmul_precision(before)
 
     return run
 
@@ -90,12 +91,19 @@ def benchmarked(compute: Compute) -> Compute:
     def run(tensors: Mapping[str, Any]) -> Any:
         import torch
 
-        cudnn = torch.backends.cudnn
-        before = cudnn.benchmark
-        try:
-            cudnn.benchmark = True
+        if torch.backends.cudnn.benchmark:
             return compute(tensors)
-        finally:
-            cudnn.benchmark = before
+        with _cudnn_settings(benchmark=True):
+            return compute(tensors)
 
     return run
+
+
+def _cudnn_settings(**changed: bool) -> AbstractContextManager[None]:
+    """Change settings of cuDNN for a block, also after `torch.backends.disable_global_flags`."""
+    import torch
+
+    cudnn = torch.backends.cudnn
+    present = {name: getattr(cudnn, name) for name in inspect.signature(cudnn.flags).parameters}
+    flags: Callable[..., AbstractContextManager[None]] = cudnn.flags
+    return flags(**present | changed)

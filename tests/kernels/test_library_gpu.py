@@ -172,7 +172,12 @@ def test_program_accepts_tensors_without_memory(
         assert result.dtype == torch_type(storage(spec.dtype)) or workload.operator == "gemm"
 
 
-def test_settings_of_precision_are_those_of_the_workload(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("frozen", [False, True], ids=["free", "frozen"])
+def test_settings_of_precision_are_those_of_the_workload(
+    monkeypatch: pytest.MonkeyPatch, *, frozen: bool
+) -> None:
+    # `torch.backends.disable_global_flags()`, which torch.testing calls when it is imported
+    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", not frozen)
     seen = []
 
     def multiply(a: Any, b: Any, **out: Any) -> Any:
