@@ -597,12 +597,15 @@ def test_time_model_times_each_implementation_and_group() -> None:
         times = served.time_model(model, x, rounds=2, torch_compile=False)
     assert model.training
     assert set(times.us) == {"eager", "tunebench"}
-    assert set(times.ratios) == {"eager"}
+    assert set(times.ratios) == set(times.ratios_95) == {"eager"}
+    low, high = times.ratios_95["eager"]
+    assert low <= times.ratios["eager"] <= high
     assert times.first_s["tunebench"] > times.us["tunebench"] / 1e6  # the first step compiles
     assert all(group.us > 0 and group.torch_us > 0 for group in times.groups)
     assert len(times.groups) == 3
     assert json.loads(json.dumps(times.to_json()))["rounds"] == 2
     assert "epilogue=bias+relu" in str(times)
+    assert f"95 % interval [{low:.2f}, {high:.2f}]" in str(times)
     with pytest.warns(FutureWarning, match="torch_compile"), pytest.raises(InputError, match="one round"):
         served.time_model(model, x, rounds=0, library=False)
     with pytest.raises(InputError, match="at least one round"):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tunebench._deprecation import warn_renamed
 from tunebench.errors import InputError
+from tunebench.outcome import median_interval
 from tunebench.torch.compiler._race import time_in_turn, timed
 from tunebench.torch.compiler.backend import backend_of
 from tunebench.torch.compiler.backend import compile as compile_ours
@@ -52,6 +53,7 @@ class ModelTimes:
         us: Median time of each implementation: ``eager``, ``torch.compile`` and ``tunebench``.
         ratios: Median over the rounds of each implementation's time over tunebench's; above 1, tunebench is
             faster.
+        ratios_95: Their 95 % confidence intervals; below 6 rounds, the range of the rounds.
         first_s: Seconds of the first step of each implementation, which compiles; less if earlier processes
             left compiled code in caches on disk.
         groups: Times of the groups that tuned kernels may run, in running order.
@@ -60,6 +62,7 @@ class ModelTimes:
 
     us: Mapping[str, float]
     ratios: Mapping[str, float]
+    ratios_95: Mapping[str, tuple[float, float]]
     first_s: Mapping[str, float]
     groups: tuple[GroupTime, ...]
     rounds: int
@@ -74,7 +77,10 @@ class ModelTimes:
             f"{way:<14} {us / 1e3:10.3f} ms, first step {self.first_s[way]:.1f} s"
             for way, us in self.us.items()
         ]
-        lines += [f"{way} takes {ratio:.2f} times as long as tunebench" for way, ratio in self.ratios.items()]
+        lines += [
+            f"{way} takes {ratio:.2f} times as long as tunebench, 95 % interval [{low:.2f}, {high:.2f}]"
+            for (way, ratio), (low, high) in zip(self.ratios.items(), self.ratios_95.values(), strict=True)
+        ]
         if self.groups:
             lines.append(f"{'us':>10} {'torch us':>10} {'planned us':>10}  group")
         lines += [
@@ -160,13 +166,15 @@ def _timed(
     calls = {way: functools.partial(step, run, inputs) for way, run in ways.items()}
     first_s = {way: timed(device, call) / 1e6 for way, call in calls.items()}
     times = time_in_turn(calls, device, (rounds, rounds), 0.0, WARM_UP)
+    medians = {
+        way: median_interval([a / b for a, b in zip(samples_us, times["tunebench"], strict=True)])
+        for way, samples_us in times.items()
+        if way != "tunebench"
+    }
     return ModelTimes(
         us={way: statistics.median(samples_us) for way, samples_us in times.items()},
-        ratios={
-            way: statistics.median(a / b for a, b in zip(samples_us, times["tunebench"], strict=True))
-            for way, samples_us in times.items()
-            if way != "tunebench"
-        },
+        ratios={way: ratio for way, (ratio, _) in medians.items()},
+        ratios_95={way: interval for way, (_, interval) in medians.items()},
         first_s=first_s,
         groups=_groups(ours, rounds, device),
         rounds=rounds,
