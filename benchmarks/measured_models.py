@@ -91,7 +91,7 @@ class Step:
         plans = [plan_partition(graph, device) for graph in graphs]
         counts = sum((plan.workloads + plan.alternative_workloads for plan in plans), Counter[str]())
         suite: dict[Workload | str, int] = dict(counts.items())
-        summary = tune_suite(suite, device=device, plan=Plan(minutes=self.tune_minutes))
+        summary = tune_suite(suite, device=device, plan=Plan(trials=1_000_000, minutes=self.tune_minutes))
         winners = Counter(result.report.variant for result in summary.results if result.report)
         print(
             f"{self.name}, {self.kind}: {len(counts)} workloads, "

@@ -75,7 +75,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     return use
 
 
-def run(suite: Any, trials: int, db: Path, **changes: Any) -> TuningSummary:
+def run(suite: Any, trials: int | None, db: Path, **changes: Any) -> TuningSummary:
     watcher = changes.pop("watcher", None)
     device = changes.pop("device", "cpu")
     plan = Plan(
@@ -114,6 +114,14 @@ def test_budget_is_kept_and_follows_time_in_the_model(tmp_path: Path, use: Use) 
     measured_only = [now.model_us for now in search if now.predicted == 0]
     assert measured_only == sorted(measured_only, reverse=True)
     assert {now.phase for now in seen} == {"search", "finalists"}
+
+
+def test_a_plan_without_trials_has_the_default_of_each_workload(
+    tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "TRIALS", 4)
+    assert run(THREE, None, tmp_path / "a.db", minutes=60.0).trials == 12
+    assert Plan().trial_budget == 50
 
 
 def test_time_before_tuning_is_that_of_the_default_or_the_earlier_answer(tmp_path: Path, use: Use) -> None:

@@ -48,9 +48,6 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 INTERRUPTED = 130
-TRIALS = 50
-"""Default number of trials per workload."""
-
 _what, _where, _search, _measure = (
     functools.partial(typer.Option, rich_help_panel=panel)
     for panel in ("What to tune", "Where", "Search", "Measurement")
@@ -275,7 +272,7 @@ def command(options: TuneOptions) -> None:
     if options.device is None and local is not None and local.kind == "cpu":
         note("no GPU found: tuning for the CPU; --arch sm_90 tunes for an absent GPU")
     with contextlib.ExitStack() as stack:
-        show = _followed(options, stack, stack.enter_context(tuning.show_progress(plan.trials)))
+        show = _followed(options, stack, stack.enter_context(tuning.show_progress(plan.trial_budget)))
         on: dict[str, Any] = {"db": options.db, "plan": plan, "watcher": show}
         result: TuningSummary | list[Report]
         if options.suite is not None:
@@ -314,7 +311,7 @@ def _repeat(options: TuneOptions) -> None:
     arguments = tuning.repetition(options.repeat or "", options.db)
     plan, device = arguments.plan, arguments.device
     with contextlib.ExitStack() as stack:
-        show = _followed(options, stack, stack.enter_context(tuning.show_progress(plan.trials)))
+        show = _followed(options, stack, stack.enter_context(tuning.show_progress(plan.trial_budget)))
         report = tuning.tune(arguments.workload, device=device, db=options.db, plan=plan, watcher=show)
     _print_reports(options, [report], single=True, sizes=0)
 
@@ -452,7 +449,7 @@ def _plan(options: TuneOptions) -> Plan:
     from tunebench.measure.timing import Protocol
     from tunebench.tuning import Plan
 
-    names = {field.name for field in dataclasses.fields(Plan)} - {"trials", "require"}
+    names = {field.name for field in dataclasses.fields(Plan)} - {"require"}
     same = {
         field.name: getattr(options, field.name)
         for field in dataclasses.fields(options)
@@ -460,7 +457,6 @@ def _plan(options: TuneOptions) -> Plan:
     }
     return Plan(
         **same,
-        trials=TRIALS if options.trials is None else options.trials,
         variants=tuple(options.variant or ()),
         variant_files=tuple(str(path) for path in options.variant_file or ()),
         protocol=Protocol(cache=_cache(options.cache)),

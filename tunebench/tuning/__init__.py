@@ -25,7 +25,7 @@ from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.kernels import load_file
 from tunebench.tuning.cluster import open_cluster, side_by_side, targets, worker_setup_of
-from tunebench.tuning.plan import Plan
+from tunebench.tuning.plan import TRIALS, Plan
 from tunebench.tuning.profile_queue import tune_profile
 from tunebench.tuning.progress_bar import show_progress
 from tunebench.tuning.repetition import repetition
@@ -60,9 +60,6 @@ __all__ = [
     "tune_from_profile",
     "tune_suite",
 ]
-
-TRIALS_EACH = 50
-"""Default number of trials per workload of a suite, on average."""
 
 
 def tune(
@@ -292,7 +289,7 @@ def tune_suite(
         device: As for `tune`; on a cluster, one of its devices.
         db: As for `tune`.
         plan: How to tune; `trials` and `minutes` are for all workloads together, and `variants` restricts
-            only the operators that have them. Default: 50 trials per workload on average.
+            only the operators that have them. Trials default to 50 per workload, wherever they save most.
         watcher: Progress callback; `Progress.workload` is the workload of the current round.
 
     Returns:
@@ -304,7 +301,9 @@ def tune_suite(
         MissingDependency: as `tune`.
         ClusterLost: as `tune`.
     """
-    plan = plan or Plan(trials=default_trials(suite, batch))
+    plan = plan or Plan()
+    if plan.trials is None:
+        plan = dataclasses.replace(plan, trials=default_trials(suite, batch, plan))
     _refuse_objectives(plan)
     names = _names(plan)
     name, workloads = suite_workloads(suite, batch)
@@ -330,7 +329,7 @@ def default_trials(
         InputError: if the suite is invalid.
     """
     _names(plan or Plan())
-    return TRIALS_EACH * len(suite_workloads(suite, batch)[1])
+    return TRIALS * len(suite_workloads(suite, batch)[1])
 
 
 # -- shared by the functions above -------------------------------------------------------------------------

@@ -12,7 +12,10 @@ from tunebench.measure.timing import Protocol
 from tunebench.objective import Goal, MetricSource
 from tunebench.search.registry import ONE_OBJECTIVE, samplers
 
-__all__ = ["Plan"]
+__all__ = ["TRIALS", "Plan"]
+
+TRIALS = 50
+"""Default number of trials of a workload; of a suite, on average per workload."""
 
 _RANGES = {
     "trials": (1, 1_000_000_000),
@@ -32,7 +35,8 @@ class Plan:
     """How to tune.
 
     Attributes:
-        trials: Distinct configurations to launch, failures included; known and pruned ones are free.
+        trials: Distinct configurations to launch, failures included; known and pruned ones are free. None:
+            50, and for a suite 50 per workload.
         sampler: Name of the sampler, one of `tunebench.search.registry.samplers`. Default: `surrogate`; with
             several objectives `tpe`.
         seed: Seed of the search and of the random inputs.
@@ -73,7 +77,7 @@ class Plan:
         UnknownName: if there is no such sampler.
     """
 
-    trials: int = 50
+    trials: int | None = None
     sampler: str = ""
     seed: int = 0
     variants: tuple[str, ...] = ()
@@ -98,8 +102,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name, (least, most) in _RANGES.items():
-            if not least <= getattr(self, name) <= most:
-                raise InputError(f"{name} must be from {least} to {most}; got {quoted(getattr(self, name))}")
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise InputError(f"{name} must be from {least} to {most}; got {quoted(value)}")
         if not 0 < self.timeout_s <= _LONGEST_S:
             raise InputError(
                 f"timeout_s must be above 0 and at most {_LONGEST_S:.0e} seconds; got {self.timeout_s}"
@@ -113,6 +118,11 @@ class Plan:
         if self.minutes is not None and not 0 <= self.minutes < math.inf:
             raise InputError(f"minutes must be a finite number, 0 or more; got {self.minutes}")
         self._check_goal()
+
+    @property
+    def trial_budget(self) -> int:
+        """The number of trials; the default of one workload where none is set."""
+        return TRIALS if self.trials is None else self.trials
 
     def _check_goal(self) -> None:
         """Check the sampler and what only times have; choose the default sampler."""

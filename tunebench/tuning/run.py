@@ -132,7 +132,7 @@ def prepare(
         searches=[],
         warm={},
         bound_us=min(float((searched.gap_bounds or searched.bounds).us.min()) for searched in tunable),
-        budget=Budget(trials=plan.trials, audit=plan.audit, until=until),
+        budget=Budget(trials=plan.trial_budget, audit=plan.audit, until=until),
         recorder=RunRecorder(
             setup.store,
             workload,
@@ -144,7 +144,7 @@ def prepare(
         audit=BoundAudit(workload, plan.protocol.cache),
         retry_policy=policy,
         on_progress=on_progress,
-        state=RunState(phase=("search", 0, plan.trials)),
+        state=RunState(phase=("search", 0, plan.trial_budget)),
         goal=plan.goal,
     )
     _check_goal(context)
@@ -153,7 +153,7 @@ def prepare(
     context.warm.update(_warm_starts(context))
     context.searches.extend([_search_of(context, searched) for searched in tunable])
     # Trials of an interrupted run of the same options count, so that repeated calls do not exceed the budget.
-    context.budget.done = min(context.recorder.begin(), plan.trials)
+    context.budget.done = min(context.recorder.begin(), plan.trial_budget)
     return context
 
 

@@ -107,6 +107,7 @@ def run_options(
     is_restricted = plan.variants or plan.variant_files
     return {
         **options,
+        "trials": plan.trial_budget,
         "variants": sorted(variants) if is_restricted else [],
         "variant_files": {str(Path(name).absolute()): _digest(Path(name)) for name in plan.variant_files},
         "protocol": dataclasses.asdict(plan.protocol),

@@ -107,7 +107,7 @@ class RunRecorder:
                 seed=self._plan.seed,
                 host=self.owner,
                 versions={"tunebench": __version__, "python": platform.python_version()},
-                budget_trials=max(0, self._plan.trials - charged),
+                budget_trials=max(0, self._plan.trial_budget - charged),
                 options=self._options,
             )
         )

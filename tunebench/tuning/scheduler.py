@@ -102,7 +102,7 @@ class SharedBudget:
             for text, weighted in self._workloads.items()
             if weighted.task_state is not None
         }
-        total = self._setup.plan.trials
+        total = self._setup.plan.trial_budget
         shared = total // (LEAST_ROUNDS * max(1, len(states)))
         scheduler = BudgetScheduler(
             states, total, round_trials=max(ROUND, min(shared, executor.capacity // 2))
@@ -179,7 +179,7 @@ class SharedBudget:
                 progress,
                 count=len(self._workloads),
                 trials_done=self._done,
-                trials_total=self._setup.plan.trials,
+                trials_total=self._setup.plan.trial_budget,
                 model_us=sum(weighted.now_us for weighted in self._workloads.values()),
                 predicted=sum(math.isinf(weighted.best_us) for weighted in self._workloads.values()),
             )
@@ -194,7 +194,7 @@ class SharedBudget:
             database=str(self._setup.store.location),
             how="predicted" if self._setup.predicts else "measured",
             results=with_shares([self._result(weighted) for weighted in self._all]),
-            total=self._setup.plan.trials,
+            total=self._setup.plan.trial_budget,
             interrupted=self._interrupted,
             stopped=self._stopped,
             cut_short=self._cut_short,
