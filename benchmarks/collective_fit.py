@@ -3,7 +3,9 @@
     python -m benchmarks.collective_fit [--data FOLDER]
 
 FOLDER contains `predict/nccl_*.csv.gz` and `training/vtrain_allreduce.csv` (its README names the sources).
-The curves of `tests/data/nccl_tests.toml` are used as well. All are times of nccl-tests in a loop.
+The curves of `tests/data/nccl_tests.toml` are used as well. All are times of nccl-tests in a loop. Those of
+devices without peer access are apart (`staged_curves`): a share of the bandwidth of PCI Express is their only
+constant (`staged_share`), since it differs between machines by more than the rest of the law.
 
 Constants (`CollectiveConstants`; the share of a PCI Express link that remains in groups of more than two; the
 latency of a network) are shared by all devices. Latencies of software and host differ between machines with
@@ -29,11 +31,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunebench import device as devices
-from tunebench.training.interconnect.cluster import Cluster, Link, ProcessGroup, link_of
+from tunebench.training.interconnect.cluster import Cluster, Link, ProcessGroup, link_of, links
 from tunebench.training.interconnect.collective import (
     REACHES,
     Collective,
     CollectiveConstants,
+    bus_gb_s,
     collective_us,
 )
 
@@ -56,7 +59,6 @@ GPUS = {
     "a100-40-sxm": "A100",
     "h100-sxm": "H100, H200",
     "h200-sxm": "H100, H200",
-    "rtx-5090": "RTX 5090",
 }
 
 COLLECTIVE: dict[str, Collective] = {
@@ -149,7 +151,41 @@ class Curve:
 def curves(folder: Path = DATA) -> list[Curve]:
     """Read every measured curve, without times that are those of the host."""
     curves_measured = [curve for name in MACHINES for curve in _sweep(folder, name)]
-    return curves_measured + list(_vtrain(folder)) + list(_nccl_tests())
+    direct = [curve for curve in _nccl_tests() if curve.group.inside.peer_access]
+    return curves_measured + list(_vtrain(folder)) + direct
+
+
+def staged_curves() -> list[Curve]:
+    """Read the measured curves of devices without peer access."""
+    return [curve for curve in _nccl_tests() if not curve.group.inside.peer_access]
+
+
+def staged_share(data: list[Curve]) -> dict[str, float]:
+    """Return the share of the bandwidth with peer access that each machine reaches with its largest message.
+
+    Args:
+        data: Curves of devices without peer access; those of one machine are joined by a geometric mean.
+    """
+    logarithms = defaultdict(list)
+    for curve in data:
+        inside = curve.group.inside
+        peer = replace(inside, efficiency=links()[inside.name.removesuffix("-no-p2p")].efficiency)
+        direct_us = collective_us(curve.collective, curve.nbytes, replace(curve.group, inside=peer))
+        logarithms[curve.machine].append(np.log(direct_us[-1] / curve.us[-1]))
+    return {machine: float(np.exp(np.mean(values))) for machine, values in logarithms.items()}
+
+
+def staged_report(data: list[Curve]) -> str:
+    """Return the measured and predicted bus bandwidth of the largest message of each curve, as Markdown."""
+    lines = ["| machine | GPUs | measured GB/s | predicted GB/s | share |", "|---" * 5 + "|"]
+    shares = staged_share(data)
+    for curve in data:
+        count, nbytes = curve.group.size, curve.nbytes[-1]
+        measured = bus_gb_s(curve.collective, nbytes, curve.us[-1], count)
+        predicted = bus_gb_s(curve.collective, nbytes, curve.predict()[-1], count)
+        share = shares[curve.machine]
+        lines.append(f"| {curve.machine} | {count} | {measured:.2f} | {predicted:.2f} | {share:.2f} |")
+    return "\n".join(lines)
 
 
 def _sweep(folder: Path, name: str) -> Iterable[Curve]:
@@ -202,10 +238,11 @@ def _nccl_tests() -> Iterable[Curve]:
         sizes = np.array(entry["log2_bytes"])
         is_fitted = sizes >= entry.get("host_bound", 0)
         count, nodes = entry.get("gpus", 8 * entry["nodes"]), entry["nodes"]
-        cluster = Cluster.of(devices.find(entry["device"]), devices=count, nodes=nodes)
+        product = devices.find(entry["device"])
+        cluster = Cluster.of(product, devices=count, nodes=nodes, link=entry.get("link"))
         yield Curve(
-            machine=entry["name"].removeprefix(f"{count} x "),
-            gpu=GPUS[entry["device"]],
+            machine=entry.get("machine", entry["name"].removeprefix(f"{count} x ")),
+            gpu=GPUS.get(product.name, product.name),
             collective="all-reduce",
             group=cluster.group(count),
             nbytes=2.0 ** sizes[is_fitted],
@@ -350,6 +387,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=DATA, help="folder of measured collectives")
     options = parser.parse_args()
+    print(staged_report(staged_curves()), end="\n\n")
     data = curves(options.data)
     constants, paces = fit(data)
     print("constants", {name: round(value, 3) for name, value in constants.items()})

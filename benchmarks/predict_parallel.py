@@ -27,7 +27,7 @@ from rich.table import Table
 
 from tunebench import device as devices
 from tunebench.training.interconnect.cluster import Cluster
-from tunebench.training.interconnect.collective import REACHES, collective_us
+from tunebench.training.interconnect.collective import collective_us, reaches_of
 from tunebench.training.steps.step import Parallelism, StepPrediction, predict_step
 from tunebench.workloads.networks import NetworkRun, network
 
@@ -61,21 +61,22 @@ def _collectives() -> Table:
         "all-reduce on", "times", "mean error", "below 1 MB", "1 to 256 MB", "from 256 MB", "inside"
     )
     for curve in curves:
-        over = _over_measured(curve)
+        over, (low, high) = _over_measured(curve)
         error, size = np.abs(over - 1), np.array(curve["log2_bytes"])
         parts = [error[size < 20], error[(size >= 20) & (size < 28)], error[size >= 28]]
         means = [f"{part.mean():.0%}" if part.size else "" for part in parts]
-        inside = ((1 / over >= REACHES[0]) & (1 / over <= REACHES[1])).mean()
+        inside = ((1 / over >= low) & (1 / over <= high)).mean()
         table.add_row(curve["name"], str(len(over)), f"{error.mean():.0%}", *means, f"{inside:.0%}")
     return table
 
 
-def _over_measured(curve: dict[str, Any]) -> Any:
-    """Return ratios of predicted to measured times."""
+def _over_measured(curve: dict[str, Any]) -> tuple[Any, tuple[float, float]]:
+    """Return ratios of predicted to measured times, and the interval of measured over predicted ones."""
     count = curve.get("gpus", 8 * curve["nodes"])
-    cluster = Cluster.of(devices.find(curve["device"]), devices=count, nodes=curve["nodes"])
-    sizes = 2.0 ** np.array(curve["log2_bytes"])
-    return collective_us("all-reduce", sizes, cluster.group(cluster.devices)) / np.array(curve["us"])
+    product = devices.find(curve["device"])
+    cluster = Cluster.of(product, devices=count, nodes=curve["nodes"], link=curve.get("link"))
+    sizes, group = 2.0 ** np.array(curve["log2_bytes"]), cluster.group(count)
+    return collective_us("all-reduce", sizes, group) / np.array(curve["us"]), reaches_of(group)
 
 
 def _steps(folder: Path) -> Table:

@@ -93,9 +93,9 @@ def test_mistakes_in_a_file_are_explained(tmp_path: Path, text: str, expected: s
     [
         ("64 x h100-sxm, 8 a node, nvlink, ib-400", "nvlink4", "net-400"),
         ("16 x a100-80-sxm, hdr, nvlink", "nvlink3", "net-200"),
-        ("16 x l4, 8 a node, pcie, roce-100", "pcie4", "net-100"),
-        ("16 x l4, 8 a node, pcie, omni-path-100", "pcie4", "net-100"),
-        ("16 x l4, 8 a node, pcie, ethernet-25", "pcie4", "net-25"),
+        ("16 x l4, 8 a node, pcie, roce-100", "pcie4-no-p2p", "net-100"),
+        ("16 x l4, 8 a node, pcie, omni-path-100", "pcie4-no-p2p", "net-100"),
+        ("16 x l4, 8 a node, pcie, ethernet-25", "pcie4-no-p2p", "net-25"),
     ],
 )
 def test_links_have_the_names_that_people_use(text: str, inside: str, between: str) -> None:
@@ -112,7 +112,7 @@ def test_links_of_figures_are_named_after_their_bandwidth(tmp_path: Path) -> Non
 
 
 def test_a_kind_of_link_that_a_product_does_not_have_is_refused() -> None:
-    with pytest.raises(InputError, match="the link of l4 within a node is pcie4, not nvlink"):
+    with pytest.raises(InputError, match="the link of l4 within a node is pcie4-no-p2p, not nvlink"):
         TrainingCluster.parse("8 x l4, nvlink")
 
 

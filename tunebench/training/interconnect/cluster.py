@@ -46,6 +46,8 @@ class Link:
         ll128: Whether stores of 128 bytes arrive as a whole (NVLink), which NCCL's protocol LL128 needs.
         group_share: Share of the bandwidth that remains in groups of more than two devices; below 1 where
             their traffic crosses CPUs (PCI Express).
+        peer_access: Whether devices write to the memory of each other. Without it every byte is staged in
+            host memory (NCCL's transport SHM), at a rate that differs far between machines.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Link:
     reduces: bool = False
     ll128: bool = False
     group_share: float = 1.0
+    peer_access: bool = True
 
     def __post_init__(self) -> None:
         if not 0 < self.gb_s < float("inf") or not 0 <= self.latency_us < float("inf"):

@@ -57,12 +57,14 @@ __all__ = [
     "COLLECTIVES",
     "LAST_PART",
     "REACHES",
+    "STAGED_REACHES",
     "Collective",
     "CollectiveConstants",
     "CollectiveMethod",
     "bus_gb_s",
     "collective_methods",
     "collective_us",
+    "reaches_of",
     "send_us",
 ]
 
@@ -140,6 +142,13 @@ REACHES = (0.66, 1.56)
 The 5th and 95th percentile of times measured on GPUs that were left out of the fit
 (`benchmarks/collective_fit.py`). Most of it is the pace of the machine, so small messages are wider and
 large ones narrower: from 32 MB, mean errors are 2 to 15 %.
+"""
+
+STAGED_REACHES = (0.17, 5.8)
+"""As `REACHES`, of devices without peer access, whose messages are staged in host memory.
+
+Student's t for five machines with PCI Express 3 and 4 (`staged_share` of `benchmarks/collective_fit.py`). The
+logarithms of their bandwidths have a standard deviation of 0.75.
 """
 
 
@@ -310,6 +319,16 @@ def send_us(nbytes: ArrayLike, link: Link) -> Array:
     """Return the predicted time to send bytes from one device to another, in microseconds."""
     pair = ProcessGroup(local=2, nodes=1, inside=link, between=link)
     return collective_us("broadcast", nbytes, pair)
+
+
+def reaches_of(group: ProcessGroup | Link) -> tuple[float, float]:
+    """Return the 90 % interval of the time of a collective or a message, as multiples of the predicted time.
+
+    Args:
+        group: Devices that take part in the collective, or the link that the message uses.
+    """
+    inside, within = (group, 2) if isinstance(group, Link) else (group.inside, group.local)
+    return REACHES if inside.peer_access or within == 1 else STAGED_REACHES
 
 
 def bus_gb_s(collective: Collective, nbytes: ArrayLike, us: ArrayLike, devices: int) -> Array:

@@ -316,7 +316,9 @@ def _stages(
             sums_backward=waits.of_layers("backward") + copies.backward,
             gradients=TimeRange(),
             copies=copies,
-            send=TimeRange() if silent else TimeRange.of_communication(float(send_us(send_bytes, link))),
+            send=TimeRange()
+            if silent
+            else TimeRange.of_communication(float(send_us(send_bytes, link)), link),
             send_bytes=send_bytes,
             parameters=sum(network.held_parameters(part, layers)) if run.trains else 0,
             in_flight=0,
@@ -350,7 +352,7 @@ def _tied(network: Network, run: NetworkRun, cluster: Cluster, parallelism: Para
     width = parallelism.width
     link = cluster.link_between(*(rank * width for rank in end_ranks), width=width)
     pair = ProcessGroup(local=2, nodes=1, inside=link, between=link)
-    return TimeRange.of_communication(float(collective_us("all-reduce", shared, pair)))
+    return TimeRange.of_communication(float(collective_us("all-reduce", shared, pair)), pair)
 
 
 __getattr__ = renamed(__name__, {"Division": "Parallelism"})

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tunebench.stack import Efficiency
-from tunebench.training.interconnect.collective import REACHES
+from tunebench.training.interconnect.cluster import Link, ProcessGroup
+from tunebench.training.interconnect.collective import reaches_of
 
 __all__ = ["End", "TimeRange"]
 
@@ -49,6 +50,7 @@ class TimeRange:
         return cls(low_us=value("low"), us=value("expected"), high_us=value("high"))
 
     @classmethod
-    def of_communication(cls, us: float) -> TimeRange:
-        """Return the range of communication with this expected time."""
-        return cls(low_us=us * REACHES[0], us=us, high_us=us * REACHES[1])
+    def of_communication(cls, us: float, link: ProcessGroup | Link) -> TimeRange:
+        """Return the range of communication with this expected time, by a group of devices or on a link."""
+        low, high = reaches_of(link)
+        return cls(low_us=us * low, us=us, high_us=us * high)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tunebench.dtype import itemsize
 from tunebench.forecast.network import HOST_US, NetworkPrediction, OperationTime
 from tunebench.training.interconnect.cluster import Cluster, ProcessGroup
-from tunebench.training.interconnect.collective import REACHES, Collective, collective_us, send_us
+from tunebench.training.interconnect.collective import Collective, collective_us, send_us
 from tunebench.training.steps.gradient import BucketExchange, bucket_bytes, chained_us, gradient_bytes
 from tunebench.training.steps.layer_stream import LayerWork, stream_us
 from tunebench.training.steps.overlap import TensorOverlap, occupied_sms
@@ -25,8 +25,6 @@ PASSES: tuple[Phase, ...] = ("forward", "backward")
 
 
 _NOTHING = TimeRange()
-
-_PACES: dict[End, float] = {"low": REACHES[0], "expected": 1.0, "high": REACHES[1]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +115,7 @@ class StageWaits:
                 takes_us = float(
                     collective_us(collective.collective, collective.nbytes, groups[collective.group])
                 )
-                takes = TimeRange.of_communication(takes_us)
+                takes = TimeRange.of_communication(takes_us, groups[collective.group])
                 exposed += TimeRange.of(self._exposed(overlap, collective, takes)) * collective.count
         for exchange in self.network.exchanges(self.run):
             if exchange.phase == phase:
@@ -126,7 +124,7 @@ class StageWaits:
                 else:
                     us = float(send_us(exchange.nbytes, ring))
                     hidden = _attention_us(self.kernels, exchange.behind)
-                takes = TimeRange.of_communication(us)
+                takes = TimeRange.of_communication(us, contexts if exchange.collective else ring)
                 exposed += (
                     TimeRange.of(lambda end, t=takes, h=hidden: max(0.0, t.at(end) - h))  # type: ignore[misc]
                     * exchange.count
@@ -185,13 +183,14 @@ class StageWaits:
     ) -> Transit:
         """Return the collectives of all layers in buckets, beside the kernels of a pass."""
         parallelism, run = self.parallelism, self.run
+        pace = TimeRange.of_communication(1.0, groups[0])
 
         def exchange(end: End) -> BucketExchange:
             return BucketExchange(
                 groups=groups,
                 bucket_bytes=bucket_bytes(run, parallelism.copies),
                 overlap=parallelism.overlap,
-                slower=_PACES[end],
+                slower=pace.at(end),
                 occupied=self._occupied(groups[0]),
             )
 
@@ -232,8 +231,10 @@ class StageWaits:
         gathers = [float(collective_us("all-gather", nbytes, group)) for nbytes in gathered_bytes]
         scatters = [float(collective_us("reduce-scatter", nbytes, group)) for nbytes in sizes]
 
+        paces = TimeRange.of_communication(1.0, group)
+
         def exposed(end: End, kernels: TimeRange, after: Sequence[float], before: Sequence[float]) -> float:
-            pace, each_us = _PACES[end], kernels.at(end) / len(sizes)
+            pace, each_us = paces.at(end), kernels.at(end) / len(sizes)
             works = [
                 LayerWork(
                     each_us,
@@ -260,7 +261,8 @@ def _listed_us(collective: Collective, sizes: Sequence[int], matrices: int, grou
         matrices * float(collective_us(collective, nbytes / matrices, group)) for nbytes in sizes if nbytes
     )
     copies_us = HOST_US * matrices * sum(map(bool, sizes)) * group.size
-    return TimeRange.of_communication(takes_us) + TimeRange(low_us=copies_us, us=copies_us, high_us=copies_us)
+    copies = TimeRange(low_us=copies_us, us=copies_us, high_us=copies_us)
+    return TimeRange.of_communication(takes_us, group) + copies
 
 
 def _attention_us(kernels: NetworkPrediction, phase: Phase) -> float:
