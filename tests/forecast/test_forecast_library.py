@@ -453,3 +453,15 @@ def test_empty_operator_can_be_predicted(workload: Workload) -> None:
     assert math.isfinite(prediction.time_us)
     assert prediction.bound_us < 0.01
     assert prediction.binding == "launch"
+
+
+@pytest.mark.parametrize(("unmeasured", "near"), [("gb300", "gb200"), ("rtx-6000-ada", "l40s")])
+def test_products_from_datasheets_have_wider_intervals_than_their_neighbours(
+    unmeasured: str, near: str
+) -> None:
+    texts = ("gemm:m=4096,n=4096,k=4096,dtype=bf16", "layernorm:rows=8192,cols=4096,dtype=bf16")
+    for text in texts:
+        workload = workloads.parse(text)
+        asked, measured = (predict(workload, DEVICES[name]) for name in (unmeasured, near))
+        assert asked.high_us / asked.low_us >= measured.high_us / measured.low_us * (1 - 1e-9)
+        assert bounds_us([workload], DEVICES[unmeasured])[0] <= asked.low_us

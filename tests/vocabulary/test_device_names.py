@@ -56,6 +56,8 @@ SPELLINGS = {
     "h100-nvl": ("NVIDIA H100 NVL", "NVIDIA_H100_NVL", "H100 NVL 94GB", "H100 94GB"),
     "gh200": ("NVIDIA GH200 480GB", "NVIDIA_GH200_480GB", "GH200", "GH200 Grace Hopper Superchip"),
     "b200": ("NVIDIA B200", "NVIDIA_B200", "B200", "B200 SXM6 180GB", "B200 192GB"),
+    "gb300": ("NVIDIA GB300", "NVIDIA_GB300", "GB300 NVL72"),
+    "rtx-6000-ada": ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada", "rtx6000-ada"),
     "gb200": ("NVIDIA GB200", "NVIDIA_GB200", "GB200 NVL72"),
     "b300": ("NVIDIA B300 SXM6 AC", "NVIDIA_B300_SXM6_AC", "NVIDIA B300", "B300"),
     "rtx-pro-6000": (
@@ -79,7 +81,7 @@ OTHER_PRODUCTS = (
     *(
         "NVIDIA GeForce RTX 3060",
         "NVIDIA RTX A4000 Laptop GPU",
-        "NVIDIA RTX 6000 Ada Generation",
+        "NVIDIA RTX 5000 Ada Generation",
         "Quadro RTX 6000",
     ),
     *("AMD Radeon PRO W6600", "AMD Radeon PRO W7800", "AMD Instinct MI250X", "AMD Instinct MI300A", ""),
