@@ -18,6 +18,7 @@ from tunebench.forecast import network as of_network
 from tunebench.forecast.library.model import ForecastModel
 from tunebench.forecast.network import (
     DISPATCH_US,
+    EAGER_HOST_US,
     HOST_US,
     LIST_ERROR,
     LOOP_LAUNCH_US,
@@ -71,9 +72,35 @@ def test_a_small_network_waits_for_the_host() -> None:
     run = NetworkRun(batch=1, seq=8)
     prediction = predict_network(network("gpt2"), H100, run)
     assert prediction.waits_for_host
-    assert prediction.time_us == prediction.host_us == pytest.approx(HOST_US * prediction.launches)
+    assert prediction.time_us == prediction.host_us == pytest.approx(EAGER_HOST_US * prediction.launches)
+    compiled = predict_network(network("gpt2"), H100, NetworkRun(batch=1, seq=8, stack="compiled"))
+    assert compiled.host_us == pytest.approx(HOST_US * compiled.launches)
+    trained = predict_network(network("gpt2"), H100, NetworkRun(batch=1, seq=8, mode="train"))
+    assert trained.host_us == pytest.approx(HOST_US * trained.launches)
     graph = predict_network(network("gpt2"), H100, run, host_us_per_launch=0.0)
     assert graph.time_us == graph.device_us < prediction.time_us
+
+
+@pytest.mark.parametrize(
+    ("name", "product", "batch", "published_ms"),
+    [
+        ("resnet50", "a100-80-sxm", 1, 6.531),
+        ("resnet50", "a100-80-sxm", 4, 6.657),
+        ("resnet50", "v100-sxm2", 1, 6.484),
+        ("resnet50", "t4", 1, 6.031),
+        ("resnet50", "rtx-3090", 1, 8.2),
+        ("vit-base-16", "a100-80-sxm", 1, 9.325),
+        ("vit-base-16", "v100-sxm2", 1, 10.495),
+    ],
+)
+def test_eager_inference_of_small_batches_takes_the_host_as_long_as_published(
+    name: str, product: str, batch: int, published_ms: float
+) -> None:
+    """Source: huggingface/transformers, `perf_torch_compile.md`; jjblogs.com/threads/217728 (RTX 3090)."""
+    prediction = predict_network(network(name), device.find(product), NetworkRun(batch=batch))
+    assert prediction.waits_for_host
+    assert prediction.low_us <= published_ms * 1e3 <= prediction.high_us
+    assert prediction.time_us == pytest.approx(published_ms * 1e3, rel=0.25)
 
 
 def test_launches_in_a_loop_take_the_host_less_time() -> None:
