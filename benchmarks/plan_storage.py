@@ -2,8 +2,8 @@
 
     python -m benchmarks.plan_storage > benchmarks/results/plan_storage.md
 
-No constant of the predictions is fitted to any of the published figures. Seconds of the search are those of
-the process on one core.
+The bandwidth of updates in host memory is fitted to two published times, and nothing else to a published
+figure. Seconds of the search are those of the process on one core.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.plan_cluster import gpt, plan_text
 from tunebench.training.cluster import ClusterPlan, ClusterSearch, PricedPlan, TrainingCluster, TrainingJob
+from tunebench.training.cluster.storage import StorageLayout, StorageTimes
 from tunebench.workloads.networks import Network, from_config, network
 
 H100 = "16 x h100-sxm"
@@ -61,6 +62,7 @@ def main() -> None:
         "predicted; no plan was run.\n"
     )
     _print_cases()
+    _print_updates()
     _print_offloading()
     _print_fsdp()
 
@@ -123,6 +125,47 @@ def _missing(priced: PricedPlan, machine: TrainingCluster) -> str:
 # -------------------------------------------------------------------------------------- published figures
 
 
+UPDATES = (
+    ("DeepSpeed, pull request 735: GPT-2, host not stated", "fitted", 11.6, 1, 8.2),
+    ("DeepSpeed, `blogs/zenflow-corebinding`: Qwen2.5-1.5B, 2 x EPYC 7742", "fitted", 1.54, 2, 1.125),
+    ("DeepSpeed, issue 6695: Llama 1.2B, host not stated", "left out", 1.2, 1, 1.5),
+    ("the same, 0.3B", "left out", 0.3, 1, 0.31),
+    ("gist chenyaofo/d4cd6a20: LLaMA-7B, ZeRO-3, 2 x Xeon 8358", "left out", 6.74, 8, 16.8),
+)
+"""Source, whether it was fitted, 1e9 parameters, devices, and seconds of an update, or those that states in
+host memory add to a step."""
+
+
+def _print_updates() -> None:
+    """Print published times of updates in host memory beside predictions."""
+    print("\n## Published updates in host memory\n")
+    print(
+        "Seconds of an update, or those that a step takes longer than with states on the devices: 1365 and "
+        "240 ms (blog); 64 sequences at 2.05 and 4.45 a second (gist). *Before*: at the bandwidth of the "
+        "host memory, 300 GB/s. Copies of parameters to the devices over PCI Express 4 are included.\n"
+    )
+    print("| source | | parameters, 1e9 | devices | published, s | predicted, s | before, s |")
+    print("|---|---|---|---|---|---|---|")
+    for source, use, billions, count, published in UPDATES:
+        machine = TrainingCluster.parse(f"{count} x a100-80-sxm, host 1TB 300")
+        layout = StorageLayout(
+            pipeline=1,
+            copies=count,
+            sharding="optimizer",
+            states="host",
+            parameters="device",
+            activations="device",
+        )
+        share = [int(billions * 1e9 / count)]
+        seconds = [
+            StorageTimes(host).update_us(share, layout) / 1e6
+            for host in (machine, replace(machine, host_update_gb_s=300.0))
+        ]
+        print(
+            f"| {source} | {use} | {billions} | {count} | {published} | {seconds[0]:.2f} | {seconds[1]:.2f} |"
+        )
+
+
 def _print_offloading() -> None:
     """Print the two figures that the abstracts of ZeRO-Offload and ZeRO-Infinity state."""
     print("\n## Published TFLOPS with offloading on V100\n")
@@ -133,15 +176,19 @@ def _print_offloading() -> None:
         "GB/s; DGX-2: "
         "1.5 TB at 200 GB/s, NVMe 28 TB at 25/25 GB/s, 4 GPUs on a link) are assumed. Whether published "
         "FLOPs count "
-        "recomputation is not stated, so both are shown.\n"
+        "recomputation is not stated, so both are shown, as tuned and as typical programs of "
+        "Megatron-DeepSpeed of 2022 run. A DGX-2 has eight adapters of 100 Gb/s for 16 GPUs (datasheet).\n"
     )
-    print("| model | GPUs | plan | published TFLOPS per GPU | predicted | predicted, with recomputation |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "| model | GPUs | plan | published TFLOPS per GPU | predicted, tuned | with recomputation | "
+        "predicted, typical | with recomputation |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     small = gpt("gpt-10b", 50, 4096, 32, 1024)
     large = gpt("gpt-1t", 128, 25600, 160, 1024)
     single_gpu = TrainingCluster.parse("1 x v100-sxm2, 32GB, host 1.5TB 100")
     many = TrainingCluster.parse(
-        "512 x v100-sxm2, 16 a node, 32GB, nvlink2, net-100, host 1.5TB 200, nvme 28TB 25/25"
+        "512 x v100-sxm2, 16 a node, 32GB, nvlink2, net-50, host 1.5TB 200, nvme 28TB 25/25"
     )
     many = replace(many, devices_per_host_link=4)
     offload = {"states": "host", "parameters": "device", "recompute": "full"}
@@ -154,12 +201,16 @@ def _print_offloading() -> None:
         job = TrainingJob(network=net, batch=batch, seq=1024, dtype="f16", flash=False)
         search = ClusterSearch(job, machine, fixed=fixed).run(1, front=False)
         best = search.best[0] if search.best else search.least_memory
-        tflops = job.model_flops / best.step.time_us / 1e6 / best.plan.devices
-        with_recomputation = f"{tflops * 4 / 3:.0f}" if best.plan.recompute == "full" else "-"
+        typical = ClusterSearch(replace(job, stack="megatron@2022", tuning="typical"), machine)
+        figures = "".join(
+            f" {tflops:.0f} | {tflops * 4 / 3:.0f} |"
+            for priced in (best, typical.priced(best.plan))
+            for tflops in (job.model_flops / priced.step.time_us / 1e6 / best.plan.devices,)
+        )
         verdict = "" if best.fits else _missing(best, machine)
         print(
-            f"| {name} | {machine.devices} | batch {batch}, {plan_text(best.plan)}{verdict} | {published} | "
-            f"{tflops:.0f} | {with_recomputation} |",
+            f"| {name} | {machine.devices} | batch {batch}, {plan_text(best.plan)}{verdict} | {published} |"
+            f"{figures}",
             flush=True,
         )
 

@@ -230,7 +230,7 @@ def test_states_in_host_memory_fit_more_and_take_time(tmp_path: Path) -> None:
         == 16 * parameters
     )
     assert host.memory.host == 14 * parameters
-    copy_us, update_us = parameters * 2 / 20e3, 4 * parameters * 28 / 100e3
+    copy_us, update_us = parameters * 2 / 20e3, 4 * parameters * 28 / 40e3
     assert update_us < host.step.optimizer_us < 2 * copy_us + update_us
     assert search.run(1).best[0].plan.states == "host"
     path.write_text(text + 'host_memory = "1GB"\n')
@@ -270,7 +270,7 @@ def test_a_measured_step_of_a_plan_is_nearer_to_its_prediction_afterwards() -> N
     measured = MeasuredStep(seconds=1.4 * step.time_us / 1e6, prediction=step)
     job = replace(JOB, calibration=calibrate([measured]))
     ratio = ClusterSearch(job, MACHINE, fixed=FEW).priced(plan).step.time_us / step.time_us
-    assert 1.2 < ratio < 1.4
+    assert abs(ratio - 1.4) < 0.2  # it was 0.4; slower messages are also hidden less
     with pytest.raises(InputError, match=r"measured on l4 say nothing about h100-sxm"):
         ClusterSearch(job, TrainingCluster.parse("4 x h100-sxm"))
     with pytest.raises(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import plan_storage
 from tunebench.errors import InputError
 from tunebench.training.cluster import (
     ClusterSearch,
@@ -19,6 +20,8 @@ from tunebench.training.cluster import (
     plan_training,
     write_plan,
 )
+from tunebench.training.cluster.machine import HOST_UPDATE_GB_S
+from tunebench.training.cluster.storage import StorageLayout, StorageTimes
 from tunebench.workloads.networks import network
 
 JOB = TrainingJob(network=network("gpt2-large"), batch=8, seq=1024)
@@ -87,6 +90,37 @@ def test_nvme_bounds_the_update_and_is_shared_by_the_devices_of_a_node() -> None
     assert write_us < on_one_node.step.optimizer_us < read_us + write_us
     apart = TrainingCluster.parse("4 x l4, 1 a node, net-100, 6GB, host 20GB 100, nvme 40GB 5/2")
     assert priced(apart, nodes=4).step.optimizer_us < 0.3 * on_one_node.step.optimizer_us
+
+
+def test_updates_in_host_memory_reach_the_bandwidth_of_published_ones() -> None:
+    """The parameters of plan_storage's table: a fitted time within 12 %, and the others not shorter."""
+    for source, use, billions, count, published_s in plan_storage.UPDATES:
+        machine = TrainingCluster.parse(f"{count} x a100-80-sxm, host 1TB 300")
+        layout = StorageLayout(1, count, "optimizer", "host", "device", "device")
+        share = [int(billions * 1e9 / count)]
+        seconds = StorageTimes(machine).update_us(share, layout) / 1e6
+        if use == "fitted":
+            assert seconds == pytest.approx(published_s, rel=0.12), source
+        else:
+            assert published_s / 4 < seconds < published_s, source
+
+
+def test_updates_are_limited_by_processors_and_by_memory(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    text = 'product = "l4"\nhost_memory = "1TB"\nhost_gb_s = 200\n'
+    layout = StorageLayout(1, 1, "none", "host", "device", "device")
+    seconds = {}
+    for given_gb_s in (0, 80, 200, 1000):
+        path.write_text(f"{text}host_update_gb_s = {given_gb_s}\n")
+        machine = TrainingCluster.read(path)
+        seconds[given_gb_s] = StorageTimes(machine).update_us([10**9], layout) / 1e6
+    copy_s = 2 / 24.57  # parameters to the device; gradients left it behind each layer
+    assert seconds[0] == pytest.approx(28 / HOST_UPDATE_GB_S + copy_s, rel=0.01)
+    assert seconds[80] == pytest.approx(28 / 80 + copy_s, rel=0.01)
+    assert seconds[200] == seconds[1000] < seconds[80]
+    path.write_text(f"{text}host_update_gb_s = -1\n")
+    with pytest.raises(InputError, match="host_update_gb_s must be a bandwidth"):
+        TrainingCluster.read(path)
 
 
 def test_shared_and_half_duplex_links_are_slower() -> None:

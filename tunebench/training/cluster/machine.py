@@ -9,7 +9,7 @@
 A file has the keys `product`, `nodes`, `devices_per_node`, and optionally `inside` and `between` (links by
 name, by figures, or tables with the fields of `Link`), `nodes_per_switch` and `oversubscription`, `memory`,
 `memory_margin` (share of it that plans leave free; 0.07), `power_limit_w` (watts of each device; by default
-those of the product), `host_memory` with `host_gb_s` and
+those of the product), `host_memory` with `host_gb_s`, `host_update_gb_s` and
 `host_link`, `devices_per_host_link` and `host_duplex`, `nvme` with `nvme_read_gb_s` and `nvme_write_gb_s`,
 and `price_per_hour`.
 """
@@ -58,6 +58,15 @@ MEMORY_MARGIN = 0.07
 MOST_NODES = 1 << 20
 """Most nodes of a cluster, and devices of a node."""
 
+HOST_UPDATE_GB_S = 40.0
+"""Bandwidth of host memory that DeepSpeed's CPU-Adam reaches on a node, in 1e9 bytes per second.
+
+Its 28 bytes per parameter, over two published times: 8.2 s for 11.6e9 parameters, and 1.125 s more per step
+with states in host memory for 1.54e9 on two EPYC 7742, which have ten times the bandwidth (copies included).
+Updates that were left out took 1.3 to 3.5 times as long as predicted. Source: deepspeedai/DeepSpeed, pull
+request 735 and `blogs/zenflow-corebinding`; `python -m benchmarks.plan_storage`.
+"""
+
 _COUNT = re.compile(r"(?P<count>\d+)\s*(x|\*)\s*(?P<product>[\w. -]*[\w.-])")
 _PER_NODE = re.compile(r"(?P<count>\d+)\s*(a|per)\s*node")
 _SIZE = re.compile(r"\d+(\.\d+)?\s*[kmgt]i?b", re.IGNORECASE)
@@ -81,6 +90,7 @@ _KEYS = (
     "power_limit_w",
     "host_memory",
     "host_gb_s",
+    "host_update_gb_s",
     "host_link",
     "devices_per_host_link",
     "host_duplex",
@@ -102,6 +112,8 @@ class TrainingCluster:
         memory_margin: Share of it that plans leave free.
         host_bytes: Host memory of each node for states of the optimizer; 0 if none may be used.
         host_gb_s: Bandwidth of the host memory of a node, reads and writes together, in 1e9 bytes per second.
+        host_update_gb_s: Bandwidth that updates of parameters in the host memory of a node reach, at most
+            `host_gb_s`; 0 for `HOST_UPDATE_GB_S`.
         host_link: Link of each device to host memory; None if no host memory is used.
         devices_per_host_link: Devices that share one such link, as behind a switch.
         host_duplex: Whether copies in both directions run at the same time at full bandwidth.
@@ -117,6 +129,7 @@ class TrainingCluster:
     memory_margin: float = MEMORY_MARGIN
     host_bytes: int = 0
     host_gb_s: float = 0.0
+    host_update_gb_s: float = 0.0
     host_link: HostLink | None = None
     devices_per_host_link: int = 1
     host_duplex: bool = True
@@ -139,6 +152,10 @@ class TrainingCluster:
                 "host_memory also needs host_gb_s, the bandwidth of the host memory of a node in "
                 "GB/s, such as 400"
             )
+        if self.host_update_gb_s < 0:
+            raise InputError(
+                f"host_update_gb_s must be a bandwidth in GB/s, such as 40, got {self.host_update_gb_s}"
+            )
         share, per_node = self.devices_per_host_link, self.links.devices_per_node
         if not isinstance(share, int) or share < 1 or per_node % share:
             raise InputError(
@@ -158,6 +175,11 @@ class TrainingCluster:
     def devices(self) -> int:
         """Number of devices."""
         return self.links.devices
+
+    @property
+    def update_gb_s(self) -> float:
+        """Bandwidth of host memory that updates of a node reach, reads and writes together."""
+        return min(self.host_update_gb_s or HOST_UPDATE_GB_S, self.host_gb_s)
 
     @property
     def limit_bytes(self) -> int:
@@ -312,6 +334,7 @@ class TrainingCluster:
             memory_margin=given.get("memory_margin", MEMORY_MARGIN),
             host_bytes=host_bytes,
             host_gb_s=float(given.get("host_gb_s", 0.0)),
+            host_update_gb_s=float(given.get("host_update_gb_s", 0.0)),
             host_link=_host_link(given.get("host_link"), product) if host_bytes else None,
             devices_per_host_link=given.get("devices_per_host_link", 1),
             host_duplex=given.get("host_duplex", True),

@@ -10,8 +10,8 @@ of what they have in common limit each: a link that several devices share, the h
 - Activations that full recomputation keeps (inputs of layers) may be in host memory.
 - In a pipeline, each stage moves the data of its layers for each pass of each micro-batch.
 - The update runs in host memory, layer by layer, while the next layer's states are read from NVMe and the
-  last one's are written back. It starts when the backward pass has ended, as clipping by the norm of all
-  gradients requires.
+  last one's are written back. It reaches a part of the memory's bandwidth (`HOST_UPDATE_GB_S`), and starts
+  when the backward pass has ended, as clipping by the norm of all gradients requires.
 
 Passes are those of `stream_us`. A pass also takes at least as long as the host memory needs for all bytes
 that it reads and writes, of DMA and of the processors.
@@ -175,7 +175,8 @@ class StorageTimes:
             layout: Where data is; states are not on the device.
         """
         works = [self._update(count, layout) for count in shares]
-        return max(stream_us(works), sum(self._host_us(work) + work.compute_us for work in works))
+        memory_us = self._memory_us(self._update_bytes * sum(shares))
+        return max(stream_us(works), memory_us + sum(map(self._host_us, works)))
 
     # -- layers --------------------------------------------------------------------------------------------
 
@@ -208,7 +209,8 @@ class StorageTimes:
             after += self._written((self._state_bytes + HALF_BYTES * off) * share)
         if layout.parameters == "device":
             after += self._to_device(HALF_BYTES * share)
-        return LayerWork(self._memory_us(self._update_bytes * share), before, after)
+        nbytes = self._update_bytes * share * self.machine.links.devices_per_node
+        return LayerWork(nbytes / self.machine.update_gb_s / 1e3, before, after)
 
     def _fetched(
         self, layer: StreamedLayer, layout: StorageLayout, activation_bytes: int
