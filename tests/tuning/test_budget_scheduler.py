@@ -67,6 +67,14 @@ def test_the_next_round_goes_where_the_greatest_saving_is_expected() -> None:
     assert allotment.next(left=500) is None
 
 
+def test_first_rounds_are_short_where_time_allows_few_trials() -> None:
+    fresh = {name: account(count) for name, count in (("small", 1), ("middle", 2), ("large", 3))}
+    allotment = BudgetScheduler(fresh, 1_000_000)
+    assert allotment.next(1_000_000) == ("large", FIRST)
+    assert allotment.next(1_000_000, 12) == ("large", 2)
+    assert allotment.next(1_000_000, 0) == ("large", 1)
+
+
 def test_first_rounds_follow_time_in_the_model_and_count_known_trials() -> None:
     tuned, large, small = account(1, (200, 1.0)), account(9), account(1)
     allotment = BudgetScheduler({"known": tuned, "small": small, "large": large}, 10 * FIRST)

@@ -24,6 +24,7 @@ from tunebench.measure.timing import Protocol
 from tunebench.outcome import Crashed, Outcome, Predicted, Result
 from tunebench.task import Task
 from tunebench.tuning import Plan, Progress, TuningSummary, scheduler, tunable
+from tunebench.tuning.budget_scheduler import FIRST
 from tunebench.tuning.run_context import RunContext
 from tunebench.workloads import parse
 
@@ -250,7 +251,7 @@ def test_time_limit_ends_the_search_and_the_same_call_continues(
 ) -> None:
     monkeypatch.setattr("tunebench.db.reader.is_dead", lambda owner: True)
     now = time.monotonic()
-    moments = iter([now, *[now + 30] * 3, *[now + 61] * 100])
+    moments = iter([now, *[now + 30] * 4, *[now + 61] * 100])
     monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: next(moments)))
     first = use()
     report = run(THREE, 40, tmp_path / "a.db", minutes=1.0)
@@ -263,6 +264,17 @@ def test_time_limit_ends_the_search_and_the_same_call_continues(
     second = use()
     assert run(THREE, 40, tmp_path / "a.db").trials == 40
     assert (first.searched + second.searched).total() == 40
+
+
+def test_all_workloads_get_a_trial_where_time_is_short(
+    tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, began = use(), time.monotonic()
+    clock = SimpleNamespace(monotonic=lambda: began + 2 * len(fake.tasks))  # two seconds for a trial
+    monkeypatch.setattr(scheduler, "time", clock)
+    run(THREE, 1_000_000, tmp_path / "a.db", minutes=0.2)
+    assert len(fake.searched) == 3
+    assert fake.searched.total() < FIRST
 
 
 def test_known_finalists_are_neither_searched_nor_timed_again(tmp_path: Path, use: Use) -> None:

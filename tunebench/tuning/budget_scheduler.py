@@ -114,21 +114,23 @@ class BudgetScheduler(Generic[K]):
     """
 
     def __init__(self, states: Mapping[K, TaskState], total: int, *, round_trials: int = ROUND) -> None:
-        self._states, self._round = states, round_trials
-        self._first = max(1, min(FIRST, int(FIRST_SHARE * total) // max(1, len(states))))
+        self._states, self._total, self._round = states, total, round_trials
 
-    def next(self, left: int) -> tuple[K, int] | None:
+    def next(self, left: int, total: int | None = None) -> tuple[K, int] | None:
         """Return the next workload and its number of trials; None if all are closed or the budget is spent.
 
         Args:
             left: Remaining trials of the budget.
+            total: Trials of the budget, if its time limit allows fewer than the number of trials.
         """
+        total = self._total if total is None else total
+        first_trials = max(1, min(FIRST, int(FIRST_SHARE * total) // max(1, len(self._states))))
         open_ = {key: state for key, state in self._states.items() if not state.closed}
         if not open_ or left < 1:
             return None
-        fresh = {key: state.time_us for key, state in open_.items() if state.trials < self._first}
+        fresh = {key: state.time_us for key, state in open_.items() if state.trials < first_trials}
         if fresh:
             first = max(fresh, key=fresh.__getitem__)
-            return first, min(left, self._first - open_[first].trials)
+            return first, min(left, first_trials - open_[first].trials)
         saving = {key: state.saving_us(self._round) for key, state in open_.items()}
         return max(saving, key=saving.__getitem__), min(left, self._round)

@@ -29,6 +29,9 @@ __all__ = ["SharedBudget"]
 LEAST_ROUNDS = 4
 """Rounds that each workload could get if all got equally many; a limit on the length of a round."""
 
+FIRST_TRIAL_S = 2.0
+"""Assumed seconds per trial, until the first round shows how long trials take."""
+
 
 class SharedBudget:
     """One run of `tune_suite`: rounds of one budget of trials go where they save the most time.
@@ -107,15 +110,24 @@ class SharedBudget:
         scheduler = BudgetScheduler(
             states, total, round_trials=max(ROUND, min(shared, executor.capacity // 2))
         )
+        resumed, began = self._done, time.monotonic()
         while not self._interrupted:
-            turn = scheduler.next(total - self._done)
+            done, now = self._done, time.monotonic()
+            trial_s = (now - began) / (done - resumed) if done > resumed else FIRST_TRIAL_S
+            turn = scheduler.next(total - done, min(total, done + self._affordable(now, trial_s)))
             if turn is None:
                 return
-            if self._until is not None and time.monotonic() >= self._until:
+            if self._until is not None and now >= self._until:
                 self._cut_short = True
                 return
             text, trials = turn
             self._round(self._workloads[text], executor, trials)
+
+    def _affordable(self, now: float, trial_s: float) -> int:
+        """Return how many trials the remaining time allows, at a number of seconds per trial."""
+        if self._until is None:
+            return self._setup.plan.trial_budget
+        return int(max(0.0, self._until - now) / max(trial_s, 1e-3))
 
     def _round(self, weighted: WeightedWorkload, executor: WorkerExecutor[Task], trials: int) -> None:
         """Run up to `trials` further trials of one workload."""
