@@ -16,8 +16,8 @@ QUICK = Protocol(min_samples=4, max_samples=5, max_s=0.02)
 
 
 def test_baselines_are_timed_in_a_separate_process_and_pooled() -> None:
-    baselines = BaselineRounds(PROBLEM, find("cpu"), QUICK, judged_stage().caller(), rounds=2)
-    with baselines.caller:
+    with judged_stage().caller() as caller:
+        baselines = BaselineRounds(PROBLEM, find("cpu"), QUICK, caller, rounds=2)
         baselines.time()
         baselines.time()
     numpy = next(baseline for baseline in baselines.baselines() if baseline.name == "numpy")
@@ -40,8 +40,9 @@ def test_failing_baseline_is_not_retried_and_its_reason_is_kept(
             raise answer
         return answer
 
-    baselines = BaselineRounds(PROBLEM, find("cpu"), QUICK, judged_stage().caller(), rounds=3)
-    monkeypatch.setattr(baselines.caller, "call", call)
+    caller = judged_stage().caller()
+    monkeypatch.setattr(caller, "call", call)
+    baselines = BaselineRounds(PROBLEM, find("cpu"), QUICK, caller, rounds=3)
     for _ in range(3):
         baselines.time()
     assert baselines.baselines() == (Baseline.of("numpy", [3.0, 4.0, 5.0]),)
@@ -56,8 +57,9 @@ def test_baseline_that_fails_in_a_round_has_no_time_and_the_others_continue(
     answers = iter(
         [[numpy, torch], [numpy, BaselineFailed(name="torch", reason="RuntimeError: No available kernel")]]
     )
-    baselines = BaselineRounds(PROBLEM, find("cpu"), QUICK, judged_stage().caller(), rounds=2)
-    monkeypatch.setattr(baselines.caller, "call", lambda *_: next(answers))
+    caller = judged_stage().caller()
+    monkeypatch.setattr(caller, "call", lambda *_: next(answers))
+    baselines = BaselineRounds(PROBLEM, find("cpu"), QUICK, caller, rounds=2)
     for _ in range(2):
         baselines.time()
     assert baselines.baselines() == (Baseline.of("numpy", [3.0, 4.0, 5.0] * 2),)

@@ -20,6 +20,7 @@ from tunebench.db.store import open_store
 from tunebench.device import described, local_cpu
 from tunebench.errors import DatabaseError, InputError, UnknownName
 from tunebench.executor import WorkerExecutor
+from tunebench.measure.baseline import Baseline
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import Crashed, Outcome, Predicted, Result
 from tunebench.task import Task
@@ -295,6 +296,34 @@ def test_known_finalists_are_neither_searched_nor_timed_again(tmp_path: Path, us
 
 
 # -- checks of arguments -----------------------------------------------------------------------------
+
+
+class Baselines:
+    """Caller that times one baseline of every workload at once."""
+
+    def __init__(self) -> None:
+        self.workloads: list[str] = []
+        self.entered = self.left = 0
+
+    def call(self, workload: Any, *_: Any) -> list[Baseline]:
+        assert self.entered > self.left
+        self.workloads.append(str(workload))
+        return [Baseline.of("numpy", [3000.0, 3100.0, 3200.0])]
+
+    def __enter__(self) -> Baselines:
+        self.entered += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.left += 1
+
+
+def test_baselines_of_all_workloads_are_timed_by_one_caller(tmp_path: Path, use: Use) -> None:
+    fake, baselines = use(), Baselines()
+    fake.caller = lambda stage: baselines  # type: ignore[method-assign, assignment, return-value]
+    run(THREE, 6, tmp_path / "a.db", baselines=True)
+    assert set(baselines.workloads) == set(THREE)
+    assert (baselines.entered, baselines.left) == (1, 1)
 
 
 def test_workload_of_several_layers_is_tuned_once(tmp_path: Path, use: Use) -> None:

@@ -24,17 +24,16 @@ JUDGE_TIMEOUT_S = 1200.0
 
 
 class BaselineRounds:
-    """Times the baselines of a workload in a separate process, while `caller` is entered.
+    """Times the baselines of a workload in a separate process.
 
     Args:
         workload: The workload.
         device: The device.
         protocol: How samples are taken, over all rounds together.
-        caller: Calls the stage of `stage_for` on the worker that times the variants.
+        caller: Calls the stage of `stage_for` on the worker that times the variants; entered by the caller.
         rounds: Number of rounds.
 
     Attributes:
-        caller: The caller; a context manager.
         failure: Why timing was given up for all baselines; None if it was not.
         failed: Why single baselines could not be timed, by name; they count in no round.
         rounds: Times of each round, by name of the baseline.
@@ -47,7 +46,7 @@ class BaselineRounds:
         self._protocol = dataclasses.replace(
             protocol, max_s=protocol.max_s / rounds, min_samples=-(-protocol.min_samples // rounds)
         )
-        self.caller = caller
+        self._caller = caller
         self.failure: str | None = None
         self.failed: dict[str, str] = {}
         self.rounds: list[dict[str, Baseline]] = []
@@ -57,7 +56,7 @@ class BaselineRounds:
         if self.failure is not None:
             return
         try:
-            answer = self.caller.call(self._workload, self._device, self._protocol)
+            answer = self._caller.call(self._workload, self._device, self._protocol)
         except (ClusterLost, WorkerLost, ExecutorClosed, CancelledError):  # not an error of a baseline
             raise
         except Exception as error:  # the process boundary of measuring: an error of a baseline ends no run

@@ -91,22 +91,21 @@ class FinalistRounds:
             ClusterLost: if the worker dies `ATTEMPTS` times.
         """
         # One worker for all rounds: times of different processes or devices do not compare.
-        with self.baselines.caller:
-            for attempt in range(1, ATTEMPTS + 1):
-                try:
-                    with executor.same_worker():
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                with executor.same_worker():
+                    self._rounds(executor, finalists, with_baselines=with_baselines)
+                    if self._disagrees(finalists):
+                        self._discard(finalists)
                         self._rounds(executor, finalists, with_baselines=with_baselines)
-                        if self._disagrees(finalists):
-                            self._discard(finalists)
-                            self._rounds(executor, finalists, with_baselines=with_baselines)
-                    break
-                except WorkerLost:
-                    self._discard(finalists)
-                    if attempt == ATTEMPTS:
-                        raise ClusterLost(f"the finalist rounds lost their worker {ATTEMPTS} times") from None
-                except (KeyboardInterrupt, ExecutorClosed, CancelledError, *FATAL):
-                    self._discard(finalists)
-                    raise
+                break
+            except WorkerLost:
+                self._discard(finalists)
+                if attempt == ATTEMPTS:
+                    raise ClusterLost(f"the finalist rounds lost their worker {ATTEMPTS} times") from None
+            except (KeyboardInterrupt, ExecutorClosed, CancelledError, *FATAL):
+                self._discard(finalists)
+                raise
         self._record([timed for timed in finalists if timed.rounds and not timed.failed])
 
     @staticmethod

@@ -16,7 +16,7 @@ from tunebench._figure import significant
 from tunebench.db.record import NewMeasurement, Record, TrialKey, Verdict
 from tunebench.db.retry import RetryPolicy
 from tunebench.errors import DatabaseError, InputError, UnknownName
-from tunebench.executor import ExecutorClosed, WorkerExecutor
+from tunebench.executor import ExecutorClosed, FunctionCaller, WorkerExecutor
 from tunebench.measure.gpu_settings import SETTINGS
 from tunebench.measure.observer import NVML, NvmlObserver, metric_names
 from tunebench.objective import workload_quantities
@@ -414,32 +414,33 @@ def _keep(context: RunContext, search: VariantSearch, config: Config, outcome: O
 # -- after the search --------------------------------------------------------------------------------------
 
 
-def time_finalists(context: RunContext, executor: WorkerExecutor[Task]) -> None:
+def time_finalists(
+    context: RunContext, executor: WorkerExecutor[Task], caller: FunctionCaller | None = None
+) -> None:
     """Time finalists, their defaults and the baselines in rounds; Ctrl-C ends this without a verdict.
 
     With other objectives than the time there are none: their values are those of the search.
+
+    Args:
+        context: The run.
+        executor: Compiles and measures.
+        caller: Calls the stage of the baselines. Default: one in processes of its own.
     """
-    state, plan = context.state, context.setup.plan
+    state, plan, device = context.state, context.setup.plan, context.setup.target.device
     if not context.goal.is_time:
         return
-    baselines = BaselineRounds(
-        context.workload,
-        context.setup.target.device,
-        plan.protocol,
-        executor.caller(stage_for(context.setup.target.device)),
-        rounds=ROUNDS,
-    )
-    state.finals = FinalistRounds(
-        context.recorder,
-        context.audit,
-        baselines,
-        timed=state.timed,
-        search=search_figures(context),
-        make_task=lambda timed: _task(context, timed, thorough=True),
-        on_progress=context.report_progress,
-    )
     began_s = time.monotonic()
-    with _interruptible(context, executor):
+    with _interruptible(context, executor), contextlib.ExitStack() as stack:
+        caller = caller or stack.enter_context(executor.caller(stage_for(device)))
+        state.finals = FinalistRounds(
+            context.recorder,
+            context.audit,
+            BaselineRounds(context.workload, device, plan.protocol, caller, rounds=ROUNDS),
+            timed=state.timed,
+            search=search_figures(context),
+            make_task=lambda timed: _task(context, timed, thorough=True),
+            on_progress=context.report_progress,
+        )
         finalists = pick_finalists(state.timed, plan.finalists, set(_earlier_finalists(context)))
         state.finals.run(executor, finalists, with_baselines=plan.baselines)
     state.finals_s = time.monotonic() - began_s

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -17,6 +18,7 @@ from tunebench.outcome import time_us
 from tunebench.search.loop import optimality_proof
 from tunebench.task import Task
 from tunebench.tuning import run
+from tunebench.tuning.baseline_rounds import stage_for
 from tunebench.tuning.budget_scheduler import ROUND, BudgetScheduler, TaskState
 from tunebench.tuning.run_context import RunContext, TuningSetup
 from tunebench.tuning.run_report import finish, stored_best
@@ -174,16 +176,22 @@ class SharedBudget:
 
     def _time_finalists(self, executor: WorkerExecutor[Task]) -> None:
         """Time the finalists of workloads that were searched, or whose best is not a finalist yet."""
-        for weighted in sorted(self._workloads.values(), key=lambda weighted: -weighted.now_us):
-            context = weighted.context
-            if context is None or weighted.error or not context.state.timed:
-                continue
-            best = stored_best(context)
-            # Otherwise nothing new was tried, and the best was already timed as a finalist.
-            if context.budget.done or best is None or best.purpose != "finalist":
-                self._work(weighted, context, functools.partial(run.time_finalists, context, executor))
-            if self._interrupted:
-                return
+        device = self._setup.target.device
+        with contextlib.ExitStack() as stack:
+            caller = None
+            if device.kind == "cpu":  # on a GPU, the memory of a workload would be missing for the next
+                caller = stack.enter_context(executor.caller(stage_for(device)))
+            for weighted in sorted(self._workloads.values(), key=lambda weighted: -weighted.now_us):
+                context = weighted.context
+                if context is None or weighted.error or not context.state.timed:
+                    continue
+                best = stored_best(context)
+                # Otherwise nothing new was tried, and the best was already timed as a finalist.
+                if context.budget.done or best is None or best.purpose != "finalist":
+                    time_them = functools.partial(run.time_finalists, context, executor, caller)
+                    self._work(weighted, context, time_them)
+                if self._interrupted:
+                    raise KeyboardInterrupt  # stops the processes of the baselines
 
     def _report_progress(self, weighted: WeightedWorkload, progress: Progress) -> None:
         self._on_progress(
