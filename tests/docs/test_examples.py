@@ -13,7 +13,7 @@ The language of a fenced block decides how it is run:
 The blocks of a page share a folder and a database. Pages share only the cache of compiled kernels, that of
 all tests. A line that is only a `tunebench` command runs in a fork of a process that has imported the
 commands, and a program in a fork of one that has imported the packages that most programs import
-(tests/fork_server.py); bash runs every other line.
+(tests/fork_server.py); bash runs every other line. A search runs `MOST_TRIALS`, whatever the page shows.
 """
 
 from __future__ import annotations
@@ -81,6 +81,15 @@ SHELL_PUNCTUATION = "|&;<>()*?~"
 """Characters that mean something to bash outside of quotes, besides `$`, `#` and the backquote."""
 
 TIMEOUT_S = 300
+
+MOST_TRIALS = 2
+"""Trials of a search: the default and what a sampler proposes. Each compiles a kernel, in about a second."""
+
+
+def with_few_trials(text: str) -> str:
+    """Return a command or program with at most `MOST_TRIALS` in each `--trials N` and `trials=N`."""
+    limit = r"(--trials |\btrials=)(\d+)"
+    return re.sub(limit, lambda match: f"{match[1]}{min(int(match[2]), MOST_TRIALS)}", text)
 
 
 class Processes:
@@ -196,6 +205,11 @@ def test_output_check_accepts_matching_and_refuses_other_output() -> None:
     assert not same("one", "two")
 
 
+def test_searches_have_few_trials() -> None:
+    assert with_few_trials("tunebench tune w --trials 40 --db x") == "tunebench tune w --trials 2 --db x"
+    assert with_few_trials("Plan(trials=6), n_trials=17, trials=1") == "Plan(trials=2), n_trials=17, trials=1"
+
+
 def test_bash_runs_lines_with_shell_syntax() -> None:
     for line in ("a b > c", "a|b", "a; b", "a && b", "a $HOME", "a *.toml", "a  # why"):
         assert has_shell_syntax(line), line
@@ -228,14 +242,15 @@ def test_examples_of_page_run(page: Path, processes: Processes, tmp_path: Path) 
         where = f"{page.relative_to(ROOT)}:{block.line}"
         if block.language == "console":
             for command, shown in commands(block.body):
-                printed = processes.run_line(command, tmp_path)
+                printed = processes.run_line(with_few_trials(command), tmp_path)
                 assert not shown.strip() or same(shown, printed), f"{where}: $ {command}\n{printed}"
         elif block.language == "toml" or block.language in RUN:
             named = re.match(r"# file: (\S+)\n", block.body)
             if block.language == "toml" and not named:
                 continue
             target = tmp_path / (named[1] if named else f"example_{block.line}.py")
-            target.write_text(block.body.removeprefix(named[0]) if named else block.body, encoding="utf-8")
+            text = with_few_trials(block.body.removeprefix(named[0]) if named else block.body)
+            target.write_text(text, encoding="utf-8")
             if not named:
                 processes.run_program(target, torch=block.language == "python torch")
 
