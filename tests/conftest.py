@@ -25,7 +25,8 @@ from tunebench.testing.postgres import Server, serving
 
 pytest_plugins = ["tests.passed", "tests.processor_time"]
 
-settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
+settings.register_profile("repeatable", deadline=None, derandomize=True, database=None, max_examples=40)
+settings.register_profile("exhaustive", settings.get_profile("repeatable"), max_examples=100)
 settings.load_profile("repeatable")
 
 _databases = itertools.count()
@@ -53,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--exhaustive",
         action="store_true",
-        help="run also the tests marked `exhaustive`, which are left out by default",
+        help="run also the tests marked `exhaustive`, which are left out by default, and more examples",
     )
 
 
@@ -117,42 +118,81 @@ SLOW_FILES = frozenset(
 
 LONGEST = (
     "docs/test_examples.py",
-    "tuning/test_tuning.py",
-    "kernels/test_cuda_variants.py",
-    "kernels/test_numba_cpu_variants.py",
-    "executor/test_executor.py",
     "executor/test_ray.py",
-    "training/fitting/test_fit.py",
+    "kernels/test_cuda_variants.py",
+    "executor/test_executor.py",
+    "kernels/test_numba_cpu_variants.py",
+    "tuning/test_tuning.py",
     "kernels/test_gemm_wgmma.py",
     "tuning/test_user_code_limits.py",
-    "docs/test_site.py",
-    "torch/test_torch_compile.py",
     "kernels/test_costs.py",
+    "kernels/test_row_edges.py",
     "db/test_faults.py",
-    "torch/test_compiled_modules.py",
-    "training/pipeline_runtime/test_cluster_plan.py",
-    "training/pipeline_runtime/test_pipeline_runtime.py",
-    "torch/test_torch.py",
+    "training/fitting/test_fit.py",
     "export/test_export.py",
-    "dispatch/test_serving.py",
     "report/dashboard/test_browser.py",
-    "kernels/test_numba_cuda_variants.py",
     "compile/test_defaults.py",
-    "torch/test_compiled_calls.py",
+    "docs/test_site.py",
+    "training/pipeline_runtime/test_pipeline_runtime.py",
+    "torch/test_torch_compile.py",
+    "torch/test_compiled_modules.py",
+    "dispatch/test_serving.py",
+    "kernels/test_numba_cuda_variants.py",
+    "training/cluster/test_search.py",
+    "gpu/test_gpu_conformance.py",
+    "cli/test_hostile_folder.py",
     "kernels/test_gemm_variants.py",
-    "db/test_stores.py",
     "packaging/test_source.py",
+    "explanation/test_explanation.py",
     "kernels/test_grouped_gemm.py",
     "kernels/test_conv2d_variants.py",
-    "kernels/test_batchnorm_stats.py",
-    "gpu/test_gpu_conformance.py",
-    "training/pipeline/test_optimiser.py",
-    "workloads/test_operators.py",
+    "db/test_stores.py",
+    "torch/test_saved_models.py",
+    "training/fitting/test_planned_peaks.py",
+    "training/fitting/test_remembered_step.py",
     "compile/test_compile_matrix.py",
-    "kernels/test_conv_wgmma.py",
+    "torch/test_torch.py",
+    "training/pipeline_runtime/test_cluster_plan.py",
+    "kernels/test_batchnorm_stats.py",
+    "emulate/test_emulate_hopper.py",
+    "training/pipeline/test_optimiser.py",
+    "own_kernel/test_own_kernel.py",
     "gpu/test_gpu_acceptance.py",
+    "vocabulary/test_bound_measured.py",
+    "measure/test_cuda_libraries.py",
+    "testing/test_contracts.py",
+    "training/cluster/test_stage_time.py",
+    "kernels/test_conv_wgmma.py",
+    "measure/test_cuda_runner.py",
+    "packaging/test_distribution.py",
+    "torch/test_onnx.py",
+    "own_kernel/test_triton_kernel.py",
+    "cli/test_cli_plan_cluster.py",
+    "answer/test_unavailable.py",
+    "vocabulary/test_user_code.py",
+    "torch/test_compiled_calls.py",
+    "tuning/test_replay.py",
+    "cache_file/test_recorded_files.py",
+    "torch/test_library_answers.py",
+    "export/test_lookup_table.py",
+    "cli/test_cli_plan_pipeline.py",
+    "tuning/test_warm.py",
+    "kernels/test_activations.py",
+    "tuning/test_suite.py",
+    "report/test_one_number.py",
+    "training/cluster/test_experts.py",
+    "training/cluster/test_storage.py",
+    "training/coexecution/test_programs.py",
+    "docs/test_docstrings.py",
+    "workloads/test_operators.py",
+    "cli/test_cli_variant_file.py",
+    "tuning/test_proof.py",
 )
-"""Files that take the longest, which start first, so that no process is left with a long file at the end."""
+"""Files that take the longest, which start first, so that no process is left with a long file at the end.
+
+Files whose tests mostly wait for other processes, such as `executor/test_ray.py`, alternate with files that
+compute: a processor would be idle while several waited at once.
+"""
 
 
 NEW_WORKERS = (
@@ -177,13 +217,15 @@ ENVIRONMENT = {
 """Variables of all tests and of the processes they start."""
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Set the environment before modules of tests are imported.
 
     Handle Ctrl-C and a hang-up also if a shell started the tests in the background or by nohup, since tests
     send them to processes, which inherit what is ignored.
     """
     os.environ.update(ENVIRONMENT)
+    if config.getoption("exhaustive"):
+        settings.load_profile("exhaustive")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
