@@ -254,7 +254,10 @@ def _elements(words: Any, operand: Operand) -> Any:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_89", "sm_90", "sm_100"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["sm_75", "sm_80", pytest.param("sm_89", marks=pytest.mark.exhaustive), "sm_90", "sm_100"],
+)
 def test_every_case_compiles_for_the_device(architecture: str) -> None:
     from tunebench.compile.nvrtc import compile_cuda
 

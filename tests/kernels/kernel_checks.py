@@ -177,6 +177,22 @@ def planted(variant: Any, old: str, new: str) -> Any:
     return Changed()
 
 
+def sampled_faults(faults: Iterable[Any]) -> list[Any]:
+    """Return parameters for planted faults: every third one, and the others marked `exhaustive`.
+
+    They show that a test finds faults, which changes with the test, the emulator or the text of a kernel;
+    `assert_faults_have_a_place` checks the text for all of them.
+    """
+    sweep = [pytest.mark.exhaustive]
+    return [pytest.param(fault, marks=sweep if index % 3 else []) for index, fault in enumerate(faults)]
+
+
+def assert_faults_have_a_place(faults: Iterable[tuple[Any, Workload, Config]]) -> None:
+    """Check that each variant with a planted fault has a source for its workload and configuration."""
+    for wrong, workload, config in faults:
+        wrong.source(workload, config)
+
+
 def assert_fault_is_found(
     wrong: Any,
     workload: Workload,

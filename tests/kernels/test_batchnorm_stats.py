@@ -304,29 +304,35 @@ FORWARD = "rows=3003,cols=66,dtype=f32"
 RELU = "rows=403,cols=66,dtype=f16,direction=backward,act=relu"
 
 
-@needs_compiler
-@pytest.mark.parametrize(
-    ("text", "old", "new"),
-    [
-        (FORWARD, "if (top == line) sums.begin(held[0]);", ""),
-        (FORWARD, "from[i] = to;", ""),
-        (FORWARD, "first[i] = left;", ""),
-        (FORWARD, "- moved * (first[i] + left)", ""),
-        (FORWARD, "const float mean = some + total / rows;", "const float mean = some;"),
-        (
-            FORWARD,
-            "const float centre = some + over_lines(total, met[0]) / rows;",
-            "const float centre = some;",
-        ),
-        (FORWARD, "momentum * (found.second / (rows - 1))", "momentum * (found.second / rows)"),
-        (FORWARD, "each + (share < more)", "each"),
-        (FORWARD, "share * each + min(share, more)", "share * each"),
-        (RELU, "> 0.0f)) gradient", ">= 0.0f)) gradient"),
-        (RELU, "store_vec(dz + at, gradient);", "store_vec(dz + at, loaded.dy);"),
-        (RELU, "to_float(gradient.at[i])", "to_float(loaded.dy.at[i])"),
-    ],
+FAULTS = (
+    (FORWARD, "if (top == line) sums.begin(held[0]);", ""),
+    (FORWARD, "from[i] = to;", ""),
+    (FORWARD, "first[i] = left;", ""),
+    (FORWARD, "- moved * (first[i] + left)", ""),
+    (FORWARD, "const float mean = some + total / rows;", "const float mean = some;"),
+    (
+        FORWARD,
+        "const float centre = some + over_lines(total, met[0]) / rows;",
+        "const float centre = some;",
+    ),
+    (FORWARD, "momentum * (found.second / (rows - 1))", "momentum * (found.second / rows)"),
+    (FORWARD, "each + (share < more)", "each"),
+    (FORWARD, "share * each + min(share, more)", "share * each"),
+    (RELU, "> 0.0f)) gradient", ">= 0.0f)) gradient"),
+    (RELU, "store_vec(dz + at, gradient);", "store_vec(dz + at, loaded.dy);"),
+    (RELU, "to_float(gradient.at[i])", "to_float(loaded.dy.at[i])"),
 )
-def test_injected_faults_are_detected(text: str, old: str, new: str) -> None:
+
+
+def test_injected_faults_have_a_place() -> None:
+    faults = ((planted(cuda_column.VARIANT, old, new), batchnorm(text), SPLIT) for text, old, new in FAULTS)
+    checks.assert_faults_have_a_place(faults)
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", checks.sampled_faults(FAULTS))
+def test_injected_faults_are_detected(fault: tuple[str, str, str]) -> None:
+    text, old, new = fault
     w = batchnorm(text)
     inputs = w.draw(np.random.default_rng(0))
     assert max(shares(w, inputs, emulate(cuda_column.VARIANT, w, SPLIT, inputs)).values()) < 1

@@ -331,13 +331,21 @@ FAULTS = {
 """The index of a case, and the text to replace in its kernel, for a fault that the case must find."""
 
 
-@needs_compiler
-@pytest.mark.parametrize("fault", FAULTS)
-def test_planted_faults_are_found(fault: str) -> None:
+def faulty(fault: str) -> tuple[Any, Conv2d, Config]:
     number, old, new = FAULTS[fault]
     text, choices = CASES[number]
     workload = conv(text)
-    checks.assert_fault_is_found(checks.planted(VARIANT, old, new), workload, configured(workload, choices))
+    return checks.planted(VARIANT, old, new), workload, configured(workload, choices)
+
+
+def test_planted_faults_have_a_place() -> None:
+    checks.assert_faults_have_a_place(map(faulty, FAULTS))
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", checks.sampled_faults(FAULTS))
+def test_planted_faults_are_found(fault: str) -> None:
+    checks.assert_fault_is_found(*faulty(fault))
 
 
 # ------------------------------------------------------------------------------------------- machine code

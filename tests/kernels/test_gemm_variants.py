@@ -357,12 +357,20 @@ DIVIDED_FAULTS = {
 }
 
 
-@needs_compiler
-@pytest.mark.parametrize("fault", DIVIDED_FAULTS)
-def test_planted_faults_of_divided_products_are_found(fault: str) -> None:
+def divided_faulty(fault: str) -> tuple[Any, Gemm, Config]:
     case, old, new = DIVIDED_FAULTS[fault]
     variant, workload, config = divided(case)
-    checks.assert_fault_is_found(checks.planted(variant, old, new), workload, config, sanitize=True)
+    return checks.planted(variant, old, new), workload, config
+
+
+def test_planted_faults_of_divided_products_have_a_place() -> None:
+    checks.assert_faults_have_a_place(map(divided_faulty, DIVIDED_FAULTS))
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", checks.sampled_faults(DIVIDED_FAULTS))
+def test_planted_faults_of_divided_products_are_found(fault: str) -> None:
+    checks.assert_fault_is_found(*divided_faulty(fault), sanitize=True)
 
 
 @given(workload=drawn_workloads, choice=st.integers(0, 10**6))

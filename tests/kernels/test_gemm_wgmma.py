@@ -363,13 +363,22 @@ FAULTS = {
 """The index of a case, and the text to replace in its kernel, for a fault that the case must find."""
 
 
-@needs_compiler
-@pytest.mark.parametrize("fault", FAULTS)
-def test_planted_faults_are_found(fault: str) -> None:
+def faulty(fault: str) -> tuple[Any, Gemm, Config]:
     number, old, new = FAULTS[fault]
     text, choices = CASES[number]
     workload = gemm(text)
-    checks.assert_fault_is_found(checks.planted(VARIANT, old, new), workload, configured(workload, choices))
+    return checks.planted(VARIANT, old, new), workload, configured(workload, choices)
+
+
+def test_planted_faults_have_a_place() -> None:
+    checks.assert_faults_have_a_place(map(faulty, FAULTS))
+    checks.assert_faults_have_a_place(map(promoted_faulty, PROMOTED_FAULTS))
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", checks.sampled_faults(FAULTS))
+def test_planted_faults_are_found(fault: str) -> None:
+    checks.assert_fault_is_found(*faulty(fault))
 
 
 NEARLY = np.float32(1 + 2.0**-10 - 2.0**-23)
@@ -445,12 +454,15 @@ PROMOTED_FAULTS = {
 """The index of a case, and the text to replace in its kernel, for a fault that the case must find."""
 
 
-@needs_compiler
-@pytest.mark.parametrize("fault", PROMOTED_FAULTS)
-def test_planted_faults_of_promotion_are_found(fault: str) -> None:
+def promoted_faulty(fault: str) -> tuple[Any, Gemm, Config]:
     number, old, new = PROMOTED_FAULTS[fault]
-    workload, config = promoted(*PROMOTED_CASES[number])
-    checks.assert_fault_is_found(checks.planted(PROMOTED, old, new), workload, config)
+    return checks.planted(PROMOTED, old, new), *promoted(*PROMOTED_CASES[number])
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", checks.sampled_faults(PROMOTED_FAULTS))
+def test_planted_faults_of_promotion_are_found(fault: str) -> None:
+    checks.assert_fault_is_found(*promoted_faulty(fault))
 
 
 LONG = "m=64,n=64,k=16384,out=f32"

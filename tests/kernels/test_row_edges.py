@@ -16,10 +16,12 @@ from tests.kernels.kernel_checks import (
     H100,
     assert_emulates_right,
     assert_fault_is_found,
+    assert_faults_have_a_place,
     assert_right,
     assert_right_in_every_order,
     compiled,
     planted,
+    sampled_faults,
 )
 from tests.kernels.test_costs import chains, excesses
 from tests.support import needs_compiler, needs_nvrtc
@@ -217,17 +219,27 @@ FAULTS = (
 )
 
 
-@needs_compiler
-@pytest.mark.parametrize(("key", "config", "right", "wrong"), FAULTS)
-def test_planted_faults_are_found(key: str, config: dict[str, Any], right: str, wrong: str) -> None:
+def faulty(key: str, config: dict[str, Any], right: str, wrong: str) -> tuple[Any, Workload, Config]:
     options = ",direction=backward" if "backward" in key else ",prologue=mask" if "softmax" in key else ""
     options = ",expression=square(x),reduce=sum" if config is REDUCED else options
     rows = 19 if config is SUMMED else 5
     workload = workload_of(key, f"rows={rows},cols={2051 if 'split' in key else 257},dtype=f16", options)
+    return planted(cuda(key), right, wrong), workload, Config(config)
+
+
+def test_planted_faults_have_a_place() -> None:
+    assert_faults_have_a_place(itertools.starmap(faulty, FAULTS))
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", sampled_faults(FAULTS))
+def test_planted_faults_are_found(fault: tuple[str, dict[str, Any], str, str]) -> None:
+    key, config, _, _ = fault
+    wrong, workload, chosen = faulty(*fault)
     inputs = workload.draw(np.random.default_rng(2))
     if "layernorm" in key or config is REDUCED:
         inputs["x"][:, [0, -1]] += np.float16(100)
-    assert_fault_is_found(planted(cuda(key), right, wrong), workload, Config(config), inputs, sanitize=True)
+    assert_fault_is_found(wrong, workload, chosen, inputs, sanitize=True)
 
 
 @needs_nvrtc

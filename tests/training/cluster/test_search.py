@@ -15,6 +15,7 @@ from tunebench.stack import efficiency_of
 from tunebench.training.cluster import (
     ClusterSearch,
     Objective,
+    PricedPlan,
     TrainingCluster,
     TrainingJob,
     plan_space,
@@ -30,14 +31,22 @@ JOB = TrainingJob(network=network("gpt2-large"), batch=16, seq=1024)
 MACHINE = TrainingCluster.parse("4 x l4, 12GB, $0.7")
 
 
+FIXED = {"flash": "yes", "sequence_parallel": "no", "microbatch": "1|4", "tensor": "1|2"}
+
+
+@pytest.fixture(scope="module")
+def fitting() -> list[PricedPlan]:
+    """All plans of `FIXED` that fit."""
+    search = ClusterSearch(JOB, MACHINE, fixed=FIXED)
+    return [priced for priced in map(search.priced, search.plans) if priced.fits]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["time", "memory"])
-def test_best_plans_and_front_are_those_of_all_plans(objective: Objective) -> None:
-    fixed = {"flash": "yes", "sequence_parallel": "no", "microbatch": "1|4", "tensor": "1|2"}
-    search = ClusterSearch(JOB, MACHINE, objective=objective, fixed=fixed)
+def test_best_plans_and_front_are_those_of_all_plans(objective: Objective, fitting: list[PricedPlan]) -> None:
+    search = ClusterSearch(JOB, MACHINE, objective=objective, fixed=FIXED)
     result = search.run(5)
     assert {plan.schedule for plan in search.plans} == set(PLANNED_SCHEDULES)
-    fitting = [priced for priced in map(search.priced, search.plans) if priced.fits]
     keys = {
         "time": lambda priced: priced.step.time_us,
         "memory": lambda priced: (priced.memory.total, priced.step.time_us),
