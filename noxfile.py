@@ -127,8 +127,9 @@ def tests(session: nox.Session) -> None:
     _install(session, "-e", ".[cuda,postgres,cluster,dashboard,dev,docs,triton]", *FRAMEWORKS)
     session.run("pytest", *PARALLEL, *_passed(), "--processor-time=40", *session.posargs, env=BYTECODE)
     if all(argument.startswith("--") for argument in session.posargs):
-        # Code for tensor cores is what compilers have been seen to treat differently.
-        tensor_cores = ("-k", "test_default_compiles_without_problems and mma")
+        # Code for tensor cores is what compilers have been seen to treat differently. No test waits: a third
+        # process would only import the modules once more.
+        tensor_cores = ("-k", "test_default_compiles_without_problems and mma", "--maxprocesses=2")
         _run_with_nvrtc(session, NVRTC, "pytest", *PARALLEL, *tensor_cores, "tests/compile/test_defaults.py")
 
 

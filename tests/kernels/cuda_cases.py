@@ -171,6 +171,23 @@ WORKLOADS = {
 }
 
 
+def half_of_cases(half: int) -> list[Any]:
+    """Return every case; those beyond the first of a variant that are in the other half are `exhaustive`.
+
+    Two tests that emulate kernels have half 0 and half 1, so that one of them at least checks results and
+    accesses of each case.
+    """
+    covered: set[str] = set()
+    chosen = []
+    for index, case in enumerate(cases()):
+        variant, workload = case.values
+        is_chosen = index % 2 == half or variant.key not in covered
+        covered.add(variant.key)
+        marks = [] if is_chosen else [pytest.mark.exhaustive]
+        chosen.append(pytest.param(variant, workload, id=case.id, marks=marks))
+    return chosen
+
+
 def cases() -> list[Any]:
     """Return every variant with every workload that it supports."""
     parameters = []

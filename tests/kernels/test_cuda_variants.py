@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.kernels import kernel_checks as checks
-from tests.kernels.cuda_cases import WORKLOADS, cases
+from tests.kernels.cuda_cases import WORKLOADS, cases, half_of_cases
 from tests.kernels.kernel_checks import H100
 from tests.support import needs_compiler, needs_nvrtc, package_variants
 from tunebench import workloads
@@ -31,22 +31,8 @@ FIRST = {case.values[0]: case.values[1] for case in reversed(CASES)}
 """The first workload of each variant."""
 
 
-def emulated_cases() -> list[Any]:
-    """Return the first case of each variant and every second one of the others; the rest is `exhaustive`.
-
-    tests/kernels/test_costs.py emulates every case too: watched, with its results, races and bounds.
-    """
-    chosen = []
-    for index, case in enumerate(CASES):
-        variant, workload = case.values
-        is_chosen = index % 2 == 0 or workload == FIRST[variant]
-        marks = [] if is_chosen else [pytest.mark.exhaustive]
-        chosen.append(pytest.param(variant, workload, id=case.id, marks=marks))
-    return chosen
-
-
 @needs_compiler
-@pytest.mark.parametrize(("variant", "workload"), emulated_cases())
+@pytest.mark.parametrize(("variant", "workload"), half_of_cases(0))
 def test_emulated_results_are_right(
     variant: CudaVariant[Any], workload: Workload, pytestconfig: pytest.Config
 ) -> None:

@@ -243,7 +243,13 @@ def test_planted_faults_are_found(fault: tuple[str, dict[str, Any], str, str]) -
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("index", range(len(CASES) + len(SPLIT_CASES)))
+@pytest.mark.parametrize(
+    "index",
+    [
+        pytest.param(index, marks=[pytest.mark.exhaustive] if index // 2 % 2 else [])
+        for index in range(len(CASES) + len(SPLIT_CASES))
+    ],
+)
 def test_binaries_do_not_spill(index: int) -> None:
     """Each case has one type; the compile matrix has the others, and more devices."""
     key, options = (*CASES, *SPLIT_CASES)[index]

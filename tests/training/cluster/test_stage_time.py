@@ -136,7 +136,12 @@ SMALL = TrainingJob(network=network("gpt2"), batch=8, seq=512)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "job", [SMALL, replace(SMALL, gradient_overlap=False, cuda_graphs=True), replace(SMALL, seq=1024)]
+    "job",
+    [
+        SMALL,
+        replace(SMALL, gradient_overlap=False, cuda_graphs=True),
+        pytest.param(replace(SMALL, seq=1024), marks=pytest.mark.exhaustive),
+    ],
 )
 def test_first_bounds_of_all_plans_are_below_their_second_bounds_and_steps(job: TrainingJob) -> None:
     machine = TrainingCluster.parse("8 x l4, 4 a node, net-100")

@@ -697,7 +697,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("before", "count"), [(1, 2), (2, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("before", "count"), [(1, 2), (2, 1), pytest.param(3, 2, marks=pytest.mark.exhaustive)]
+)
 def test_threads_of_torch_get_the_number_of_threads_of_the_step(
     before: int, count: int, tmp_path: Path, programs: Programs
 ) -> None:

@@ -376,7 +376,10 @@ def test_model_that_torch_cannot_trace_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*as long as eager torch")
-@pytest.mark.parametrize(("kind", "budget"), [(nn.RNN, "75%"), (nn.GRU, "75%"), (nn.LSTM, "85%")])
+@pytest.mark.parametrize(
+    ("kind", "budget"),
+    [(nn.RNN, "75%"), pytest.param(nn.GRU, "75%", marks=pytest.mark.exhaustive), (nn.LSTM, "85%")],
+)
 def test_recurrent_layers_have_plans(kind: Any, budget: str) -> None:
     torch.manual_seed(0)
     layer = kind(8, 16, num_layers=2, batch_first=True)
@@ -395,7 +398,9 @@ def test_recurrent_layers_have_plans(kind: Any, budget: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*as long as eager torch")
-@pytest.mark.parametrize(("kind", "bidirectional"), [(nn.GRU, False), (nn.LSTM, True)])
+@pytest.mark.parametrize(
+    ("kind", "bidirectional"), [pytest.param(nn.GRU, False, marks=pytest.mark.exhaustive), (nn.LSTM, True)]
+)
 def test_recurrent_layers_with_dropout_have_the_gradients_of_eager_torch(
     kind: Any, bidirectional: bool
 ) -> None:

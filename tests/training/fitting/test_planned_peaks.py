@@ -13,7 +13,11 @@ from benchmarks.planned_peaks import MODELS, traced  # noqa: E402
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*as long as eager torch")]
 
 
-@pytest.mark.parametrize("name", MODELS)
+SAMPLED_MODELS = [pytest.param(name, marks=[pytest.mark.exhaustive] * (name == "lstm")) for name in MODELS]
+"""The LSTM, which test_fit.py trains, is `exhaustive`."""
+
+
+@pytest.mark.parametrize("name", SAMPLED_MODELS)
 def test_peaks_of_random_plans_are_those_of_the_plans(name: str) -> None:
     step = traced(name)
     (traced_step,) = step.tracer.steps
