@@ -77,6 +77,8 @@ TRITON_OPTIONS: Mapping[str, int] = {"num_warps": 4, "num_stages": 3, "num_ctas"
 """Parameters of Triton's compiler, and their defaults; `maxnreg` 0 limits no registers."""
 NVIDIA_LIBRARIES = ("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 """Distributions of the libraries that torch calls on a GPU; without them, torch contains or finds its own."""
+NVIDIA_BINDINGS = ("nvmath-python", "nvidia-cudnn-frontend")
+"""Distributions that call these libraries from Python."""
 Language = Literal["cuda", "numba-cuda", "triton", "numba-cpu", "library-cpu", "library-gpu"]
 
 

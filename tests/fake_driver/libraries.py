@@ -109,7 +109,7 @@ def install() -> None:
     """Replace torch's GPU by the fake one in this process, and its version by that of a build with CUDA."""
     _library_gpu.LibraryDevice = FakeLibraryDevice  # type: ignore[misc]
     for module in (library, library_gpu, variants):
-        module.installed_version = {"torch": VERSION}.get  # type: ignore[attr-defined]
+        module.installed_version = {"torch": VERSION, "nvmath-python": "1.0.0"}.get  # type: ignore[attr-defined]
 
 
 def start(setup: Setup) -> None:

@@ -6,9 +6,12 @@ import json
 import sys
 from typing import Any
 
+import pytest
+
 from tests.fake_driver.libraries import Program, compiled, install, start, start_compiler
 from tests.fake_driver.measure_scenarios import COLD, DEVICE, WARM
 from tests.fake_driver.variants import Calls, fake_binary
+from tests.kernels import fake_nvmath
 from tests.toy_variants import CONFIG, Toy
 from tunebench import kernels
 from tunebench.errors import DeviceError
@@ -41,6 +44,12 @@ def task_of(program: str, *, thorough: bool = False) -> Task:
     )
 
 
+def ranked(rank: int) -> Task:
+    """Return a task of an algorithm of cuBLASLt, which a stand-in lists."""
+    library, config = kernels.variant("gemm/library_cublaslt"), Config({"rank": rank})
+    return Task(variant=library, workload=GEMM, config=config, device=DEVICE, seed=7)
+
+
 def run(runner: CudaRunner, task: Task, binary: Any = None) -> dict[str, Any]:
     """Return the outcome of one task as JSON; a device error is returned with its type and reason."""
     try:
@@ -52,6 +61,7 @@ def run(runner: CudaRunner, task: Task, binary: Any = None) -> dict[str, Any]:
 
 def scenarios() -> dict[str, Any]:
     install()
+    fake_nvmath.install(pytest.MonkeyPatch())
     cold, warm = (CudaRunner(protocol, DEVICE) for protocol in (COLD, WARM))
     seen: dict[str, Any] = {f"cold {name}": run(cold, task_of(name)) for name in Program.faults}
     seen["cold right again"] = run(cold, task_of("right"))
@@ -60,6 +70,7 @@ def scenarios() -> dict[str, Any]:
         library = kernels.variant(f"{workload.operator}/library_gpu")
         config = library.space.check({"program": program}, workload=workload, device=DEVICE)
         seen[name] = run(cold, Task(variant=library, workload=workload, config=config, device=DEVICE, seed=7))
+    seen |= {f"rank {rank}": run(cold, ranked(rank)) for rank in (1, fake_nvmath.ALGORITHMS)}
     kernel = Task(variant=Calls("right"), workload=Toy(n=1000), config=CONFIG, device=DEVICE, seed=7)
     seen["kernel after libraries"] = run(cold, kernel, fake_binary(Calls("right")))
     seen["released"] = library_device(0).released  # type: ignore[attr-defined]

@@ -40,6 +40,11 @@ def test_program_of_this_package_is_verified_on_memory_of_the_device(
     assert seen[scenario]["kind"] == "measured", seen[scenario]
 
 
+def test_algorithm_of_a_list_is_verified_and_one_beyond_it_fails_alone(seen: dict[str, Any]) -> None:
+    assert seen["rank 1"]["kind"] == "measured", seen["rank 1"]
+    assert "lists 5 algorithms, none of rank 5" in seen["rank 5"]["reason"]
+
+
 @pytest.mark.parametrize("cache", ["cold", "warm", "judged"])
 def test_wrong_result_of_a_library_is_found(seen: dict[str, Any], cache: str) -> None:
     assert seen[f"{cache} wrong"]["kind"] == "wrong_result"

@@ -18,7 +18,7 @@ from importlib import metadata
 import tunebench
 from tunebench.errors import TunebenchError
 
-NOT_INSTALLED = ("docs", "dev", "peers", "triton")
+NOT_INSTALLED = ("docs", "dev", "libraries", "peers", "triton")
 """Extras that the sessions do not install."""
 
 TESTED_ELSEWHERE = ("torch",)

@@ -48,11 +48,12 @@ def reason_invalid(row: AnswerRow, target: LookupTarget, device: Callable[[], De
 def _state(variant: str) -> str:
     """Return a hash of what decides whether records of a variant of this package are valid."""
     name = variant.rpartition("/")[2]
-    if name not in ("library_cpu", "library_gpu"):
+    if not name.startswith("library_"):
         return signature()
-    from tunebench.variant import NVIDIA_LIBRARIES, installed_version
+    from tunebench.variant import NVIDIA_BINDINGS, NVIDIA_LIBRARIES, installed_version
 
-    packages = ("torch", "numpy") if name == "library_cpu" else ("torch", *NVIDIA_LIBRARIES)
+    of_gpus = ("torch", *NVIDIA_BINDINGS, *NVIDIA_LIBRARIES)
+    packages = ("torch", "numpy") if name == "library_cpu" else of_gpus
     versions = (str(installed_version(package)) for package in packages)
     return hashlib.sha256(" ".join((signature(), *versions)).encode()).hexdigest()
 
