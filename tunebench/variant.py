@@ -893,10 +893,19 @@ class LibraryVariant(Variant[W]):
         """
         return installed_version(self.package(config))
 
+    def source(self, workload: W, config: Config) -> str:
+        """Return source that determines what a configuration does; by default the module's syntax tree.
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
+        """
+        return _syntax(type(self).__module__)
+
     def revision(self, workload: W, config: Config) -> str:
-        """Return a hash of the module's syntax tree, the configuration and the version of the library."""
+        """Return a hash of the source, the configuration and the version of the library."""
         library = f"{self.package(config)} {self.version(config)}"
-        return _digest(_syntax(type(self).__module__), str(config), library)
+        return _digest(self.source(workload, config), str(config), library)
 
 
 class LibraryCpuVariant(LibraryVariant[W]):

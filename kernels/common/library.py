@@ -16,6 +16,7 @@ from tunebench import libraries
 from tunebench._lazy import np
 from tunebench.device import Device
 from tunebench.errors import InputError
+from tunebench.kernels.common.program_source import method, program, source_of
 from tunebench.libraries import Tensors
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, LibraryVariant, installed_version
@@ -138,6 +139,13 @@ class LibraryPrograms(LibraryVariant[W]):
     def calls(self, config: Config) -> str:
         """Return the functions that the program calls."""
         return self.programs[config["program"]].calls
+
+    def source(self, workload: W, config: Config) -> str:
+        """Return the syntax of what the program uses, and of the way in which it is called."""
+        cls = next(cls for cls in type(self).__mro__ if "programs" in vars(cls))
+        stated = program(cls.__module__, cls.__name__, config["program"])
+        calling = method(__name__, "LibraryPrograms", "call")
+        return source_of(self.operator.operator, (cls.__module__, stated), (__name__, calling))
 
     def call(self, workload: W, config: Config, tensors: Mapping[str, Any]) -> Callable[[], object]:
         """Return the program of a configuration as a function without arguments."""

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from tunebench.device import Device
 from tunebench.kernels.common.library import Compute, LibraryProgram, LibraryPrograms, torch_baseline
+from tunebench.kernels.common.program_source import method, source_of
 from tunebench.libraries import Tensors, torch_type
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Costs, LibraryGpuVariant, installed_version
@@ -55,6 +56,14 @@ class LibraryGpu(LibraryPrograms[W], LibraryGpuVariant[W]):
     def is_traceable(self, workload: W, config: Config) -> bool:
         """Return whether compilers keep the functions of the program, which need no setting of torch."""
         return super().is_traceable(workload, config) and not self._depends_on_precision(workload)
+
+    def source(self, workload: W, config: Config) -> str:
+        """Return the syntax of what the program uses, with that of torch's settings where it needs them."""
+        source = super().source(workload, config)
+        if not self._depends_on_precision(workload):
+            return source
+        precise = method(__name__, "LibraryGpu", "_precise")
+        return f"{source}\0{source_of(self.operator.operator, (__name__, precise))}"
 
     def _depends_on_precision(self, workload: W) -> bool:
         return self.multiplies and getattr(workload, "dtype", None) in ("f32", "tf32")
@@ -128,6 +137,13 @@ class LibraryPlans(LibraryGpuVariant[W]):
     def costs(self, workload: W, table: Table, device: Device) -> Costs:
         """Count what any algorithm and any instruction needs."""
         return Costs(blocks=1, full_blocks=0, threads=1)
+
+    def source(self, workload: W, config: Config) -> str:
+        """Return the syntax of what makes a plan, and of the way in which it is called."""
+        cls, operator = type(self), self.operator.operator
+        planning = method(cls.__module__, cls.__name__, "plan")
+        calling = method(__name__, "LibraryPlans", "call")
+        return source_of(operator, (cls.__module__, planning), (__name__, calling))
 
     def package(self, config: Config) -> str:
         """Return the distribution of the binding."""
