@@ -42,6 +42,7 @@ __all__ = [
     "TRITON_OPTIONS",
     "Argument",
     "Costs",
+    "CppCall",
     "CudaVariant",
     "Execution",
     "Language",
@@ -824,6 +825,19 @@ class NumbaCpuVariant(NumbaVariant[W]):
         return tuple(self.tensors(workload, config))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CppCall:
+    """C++ that calls a library as a configuration does.
+
+    Attributes:
+        source: A source file that includes the library's headers and the standard library's only.
+        build: Command that builds a shared object of `library_call.cpp`.
+    """
+
+    source: str
+    build: str
+
+
 class LibraryVariant(Variant[W]):
     """A variant that calls a library; nothing is compiled."""
 
@@ -876,6 +890,15 @@ class LibraryVariant(Variant[W]):
             config: Configuration of this variant's space.
         """
         return False
+
+    def cpp(self, workload: W, config: Config) -> CppCall | None:
+        """Return C++ that makes the same call without Python, or None, the default, if there is none.
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
+        """
+        return None
 
     @abstractmethod
     def calls(self, config: Config) -> str:

@@ -16,8 +16,11 @@ from tunebench.kernels.common.library_cpu import (
     Write,
 )
 from tunebench.kernels.common.onednn import computes, post_operation, primitive
+from tunebench.kernels.gemm._cpp_call import blas_call
 from tunebench.kernels.gemm._torch_product import TORCH_MM, matrix
 from tunebench.libraries import Tensors
+from tunebench.space import Config
+from tunebench.variant import CppCall
 from tunebench.workloads.operators.gemm import Gemm
 
 
@@ -88,6 +91,10 @@ class LibraryGemm(LibraryCpu[Gemm]):
         ),
         "numpy": NUMPY_PRODUCT,
     }
+
+    def cpp(self, workload: Gemm, config: Config) -> CppCall | None:
+        """Return the call of BLAS that NumPy makes."""
+        return blas_call(workload) if config["program"] == "numpy" else None
 
     def least_fma(self, workload: Gemm) -> float:
         """Return those of f32; 16-bit types have faster instructions."""

@@ -23,9 +23,11 @@ from tunebench.activation import name_of
 from tunebench.dtype import storage
 from tunebench.errors import InputError
 from tunebench.kernels.common.library_gpu import LibraryPlan, LibraryPlans
+from tunebench.kernels.gemm._cpp_call import cublaslt_call
 from tunebench.kernels.gemm._torch_product import factors
 from tunebench.libraries import Tensors
 from tunebench.space import Config
+from tunebench.variant import CppCall
 from tunebench.workloads.operators.gemm import Gemm
 
 __all__ = ["EPILOGUES", "RANKS", "WORKSPACE_BYTES"]
@@ -124,6 +126,12 @@ class LibraryCublaslt(LibraryPlans[Gemm]):
     def plan(self, workload: Gemm, rank: int, tensors: Tensors) -> LibraryPlan:
         """Return an algorithm of the list, planned."""
         return _Product(workload, rank, tensors)
+
+    def cpp(self, workload: Gemm, config: Config) -> CppCall:
+        """Return the same calls in C++."""
+        epilogue = EPILOGUES[name_of(workload.activation), workload.has_bias]
+        limits = {"ranks": RANKS, "workspace_bytes": WORKSPACE_BYTES}
+        return cublaslt_call(workload, config["rank"], epilogue=epilogue, **limits)
 
     def calls(self, config: Config) -> str:
         """Return the function that is called."""

@@ -44,6 +44,15 @@ def test_export_writes_the_call(db: str, run_text: Run, run_json: Run, tmp_path:
     assert run_json("export", *options, "--format", "py")["build"] == []
 
 
+def test_export_writes_cpp_and_the_command_that_builds_it(run_text: Run, tmp_path: Path) -> None:
+    out, product = tmp_path / "call", "gemm:m=8,n=9,k=10,dtype=f32"
+    options = ("--device", "cpu", "--variant", "library_cpu", "--config", "program=numpy")
+    text = run_text("export", "--workload", product, "--out", str(out), *options)
+    assert f"To build in {out}, with the library:\n  g++ -std=c++17" in text
+    assert "./run" not in text
+    assert {path.name for path in out.iterdir()} == {"library_call.cpp", "manifest.json"}
+
+
 def test_export_names_the_best_kernel_in_place_of_a_call_it_cannot_write(
     db: str, run_refused: Run, tmp_path: Path
 ) -> None:
@@ -51,7 +60,8 @@ def test_export_names_the_best_kernel_in_place_of_a_call_it_cannot_write(
     said = run_refused("export", *options, "--format", "cu")
     assert "gemm/library_cpu has no form 'cu'; use --format py" in said
     assert "The best kernel that is compiled is gemm/numba_cpu mr=" in said
-    said = run_refused("export", *options, "--variant", "library_cpu", "--config", "program=numpy")
+    asked = ("--variant", "library_cpu", "--config", "program=numpy", "--format", "py")
+    said = run_refused("export", *options, *asked)
     assert "gemm/library_cpu program=numpy calls no functions of torch" in said
     assert not (tmp_path / "call").exists()
 

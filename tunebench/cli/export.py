@@ -89,8 +89,9 @@ def command(
         str | None,
         typer.Option(
             "--format",
-            help="Format: cubin, machine code; cu, CUDA C++ source for nvcc; py, Python module that calls a "
-            "library. The default is cubin, or py for a library's call.",
+            help="Format: cubin, machine code; cu, CUDA C++ source for nvcc; py or cpp, Python module or C++ "
+            "source that calls a library. The default is cubin, or for a library's call py, or cpp if only "
+            "that exists.",
         ),
     ] = None,
     as_json: Json = False,
@@ -98,9 +99,9 @@ def command(
     """Export a kernel with a launch manifest and an example in C++, or a lookup table for C++.
 
     The folder gets the kernels, manifest.json, and main.cpp with launch.h, which runs them with the CUDA
-    driver API. The call of a library is a Python module. It exports the given configuration, or else the best
-    known one, or else the default; no GPU is needed. With --table it writes the answers of many lookups as
-    one file, and the header that reads it.
+    driver API. The call of a library is a Python module or C++ source. It exports the given configuration, or
+    else the best known one, or else the default; no GPU is needed. With --table it writes the answers of many
+    lookups as one file, and the header that reads it.
     """
     if (out is None) == (table is None):
         raise InputError("expected one of --out FOLDER and --table FILE")
@@ -154,8 +155,8 @@ def _write_kernel(request: ConfigRequest, out: Path, form: str | None, *, as_jso
         if kind == "py":
             to.print(f"To call it in {out}: from {Path(MODULE).stem} import run")
             return
-        to.print(f"To build in {out}, with the CUDA toolkit:")
-        for line in (*build_lines(choice, kind), "./run"):
+        to.print(f"To build in {out}, {'with the library' if kind == 'cpp' else 'with the CUDA toolkit'}:")
+        for line in (*build_lines(choice, kind), *(("./run",) if kind != "cpp" else ())):
             to.print(f"  {line}", soft_wrap=True)
 
     emit(as_json, data, render)

@@ -1,7 +1,7 @@
 """Export of one configuration: its cubin or source, everything a launch needs, and an example in C++.
 
 The exported files need neither tunebench nor Python: `main.cpp` loads the cubin through the CUDA driver. The
-call of a library is exported as a Python module that needs the library only.
+call of a library is exported as a Python module or a C++ source file that needs the library only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from tunebench.errors import InputError, UnknownName
-from tunebench.export.library_call import MODULE, write_library_call
+from tunebench.export.library_call import MODULE, cpp_call, write_library_call
 from tunebench.export.manifest import manifest
 from tunebench.export.table import tables
 from tunebench.variant import CudaVariant, GpuVariant, LibraryVariant
@@ -33,8 +33,8 @@ __all__ = [
     "write_export",
 ]
 
-Format = Literal["cubin", "cu", "py"]
-"""Form of the kernels: machine code, CUDA C++ for nvcc, or a Python module that calls a library."""
+Format = Literal["cubin", "cu", "py", "cpp"]
+"""Form of the kernels: machine code, CUDA C++ for nvcc, or Python or C++ that calls a library."""
 
 FORMATS: tuple[Format, ...] = get_args(Format)
 
@@ -48,7 +48,11 @@ def default_format(choice: ChosenConfig) -> Format:
     Args:
         choice: The configuration.
     """
-    return "py" if isinstance(choice.variant, LibraryVariant) else "cubin"
+    variant = choice.variant
+    if not isinstance(variant, LibraryVariant):
+        return "cubin"
+    is_torch = variant.package(choice.config) == "torch"
+    return "py" if is_torch or variant.cpp(choice.workload, choice.config) is None else "cpp"
 
 
 def write_export(choice: ChosenConfig, binary: Binary, folder: Path, form: Format) -> tuple[Path, ...]:
@@ -61,11 +65,11 @@ def write_export(choice: ChosenConfig, binary: Binary, folder: Path, form: Forma
         form: One of `FORMATS`.
 
     Returns:
-        The paths of the kernels, manifest, tables and example; of a library's call, module and manifest.
+        The paths of the kernels, manifest, tables and example; of a library's call, its source and manifest.
 
     Raises:
         InputError: The variant has no such form, is compiled for a CPU, or has inputs that the example cannot
-            generate; or a library's call depends on values of its inputs.
+            generate; or a library's call depends on values of its inputs, or is not in C++.
     """
     variant = choice.variant
     if form not in FORMATS:
@@ -74,10 +78,10 @@ def write_export(choice: ChosenConfig, binary: Binary, folder: Path, form: Forma
         raise InputError(
             f"{variant.key} runs on a CPU; only GPU kernels can be exported, and calls of libraries"
         )
-    if isinstance(variant, LibraryVariant) is not (form == "py"):
+    if isinstance(variant, LibraryVariant) is not (form in ("py", "cpp")):
         raise InputError(f"{variant.key} has no form {form!r}; use --format {default_format(choice)}")
     if isinstance(variant, LibraryVariant):
-        return write_library_call(choice, folder)
+        return write_library_call(choice, folder, "cpp" if form == "cpp" else "py")
     if form == "cu" and not isinstance(variant, CudaVariant):
         raise InputError(f"{variant.key} has no CUDA C++ source; use --format cubin")
     facts = manifest(choice, binary)
@@ -124,6 +128,8 @@ def build_lines(choice: ChosenConfig, form: Format) -> tuple[str, ...]:
     """
     if form == "py":
         return ()
+    if form == "cpp":
+        return (cpp_call(choice).build,)
     if form == "cubin" or not isinstance(choice.variant, CudaVariant):
         return (BUILD,)
     target = choice.variant.target(choice.device)

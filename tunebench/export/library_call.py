@@ -1,4 +1,4 @@
-"""Export of a library's call: a Python module that makes it, and needs the library only."""
+"""Export of a library's call: a Python module or C++ that makes it, and needs the library only."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 import re
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tunebench import __version__
 from tunebench._lazy import np
 from tunebench.dtype import storage
 from tunebench.errors import InputError
 from tunebench.libraries import torch_tensor, torch_type
-from tunebench.variant import LibraryVariant
+from tunebench.variant import CppCall, LibraryVariant
 from tunebench.workload import Tensor
 
 if TYPE_CHECKING:
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
     from tunebench.tuning.choice import ChosenConfig
 
-__all__ = ["MODULE", "library_module", "write_library_call"]
+__all__ = ["CPP_FILE", "MODULE", "cpp_call", "library_module", "write_library_call"]
 
 MODULE = "library_call.py"
+CPP_FILE = "library_call.cpp"
 _SEED = 0
 _IMPORTS = {
     "inf": "from math import inf",
@@ -33,20 +34,22 @@ _IMPORTS = {
 """Names that code of graphs may contain, and how to import them."""
 
 
-def write_library_call(choice: ChosenConfig, folder: Path) -> tuple[Path, ...]:
+def write_library_call(choice: ChosenConfig, folder: Path, form: Literal["py", "cpp"]) -> tuple[Path, ...]:
     """Write a library's call into a folder, replacing the files of an earlier export.
 
     Args:
         choice: Configuration of a variant that calls a library.
         folder: Output folder; created if it does not exist.
+        form: Language of the source.
 
     Returns:
-        The paths of the module and the manifest.
+        The paths of the source and the manifest.
 
     Raises:
-        InputError: The program cannot be written as a module.
+        InputError: The program cannot be written in that language.
     """
-    files = {MODULE: library_module(choice), "manifest.json": json.dumps(_manifest(choice), indent=2) + "\n"}
+    name, text = (MODULE, library_module(choice)) if form == "py" else (CPP_FILE, _cpp_source(choice))
+    files = {name: text, "manifest.json": json.dumps(_manifest(choice, name), indent=2) + "\n"}
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -99,6 +102,36 @@ def library_module(choice: ChosenConfig) -> str:
     )
 
 
+def cpp_call(choice: ChosenConfig) -> CppCall:
+    """Return the call of a library in C++.
+
+    Args:
+        choice: Configuration of a variant that calls a library.
+
+    Raises:
+        InputError: The call is not written in C++.
+    """
+    variant = choice.variant
+    assert isinstance(variant, LibraryVariant), variant
+    call = variant.cpp(choice.workload, choice.config)
+    if call is None:
+        raise InputError(f"{variant.key} {choice.config} has no form in C++; use --format py")
+    return call
+
+
+def _cpp_source(choice: ChosenConfig) -> str:
+    variant, call = choice.variant, cpp_call(choice)
+    assert isinstance(variant, LibraryVariant), variant
+    lines = (
+        f"// {choice.workload}",
+        f"// {variant.key} {choice.config} for {choice.device.key}: {variant.calls(choice.config)}",
+        f"// of {_library(choice)}, exported by tunebench {__version__}.",
+        f"// {call.build}",
+        "",
+    )
+    return "\n".join(lines) + "\n" + call.source
+
+
 def _described(tensor: Tensor) -> str:
     return f"{tensor.shape} {tensor.dtype}, contiguous." if tensor.shape else "A number."
 
@@ -109,7 +142,7 @@ def _library(choice: ChosenConfig) -> str:
     return f"{variant.package(choice.config)} {variant.version(choice.config)}"
 
 
-def _manifest(choice: ChosenConfig) -> dict[str, Any]:
+def _manifest(choice: ChosenConfig, module: str) -> dict[str, Any]:
     variant, workload, config = choice.variant, choice.workload, choice.config
     assert isinstance(variant, LibraryVariant), variant
     roles = {"input": workload.inputs(), "output": workload.outputs()}
@@ -123,7 +156,7 @@ def _manifest(choice: ChosenConfig) -> dict[str, Any]:
         "why": choice.why,
         "expected_us": choice.expected_us,
         "how": choice.how,
-        "module": MODULE,
+        "module": module,
         "calls": variant.calls(config),
         "library": _library(choice),
         "tensors": [
