@@ -24,13 +24,14 @@ from tunebench.errors import InputError
 from tunebench.executor import TaskRefused, WorkerExecutor
 from tunebench.executor.local import LocalExecutor
 from tunebench.executor.process import ProcessStage
+from tunebench.kernels import variants
 from tunebench.measure import worker as measure_worker
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import Measured, Result, TimedOut, to_json
 from tunebench.task import Task
 from tunebench.tuning import tunable
 from tunebench.tuning.tunable import TunableVariant
-from tunebench.variant import GpuVariant
+from tunebench.variant import GpuVariant, LibraryGpuVariant
 from tunebench.workloads import parse
 
 __all__ = [
@@ -243,17 +244,20 @@ def items_to_verify(
 
 
 def library_items(workloads: Iterable[str], device: Device) -> list[AcceptanceItem]:
-    """Return each program of a library that is one call, on the first workload that it supports."""
+    """Return each call of a library, on the first workload that it supports; of plans the first two ranks."""
     items: dict[tuple[str, str], AcceptanceItem] = {}
     for text in workloads:
-        try:
-            (candidate,), _ = tunable.find_variants(parse(text), device, ["library_gpu"], compilable=False)
-        except InputError:  # torch is not installed with CUDA, or has no such function
-            continue
-        for row in range(len(candidate.table)):
-            program = str(candidate.table.config(row)["program"])
-            if program != "torch":  # several calls, which may round too often
-                items.setdefault((candidate.variant.key, program), AcceptanceItem(text, candidate, row))
+        workload = parse(text)
+        for library in (v for v in variants(workload) if isinstance(v, LibraryGpuVariant)):
+            try:
+                (candidate,), _ = tunable.find_variants(workload, device, [library.name], compilable=False)
+            except InputError:  # a package is not installed, or torch has no such function
+                continue
+            for row in range(len(candidate.table)):
+                config = candidate.table.config(row)
+                several_calls = config.get("program") == "torch"  # which may round too often
+                if not several_calls and config.get("rank", 0) <= 1:
+                    items.setdefault((library.key, str(config)), AcceptanceItem(text, candidate, row))
     return list(items.values())
 
 

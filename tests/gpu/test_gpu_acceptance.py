@@ -322,9 +322,10 @@ def test_defaults_are_verified_first_and_nothing_twice() -> None:
 def test_each_program_of_a_library_is_verified_once_after_the_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def install(version: str) -> None:
+    def install(version: str, *others: str) -> None:
+        versions = {"torch": version, **dict.fromkeys(others, "99")}
         for module in (library, library_gpu, variant):
-            monkeypatch.setattr(module, "installed_version", {"torch": version}.get)
+            monkeypatch.setattr(module, "installed_version", versions.get)
 
     install("9.9.9+cpu")
     assert acceptance_run.library_items(acceptance_workloads.VERIFIED, H100) == []
@@ -343,6 +344,11 @@ def test_each_program_of_a_library_is_verified_once_after_the_defaults(
     keys = [item.candidate.variant.key for item in items]
     assert keys.count("softmax/library_gpu") == 1
     assert keys.index("softmax/library_gpu") == len(set(keys)) - 1
+    install("9.9.9+cu130", "nvmath-python", "nvidia-cublas", "nvidia-cudnn-frontend", "nvidia-cudnn-cu13")
+    ranked = acceptance_run.library_items(acceptance_workloads.VERIFIED, H100)
+    keys = [item.candidate.variant.key for item in ranked]
+    for key in ("gemm/library_cublaslt", "conv2d/library_cudnn", "attention/library_cudnn"):
+        assert keys.count(key) == 2
 
 
 def test_configurations_to_verify_are_listed_in_time_only() -> None:
