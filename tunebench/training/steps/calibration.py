@@ -22,7 +22,6 @@ from tunebench._lazy import np
 from tunebench.errors import InputError
 from tunebench.forecast.network import NetworkPrediction
 from tunebench.stack import Efficiency, quantile_95
-from tunebench.training.interconnect.collective import reaches_of
 from tunebench.training.steps.step import StepPrediction
 from tunebench.training.steps.time_range import TimeRange
 
@@ -36,7 +35,7 @@ __all__ = ["Calibration", "MeasuredStep", "calibrate"]
 Prediction = TypeVar("Prediction", StepPrediction, NetworkPrediction)
 
 COMMUNICATION_SPREAD = math.log(2) / 1.645
-"""Least standard deviation of the logarithm of the factor on communication: within a factor of 2 in 90 %. A
+"""Standard deviation of the logarithm of the factor on communication: within a factor of 2 in 90 %. A
 judgement."""
 
 UNPUBLISHED_SPREAD = 0.25
@@ -176,12 +175,11 @@ def calibrate(steps: Sequence[MeasuredStep], *, efficiency: Efficiency | None = 
         )
     for step in steps[1:]:
         _check_same(step.prediction, steps[0].prediction)
-    spread = max(_communication_spread(step.prediction) for step in steps)
     whole, communication = np.meshgrid(
-        np.linspace(-1.0, 3.0, 401), spread * np.linspace(-3, 3, 49), indexing="ij"
+        np.linspace(-1.0, 3.0, 401), COMMUNICATION_SPREAD * np.linspace(-3, 3, 49), indexing="ij"
     )
     within = max(LEAST_SPREAD, efficiency.within)
-    logs = _log_prior(whole, efficiency) - (communication / spread) ** 2 / 2
+    logs = _log_prior(whole, efficiency) - (communication / COMMUNICATION_SPREAD) ** 2 / 2
     for step in steps:
         distance = math.log(step.ratio) - _logarithm(whole, communication, _share(step.prediction))
         logs = logs - (NOISE_FREEDOM + 1) / 2 * np.log1p((distance / within) ** 2 / NOISE_FREEDOM)
@@ -193,15 +191,6 @@ def calibrate(steps: Sequence[MeasuredStep], *, efficiency: Efficiency | None = 
         weights=weights / weights.sum(),
         within=within,
     )
-
-
-def _communication_spread(prediction: StepPrediction | NetworkPrediction) -> float:
-    """Return the standard deviation of the logarithm of the factor on communication; wider if staged."""
-    if isinstance(prediction, NetworkPrediction):
-        return COMMUNICATION_SPREAD
-    cluster = prediction.cluster
-    _, longest = reaches_of(cluster.group(cluster.devices_per_node))
-    return max(COMMUNICATION_SPREAD, math.log(longest) / quantile_95(10))
 
 
 def _log_prior(whole: Array, efficiency: Efficiency) -> Array:
