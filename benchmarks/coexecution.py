@@ -26,7 +26,7 @@ import math
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from torch._dynamo.utils import counters, get_compilation_metrics, set_compilati
 import tunebench
 from benchmarks.programs import Make, State, Step, names, program
 from tunebench.training import coexecute
+from tunebench.training.coexecution._modes import SETTERS
 from tunebench.training.coexecution._testing import forced
 
 SEED = 7
@@ -121,7 +122,7 @@ def run_program(make: Make, wrap: Wrap, steps: int, *, seed: int = SEED, raises:
     seen = _Seen()
     raised: dict[int, str] = {}
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
+    with contextlib.redirect_stdout(printed), _kept_settings(seen):
         for iteration in range(steps):
             batch = state.batch(iteration)
             try:
@@ -165,6 +166,20 @@ class _Seen:
                 self.versions[name] = value._version
         elif value is not None:
             self.other[name] = copy.deepcopy(value)
+
+
+@contextlib.contextmanager
+def _kept_settings(seen: _Seen) -> Iterator[None]:
+    """Add the settings of torch at the end to what was seen, and restore those of the start."""
+    before = {key: getter() for key, getter in SETTERS.items()}
+    try:
+        yield
+    finally:
+        for (owner, name), getter in SETTERS.items():
+            value = getter()
+            seen.add(f"setting {name}", repr(value))
+            if value != before[owner, name]:
+                getattr(owner, name)(before[owner, name])
 
 
 def _see_final(state: State, seen: _Seen) -> None:

@@ -1,11 +1,13 @@
 """Random programs under eager PyTorch and `coexecute`: equality of values, side effects and exceptions.
 
-    python -m benchmarks.coexecution_random [--programs 1000] [--out FILE.jsonl] [--table FILE.md]
+    python -m benchmarks.coexecution_random [--programs 2000] [--out FILE.jsonl] [--table FILE.md]
     python -m benchmarks.coexecution_random --show 17
 
-Program i is made by `benchmarks.random_programs` from seed i. Compared are results, inputs after the step,
-gradients, parameters, buffers, optimizer state, learning rates, attributes, printed text, recorded effects,
-exceptions (type and message), the random state of torch, Python and NumPy, and versions of all tensors.
+Program i is made by `benchmarks.random_programs` from seed i. It runs co-executed whenever its path is known,
+and a second time in eager iterations whose updates by optimizers are recorded functions after three updates.
+Compared are results, inputs after the step, gradients, parameters, buffers, optimizer state, learning rates,
+attributes, printed text, recorded effects, exceptions (type and message), settings of torch, the random state
+of torch, Python and NumPy, and versions of all tensors.
 
 Programs run in worker processes, so that a crash or a hang is the result of one program. Each result is saved
 as one line. The same command runs only what is missing for the present code, also after it was killed.
@@ -23,6 +25,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -38,10 +41,14 @@ from benchmarks.coexecution import (
 )
 from benchmarks.random_programs import random_source, source_program
 from tunebench.training import coexecute
+from tunebench.training.coexecution import _update
 from tunebench.training.coexecution._testing import forced
 
 CHUNK = 100
 """Programs per worker process."""
+
+_CALLS = 3
+"""Number of updates by an optimizer before one is recorded."""
 
 
 def examine(number: int, steps: int) -> Record:
@@ -58,12 +65,16 @@ def examine(number: int, steps: int) -> Record:
     with forced():
         got = run_program(make, wrap, steps, raises=True)
     report = coexecute.report(step)
+    with mock.patch.object(_update, "_CALLS", _CALLS):
+        updated = run_program(make, wrap, steps, raises=True)
     return {
         "program": number,
         "steps": steps,
         "differences": differences(expected, got)[:5],
         "beyond tolerance": differences(expected, got, TOLERANCE)[:5],
         "versions": version_differences(expected, got)[:5],
+        "differences of updates": differences(expected, updated)[:5],
+        "updates": coexecute.report(step).updates,
         "raised": len(expected.raised),
         "traced": report.traced,
         "coexecuted": report.coexecuted,
@@ -108,10 +119,23 @@ def _records(first: int, last: int, arguments: argparse.Namespace) -> Iterator[R
 # -- table ---------------------------------------------------------------------------------------------------
 
 
+def _differences(record: Record) -> list[str]:
+    """Return what differs from eager beyond rounding, in either run."""
+    lines: list[str] = record["beyond tolerance"] + record["differences of updates"]
+    return lines
+
+
+def _differs(record: Record) -> bool:
+    """Return whether a program differed from eager, crashed, or exceeded the time limit."""
+    return "error" in record or bool(_differences(record))
+
+
 def table(records: list[Record]) -> str:
     """Return a summary of the records as Markdown."""
     ran = [record for record in records if "error" not in record]
-    total = Counter({key: sum(record[key] for record in ran) for key in ("traced", "coexecuted", "diverged")})
+    total = Counter(
+        {key: sum(record[key] for record in ran) for key in ("traced", "coexecuted", "diverged", "updates")}
+    )
     rows = [
         ("programs", len(records)),
         (
@@ -122,7 +146,11 @@ def table(records: list[Record]) -> str:
             f"equal with tensors within {TOLERANCE:g}",
             sum(not program_record["beyond tolerance"] for program_record in ran),
         ),
-        ("different", sum(bool(program_record["beyond tolerance"]) for program_record in ran)),
+        (
+            "equal to the last bit in eager iterations with recorded updates",
+            sum(not program_record["differences of updates"] for program_record in ran),
+        ),
+        ("different", sum(map(_differs, ran))),
         (
             "different in version counters only",
             sum(
@@ -140,20 +168,18 @@ def table(records: list[Record]) -> str:
             sum(program_record["coexecuted"] > 0 for program_record in ran),
         ),
         ("programs with divergences", sum(program_record["diverged"] > 0 for program_record in ran)),
+        ("programs with updates as recorded functions", sum(record["updates"] > 0 for record in ran)),
         ("iterations traced", total["traced"]),
         ("iterations co-executed", total["coexecuted"]),
         ("iterations diverged", total["diverged"]),
+        ("updates as recorded functions", total["updates"]),
     ]
     lines = ["| random programs | count |", "|---|---|", *(f"| {name} | {count} |" for name, count in rows)]
-    wrong = [
-        program_record
-        for program_record in records
-        if "error" in program_record or program_record["beyond tolerance"]
-    ]
+    wrong = list(filter(_differs, records))
     if wrong:
         lines += ["", "| program | difference |", "|---|---|"]
         for program_record in wrong[:20]:
-            difference = program_record.get("error") or "; ".join(program_record["beyond tolerance"][:2])
+            difference = program_record.get("error") or "; ".join(_differences(program_record)[:2])
             lines.append(
                 f"| {program_record['program']} | {' '.join(difference.split())[:200]} |".replace(
                     "||", "\\|\\|"
@@ -165,7 +191,7 @@ def table(records: list[Record]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run the command; return its exit status: 1 if a program differs from eager."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.coexecution_random")
-    parser.add_argument("--programs", type=int, default=1000, help="number of programs (default 1000)")
+    parser.add_argument("--programs", type=int, default=2000, help="number of programs (default 2000)")
     parser.add_argument("--first", type=int, default=0, help="number of the first program (default 0)")
     parser.add_argument("--steps", type=int, default=16, help="iterations per program (default 16)")
     parser.add_argument(
@@ -208,15 +234,13 @@ def _run_missing(arguments: argparse.Namespace) -> int:
             save(arguments.out, record)
             records[record["program"]] = record
         missing = [number for number in missing if number >= last]
-        wrong = [
-            number for number, record in records.items() if "error" in record or record["beyond tolerance"]
-        ]
+        wrong = [number for number, record in records.items() if _differs(record)]
         print(f"{len(records)} of {len(numbers)} programs, {len(wrong)} differ {wrong[:10]}", flush=True)
     summary = table([records[number] for number in numbers])
     print(summary)
     if arguments.table:
         arguments.table.write_text(summary, encoding="utf-8")
-    return int(any("error" in record or record["beyond tolerance"] for record in records.values()))
+    return int(any(map(_differs, records.values())))
 
 
 if __name__ == "__main__":

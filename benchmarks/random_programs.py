@@ -3,8 +3,9 @@
 A program is a module with a function ``make(seed)``, like those of `benchmarks.programs`. Its text comes from
 templates, whose holes such as ``<rows>`` are filled with a variable or an expression of that kind. Programs
 branch on values of tensors, write in place and through views, change attributes and Python containers, print,
-draw random numbers, call NumPy, raise and catch exceptions. Some of them fail by themselves: an exception is
-an outcome like any other.
+draw random numbers, call NumPy, change settings of torch, raise and catch exceptions. In half of them a NumPy
+array made before the first step shares the memory of a weight. Some of them fail by themselves: an exception
+is an outcome like any other.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ DEPTH = 2
 """Number of compound statements in one another."""
 
 PREAMBLE = f"""\
+import contextlib
 import copy
 import io
 import random
@@ -32,6 +34,8 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim import lr_scheduler
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.programs import State
@@ -70,6 +74,22 @@ def halves(x):
 
 def close(value):
     return min(max(value, -2.0), 2.0) if value == value else 0.0
+
+
+@contextlib.contextmanager
+def setting(change, value, before):
+    change(value)
+    try:
+        yield
+    finally:
+        change(before)
+
+
+def advance(schedule, loss):
+    if isinstance(schedule, lr_scheduler.ReduceLROnPlateau):
+        schedule.step(loss.item())
+    elif schedule is not None:
+        schedule.step()
 
 """
 
@@ -129,6 +149,15 @@ EXPRESSIONS: dict[str, tuple[str, ...]] = {
         torch.linalg.solve(<square> + torch.eye(D), <rows>.T).T
         (lambda value: value + value)(<rows>)
         next(filter(torch.is_tensor, [None, <rows>]))
+        torch.from_numpy(array[:len(x)])
+        torch.from_numpy(array)[:len(x)] + <rows>
+        torch.as_tensor(array[:len(x)]) * <float>
+        torch.as_tensor(array.copy()[:len(x)])
+        torch.asarray(<own>.numpy()) - <rows>
+        torch.from_numpy(<own>.numpy())
+        <rows> @ torch.from_numpy(view).T
+        <rows> * 1e-39
+        torch.ones(len(x), D) * <rows>
         """
     ),
     "own": _lines(
@@ -157,6 +186,12 @@ EXPRESSIONS: dict[str, tuple[str, ...]] = {
         torch.bernoulli(torch.full((D,), 0.5))
         torch.quantile(<rows>, <float>, 0)
         torch.einsum('nd,n->d', <rows>, <rows>[:, 0])
+        torch.from_numpy(view)[0]
+        torch.as_tensor(view[1])
+        torch.tensor(view[0])
+        torch.as_tensor([<float>] * D)
+        torch.from_numpy(array[-1]) * <cols>
+        torch.from_dlpack(<cols>.detach())
         functional.embedding_bag(<index>, network.words.weight, torch.tensor([0]))[0]
         """
     ),
@@ -170,6 +205,8 @@ EXPRESSIONS: dict[str, tuple[str, ...]] = {
         network.b.weight.T
         torch.eye(D)
         <square>.tril()
+        torch.from_numpy(view)
+        torch.as_tensor(view) * <square>
         """
     ),
     "scalar": _lines(
@@ -195,6 +232,10 @@ EXPRESSIONS: dict[str, tuple[str, ...]] = {
         torch.logsumexp(<cols>, 0)
         sum(<cols>)
         max(<cols>)
+        wide.sum()
+        (wide * <float>).square().mean()
+        torch.as_tensor(view.sum())
+        torch.as_tensor(<float>)
         """
     ),
     "index": _lines(
@@ -229,6 +270,9 @@ EXPRESSIONS: dict[str, tuple[str, ...]] = {
         0.5
         -0.25
         close(<rows>.detach().numpy().max().item())
+        close(float(view[0, 0]))
+        close(view.mean().item())
+        close(float(array[0, 1]))
         """
     ),
     "int": _lines(
@@ -258,6 +302,8 @@ EXPRESSIONS: dict[str, tuple[str, ...]] = {
         torch.equal(<cols>, <cols>)
         torch.allclose(<rows>, <rows>)
         'row' in memory
+        view[0, 0] > 0
+        view.sum() > array.sum()
         <rows>.shape == <rows>.shape
         """
     ),
@@ -329,6 +375,20 @@ STATEMENTS = _lines(
     network.extra = <cols>.detach().clone()
     state.effects.append(getattr(network, 'extra', torch.ones(1)).sum().item())
     network.train(not network.training)
+    state.effects.append(view.sum().item())
+    state.effects.append(view[0].tolist())
+    state.effects.append(memoryview(view).tobytes())
+    array[0] += <float>
+    np.multiply(array, 0.9, out=array)
+    <own>.copy_(torch.from_numpy(array[:len(x)]))
+    <own>.mul_(1e-39)
+    wide.mul_(<float>)
+    torch.set_flush_denormal(bool(<condition>))
+    torch.set_num_threads(1 + <int> % 2)
+    torch.use_deterministic_algorithms(bool(<condition>))
+    torch.set_float32_matmul_precision('medium' if <condition> else 'highest')
+    torch.set_default_dtype(torch.float64 if <condition> else torch.float32)
+    torch.backends.cuda.enable_flash_sdp(bool(<condition>))
     loss = loss + <scalar> * 0.1
     loss = loss + <rows>.square().mean()
     loss = loss + network(<rows>).square().mean()
@@ -347,6 +407,10 @@ PARAMETER_WRITES = _lines(
     network.load_state_dict({name: value * 0.9 for name, value in network.state_dict().items()})
     network.a.weight.grad = None
     network.b = copy.deepcopy(network.b)
+    view[0] *= 0.99
+    np.clip(view, -1, 1, out=view)
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.param_groups[0]['weight_decay'] = close(<float>) / 99
     """
 )
 """Statements that change parameters, which backward would refuse between forward and itself."""
@@ -363,6 +427,15 @@ BLOCKS = _lines(
     with torch.inference_mode():
     with torch.set_grad_enabled(<condition>):
     with torch.autograd.graph.save_on_cpu():
+    with setting(torch.set_flush_denormal, bool(<condition>), False):
+    with setting(torch.set_num_threads, 1 + <int> % 2, 1):
+    with setting(torch.set_default_dtype, torch.float64, torch.float32):
+    with setting(torch.use_deterministic_algorithms, bool(<condition>), False):
+    with setting(torch.set_float32_matmul_precision, 'medium', 'highest'):
+    with sdpa_kernel(SDPBackend.MATH):
+    with torch.backends.mkldnn.flags(enabled=bool(<condition>)):
+    with torch.autograd.set_detect_anomaly(bool(<condition>), check_nan=False):
+    with torch.autograd.set_multithreading_enabled(bool(<condition>)):
     with torch.autograd.graph.saved_tensors_hooks(lambda value: value.clone(), lambda value: value):
     try:|except (ValueError, RuntimeError, IndexError) as error:
     try:|except Exception as error:
@@ -437,20 +510,69 @@ COUNTS = _lines(
 )
 OPTIMIZERS = _lines(
     """
-    torch.optim.SGD(network.parameters(), lr=0.02, momentum=0.9)
-    torch.optim.SGD(network.parameters(), lr=0.05)
-    torch.optim.Adam(network.parameters(), lr=0.01)
-    torch.optim.AdamW(network.parameters(), lr=0.01, foreach=True)
-    torch.optim.Adagrad(network.parameters(), lr=0.02)
-    torch.optim.RMSprop(network.parameters(), lr=0.01)
+    torch.optim.SGD(weights, lr=0.05)
+    torch.optim.SGD(weights, lr=0.02, momentum=0.9)
+    torch.optim.SGD(weights, lr=0.02, momentum=0.9, nesterov=True, weight_decay=0.01)
+    torch.optim.SGD(weights, lr=0.02, momentum=0.8, dampening=0.1, maximize=True)
+    torch.optim.SGD(weights, lr=0.02, momentum=0.9, foreach=True)
+    torch.optim.SGD(weights, lr=0.02, momentum=0.9, nesterov=True, fused=True)
+    torch.optim.SGD(groups, lr=0.02, momentum=0.9, foreach=False)
+    torch.optim.Adam(weights, lr=0.01)
+    torch.optim.Adam(weights, lr=0.01, amsgrad=True, weight_decay=0.01)
+    torch.optim.Adam(weights, lr=torch.tensor(0.01), foreach=False)
+    torch.optim.Adam(weights, lr=0.01, fused=True)
+    torch.optim.Adam(groups, lr=0.01, betas=(0.5, 0.9), foreach=True)
+    torch.optim.AdamW(weights, lr=0.01)
+    torch.optim.AdamW(weights, lr=0.01, foreach=True)
+    torch.optim.AdamW(groups, lr=0.01, fused=True)
+    torch.optim.AdamW(groups, lr=0.01, amsgrad=True, foreach=False)
+    torch.optim.Adagrad(weights, lr=0.02)
+    torch.optim.Adagrad(weights, lr=0.02, lr_decay=0.1, fused=True)
+    torch.optim.RMSprop(weights, lr=0.01)
+    torch.optim.RMSprop(groups, lr=0.01, centered=True, momentum=0.5)
+    torch.optim.Adadelta(weights, lr=0.5)
+    torch.optim.Adamax(weights, lr=0.01)
+    torch.optim.NAdam(weights, lr=0.01)
+    torch.optim.RAdam(weights, lr=0.01)
+    torch.optim.ASGD(weights, lr=0.01)
+    torch.optim.Rprop(weights, lr=0.01)
     """
 )
 SCHEDULES = _lines(
     """
     None
-    torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-    torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
-    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch)
+    None
+    lr_scheduler.StepLR(optimizer, 2, 0.5)
+    lr_scheduler.CosineAnnealingLR(optimizer, 8)
+    lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch)
+    lr_scheduler.OneCycleLR(optimizer, 0.05, 64, cycle_momentum='betas' in optimizer.defaults)
+    lr_scheduler.ExponentialLR(optimizer, 0.9)
+    lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3)
+    lr_scheduler.SequentialLR(optimizer, [lr_scheduler.LinearLR(optimizer)] * 2, [4])
+    lr_scheduler.PolynomialLR(optimizer, 20)
+    lr_scheduler.ReduceLROnPlateau(optimizer, patience=1)
+    """
+)
+VIEWS = _lines(
+    """
+    network.a.weight.detach().numpy()
+    network.a.weight.data.numpy()
+    np.asarray(network.a.weight.detach())
+    network.a.weight.detach().numpy().copy()
+    np.ones((D, D), 'float32')
+    np.ones((D, D), 'float32')
+    """
+)
+"""NumPy arrays that are made before the first step: half of them share the memory of a weight."""
+
+UPDATES = _lines(
+    """
+    optimizer.step()
+    optimizer.step()
+    optimizer.step()
+    optimizer.step()
+    optimizer.step(lambda: loss)
+    if memory['step'] % 3: optimizer.step()
     """
 )
 
@@ -554,10 +676,15 @@ def random_source(chance: random.Random) -> str:
         "def make(seed):",
         "    torch.manual_seed(seed)", "    random.seed(seed)", "    np.random.seed(seed)",
         "    network = Network()",
+        "    weights = list(network.parameters())",
+        "    groups = [{'params': weights[:2]}, {'params': weights[2:], 'lr': 0.03, 'weight_decay': 0.1}]",
         f"    optimizer = {chance.choice(OPTIMIZERS)}",
         f"    schedule = {chance.choice(SCHEDULES)}",
         "    chance = torch.Generator().manual_seed(seed)",
-        "    memory, kept, whole = {'step': 0}, [], torch.randn(8, D)",
+        "    memory, kept, wide = {'step': 0}, [], torch.randn(1 << 16)",
+        "    array = np.random.randn(14, D).astype('float32')",
+        f"    view = {chance.choice(VIEWS)}",
+        f"    whole = {chance.choice(('torch.randn(8, D)',) * 3 + ('torch.from_numpy(array)',))}",
         *([_HOOK] if chance.random() < 0.3 else []),
         "",
         "    def batch(iteration):",
@@ -568,7 +695,8 @@ def random_source(chance: random.Random) -> str:
         f"        return x, y, {chance.choice(('x', 'x[1:]', 'x.T', 'torch.ones(count, D)', 'x.clone()'))}",
         "",
         "    state = State(modules={'network': network}, optimizers={'optimizer': optimizer}, batch=batch,",
-        "                  tensors={'whole': whole}, memory=memory)",
+        "                  tensors={'whole': whole, 'wide': wide, 'array': torch.from_numpy(array)},",
+        "                  memory=memory)",
         "",
         "    def step(x, y, z):",
         *writer.lines,
@@ -607,11 +735,11 @@ def _write_step(writer: _Writer) -> None:
         writer.write(writer.filled(chance.choice(RAISES)), 1)
     writer.write(chance.choice(BACKWARD), 0)
     writer.maybe(CLIPPING, 0.3)
-    writer.write("optimizer.step()", 0)
+    writer.write(chance.choice(UPDATES), 0)
     writer.maybe(PARAMETER_WRITES, 0.3)
     for _ in range(chance.randint(0, 2)):
         writer.statement(0)
-    writer.write("if schedule is not None: schedule.step()", 0)
+    writer.write("advance(schedule, loss)", 0)
     writer.write(f"return {writer.filled(chance.choice(RETURNS))}", 0)
 
 

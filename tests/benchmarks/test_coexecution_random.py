@@ -18,7 +18,16 @@ from torch import Tensor
 
 from benchmarks import coexecution, coexecution_random
 from benchmarks.programs import Step
-from benchmarks.random_programs import EXPRESSIONS, STATEMENTS, random_source, source_program
+from benchmarks.random_programs import (
+    BLOCKS,
+    EXPRESSIONS,
+    OPTIMIZERS,
+    SCHEDULES,
+    STATEMENTS,
+    VIEWS,
+    random_source,
+    source_program,
+)
 from tunebench.training import coexecute
 from tunebench.training.coexecution._testing import forced
 
@@ -55,7 +64,8 @@ def test_random_programs_use_every_kind_of_operation() -> None:
     sources = [random_source(random.Random(number)) for number in range(1000)]
     for number, source in enumerate(sources):
         compile(source, f"<program {number}>", "exec")
-    for template in (*STATEMENTS, *EXPRESSIONS["rows"], *EXPRESSIONS["scalar"]):
+    used = (*STATEMENTS, *EXPRESSIONS["rows"], *EXPRESSIONS["scalar"], *OPTIMIZERS, *SCHEDULES, *VIEWS)
+    for template in (*used, *(header.split("|")[0] for header in BLOCKS)):
         fragment = max(template.replace(">", "<").split("<")[::2], key=len)
         assert any(fragment in source for source in sources), template
 
@@ -103,6 +113,7 @@ def test_results_are_saved_and_only_missing_programs_run(
         ran.extend(range(first, last))
         found = {"steps": arguments.steps, "differences": [], "beyond tolerance": [], "versions": []}
         found |= {"raised": 0, "traced": 2, "coexecuted": 5, "diverged": 1}
+        found |= {"updates": 3, "differences of updates": []}
         return [found | {"program": number} for number in range(first, last)]
 
     monkeypatch.setattr(coexecution_random, "_records", records)
