@@ -228,32 +228,44 @@ class _Builder:
         node = stop.node
         outputs = _defined(stop.items) & needed
         if node is None:
-            self._end.segment = self._segment(stop, outputs)
+            self._end.segment = self._segment(stop, outputs, _read(stop.items) - needed - self._given_values)
             return
         node.kept |= needed
         last = _read(stop.items).union(_defined(stop.items), node.drops)
-        node.drops = tuple(sorted(last - node.kept - self._given_values))
+        drops = last - node.kept - self._given_values
+        node.drops = tuple(sorted(drops))
         outputs |= node.outputs
         if node.segment is None or outputs != node.outputs:
             node.outputs = outputs
-            node.segment = self._segment(stop, outputs)
+            node.segment = self._segment(stop, outputs, drops)
+            return
+        for part in node.segment.parts:  # another path needs some of what its parts dropped
+            part.drops = tuple(index for index in part.drops if index not in node.kept)
 
-    def _segment(self, stop: _Stop, outputs: set[int]) -> Segment:
+    def _segment(self, stop: _Stop, outputs: set[int], drops: set[int]) -> Segment:
+        """Return the segment of a stop.
+
+        Args:
+            stop: The stop.
+            outputs: Values that it makes and that are needed after it.
+            drops: Values that are not needed after it: each is freed by the part that reads it last, as a
+                backward pass frees what the forward pass saved.
+        """
         groups = self._groups(stop)
         needed = set(outputs)
         after: list[set[int]] = []
         for items, _ in reversed(groups):
             after.append(set(needed))
             needed |= _read(_listed(items))
-        made: set[int] = set()
+        free = set(drops)
         parts: list[Piece | UpdatePiece] = []
         for (items, beside), needed in zip(groups, reversed(after), strict=True):
-            made |= _defined(_listed(items))
-            drops = tuple(sorted((_read(_listed(items)) & made) - needed))
+            free |= _defined(_listed(items))
+            freed = tuple(sorted((_read(_listed(items)) & free) - needed))
             if isinstance(items, Update):
-                parts.append(self._update(items, drops))
+                parts.append(self._update(items, freed))
             else:
-                parts.append(self._piece(items, needed, drops, beside=beside))
+                parts.append(self._piece(items, needed, freed, beside=beside))
         count = sum(len(item.call.operations) if isinstance(item, Update) else 1 for item in stop.items)
         return Segment(
             parts=tuple(parts),

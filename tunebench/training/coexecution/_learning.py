@@ -21,6 +21,13 @@ __all__ = ["learn", "release", "return_memory"]
 _PATHS = 64
 """Number of paths that are kept, those that were taken last."""
 
+_OPERATIONS = 8192
+"""Number of operations of the paths that are kept, if several are.
+
+Source: an operation takes 6.6 KB, mostly TorchScript's copies of its graph (music_transformer, 498 operations),
+so all take about 50 MiB. The programs of `benchmarks.programs` whose paths repeat have at most 1,100.
+"""
+
 _RUNNERS = (
     {"scripts": True, "foreach": True},
     {"scripts": True, "foreach": False},
@@ -45,7 +52,7 @@ def learn(tree: PathTree, recorder: Recorder) -> tuple[str, str] | None:
     tree.size = max(tree.size, recorder.size)
     nodes, end = merge(tree, recorder.calls, end)
     tree.use(end)
-    tree.forget(_PATHS)
+    tree.forget(_PATHS, _OPERATIONS)
     end.histories |= _histories(recorder)
     if any(end.specs[index].has_history and index not in end.histories for index in end.escaping):
         end.refused = "a tensor with a history of autograd outlives the iteration; detach it"

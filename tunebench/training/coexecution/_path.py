@@ -145,9 +145,14 @@ class PathTree:
         self._uses += 1
         end.used = self._uses
 
-    def forget(self, limit: int) -> None:
-        """Forget the paths that were not taken for the longest time, all but `limit`."""
-        while len(self.paths) > limit:
+    def forget(self, limit: int, operations: int = 0) -> None:
+        """Forget the paths that were not taken for the longest time.
+
+        Args:
+            limit: Number of paths that may stay.
+            operations: Number of operations that all paths but the last one may have together.
+        """
+        while len(self.paths) > limit or (len(self.paths) > 1 and self._operations() > operations):
             path = min(self.paths, key=lambda path: path[1].used)
             self.paths.remove(path)
             nodes = [self.root, *path[0]]
@@ -158,6 +163,9 @@ class PathTree:
                 nodes[-1].following.remove(node)
                 if node in nodes[-1].choices:
                     nodes[-1].choices.remove(node)
+
+    def _operations(self) -> int:
+        return sum(len(node.call.operations) for node in self.nodes())
 
     def enliven(self, nodes: Sequence[Node]) -> None:
         """Note that a path is ready."""
