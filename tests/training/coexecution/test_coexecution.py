@@ -10,9 +10,11 @@ import gc
 import itertools
 import pickle
 import random
+import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,11 +28,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tunebench.errors import InputError
 from tunebench.training import coexecute
-from tunebench.training.coexecution import _testing
+from tunebench.training.coexecution import _recorder, _testing
+from tunebench.training.coexecution._function import Kind
 from tunebench.training.coexecution._modes import SETTERS, settings
 from tunebench.training.coexecution._policy import Policy
 from tunebench.training.coexecution._segment import Piece
 from tunebench.training.coexecution.analysis import StepAnalysis, UpdateTimes
+from tunebench.training.coexecution.coexecution_report import advice
 from tunebench.training.coexecution.trace_graph import TracedOperation, TraceGraph
 
 
@@ -753,3 +757,62 @@ def test_advice_of_an_analysis_follows_from_its_times() -> None:
 def test_an_analysis_needs_some_batches() -> None:
     with pytest.raises(InputError, match="at least 4 batches"):
         coexecute.analyze(lambda x: x.sum().item(), [torch.ones(2)])
+
+
+def test_a_call_without_tensors_is_no_reason_for_eager_mode() -> None:
+    @coexecute(mode="always")
+    def step(x: Tensor) -> float:
+        device, limits = torch.device("cpu"), torch.finfo(x.dtype)
+        return float((x * 2).to(device).clamp_max(limits.max).sum().item())
+
+    assert [step(torch.ones(3)) for _ in range(4)] == [6.0] * 4
+    assert coexecute.report(step).coexecuted == 3
+
+
+_FOLDER = Path(_recorder.__file__).parent
+_REASON = re.compile(r'(?:NotUnderstoodError|refuse)\(\s*f?"([^"]*)"|refused = f?"([^"]*)"|other = "([^"]*)"')
+
+
+def test_every_reason_of_eager_mode_has_advice() -> None:
+    reasons = [
+        "".join(parts)
+        for file in ("_autograd.py", "_learning.py", "_modes.py", "_recorder.py", "_tensors.py")
+        for parts in _REASON.findall((_FOLDER / file).read_text(encoding="utf-8"))
+    ]
+    reasons += [kind.value for kind in (Kind.UNSEEN,)]
+    assert len(reasons) > 25
+    assert [reason for reason in reasons if advice(reason) is None and reason != _UNSEEN] == []
+
+
+_UNSEEN = "{_name(function)} {found.value}"
+"""The reason that `Kind.UNSEEN` completes."""
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda x: torch.normal(x, 1.0), "torch.normal draws random numbers that depend on values"),
+        (lambda x: torch.zeros(2).index_add_(0, torch.tensor([0, 1]), x), "Tensor.index_add_ changed"),
+    ],
+)
+def test_a_permanent_reason_ends_recording_after_two_records(
+    call: Callable[[Tensor], Any], name: str
+) -> None:
+    weight = nn.Parameter(torch.ones(2))
+
+    def plain() -> None:
+        call(weight * 2)
+
+    step = coexecute(plain)
+    step._policy._affords = lambda: True  # type: ignore[method-assign]
+    for _ in range(8):
+        step()
+    report = coexecute.report(step)
+    assert report.traced == 2
+    assert report.returned is not None
+    (fallback,) = report.fallbacks
+    assert fallback.reason.startswith(name)
+    assert fallback.site.startswith(f"{__file__}:")
+    assert fallback.count == 2
+    assert str(report).count(f"{fallback.site}: {fallback.reason}") == 2
+    assert advice(fallback.reason) in str(report)

@@ -33,6 +33,7 @@ from tunebench.training.coexecution import _learning, _runner
 from tunebench.training.coexecution._iteration import Iteration
 from tunebench.training.coexecution._policy import Policy
 from tunebench.training.coexecution._runner import GraphRunner
+from tunebench.training.coexecution._segment import Piece
 from tunebench.training.coexecution._testing import forced
 
 ITERATIONS = 8
@@ -751,8 +752,11 @@ def test_threads_that_do_not_come_are_not_used(monkeypatch: pytest.MonkeyPatch) 
     assert not _runner.is_usable()
 
 
-def test_paths_that_were_not_taken_for_long_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_learning, "_PATHS", 2)
+@pytest.mark.parametrize(("limit", "value", "paths"), [("_PATHS", 2, 2), ("_OPERATIONS", 0, 1)])
+def test_paths_that_were_not_taken_for_long_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch, limit: str, value: int, paths: int
+) -> None:
+    monkeypatch.setattr(_learning, limit, value)
 
     @coexecute
     def step(x: Tensor, times: int) -> float:
@@ -764,9 +768,10 @@ def test_paths_that_were_not_taken_for_long_are_forgotten(monkeypatch: pytest.Mo
     with forced():
         for times in (1, 2, 1, 3, 1, 2, 1, 1):
             assert step(x, times) == 3 * 2**times
-            assert len(step._tree.paths) <= 2
+            assert len(step._tree.paths) <= paths
     report = coexecute.report(step)
-    assert (report.traced, report.diverged, report.coexecuted) == (1, 3, 4)
+    diverged, coexecuted = {2: (3, 4), 1: (6, 1)}[paths]
+    assert (report.traced, report.diverged, report.coexecuted) == (1, diverged, coexecuted)
 
 
 def test_values_of_a_threaded_iteration_are_let_go_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1015,3 +1020,33 @@ def test_parameters_that_are_not_initialized_run_as_in_eager_mode() -> None:
         return step, state
 
     assert _check(make).coexecuted > 3
+
+
+def test_a_backward_pass_frees_what_the_forward_pass_saved_as_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = nn.Sequential(*(layer for _ in range(12) for layer in (nn.Linear(32, 32), nn.Tanh())))
+
+    @coexecute(mode="always")
+    def step(x: Tensor) -> float:
+        network.zero_grad()
+        loss = network(x).square().mean()
+        value = float(loss.item())  # the forward pass ends here
+        loss.backward()
+        return value
+
+    x, live = torch.randn(2048, 32), []
+    given = {x.data_ptr(), *(parameter.data_ptr() for parameter in network.parameters())}
+    run = Piece.run
+
+    def counted(piece: Piece, values: list[Any], numbers: dict[int, Any]) -> None:
+        tensors = {tensor.data_ptr(): tensor.nbytes for tensor in values if tensor is not None}
+        live.append(sum(size for pointer, size in tensors.items() if pointer not in given))
+        run(piece, values, numbers)
+
+    monkeypatch.setattr(Policy, "threaded", lambda self: False)
+    losses = [step(x) for _ in range(3)]
+    monkeypatch.setattr(Piece, "run", counted)
+    assert [step(x)] == losses[:1]
+    assert coexecute.report(step).coexecuted >= 2
+    assert live[-1] < max(live) / 3

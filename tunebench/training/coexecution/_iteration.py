@@ -98,7 +98,6 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         self._shared: dict[int, Tensor] = {}
         self._contents: dict[int, torch.UntypedStorage] = {}
         self._written: dict[int, list[tuple[int, torch.UntypedStorage]]] = {}
-        self._start = torch.is_grad_enabled()
         self.diverge_at = diverge_at
         self.threaded = threaded and is_usable()
         self._graph = GraphRunner()

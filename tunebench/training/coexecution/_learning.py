@@ -24,8 +24,9 @@ _PATHS = 64
 _OPERATIONS = 8192
 """Number of operations of the paths that are kept, if several are.
 
-Source: an operation takes 6.6 KB, mostly TorchScript's copies of its graph (music_transformer, 498 operations),
-so all take about 50 MiB. The programs of `benchmarks.programs` whose paths repeat have at most 1,100.
+Source: an operation takes 6.6 KB, mostly TorchScript's copies of its graph (498 operations of
+music_transformer), so all take about 50 MiB. Three programs of `benchmarks.programs` with several paths that
+repeat have at most 1,100 operations.
 """
 
 _RUNNERS = (
@@ -55,7 +56,7 @@ def learn(tree: PathTree, recorder: Recorder) -> tuple[str, str] | None:
     tree.forget(_PATHS, _OPERATIONS)
     end.histories |= _histories(recorder)
     if any(end.specs[index].has_history and index not in end.histories for index in end.escaping):
-        end.refused = "a tensor with a history of autograd outlives the iteration; detach it"
+        end.refused = "a tensor with a history of autograd outlives the iteration"
     sharing = tree.sharing(nodes[0], end)
     reason = end.refused or _differing(recorder, nodes, end, sharing, tree.sizes)
     if reason is not None:

@@ -182,7 +182,7 @@ class Recorder:
     def _dropped(self, tensor: Tensor) -> None:
         if self.tensors.index_of(tensor) is not None and has_program_reference(tensor):
             self._site = call_site(sys._getframe(1)) or self._site
-            self.refuse("a weak reference to a tensor that the step drops; keep what it needs instead")
+            self.refuse("a weak reference to a tensor that the step drops")
 
     def _begin(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: Kind
@@ -216,6 +216,8 @@ class Recorder:
         return call
 
     def _end(self, call: Call, result: Any, before: dict[int, Tensor | None], args: tuple[Any, ...]) -> None:
+        if call.kind is Kind.CREATE and not call.operations and not _has_tensor(result):
+            return  # such as torch.device
         try:
             if call.kind is Kind.FETCH:
                 self._fetched(call, result)
@@ -390,7 +392,9 @@ class Recorder:
             given = call.kind is Kind.CREATE and not self.tensors.is_result(value)
             variable = self.tensors.variable(value, call.specs, given=given, made=True)
             if not self.tensors.is_unchanged(value, variable.index):
-                raise NotUnderstoodError("a tensor changed its shape or history in place")
+                raise NotUnderstoodError(
+                    f"{_name(call.function)} changed the shape or history of a tensor in place"
+                )
             return variable
         if value is None:
             return Constant(None)
@@ -522,10 +526,17 @@ class _OperationMode(TorchDispatchMode):  # type: ignore[misc]  # torch does not
         return self._recorder.operation(func, args, kwargs or {})
 
 
+_OWNERS = {"_VariableFunctionsClass": "torch", "TensorBase": "Tensor"}
+"""Names in documentation of classes of torch's C++ code."""
+
+
 def _name(function: Any) -> str:
-    return str(getattr(function, "__qualname__", None) or getattr(function, "__name__", function)).replace(
+    """Return the name of a function as documentation has it, such as ``torch.normal`` or ``Tensor.add_``."""
+    name = str(getattr(function, "__qualname__", None) or getattr(function, "__name__", function)).replace(
         "getset_descriptor", getattr(getattr(function, "__self__", None), "__name__", "attribute")
     )
+    owner, _, rest = name.partition(".")
+    return f"{_OWNERS.get(owner, owner)}.{rest}" if rest else name
 
 
 def _has_tensor(tree: Any) -> bool:
