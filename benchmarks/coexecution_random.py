@@ -44,7 +44,7 @@ from tunebench.training import coexecute
 from tunebench.training.coexecution import _update
 from tunebench.training.coexecution._testing import forced
 
-CHUNK = 100
+CHUNK = 25
 """Programs per worker process."""
 
 _CALLS = 3
