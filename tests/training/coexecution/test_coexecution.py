@@ -759,6 +759,34 @@ def test_an_analysis_needs_some_batches() -> None:
         coexecute.analyze(lambda x: x.sum().item(), [torch.ones(2)])
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"],
+)
+def test_co_executed_updates_have_the_bits_of_the_optimizer(name: str) -> None:
+    def trained(wrap: Callable[[Any], Any]) -> tuple[Any, Tensor]:
+        torch.manual_seed(0)
+        layer = nn.Linear(7, 33)
+        optimizer = getattr(torch.optim, name)(layer.parameters(), lr=0.01)
+
+        def plain(x: Tensor) -> float:
+            optimizer.zero_grad()
+            loss = layer(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return float(loss.item())
+
+        step = wrap(plain)
+        for _ in range(16):
+            step(torch.randn(4, 7))
+        return step, layer.weight.detach().clone()
+
+    _, expected = trained(lambda step: step)
+    step, actual = trained(functools.partial(coexecute, mode="always"))
+    assert coexecute.report(step).coexecuted > 8
+    assert torch.equal(actual, expected)
+
+
 def test_a_call_without_tensors_is_no_reason_for_eager_mode() -> None:
     @coexecute(mode="always")
     def step(x: Tensor) -> float:
