@@ -1,12 +1,15 @@
 """Predicted memory of training steps against published peaks, and fragmentation of simulated requests.
 
     python -m benchmarks.predict_memory [--data FOLDER] [--before FILE.csv] > results/predict/memory.md
+    python -m benchmarks.predict_memory --frameworks
     python -m benchmarks.predict_memory --fragmentation
 
 The peaks are what nvidia-smi showed for GPT models on A100 with Megatron-DeepSpeed (`bigscience_grid.csv`,
 FOLDER/README.md). No constant is fitted to them. FILE has an earlier prediction of each row, `id,gib`.
 
-The second command simulates the requests of pipeline stages in PyTorch's allocator, and prints how much it
+The second command compares memory that other frameworks report (`published_memory.toml`).
+
+The third command simulates the requests of pipeline stages in PyTorch's allocator, and prints how much it
 reserves and does not use, as a share of activations: the source of
 `tunebench.training.cluster.device_memory.FRAGMENTATION`.
 """
@@ -17,12 +20,15 @@ import argparse
 import csv
 import itertools
 import math
+import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median, quantiles
+from typing import Any
 
 from benchmarks.plan_cluster import gpt
+from benchmarks.predict_published import published_network, published_rows
 from benchmarks.predict_training import DATA
 from tunebench import device as devices
 from tunebench.training.cluster import ClusterPlan, DeviceMemory, TrainingJob
@@ -33,6 +39,7 @@ from tunebench.workloads.networks.network_run import Recompute
 
 GIB = 2**30
 FILE = "bigscience_grid.csv"
+FRAMEWORK_FILE = Path(__file__).with_name("published_memory.toml")
 
 
 # -- published peaks -----------------------------------------------------------------------------------------
@@ -190,6 +197,112 @@ def _peak_line(row: PeakRow, before: dict[str, float]) -> str:
         f"{row.verdict.probability:.0%}",
     )
     return f"| {' | '.join(map(str, cells))} |"
+
+
+# -- memory that frameworks report ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedMemory:
+    """A step whose memory its framework reported, and the predicted one.
+
+    Attributes:
+        source: Set of the row.
+        about: Model, devices and division, as text.
+        figure: What was reported, reserved or allocated memory.
+        measured_gib: Reported memory of the fullest device.
+        memory: Predicted memory of the fullest device.
+    """
+
+    source: str
+    about: str
+    figure: str
+    measured_gib: float
+    memory: DeviceMemory
+
+    @property
+    def predicted_gib(self) -> float:
+        """The predicted figure."""
+        return float(getattr(self.memory, self.figure)) / GIB
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction."""
+        return self.predicted_gib / self.measured_gib - 1
+
+
+def reported_rows() -> list[ReportedMemory]:
+    """Return the rows of memory that frameworks reported, with predictions."""
+    data = tomllib.loads(FRAMEWORK_FILE.read_text(encoding="utf-8"))
+    return [_reported_row(row, data) for dataset in data["set"] for row in published_rows(dataset)]
+
+
+def _reported_row(row: dict[str, Any], data: dict[str, Any]) -> ReportedMemory:
+    tensor, pipeline, context, chunks = (row.get(name, 1) for name in "tpcv")
+    copies = row["gpus"] // (tensor * pipeline * context)
+    microbatches = pipeline * chunks if pipeline > 1 else 1
+    job = TrainingJob(
+        network=published_network(row["model"], row["seq"], data),
+        batch=row["batch"] * copies,
+        seq=row["seq"],
+        wide_gradients=row["framework"] == "torchtitan",
+        fused_loss=row.get("fused_loss", False),
+        framework=row["framework"],
+    )
+    plan = ClusterPlan(
+        nodes=max(1, row["gpus"] // 8),
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        context_gather=context > 1,
+        data=copies,
+        chunks=chunks,
+        microbatch=row["batch"] // microbatches,
+        recompute=row["recompute"],
+        sequence_parallel=tensor > 1,
+        flash=True,
+        sharding="none" if row["gpus"] == 1 else "optimizer" if pipeline > 1 else "full",
+    )
+    memory = MemoryPricer(job).of(plan)
+    if row.get("bf16_states"):
+        memory = _in_16_bits(memory)
+    degrees = "".join(f" {name}{row[name]}" for name in "tpcv" if row.get(name, 1) > 1)
+    return ReportedMemory(
+        source=row["name"],
+        about=f"{row['model']} on {row['gpus']}{degrees}, {row['batch']} x {row['seq']}, {row['about']}, "
+        f"recomputation {row['recompute']}",
+        figure=row["figure"],
+        measured_gib=row["measured"],
+        memory=memory,
+    )
+
+
+def _in_16_bits(memory: DeviceMemory) -> DeviceMemory:
+    """Return the memory with moments of AdamW in 16 bits and no f32 parameters: 4 bytes in place of 12."""
+    return replace(memory, optimizer=memory.optimizer // 3)
+
+
+def print_frameworks(rows: list[ReportedMemory], before: dict[str, float]) -> None:
+    """Print the errors of each source, and of each row.
+
+    Args:
+        rows: The rows.
+        before: Earlier predictions in GiB by text of the row; may be empty.
+    """
+    _header("source", "figure", "rows", "mean absolute error", "bias", "worst", "before")
+    for source in dict.fromkeys(row.source for row in rows):
+        listed = [row for row in rows if row.source == source]
+        old = [before[row.about] / row.measured_gib - 1 for row in listed if row.about in before]
+        cells = f"{source} | {listed[0].figure} | {_errors([row.error for row in listed])}"
+        print(f"| {cells} | {fmean(map(abs, old)):.1%} |" if old else f"| {cells} | |")
+    print()
+    _header("step", "measured, GiB", "before", "now", "error", "allocated", "reserved", "nvidia-smi")
+    for row in rows:
+        figures = (row.memory.allocated, row.memory.reserved, row.memory.total)
+        old_text = f"{before[row.about]:.1f}" if row.about in before else ""
+        now = f"{row.predicted_gib:.1f} | {row.error:+.1%}"
+        cells = f"{row.about} | {row.measured_gib:.1f} | {old_text} | {now}"
+        print(f"| {cells} | {' | '.join(f'{size / GIB:.1f}' for size in figures)} |")
 
 
 def _header(*columns: str) -> None:
@@ -500,6 +613,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--before", type=Path)
+    parser.add_argument("--frameworks", action="store_true")
     parser.add_argument("--fragmentation", action="store_true")
     options = parser.parse_args()
     if options.fragmentation:
@@ -509,6 +623,9 @@ def main() -> None:
     if options.before:
         with options.before.open(newline="", encoding="utf-8") as file:
             before = {row["id"]: float(row["gib"]) for row in csv.DictReader(file)}
+    if options.frameworks:
+        print_frameworks(reported_rows(), before)
+        return
     print_peaks(peak_rows(options.data), before)
 
 

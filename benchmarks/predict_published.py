@@ -121,7 +121,8 @@ def predicted_step(row: dict[str, Any], data: dict[str, Any]) -> PublishedStep:
         sharding="optimizer" if megatron else "full",
     )
     cluster = Cluster.of(device, devices=gpus, nodes=max(1, gpus // 8), network=_network_link(row))
-    prediction = predict_step(_network(row["model"], row["seq"], data), device, run, cluster, parallelism)
+    transformer = published_network(row["model"], row["seq"], data)
+    prediction = predict_step(transformer, device, run, cluster, parallelism)
     measured = row["measured"]
     seconds = measured if row["measured_in"] == "seconds" else row["batch"] * row["seq"] / gpus / measured
     return PublishedStep(about=_about(row), measured_s=seconds, found=prediction)
@@ -143,9 +144,16 @@ def _about(row: dict[str, Any]) -> str:
     return f"{row['model']} on {row['gpus']}, seq {row['seq']}: " + ", ".join(filter(None, kinds))
 
 
-def _network(name: str, seq: int, data: dict[str, Any]) -> Network:
+def published_network(name: str, seq: int, data: dict[str, Any]) -> Network:
+    """Return a network of a file of published steps.
+
+    Args:
+        name: Name of the network.
+        seq: Tokens per sequence, the positions of a GPT model.
+        data: The whole file, for sizes of models.
+    """
     if name in data["llama"]:
-        layers, width, heads, keys, inner, vocabulary = data["llama"][name]
+        layers, width, heads, keys, inner, vocabulary, *tied = data["llama"][name]
         return from_config(
             name,
             {
@@ -156,6 +164,7 @@ def _network(name: str, seq: int, data: dict[str, Any]) -> Network:
                 "num_key_value_heads": keys,
                 "intermediate_size": inner,
                 "vocab_size": vocabulary,
+                "tie_word_embeddings": bool(tied),
             },
         )
     if name in networks():

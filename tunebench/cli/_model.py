@@ -90,7 +90,8 @@ class ModelRequest:
         typer.Option(
             help="Training step: activation recomputation, one of none, "
             "selective (the core of attention, with --stack megatron), experts (router and experts, with "
-            "--stack megatron) and full (whole layers)."
+            "--stack megatron), operators (all but attention and every second product, as torchtitan) and "
+            "full (whole layers)."
         ),
     ] = "none"
     recompute_layers: Annotated[

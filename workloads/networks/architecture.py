@@ -241,6 +241,16 @@ class Architecture:
         return self.heads * (self.value_dim or self.head_dim)
 
     @property
+    def key_share(self) -> float:
+        """Share of keys in the width of queries, keys and values."""
+        return self.inner_k / (self.inner + self.inner_k + self.inner_v)
+
+    @property
+    def plain(self) -> bool:
+        """Whether layers are those of Llama: gated, without experts and latent attention."""
+        return self.gated and not (self.experts or self.key_latent or self.decoder_layers)
+
+    @property
     def attention_dim(self) -> int:
         """Head size with which the two products of attention have the FLOPs that they have."""
         return (self.head_dim + (self.value_dim or self.head_dim)) // 2

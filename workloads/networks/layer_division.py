@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LayerDivision", "LayerExecution", "Recompute", "shared_fields"]
 
-Recompute = Literal["none", "selective", "experts", "full"]
+Recompute = Literal["none", "selective", "experts", "operators", "full"]
 
 
 # The records of this module have no slots, because a class may derive from only one class with slots, and
@@ -59,8 +59,8 @@ class LayerExecution:
 
     Attributes:
         recompute: Activation recomputation in the backward pass of each layer: of nothing (`"none"`), the
-            core of attention (`"selective"`), the router and the experts (`"experts"`), or the whole layer
-            (`"full"`).
+            core of attention (`"selective"`), the router and the experts (`"experts"`), all but attention and
+            every second product (`"operators"`, as torchtitan does), or the whole layer (`"full"`).
         sequence_parallel: Whether tensor-parallel ranks also divide the tokens of normalisations, dropout and
             residual sums.
         flash: Whether attention is one kernel that stores no scores, unless its scores have a bias.

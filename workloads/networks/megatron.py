@@ -34,6 +34,7 @@ from tunebench.workloads.networks.network_run import (
 )
 from tunebench.workloads.networks.tape import Tape
 from tunebench.workloads.operators.attention import Attention
+from tunebench.workloads.operators.gemm import Gemm
 
 __all__ = [
     "add_converted_weights",
@@ -43,6 +44,7 @@ __all__ = [
     "gate_expression",
     "megatron_collectives",
     "recomputed",
+    "recomputed_operators",
     "routed_rows",
     "tokens_outside",
 ]
@@ -102,7 +104,10 @@ def add_megatron_layer(
         "experts": experts.operations,
         "full": layer.operations,
     }
-    tape.extend(recomputed(recomputed_parts[tape.run.recompute]))
+    if tape.run.recompute == "operators":
+        tape.extend(recomputed_operators(layer.operations, architecture, tape.run.tensor))
+    else:
+        tape.extend(recomputed(recomputed_parts[tape.run.recompute]))
 
 
 def recomputed(operations: list[Operation]) -> list[Operation]:
@@ -112,6 +117,39 @@ def recomputed(operations: list[Operation]) -> list[Operation]:
         for operation in operations
         if operation.phase == "forward"
     ]
+
+
+def recomputed_operators(
+    operations: list[Operation], architecture: Architecture, tensor: int
+) -> list[Operation]:
+    """Return the kernels that recomputation by operators runs again, as part of the backward pass.
+
+    The results of attention and of every second product are kept: of queries, values, the first product of
+    the feed-forward part and its last one.
+
+    Args:
+        operations: Operations of a layer.
+        architecture: Its sizes.
+        tensor: Tensor-parallel size.
+
+    Source: pytorch/torchtitan, `apply_ac` (`selective_ac_option = "op"`).
+    """
+    columns = {
+        "attention qkv": architecture.inner_k // tensor,
+        "attention output": architecture.hidden,
+        "mlp up": architecture.ffn // tensor,
+        "mlp down": 0,
+    }
+    repeated = []
+    for operation in operations:
+        workload = operation.workload
+        if operation.phase != "forward" or isinstance(workload, Attention):
+            continue
+        if not isinstance(workload, Gemm):
+            repeated += recomputed([operation])
+        elif width := columns.pop(operation.part, 0):
+            repeated += recomputed([replace(operation, workload=replace(workload, n=width), count=1)])
+    return repeated
 
 
 def _add_attention(layer: Tape, core: Tape, architecture: Architecture, *, rms: bool, biased: bool) -> None:
@@ -273,9 +311,8 @@ def _gathered_contexts(run: NetworkRun, nbytes: int, layers: int) -> tuple[Conte
         return (gathered,)
     recomputed_layers = layers if run.recompute_layers is None else min(layers, run.recompute_layers)
     back = replace(gathered, phase="backward")  # keys and values are not kept whole
-    repeated = (
-        (replace(back, count=recomputed_layers),) if run.recompute != "none" and recomputed_layers else ()
-    )
+    repeats = run.recompute not in ("none", "operators") and recomputed_layers
+    repeated = (replace(back, count=recomputed_layers),) if repeats else ()
     return (gathered, back, replace(back, collective="reduce-scatter"), *repeated)
 
 

@@ -16,6 +16,7 @@ from tunebench.workloads.networks.megatron import (
     context_exchanges,
     megatron_collectives,
     recomputed,
+    recomputed_operators,
 )
 from tunebench.workloads.networks.network_run import (
     ContextExchange,
@@ -363,6 +364,9 @@ class Transformer(Network):
             tape.extend(layer.operations, times)
             if runs_again and run.recompute == "full" and run.kernels != "megatron":
                 tape.extend(recomputed(layer.operations), times)
+            if runs_again and run.recompute == "operators" and run.kernels != "megatron":
+                again = recomputed_operators(layer.operations, self.architecture, run.tensor)
+                tape.extend(again, times)
         if last == self.layers:
             self._head(tape)
         unrouted, routed = self.held_parameters(run, (first, last))
@@ -476,6 +480,11 @@ class Transformer(Network):
             raise InputError(
                 f"{self.name} has no experts to divide or to compute again: expected expert=1 and another "
                 f"recomputation, got expert={run.expert} and recompute={run.recompute}"
+            )
+        if run.recompute == "operators" and not (run.flash and architecture.plain):
+            raise InputError(
+                "recompute=operators is for flash attention in layers of llama: without experts, latent "
+                f"attention, or a feed-forward part that is not gated; got {self.name} with flash={run.flash}"
             )
         if (
             architecture.heads % run.tensor

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean, median
 
 import pytest
 
-from benchmarks.predict_memory import FILE, fragmentation_shares, peak_rows
+from benchmarks.predict_memory import FILE, fragmentation_shares, peak_rows, reported_rows
 from tests.public_data import WHOLE
 from tunebench import device as devices
 from tunebench.errors import InputError
@@ -14,6 +15,7 @@ from tunebench.training.cluster import ClusterPlan, ClusterSearch, TrainingClust
 from tunebench.training.cluster.device_memory import CONTIGUOUS, FRAGMENTATION, SEPARATE, MemoryPricer
 from tunebench.training.cluster.framework_memory import FRAMEWORKS, Framework
 from tunebench.training.cluster.memory_verdict import memory_verdict
+from tunebench.training.memory.allocator import Allocate, Release, allocator_use
 from tunebench.workloads.networks import network
 from tunebench.workloads.networks.network_run import Recompute
 
@@ -91,6 +93,86 @@ def test_published_peaks_and_runs_out_of_memory() -> None:
     assert ran_out.count("does not fit") >= 5 / 6 * len(ran_out) > 0
     assert "fits" not in ran_out
     assert "does not fit" not in [row.verdict.name for row in rows if not row.ran_out]
+
+
+@pytest.mark.parametrize("source", ["torchtitan 2024, FSDP", "and pipeline", "compiled loss", "NeMo"])
+def test_memory_that_frameworks_report(source: str) -> None:
+    """No constant is fitted to these figures."""
+    errors = [row.error for row in reported_rows() if source in row.source]
+    assert fmean(map(abs, errors)) <= 0.12
+    assert max(map(abs, errors)) <= 0.16
+
+
+def test_fully_sharded_memory_by_hand() -> None:
+    """Llama 3 8B on 8 devices: layers are gathered one by one, the embedding and the head together."""
+    job = TrainingJob(
+        network=network("llama-3-8b"), batch=16, seq=8192, framework="torchtitan", full_sharding=True
+    )
+    plan = ClusterPlan(
+        nodes=1,
+        tensor=1,
+        pipeline=1,
+        data=8,
+        chunks=1,
+        microbatch=2,
+        recompute="operators",
+        sequence_parallel=False,
+        flash=True,
+        sharding="full",
+    )
+    memory = MemoryPricer(job).of(plan)
+    table, tokens = 128256 * 4096, 2 * 8192
+    layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
+    shard = -(-(32 * layer + 2 * table + 4096) // 8)
+    assert memory.parameters == 2 * (2 * layer + 2 * table + 4096)
+    assert memory.gradients == 4 * (shard + 2 * layer)
+    assert memory.optimizer == 12 * shard
+    # Input, queries, values, attention and its sums, one product of the width 14336, and the last one.
+    kept = 2 * (4096 + 4096 + 1024 + 4096 + 14336 + 4096) + 4 * 32
+    assert memory.activations == tokens * (32 * kept + 2 * 2 * 4096 + 4 * 128256)
+    # Two more tensors in f32 and one in 16 bits, of which the space of the latter was not used before.
+    loss = tokens * (8 * 128256 + 2 * 4096) + 2 * table
+    assert memory.working == loss
+    assert memory.fragmentation == tokens * 2 * 128256 + 2 * (2 * table + 4096)
+    fused = MemoryPricer(replace(job, fused_loss=True)).of(plan)
+    assert memory.allocated - fused.allocated == tokens * 8 * 128256
+
+
+@pytest.mark.parametrize(
+    ("tensors", "reserved", "allocated"), [((4, 4), 14, 12), ((4, 4, 4, 4), 18, 16)], ids=["whole", "divided"]
+)
+def test_loss_leaves_the_space_of_the_16_bit_logits(
+    tensors: tuple[int, ...], reserved: int, allocated: int
+) -> None:
+    """The last tensors of a loss do not fit where the 16-bit logits were, in the allocator's model."""
+    size, names = 128 << 20, iter(range(20))
+    events: list[Allocate | Release] = []
+
+    def take(count: int) -> int:
+        events.append(Allocate(next(names), count * size))
+        return events[-1].buffer
+
+    def free(*buffers: int) -> None:
+        events.extend(map(Release, buffers))
+
+    narrow = take(2)
+    wide = take(4)
+    free(narrow)
+    if len(tensors) > 2:  # differences to the maximum, and their exponentials
+        shifted, exponentials = take(4), take(4)
+        free(exponentials)
+        probabilities = take(4)
+        free(shifted)
+    else:
+        probabilities = take(4)
+    free(wide)
+    gradients = [take(count) for count in tensors[1:]] + [take(4)] * (len(tensors) == 2)
+    free(probabilities, *gradients)
+    use = allocator_use(events)
+    assert (use.reserved_bytes // size, use.allocated_bytes // size) == (reserved, allocated)
+    framework = FRAMEWORKS["torchtitan"]
+    logit_bytes = framework.logit_bytes if len(tensors) == 2 else framework.parallel_logit_bytes
+    assert (logit_bytes + 6 + framework.unused_logit_bytes, logit_bytes + 6) == (reserved, allocated)
 
 
 @pytest.mark.slow

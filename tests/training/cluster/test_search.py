@@ -145,6 +145,7 @@ REFUSED = {
     "chunks=9": "a device has up to 8 stages",
     "microbatch=5": "5 does not divide the 56 sequences of the batch",
     "recompute=experts": "the network has no experts",
+    "recompute=operators": "layers of llama, with --framework torchtitan",
     "sequence_parallel=maybe": "expected one of no, yes",
     "flash=maybe": "expected one of no, yes",
     "sharding=full": "it needs --full-sharding, or host memory",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tunebench.errors import InputError
 from tunebench.training.cluster import (
     ClusterPlan,
     LayerTimes,
@@ -22,6 +23,8 @@ from tunebench.training.cluster.space import enumerated
 from tunebench.training.schedules.registry import PLANNED_SCHEDULES
 from tunebench.training.steps.step import predict_step
 from tunebench.workloads.networks import network
+from tunebench.workloads.networks.network_run import NetworkRun
+from tunebench.workloads.operators.gemm import Gemm
 
 JOB = TrainingJob(network=network("gpt2-large"), batch=32, seq=1024)
 MACHINE = TrainingCluster.parse("16 x a100-80-sxm")
@@ -186,6 +189,44 @@ def test_step_with_some_layers_computed_again_equals_that_of_predict_step(
     assert step.time_us == pytest.approx(expected.time_us, rel=1e-9)
     assert step.communication_us == pytest.approx(expected.communication.us, rel=1e-9)
     assert step.time_us < pricer().step_us(replace(plan, recompute_layers=0))
+
+
+def test_recomputation_by_operators_repeats_half_of_the_products() -> None:
+    """Of llama's products, those of keys, after attention, and one of the feed-forward part."""
+    job = TrainingJob(network=network("llama-3-8b"), batch=8, seq=4096, framework="torchtitan")
+    layers = LayerTimes.of(job, MACHINE.device)
+    plan = replace(PLAN, tensor=1, pipeline=1, data=8, nodes=1, microbatch=1, flash=True)
+    plan = replace(plan, sequence_parallel=False, recompute="operators")
+    kinds = [replace(plan, recompute=kind) for kind in ("none", "operators", "full")]  # type: ignore[arg-type]
+    layers.predict(map(LayerRun.of, kinds))
+    none, operators, full = (layers.passes(LayerRun.of(kind), (1, 2)).backward_us for kind in kinds)
+    assert none < operators < full
+    run = plan.run(job)
+    repeated = {
+        (operation.workload.n, operation.workload.k)
+        for operation in job.network.operations(replace(run, layers=(1, 2)))
+        if operation.part == "recomputation" and isinstance(operation.workload, Gemm)
+    }
+    assert repeated == {(1024, 4096), (4096, 4096), (14336, 4096)}
+    machine = TrainingCluster.parse("8 x a100-80-sxm")
+    prices = StepPricer(job=job, machine=machine, layers=layers)
+    expected = predict_step(job.network, machine.device, run, machine.links, plan.parallelism(job))
+    assert prices.step_us(plan) == pytest.approx(expected.time_us, rel=0.01)
+
+
+@pytest.mark.parametrize("stack", ["eager", "compiled"])
+def test_recomputation_by_operators_runs_on_stacks_of_pytorch(stack: str) -> None:
+    run = NetworkRun(
+        batch=1, seq=4096, mode="train", dtype="bf16", stack=stack, flash=True, recompute="operators"
+    )
+    repeated = [
+        operation.workload.n
+        for operation in network("llama-3-8b").operations(replace(run, layers=(1, 2)))
+        if operation.part == "recomputation" and isinstance(operation.workload, Gemm)
+    ]
+    assert sorted(repeated) == [1024, 4096, 14336]
+    with pytest.raises(InputError, match="recompute=operators is for flash attention in layers of llama"):
+        network("gpt2").operations(replace(run, seq=1024))
 
 
 def test_division_of_a_dense_plan_may_shard_parameters_beside_tensor_parallelism() -> None:

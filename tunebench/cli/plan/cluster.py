@@ -152,6 +152,14 @@ class ClusterOptions:
     f32_gradients: Annotated[
         bool, typer.Option("--f32-gradients", help="Sum gradients in f32, with the memory for it.")
     ] = False
+    fused_loss: Annotated[
+        bool,
+        typer.Option(
+            "--fused-loss",
+            help="Count the loss as one kernel with 16-bit logits, as in compiled programs. Default: as the "
+            "framework runs it without compilation.",
+        ),
+    ] = False
     memory_margin: Annotated[
         float | None,
         typer.Option(
@@ -427,6 +435,7 @@ def _job(options: ClusterOptions, *, full_sharding: bool) -> TrainingJob:
         flash=options.flash_attention,
         user_buffers=options.user_buffers,
         wide_gradients=options.f32_gradients,
+        fused_loss=options.fused_loss,
         cuda_graphs=options.cuda_graphs,
         full_sharding=full_sharding,
         load_factor=options.load_factor,

@@ -29,12 +29,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from tunebench._lazy import np
+from tunebench.dtype import itemsize
 from tunebench.errors import InputError
 from tunebench.optimizer import find_optimizer
 from tunebench.training.cluster.framework_memory import framework_memory
 from tunebench.training.cluster.layer_time import LayerDivision, LayerRun
 from tunebench.training.cluster.space import ClusterPlan, PlanTable, TrainingJob
 from tunebench.training.cluster.storage import StorageLayout
+from tunebench.training.pipeline.activation import LOGIT_BYTES, ActivationMemory, architecture_of
 from tunebench.training.schedules.registry import (
     SPLIT_SCHEDULES,
     V_SCHEDULES,
@@ -245,7 +247,7 @@ class MemoryPricer:
         self.optimizer = find_optimizer(job.optimizer)
         self.framework = framework_memory(job.framework)
         self._kept = lru_cache(maxsize=None)(self._kept_bytes)
-        self._largest = lru_cache(maxsize=None)(self._largest_layer)
+        self._units = lru_cache(maxsize=None)(self._gathered_units)
         self._stage_parameters = lru_cache(maxsize=None)(self._held_parameters)
 
     def of(self, plan: ClusterPlan) -> DeviceMemory:
@@ -325,7 +327,11 @@ class MemoryPricer:
             *_STAGES,
         )
         shards = plans.mapped(lambda plan: plan.shards, *_SHARDS)
-        largest = plans.mapped(lambda plan: self._largest(plan.division), *_DIVISION)
+        largest, ends = plans.mapped(
+            lambda plan: self._units(plan.division, int(_rank_of(rank, plan.pipeline)), plan.pipeline),
+            *_DIVISION,
+            "pipeline",
+        )
         # Shards are rounded up. Experts have other copies than the rest of a layer, so both are divided by
         # themselves.
         states = -(-parameter_counts[0] // shards[0]) - (-parameter_counts[1] // shards[1])
@@ -334,13 +340,23 @@ class MemoryPricer:
         gradient_bytes = WIDE_BYTES + self.framework.kept_gradient_bytes if wide else GRADIENT_BYTES
         # Data that moves layer by layer needs buffers of DEPTH layers on the device instead of room for all
         # layers.
-        moves, buffer = layout.scatters | (layout.states != "device"), DEPTH * largest
+        moves = layout.gathers | layout.scatters | (layout.states != "device")
+        buffer = DEPTH * largest
         resident_parameters = np.where(layout.parameters == "device", states, 0)
         fetches = moves & (layout.gathers | (layout.parameters != "device"))
         parameters = PARAMETER_BYTES * np.where(fetches, resident_parameters + buffer, total)
         streams = moves & (layout.streams_gradients | layout.scatters)
         resident_gradients = np.where(layout.streams_gradients, 0, states)
         gradients = gradient_bytes * np.where(streams, resident_gradients + buffer, total)
+        if self.framework.gathers_ends:
+            # Gradients of a shard are in f32, and its f32 parameters count as states. A pipeline also sums
+            # whole gradients over micro-batches.
+            in_units = layout.gathers & (layout.parameters == "device") & (layout.states == "device")
+            parameters = np.where(in_units, PARAMETER_BYTES * (buffer + ends), parameters)
+            summed = np.where(layout.pipeline > 1, gradient_bytes * total, WIDE_BYTES * buffer)
+            gradients = np.where(in_units, summed + WIDE_BYTES * states, gradients)
+            apart = (layout.pipeline > 1) & (layout.copies > 1) & (layout.sharding == "optimizer")
+            gradients = gradients + np.where(apart, WIDE_BYTES * states, 0)
         # Host buffers hold shards of layers. With different numbers of shards, the fewer ones are the larger
         # ones.
         small = DEPTH * -(-largest // np.minimum(shards[0], shards[1]))
@@ -352,6 +368,7 @@ class MemoryPricer:
         activations = activations - np.where(offloads, moved, 0)
         on_device = layout.states == "device"
         share = plans.mapped(self.fragmentation_share, "recompute", "flash")
+        unused = self._unused_bytes(plans, rank, np.maximum(largest, ends))
         return {
             "parameters": parameters + self._converted_bytes(plans, rank, stages),
             "gradients": gradients,
@@ -364,8 +381,30 @@ class MemoryPricer:
             "context": CONTEXT_BYTES,
             "workspace": WORKSPACE_BYTES,
             "nccl": plans.mapped(self._communicator_bytes, *_GROUPS),
-            "fragmentation": _whole(share * (activations + working)),
+            "fragmentation": _whole(share * (activations + working)) + unused,
         }
+
+    def _unused_bytes(self, plans: _Plans, which: int, unit: Any) -> Any:
+        """Return the bytes that no other stream can use, or that are too small where the logits were.
+
+        Args:
+            plans: One plan, or many.
+            which: The rank, or `_LAST`.
+            unit: Most parameters that are gathered at once.
+        """
+        if not self.framework.gathers_ends:
+            return 0
+        sharded = (plans.column("data") * plans.column("context") > 1) & (plans.column("sharding") != "none")
+        ranks, v_shaped = plans.column("pipeline"), np.isin(plans.column("schedule"), V_SCHEDULES)
+        last = _rank_of(which, ranks) == np.where(v_shaped, 0, ranks - 1)
+        logits = plans.mapped(lambda plan: self._logits(LayerRun.of(plan)), "tensor", "microbatch", "context")
+        unused = 0 if self.job.fused_loss else self.framework.unused_logit_bytes * logits
+        return last * unused + np.where(sharded, PARAMETER_BYTES * unit, 0)
+
+    def _logits(self, run: LayerRun) -> int:
+        """Return the logits of a micro-batch on a device."""
+        vocabulary = architecture_of(self.job.network).vocabulary
+        return run.microbatch * self.job.seq // run.context * vocabulary // run.tensor
 
     def _activations(
         self, plans: _Plans, which: int, stages: _Stages | None
@@ -428,22 +467,35 @@ class MemoryPricer:
         matrices = (2 if architecture.gated else 1) * width // run.tensor
         matrix_bytes = size * architecture.hidden * matrices
         table_bytes = size * architecture.hidden * architecture.vocabulary // run.tensor
-        tokens = run.microbatch * memory.seq
-        loss_bytes = self.framework.logit_bytes * tokens * architecture.vocabulary // run.tensor
         return (
             memory.layer_bytes,
             whole.layer_bytes,
             memory.recomputed_bytes + run.gathered_bytes(self.job) + memory.backward_bytes + matrix_bytes,
             whole.weight_gradient_bytes,
             memory.embedding_bytes,
-            memory.head_bytes,
-            memory.head_gradient_bytes + loss_bytes,
+            memory.head_bytes - self._narrower_bytes(run),
+            memory.head_gradient_bytes + self._loss_bytes(run, memory),
             memory.input_bytes,
             table_bytes,
         )
 
+    def _loss_bytes(self, run: LayerRun, memory: ActivationMemory) -> int:
+        """Return the bytes of the loss beside the logits and their 16-bit gradient."""
+        framework, logits = self.framework, self._logits(run)
+        nbytes = framework.parallel_logit_bytes if run.tensor > 1 else framework.logit_bytes
+        gathered = 0
+        if framework.keeps_gathered and run.sequence_parallel:
+            gathered = (run.tensor - 1) * memory.input_bytes
+        return gathered + (0 if self.job.fused_loss else nbytes) * logits
+
+    def _narrower_bytes(self, run: LayerRun) -> int:
+        """Return the bytes by which 16-bit logits of a loss in one kernel are smaller than those in f32."""
+        return (LOGIT_BYTES - itemsize(self.job.dtype)) * self._logits(run) * self.job.fused_loss
+
     def fragmentation_share(self, plan: ClusterPlan) -> float:
         """Return the share of activations that the allocator reserves and does not use."""
+        if self.framework.expandable:
+            return 0.0
         gradients = CONTIGUOUS if self.framework.contiguous else SEPARATE
         without = FRAGMENTATION["none", plan.flash]
         return FRAGMENTATION.get((plan.recompute, plan.flash), without)[gradients]
@@ -514,12 +566,22 @@ class MemoryPricer:
 
         return plans.mapped(converted, *_DIVISION, *_STAGES, "parameters", "sharding")
 
-    def _largest_layer(self, division: LayerDivision) -> int:
-        """Return the parameters of a layer, or of the one with the embedding if that has more."""
-        last = self.job.network.layers - 1
-        # The first and the last layer also have the embedding and the head; all others are equal.
-        kinds = {(0, 1), (last // 2, last // 2 + 1), (last, last + 1)}
-        return max(sum(self._stage_parameters(division, layers)) for layers in kinds)
+    def _gathered_units(self, division: LayerDivision, rank: int, ranks: int) -> tuple[int, int]:
+        """Return the parameters that full sharding gathers for a layer, and for the whole step.
+
+        The latter are those of the embedding and the head on a rank, if the framework gathers them together;
+        else the former are those of a layer with either, if that has more.
+        """
+        layers = self.job.network.layers
+        middle = layers // 2, layers // 2 + 1
+        if not self.framework.gathers_ends:
+            kinds = {(0, 1), (layers - 1, layers), ((layers - 1) // 2, (layers - 1) // 2 + 1)}
+            return max(sum(self._stage_parameters(division, kind)) for kind in kinds), 0
+        ends = self.job.network.with_ends_apart()
+        held = [(0, 1)] * (rank == 0) + [(layers + 1, layers + 2)] * (rank == ranks - 1)
+        return sum(self._stage_parameters(division, middle)), sum(
+            sum(ends.held_parameters(division, kind)) for kind in held
+        )
 
 
 def communicator_bytes(size: int, channels: int) -> int:

@@ -63,6 +63,8 @@ def emit(framework: str, plan: ClusterPlan, job: TrainingJob) -> Emitted:
     """
     if framework not in _WRITERS:
         raise UnknownName("framework", framework, _WRITERS)
+    if plan.recompute == "operators" and framework != "torchtitan":
+        raise _impossible(framework, "recomputation of every second product", "recompute", plan)
     if job.fp8 != "none" and framework != "megatron":
         raise InputError(
             f"{framework}: the plan is for FP8 by Transformer Engine, which megatron runs: leave out --fp8"
@@ -333,7 +335,8 @@ def _torchtitan(plan: ClusterPlan, job: TrainingJob) -> Emitted:
             f"--parallelism.pipeline-parallel-first-stage-less-layers {plan.embedding_layers}",
             f"--parallelism.pipeline-parallel-last-stage-less-layers {plan.head_layers}",
         ]
-    arguments.append(f"activation-checkpoint:{plan.recompute}")
+    by_operators = plan.recompute == "operators"
+    arguments.append(f"activation-checkpoint:{'selective' if by_operators else plan.recompute}")
     notes = ["add --module and --config of the model in front"]
     if plan.recompute == "selective":
         notes.append("its selective checkpointing keeps other tensors than the plan's, which are attention's")

@@ -10,12 +10,21 @@ in what comes on top:
   Its step flattens the gradients of the shard, then converts them to f32. `BF16_Optimizer` keeps 16-bit
   gradients beside f32 sums.
 - PyTorch (FSDP2, pipelines) keeps the outputs of a stage until their backward pass, as DeepSpeed does;
-  Megatron-LM frees them. The loss of an eager program has a gradient in f32 beside the logits.
+  Megatron-LM frees them.
+- Full sharding of FSDP2 gathers a layer at a time, and the embedding and the head together, for the whole
+  step. Gathered parameters are copied out of a buffer that is allocated on a stream of its own; other
+  streams cannot use its memory, nor that of gradients.
+- The loss of an eager program has three tensors in f32 of the size of the logits at once: the logarithms of
+  probabilities, their gradient, and that of the logits. With tensor parallelism there is a fourth. They do
+  not fit where the 16-bit logits were. Programs of Hugging Face also keep the 16-bit logits.
+- torchtitan starts with expandable segments, which do not fragment.
 
 Source: NVIDIA/Megatron-LM, `docs/api-guide/dist_optimizer.md` (bytes per parameter) and
 `megatron/core/pipeline_parallel/schedules.py` (`deallocate_output_tensor`); microsoft/DeepSpeed,
 `runtime/zero/stage_1_and_2.py`, `runtime/bf16_optimizer.py`, `runtime/zero/config.py` (the
-bucket sizes) and `runtime/pipe/engine.py`; pytorch/pytorch, `torch/distributed/pipelining/stage.py`.
+bucket sizes) and `runtime/pipe/engine.py`; pytorch/pytorch, `torch/distributed/pipelining/stage.py`,
+`torch/distributed/fsdp/_fully_shard` and `torch/distributed/tensor/parallel/loss.py`; pytorch/torchtitan,
+`run_train.sh`.
 """
 
 from __future__ import annotations
@@ -46,6 +55,12 @@ class FrameworkMemory:
         fused_sums: Whether kernels add gradients of weights to f32 sums directly.
         keeps_outputs: Whether outputs of a stage are kept until their backward pass.
         logit_bytes: Bytes per logit in the loss beside the f32 logits and the 16-bit gradient.
+        parallel_logit_bytes: The same with tensor parallelism.
+        unused_logit_bytes: Bytes per logit that the allocator reserves and does not use in the loss.
+        keeps_gathered: Whether the input of the head that sequence parallelism gathers is kept.
+        gathers_ends: Whether full sharding gathers the embedding and the head together for the whole step,
+            and layers one by one.
+        expandable: Whether the allocator has expandable segments.
         pairs: Communicators of each rank of a pipeline for its neighbours; 0 if they share that of the
             pipeline.
     """
@@ -58,6 +73,11 @@ class FrameworkMemory:
     fused_sums: bool = False
     keeps_outputs: bool = False
     logit_bytes: int = 0
+    parallel_logit_bytes: int = 0
+    unused_logit_bytes: int = 0
+    keeps_gathered: bool = False
+    gathers_ends: bool = False
+    expandable: bool = False
     pairs: int = 0
 
     def step_bytes(self, states: Any, *, wide: bool) -> Any:
@@ -86,8 +106,23 @@ FRAMEWORKS: Mapping[str, FrameworkMemory] = {
             keeps_outputs=True,
             pairs=2,
         ),
-        FrameworkMemory(name="fsdp", keeps_outputs=True, logit_bytes=4),
-        FrameworkMemory(name="torchtitan", keeps_outputs=True, logit_bytes=4),
+        FrameworkMemory(
+            name="fsdp",
+            keeps_outputs=True,
+            logit_bytes=8,
+            parallel_logit_bytes=8,
+            gathers_ends=True,
+        ),
+        FrameworkMemory(
+            name="torchtitan",
+            keeps_outputs=True,
+            logit_bytes=6,
+            parallel_logit_bytes=10,
+            unused_logit_bytes=2,
+            keeps_gathered=True,
+            gathers_ends=True,
+            expandable=True,
+        ),
     )
 }
 """Frameworks by name."""

@@ -324,7 +324,8 @@ class LayerTimes:
         times = self.predictor(listed, self.device)
         predicted = {}
         for run, layers, start, end in parts:
-            passes, count = _pass_times(times[start:end]), layers[1] - layers[0]
+            passes = _pass_times(times[start:end], architecture_of(self.network).key_share)
+            count = layers[1] - layers[0]
             predicted[run, layers] = {name: PassTime().plus(us, 1 / count) for name, us in passes.items()}
             products = {**_product_us(times[start:end]), **_attention_us(times[start:end])}
             self._products.setdefault(run, {}).update(products)
@@ -472,8 +473,31 @@ _RECOMPUTED: dict[str, tuple[str, ...]] = {
 """Parts of a layer whose forward kernels the backward pass runs again; all parts with full recomputation."""
 
 
-def _pass_times(times: Iterable[OperationTime]) -> dict[str, PassTime]:
-    """Return the time of a layer by kind of recomputation, from its kernels without recomputation."""
+def _repeated_share(operation: Operation, recompute: str, key_share: float) -> float:
+    """Return the share of a forward kernel that the backward pass runs again.
+
+    Args:
+        operation: The kernel.
+        recompute: Kind of recomputation.
+        key_share: Share of keys in the product of queries, keys and values.
+    """
+    if recompute == "operators":
+        if isinstance(operation.workload, Attention):
+            return 0.0
+        # The products of keys, after attention, and of one of the factors of the feed-forward part.
+        shares = {"attention qkv": key_share, "mlp up": 0.5, "mlp down": 0.0}
+        return shares.get(operation.part, 1.0) if isinstance(operation.workload, Gemm) else 1.0
+    parts = _RECOMPUTED.get(recompute)
+    return float(parts is None or operation.part in parts)
+
+
+def _pass_times(times: Iterable[OperationTime], key_share: float) -> dict[str, PassTime]:
+    """Return the time of a layer by kind of recomputation, from its kernels without recomputation.
+
+    Args:
+        times: Kernels of the layer.
+        key_share: Share of keys in the product of queries, keys and values.
+    """
     operation_times = list(times)
     forward = [timed for timed in operation_times if timed.operation.phase == "forward"]
     backward = [timed for timed in operation_times if timed.operation.phase == "backward"]
@@ -484,12 +508,11 @@ def _pass_times(times: Iterable[OperationTime]) -> dict[str, PassTime]:
         sum(timed.time_us for timed in backward if is_weight_gradient(timed)),
     )
     passes = {"none": none}
-    for recompute in ("selective", "experts", "full"):
-        parts = _RECOMPUTED.get(recompute)
-        repeated = [timed for timed in forward if parts is None or timed.operation.part in parts]
-        passes[recompute] = none.plus(
-            PassTime(0.0, sum(timed.time_us for timed in repeated), host_launches(repeated))
-        )
+    for recompute in ("selective", "experts", "operators", "full"):
+        shares = [_repeated_share(timed.operation, recompute, key_share) for timed in forward]
+        repeated = [timed for timed, share in zip(forward, shares, strict=True) if share]
+        repeated_us = sum(share * timed.time_us for timed, share in zip(forward, shares, strict=True))
+        passes[recompute] = none.plus(PassTime(0.0, repeated_us, host_launches(repeated)))
     return passes
 
 

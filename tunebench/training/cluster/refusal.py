@@ -152,6 +152,8 @@ def _recompute_layers(job: TrainingJob, machine: TrainingCluster, size: int) -> 
 def _recompute(job: TrainingJob, machine: TrainingCluster, value: str) -> Iterator[str]:
     if value == "experts" and not architecture_of(job.network).experts:
         yield "the network has no experts"
+    if value == "operators":
+        yield "it is for flash attention in layers of llama, with --framework torchtitan"
 
 
 def _flash(job: TrainingJob, machine: TrainingCluster, value: str) -> Iterator[str]:

@@ -103,6 +103,8 @@ class TrainingJob:
         load_factor: Tokens of the busiest device of expert parallelism, relative to the mean.
         capacity_factor: Most tokens of an expert, relative to the mean; others are dropped. None: all stay.
         optimizer: Optimizer of the step (`tunebench.optimizer`).
+        fused_loss: Whether the loss is one kernel, as compiled programs have it: in memory, logits and their
+            gradient are in 16 bits.
         framework: Framework whose buffers count in memory (`tunebench.training.cluster.framework_memory`).
         stack: Software with kernels of Megatron-LM, by its name in `tunebench.stack`.
         tuning: Whether steps take as long as those of the authors of the stack, or of others; empty for the
@@ -125,6 +127,7 @@ class TrainingJob:
     load_factor: float = 1.0
     capacity_factor: float | None = None
     optimizer: Optimizer = "adamw"
+    fused_loss: bool = False
     framework: Framework = "megatron"
     stack: str = "megatron"
     tuning: str = ""
@@ -417,8 +420,10 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
         return (sequence_parallel == "no") | ((tensor > 1) & (job.seq % (tensor * context) == 0))
 
     def recomputes_scores(recompute: Any, flash: Any) -> Any:
-        """Selective recomputation needs attention that is not flash attention."""
-        return (recompute != "selective") | (flash == "no")
+        """Selective recomputation needs attention that is no flash attention, that by operators needs it."""
+        return ((recompute != "selective") | (flash == "no")) & (
+            (recompute != "operators") | (flash == "yes")
+        )
 
     def shards_copies(data: Any, context: Any, pipeline: Any, sharding: Any, parameters: Any) -> Any:
         """Sharding needs copies, and of gradients or parameters on the device no pipeline."""
@@ -578,7 +583,7 @@ def _values(
         "embedding_layers": (0, 1) if pipelines else (0,),
         "head_layers": tuple(range(1 + most_head_layers(job))) if pipelines else (0,),
         "microbatch": tuple(size for size in _divisors(batch) if size <= MOST_MICROBATCH),
-        "recompute": ("none", "selective", *(("experts",) if architecture.experts else ()), "full"),
+        "recompute": _recomputations(job),
         "sequence_parallel": ("no", "yes"),
         "flash": ("no", "yes") if job.flash else ("no",),
         "sharding": ("none", "optimizer", "gradients", "full") if sharded else ("none", "optimizer"),
@@ -589,6 +594,14 @@ def _values(
         "recompute_layers": tuple(range(architecture.layers)),
         "context_gather": ("no", "yes"),
     }
+
+
+def _recomputations(job: TrainingJob) -> tuple[Value, ...]:
+    """Return the kinds of recomputation: that by operators is torchtitan's."""
+    architecture = architecture_of(job.network)
+    experts = ("experts",) if architecture.experts else ()
+    by_operators = job.framework == "torchtitan" and job.flash and architecture.plain
+    return ("none", "selective", *experts, *(("operators",) if by_operators else ()), "full")
 
 
 def updates_in_host_memory(job: TrainingJob) -> bool:

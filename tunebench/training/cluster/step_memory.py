@@ -95,7 +95,8 @@ def step_memory(
                 stage == len(stages) - 1
             )
         activations = min(activations, _most(memory, activations, parallelism, run))
-        lost = round(prices.fragmentation_share(plan) * (activations + memory.working))
+        more = activations - memory.activations
+        lost = memory.fragmentation + round(prices.fragmentation_share(plan) * more)
         memories.append(replace(memory, activations=activations, fragmentation=lost))
     return tuple(memories)
 

@@ -77,8 +77,12 @@ class StorageLayout:
 
     @property
     def scatters(self) -> Any:
-        """Whether gradients are reduce-scattered behind each layer."""
-        return (self.copies > 1) & ((self.sharding == "gradients") | (self.sharding == "full"))
+        """Whether gradients are reduce-scattered behind each layer of each micro-batch.
+
+        With a pipeline they are summed first, unless parameters are off the device.
+        """
+        alone = (self.pipeline == 1) | (self.parameters != "device")
+        return (self.copies > 1) & alone & ((self.sharding == "gradients") | (self.sharding == "full"))
 
     @property
     def gathers(self) -> Any:

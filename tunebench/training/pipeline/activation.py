@@ -13,6 +13,8 @@ and flash attention keep nothing of size a s. Full recomputation keeps the input
 Multi-head latent attention also keeps the inputs of the normalisations of its narrow vectors and of the
 products after them; four normalisations keep 2 h more. Soft caps and sinks keep nothing with flash attention.
 
+Recomputation by operators keeps the results of attention and of every second product (torchtitan).
+
 In a layer with experts, the feed-forward layer has a row for each expert of a token, and keeps its input
 (h) and 3 f per row, as Megatron-LM's grouped products and fused activation do.
 
@@ -40,6 +42,9 @@ MASK_BYTES = 1
 FP8_BYTES = 1
 ROUTER_TENSORS, ROUTER_BYTES = 3, 4
 """Tensors of a router with a number in f32 for each token and expert: logits, and two sets of scores."""
+
+LOG_SUM_BYTES = 4
+"""Bytes of the logarithm of a sum of exponentials, which flash attention keeps for each head and token."""
 
 LOGIT_BYTES = 4
 """Bytes of a logit in the loss, which is computed in f32."""
@@ -105,6 +110,8 @@ class ActivationMemory:
         """Bytes that a layer keeps for each micro-batch."""
         if self.recompute == "experts":
             return self.computed_bytes - self.expert_bytes
+        if self.recompute == "operators":
+            return self._kept_operators
         return self.input_bytes if self.recompute == "full" else self.computed_bytes
 
     @property
@@ -148,7 +155,24 @@ class ActivationMemory:
             return self._tokens(0, self._scores)
         if self.recompute == "experts":
             return self.expert_bytes
+        if self.recompute == "operators":
+            return max(0, self.computed_bytes - self._kept_operators)
         return self.computed_bytes if self.recompute == "full" else 0
+
+    @property
+    def _kept_operators(self) -> int:
+        """Bytes that recomputation by operators keeps: the input, and results of attention and products.
+
+        Those of queries, values, the first product of the feed-forward part and its last one. With tensor
+        parallelism, the last one is a part of a sum, of the width of a layer on each device, and the sums
+        after attention and the feed-forward part are kept too.
+        """
+        size, architecture = itemsize(self.dtype), self.architecture
+        divided = architecture.inner + architecture.inner_v + architecture.inner_out + self._width
+        sums, parts = (2, 1) if self.tensor > 1 else (1, 0)
+        kept = self._tokens((1 + sums) * size * architecture.hidden, size * divided)
+        kept += self._tokens(0, LOG_SUM_BYTES * architecture.heads)
+        return kept + parts * self.batch * self.seq * size * architecture.hidden
 
     @property
     def backward_bytes(self) -> int:
