@@ -360,6 +360,11 @@ class Network(ABC):
         """Return the bytes that one layer passes to the next."""
         return self.boundary_elements(run) * itemsize(run.dtype)
 
+    @property
+    def ends_apart(self) -> bool:
+        """Whether what is before the first layer, and behind the last one, are layers (`with_ends_apart`)."""
+        return False
+
     def with_ends_apart(self) -> Network:
         """Return the network with what is before its first layer, and behind its last one, as layers.
 

@@ -268,6 +268,11 @@ class Transformer(Network):
     def _head(self, tape: Tape) -> None:
         """Add the operations after the last layer."""
 
+    @property
+    def ends_apart(self) -> bool:
+        """Whether the embedding and the head are layers of their own."""
+        return self._ends_apart
+
     def with_ends_apart(self) -> Transformer:
         """Return the network with its embedding and its head as layers of their own, the first and the last.
 

@@ -16,7 +16,7 @@ from tunebench.training.cluster.device_memory import (
     MemoryPricer,
     communicator_bytes,
 )
-from tunebench.training.cluster.space import enumerated
+from tunebench.training.cluster.space import enumerated, fixed_values
 from tunebench.training.cluster.step_memory import step_memory
 from tunebench.training.pipeline.activation import ActivationMemory, architecture_of
 from tunebench.training.schedules import PipelineCosts, StageCosts, simulate_pipeline
@@ -162,10 +162,8 @@ def test_layers_in_flight_are_those_of_the_schedule(
             stored.append(stored[-1] + sign * counts[action.stage])
         memory = MemoryPricer(JOB).of_rank(plan, rank)
         assert memory.activations == max(stored) * layer_bytes
-        held = sum(
-            sum(JOB.network.held_parameters(plan, parallelism.stages(JOB.network.layers)[stage]))
-            for stage in plan.held_stages[rank]
-        )
+        divided, ranges = parallelism.divided(JOB.network)
+        held = sum(sum(divided.held_parameters(plan, ranges[stage])) for stage in plan.held_stages[rank])
         assert memory.parameters == 2 * held
 
 
@@ -183,6 +181,28 @@ def test_ends_without_layers_have_memory_of_their_own() -> None:
     assert sum(rank.parameters for rank in memory["ends"]) == 2 * job.network.parameters()
     assert memory["ends"][1].activations * 15 == memory["even"][1].activations * 16
     assert memory["ends"][0].activations < memory["even"][0].activations
+
+
+@pytest.mark.parametrize("ends", [(1, 1), (0, 2), (0, 4)])
+def test_memory_of_ends_alone_is_that_of_the_step(ends: tuple[int, int]) -> None:
+    """Stages of the first or the last rank with no layer: columns, one plan and `step_memory` agree."""
+    job = TrainingJob(network=network("gpt2"), batch=56, seq=512)
+    fixed = {"embedding_layers": str(ends[0]), "head_layers": str(ends[1]), "schedule": "1f1b"}
+    fixed |= {"recompute": "none|full", "recompute_layers": "0"}
+    machine = TrainingCluster.parse("4 x l4" if ends == (0, 4) else "7 x l4, 7 a node")
+    plans = enumerated(fixed_values(plan_space(job, machine), fixed))
+    prices, layers = MemoryPricer(job), job.network.layers
+    totals = prices.sizes(plans)[0]
+    alone = [row for row, plan in enumerate(plans) if any(first == end for first, end in plan.stages(layers))]
+    assert alone
+    for row in alone:
+        plan = plans[row]
+        memory = step_memory(job.network, plan.run(job), plan.parallelism(job))
+        assert prices.of(plan).total == totals[row]
+        assert [rank.parameters for rank in memory] == [
+            prices.of_rank(plan, rank).parameters for rank in range(plan.pipeline)
+        ]
+        assert sum(rank.parameters for rank in memory) * plan.tensor >= 2 * job.network.parameters()
 
 
 def test_recomputation_by_layers_keeps_the_others() -> None:

@@ -18,6 +18,7 @@ from tunebench.training.cluster import (
     PricedPlan,
     TrainingCluster,
     TrainingJob,
+    emit,
     plan_space,
     plan_training,
     write_plan,
@@ -25,7 +26,7 @@ from tunebench.training.cluster import (
 from tunebench.training.schedules.registry import PLANNED_SCHEDULES
 from tunebench.training.steps.calibration import MeasuredStep, calibrate
 from tunebench.training.steps.step import predict_step
-from tunebench.workloads.networks import network
+from tunebench.workloads.networks import from_config, network
 
 JOB = TrainingJob(network=network("gpt2-large"), batch=16, seq=1024)
 MACHINE = TrainingCluster.parse("4 x l4, 12GB, $0.7")
@@ -72,6 +73,39 @@ def test_best_plans_and_front_are_those_of_all_plans(objective: Objective, fitti
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_ends_alone_are_found_where_they_are_best() -> None:
+    """Llama 3 405B was trained on 16 ranks of 8 stages, with a layer in each but the first and the last."""
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 126,
+        "hidden_size": 16384,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 8,
+        "intermediate_size": 53248,
+        "vocab_size": 128256,
+    }
+    job = TrainingJob(network=from_config("llama-3-405b", config), batch=512, seq=8192, wide_gradients=True)
+    fixed = {
+        "tensor": "8",
+        "pipeline": "16",
+        "context": "1",
+        "flash": "yes",
+        "sequence_parallel": "yes",
+        "sharding": "optimizer",
+        "schedule": "1f1b",
+    }
+    search = ClusterSearch(job, TrainingCluster.parse("1024 x h100-sxm"), fixed=fixed)
+    best = search.run(top=1, front=False).best[0].plan
+    layers = [end - first for first, end in best.stages(126)]
+    assert (best.chunks, layers) == (8, [0, *[1] * 126, 0])
+    assert '--pipeline-model-parallel-layout "E|t*1|' in emit("megatron", best, job).text
+    expected = predict_step(
+        job.network, search.machine.device, best.run(job), search.machine.links, best.parallelism(job)
+    )
+    assert search.pricer.step_us(best) == pytest.approx(expected.time_us, rel=1e-9)
+
+
 def test_lowest_cost_may_use_fewer_nodes() -> None:
     machine = TrainingCluster.parse("8 x l4, 2 a node, net-100, $0.7")
     cheapest = ClusterSearch(JOB, machine, objective="cost").run(1).best[0]

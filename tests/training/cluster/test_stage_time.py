@@ -19,7 +19,7 @@ from tunebench.training.cluster import (
     plan_space,
 )
 from tunebench.training.cluster.layer_time import LayerRun
-from tunebench.training.cluster.space import enumerated
+from tunebench.training.cluster.space import enumerated, fixed_values
 from tunebench.training.schedules.registry import PLANNED_SCHEDULES
 from tunebench.training.steps.step import predict_step
 from tunebench.workloads.networks import network
@@ -158,6 +158,26 @@ def test_first_bounds_of_all_plans_are_below_their_second_bounds_and_steps(job: 
         assert 0 < floor_us <= prices.bound_us(plan) * (1 + 1e-12), plan
     for plan in random.Random(2).sample(plans, 400):
         assert prices.bound_us(plan) <= prices.step_us(plan) * (1 + 1e-12), plan
+
+
+def test_ends_alone_take_as_long_as_in_predict_step() -> None:
+    machine = TrainingCluster.parse("4 x l4, net-100")
+    job = replace(SMALL, batch=16)
+    layers = LayerTimes.of(job, machine.device)
+    fixed = {"schedule": "1f1b", "head_layers": "2|4", "sharding": "none"}
+    plans = [
+        plan
+        for plan in enumerated(fixed_values(plan_space(job, machine), fixed))
+        if any(first == end for first, end in plan.stages(job.network.layers))
+    ]
+    assert {plan.chunks for plan in plans} == {1, 2}
+    layers.predict(map(LayerRun.of, plans))
+    prices = pricer(job, machine=machine, layers=layers)
+    for plan in random.Random(1).sample(plans, 12):
+        expected = predict_step(
+            job.network, machine.device, plan.run(job), machine.links, plan.parallelism(job)
+        )
+        assert prices.step_us(plan) == pytest.approx(expected.time_us, rel=1e-6), plan
 
 
 @pytest.mark.slow

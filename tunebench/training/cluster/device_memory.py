@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from tunebench._lazy import np
@@ -45,6 +45,7 @@ from tunebench.training.schedules.registry import (
 )
 from tunebench.training.steps.layer_stream import DEPTH
 from tunebench.training.steps.overlap import CHANNELS, CHANNELS_OF_NETWORK
+from tunebench.workloads.networks import Network
 from tunebench.workloads.networks.network_run import DType
 
 if TYPE_CHECKING:
@@ -285,7 +286,7 @@ class MemoryPricer:
 
         A layer counts once for each micro-batch.
         """
-        counts = tuple(last - first for first, last in stages or self._stages_of(plan, rank))
+        counts = tuple(last - first for first, last in stages) if stages else self._counts(plan, rank)
         count = plan.microbatches(self.job.batch)
         in_flight = int(stages_in_flight(plan.schedule, plan.pipeline, rank, plan.chunks, count))
         if min(counts) == max(counts) or plan.schedule in V_SCHEDULES:
@@ -534,17 +535,29 @@ class MemoryPricer:
             rank: The rank.
             stages: Layers of its stages as half-open ranges; None for those of the plan.
         """
-        division = plan.division
-        counts = [self._stage_parameters(division, stage) for stage in stages or self._stages_of(plan, rank)]
+        network, ranges = self.job.network, stages
+        if ranges is None:
+            network, divided = plan.divided(self.job.network)
+            ranges = [divided[stage] for stage in plan.held_stages[rank]]
+        apart = network.ends_apart and not self.job.network.ends_apart
+        counts = [self._stage_parameters(plan.division, stage, apart) for stage in ranges]
         return sum(dense for dense, _ in counts), sum(routed for _, routed in counts)
 
-    def _stages_of(self, plan: ClusterPlan, rank: int) -> list[tuple[int, int]]:
-        """Return the layers of the stages of a rank, each as a half-open range."""
+    def _counts(self, plan: ClusterPlan, rank: int) -> tuple[int, ...]:
+        """Return the number of layers of each stage of a rank."""
         stages = plan.stages(self.job.network.layers)
-        return [stages[stage] for stage in plan.held_stages[rank]]
+        return tuple(stages[stage][1] - stages[stage][0] for stage in plan.held_stages[rank])
 
-    def _held_parameters(self, division: LayerDivision, layers: tuple[int, int]) -> tuple[int, int]:
-        return self.job.network.held_parameters(division, layers)
+    def _held_parameters(
+        self, division: LayerDivision, layers: tuple[int, int], apart: bool
+    ) -> tuple[int, int]:
+        """Return the parameters of some layers; with `apart`, the embedding and the head are layers."""
+        network = self._ends_apart if apart else self.job.network
+        return network.held_parameters(division, layers)
+
+    @cached_property
+    def _ends_apart(self) -> Network:
+        return self.job.network.with_ends_apart()
 
     def _converted_bytes(self, plans: _Plans, rank: int, stages: _Stages | None) -> Any:
         """Return the bytes of the matrices in 8-bit floats, and of their transposes, on a rank."""
@@ -556,8 +569,7 @@ class MemoryPricer:
             if stages:
                 matrices = sum(network.matrix_parameters(plan.tensor, stage) for stage in stages)
                 return CONVERTED_BYTES * (matrices + self.held_parameters(plan, rank, stages)[1])
-            plan_stages = self._stages_of(plan, _rank_of(rank, plan.pipeline))
-            count = sum(end - first for first, end in plan_stages)
+            count = sum(self._counts(plan, int(_rank_of(rank, plan.pipeline))))
             if plan.parameters != "device" or plan.sharding == "full":
                 count = min(count, DEPTH)
             last_layers = network.layers - count, network.layers  # the first ones may have no experts
@@ -576,11 +588,10 @@ class MemoryPricer:
         middle = layers // 2, layers // 2 + 1
         if not self.framework.gathers_ends:
             kinds = {(0, 1), (layers - 1, layers), ((layers - 1) // 2, (layers - 1) // 2 + 1)}
-            return max(sum(self._stage_parameters(division, kind)) for kind in kinds), 0
-        ends = self.job.network.with_ends_apart()
+            return max(sum(self._stage_parameters(division, kind, False)) for kind in kinds), 0
         held = [(0, 1)] * (rank == 0) + [(layers + 1, layers + 2)] * (rank == ranks - 1)
-        return sum(self._stage_parameters(division, middle)), sum(
-            sum(ends.held_parameters(division, kind)) for kind in held
+        return sum(self._stage_parameters(division, middle, False)), sum(
+            sum(self._stage_parameters(division, kind, True)) for kind in held
         )
 
 

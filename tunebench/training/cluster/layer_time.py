@@ -235,6 +235,22 @@ class LayerTimes:
             expert_load=job.expert_load,
         )
 
+    @functools.cached_property
+    def ends_apart(self) -> LayerTimes:
+        """Times of the same network with its embedding and its head as layers of their own."""
+        return LayerTimes(
+            network=self.network.with_ends_apart(),
+            device=self.device,
+            seq=self.seq,
+            dtype=self.dtype,
+            fp8=self.fp8,
+            wide_gradients=self.wide_gradients,
+            optimizer=self.optimizer,
+            predictor=self.predictor,
+            host_us=self.host_us,
+            expert_load=self.expert_load,
+        )
+
     def predict(self, runs: Iterable[LayerRun]) -> None:
         """Predict ways to run a layer that are not known yet, in one batch."""
         listed = dict.fromkeys(runs)
@@ -279,6 +295,8 @@ class LayerTimes:
     def _twin(self, end: int) -> tuple[int, int] | None:
         """Return a layer between the ends that equals the first (0) or last (-1) one, or None."""
         network = self.network
+        if network.ends_apart:
+            return None
         first, middle, last = self.kinds_of_layer()
         if architecture_of(network).uniform:
             return middle
@@ -293,6 +311,8 @@ class LayerTimes:
         """Return the time of the equal of an end; without one, what recomputation adds to a mean layer."""
         if twin := self._twin(end):
             return self._between[base, twin][recompute]
+        if self.network.ends_apart:
+            return PassTime()  # an embedding or a head alone has no layer
         middle = self._between[base, self.kinds_of_layer()[1]]
         return middle[recompute].without(middle["none"])
 
@@ -350,7 +370,7 @@ class LayerTimes:
             layers: Layers of the stage as a half-open range.
         """
         if run.recompute_layers:
-            recomputed = min(run.recompute_layers, layers[1] - layers[0])
+            recomputed = min(run.recompute_layers, layers[1] - layers[0] - self.ends_alone(layers))
             # The embedding and the head are never recomputed: only middle layers differ.
             whole, checkpointed = self._kinds[run.whole].middle, self._kinds[run.kept].middle
             return self.passes(run.kept, layers).plus(whole.without(checkpointed), recomputed)
@@ -365,6 +385,12 @@ class LayerTimes:
         if has_last:
             total = total.plus(kinds.last)
         return total.plus(kinds.middle, last - first - has_first - has_last)
+
+    def ends_alone(self, layers: tuple[int, int]) -> int:
+        """Return how many of some layers are the embedding or the head alone."""
+        if not self.network.ends_apart:
+            return 0
+        return (layers[0] == 0) + (layers[1] == self.network.layers)
 
     def product_us(self, run: LayerRun, part: str, gradient: str) -> float:
         """Return the time of one product, or of a kernel of attention.
@@ -435,7 +461,7 @@ class LayerTimes:
 
     def _tensors(self, layers: tuple[int, int]) -> int:
         """Return the number of tensors that hold the parameters of a stage."""
-        if not architecture_of(self.network).uniform:
+        if self.network.ends_apart or not architecture_of(self.network).uniform:
             return self._gradient_tensors(layers)
         first, last = layers
         has_first, has_last = first == 0, last == self.network.layers

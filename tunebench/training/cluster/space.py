@@ -420,10 +420,12 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
         return (sequence_parallel == "no") | ((tensor > 1) & (job.seq % (tensor * context) == 0))
 
     def recomputes_scores(recompute: Any, flash: Any) -> Any:
-        """Selective recomputation needs attention that is no flash attention, that by operators needs it."""
-        return ((recompute != "selective") | (flash == "no")) & (
-            (recompute != "operators") | (flash == "yes")
-        )
+        """Selective recomputation needs attention that is not flash attention."""
+        return (recompute != "selective") | (flash == "no")
+
+    def recomputes_operators(recompute: Any, flash: Any) -> Any:
+        """Recomputation by operators needs flash attention."""
+        return (recompute != "operators") | (flash == "yes")
 
     def shards_copies(data: Any, context: Any, pipeline: Any, sharding: Any, parameters: Any) -> Any:
         """Sharding needs copies, and of gradients or parameters on the device no pipeline."""
@@ -458,6 +460,7 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
             divides_batch,
             divides_tokens,
             recomputes_scores,
+            *((recomputes_operators,) if "operators" in values["recompute"] else ()),
             shards_copies,
             stores_parameters,
             stores_activations,
@@ -479,19 +482,18 @@ def _pipeline_constraints(layers: int, most_head_layers: int) -> tuple[Constrain
         even = counted % (pipeline * chunks) == 0
         divisible = np.any([counted % (pipeline * size) == 0 for size in range(2, MOST_CHUNKS + 1)], axis=0)
         looped = (pipeline > 1) & (even | ~divisible)
-        return ((chunks == 1) | looped) & _has_layers(
-            layers, pipeline * chunks, embedding_layers, head_layers
-        )
+        return ((chunks == 1) | looped) & _fits_ends(layers, pipeline * chunks, embedding_layers, head_layers)
 
     def counts_ends(pipeline: Any, chunks: Any, embedding_layers: Any, head_layers: Any) -> Any:
         """Ends count in a pipeline: both as one layer, or the head as the layers that it takes the time of.
 
-        The head counts as less if the last stage has fewer layers.
+        The head counts as less if the last stage has fewer layers, or as all of them.
         """
         none = (embedding_layers == 0) & (head_layers == 0)
         both = (embedding_layers == 1) & (head_layers == 1)
         possible = _has_layers(layers, pipeline * chunks, 0, head_layers + 1)
-        most = (head_layers > 1) & ((head_layers == most_head_layers) | ~possible)
+        alone = (layers + head_layers) // (pipeline * chunks) == head_layers
+        most = (head_layers > 1) & ((head_layers == most_head_layers) | ~possible | alone)
         return none | (pipeline > 1) & (both | (embedding_layers == 0) & most)
 
     def orders_passes(
@@ -533,7 +535,26 @@ def _pipeline_constraints(layers: int, most_head_layers: int) -> tuple[Constrain
         whole = (recompute_layers == 0) | ((states == "device") & (activations == "device"))
         return whole & fewer & ((recompute_layers == 0) | (recompute == "full"))
 
-    return divides_layers, counts_ends, orders_passes, recomputes_layers
+    def keeps_on_device(
+        pipeline: Any,
+        chunks: Any,
+        embedding_layers: Any,
+        head_layers: Any,
+        states: Any,
+        parameters: Any,
+        activations: Any,
+    ) -> Any:
+        """A stage of the embedding or the head alone needs all data on the device."""
+        resident = (states == "device") & (parameters == "device") & (activations == "device")
+        return resident | _has_layers(layers, pipeline * chunks, embedding_layers, head_layers)
+
+    return divides_layers, counts_ends, orders_passes, recomputes_layers, keeps_on_device
+
+
+def _fits_ends(layers: int, stages: Any, embedding_layers: Any, head_layers: Any) -> Any:
+    """Return whether each stage has a layer, the embedding or the head."""
+    per_stage, more = np.divmod(layers + embedding_layers + head_layers, stages)
+    return (per_stage >= 1) & (per_stage + (more > 0) >= embedding_layers) & (per_stage >= head_layers)
 
 
 def _has_layers(layers: int, stages: Any, embedding_layers: Any, head_layers: Any) -> Any:

@@ -189,6 +189,7 @@ class StepPricer:
     slowdown: Slowdown = field(default_factory=Slowdown)
 
     def __post_init__(self) -> None:
+        self._given_slowdown = self.slowdown
         self.slowdown = self.slowdown.with_software(self.job)
         self.host_us = self.layers.host_us * self.slowdown.launches
         self._passes = functools.cache(self._stage_passes)
@@ -214,6 +215,8 @@ class StepPricer:
         stages, layers = np.where(v_shaped, 2, chunks), self.job.network.layers
         embedding, head = plans.column("embedding_layers"), plans.column("head_layers")
         per_stage, more = np.divmod(layers + embedding + head, ranks * stages)
+        no_first = (embedding > 0) & (per_stage + (more > 0) == embedding)
+        no_last = (head > 0) & (per_stage == head)
         count = self.job.batch // (plans.column("data") * plans.column("microbatch"))
         recompute_layers, full = plans.column("recompute_layers"), plans.column("recompute") == "full"
         bound_us = np.zeros(len(plans))
@@ -231,12 +234,17 @@ class StepPricer:
             recomputed = np.where(
                 recompute_layers > 0, np.maximum(0, recompute_layers * stages - ends), rank_layers * full
             )
-            work_us = count * linear.work_us(stages, rank_layers, recomputed, rank == 0, has_head)
+            # A stage of an end alone is no layer with something added: bounds leave it out.
+            first, last = (rank == 0) & ~no_first, has_head & ~no_last
+            occupied = stages - (no_first & (rank == 0)) - (no_last & has_head)
+            work_us = count * linear.work_us(occupied, rank_layers, recomputed, first, last)
             layers_before = rank * per_stage + np.minimum(rank, more) - embedding * (rank > 0)
-            before_us = linear.forward_us(rank, layers_before)
+            occupied = rank - no_first
+            before_us = linear.forward_us(occupied, layers_before, ~no_first)
             behind_us = linear.backward_us(
-                rank,
+                occupied,
                 layers_before,
+                ~no_first,
                 np.where(
                     recompute_layers > 0,
                     np.maximum(0, recompute_layers * rank - embedding),
@@ -310,8 +318,23 @@ class StepPricer:
 
     def stages(self, plan: ClusterPlan) -> list[StageTime]:
         """Return the times of all stages of a plan."""
-        stages = [self.stage(plan, layers) for layers in plan.stages(self.job.network.layers)]
+        network, ranges = plan.divided(self.job.network)
+        prices = self
+        if network.ends_apart:
+            prices = self._ends_apart
+            prices.layers.predict([LayerRun.of(plan)])
+        stages = [prices.stage(plan, layers) for layers in ranges]
         return stages if plan.stages_per_device == 1 else self._chained(plan, stages)
+
+    @functools.cached_property
+    def _ends_apart(self) -> StepPricer:
+        """Times of stages of the network with its embedding and its head as layers of their own."""
+        return replace(
+            self,
+            job=replace(self.job, network=self.job.network.with_ends_apart()),
+            layers=self.layers.ends_apart,
+            slowdown=self._given_slowdown,
+        )
 
     def _chained(self, plan: ClusterPlan, stages: list[StageTime]) -> list[StageTime]:
         """Return the stages with the exposed collectives of a device's copies in its first one."""
@@ -490,7 +513,7 @@ class StepPricer:
         head. So the sums of a stage follow from those of four short ones.
         """
         count = self.job.network.layers
-        if count < self._few_layers or layers == (0, count):
+        if count < self._few_layers or layers == (0, count) or self.layers.ends_alone(layers):
             return self._short_sums(run, layers, nodes)
         has_first, has_last, layer_count = layers[0] == 0, layers[1] == count, layers[1] - layers[0]
         single = self._single_sums(
@@ -803,13 +826,13 @@ class _LinearStages:
         work: Array = np.maximum(busy, host)
         return work
 
-    def forward_us(self, stages: Array, layers: Array) -> Array:
+    def forward_us(self, stages: Array, layers: Array, has_first: Array) -> Array:
         """Return the forward passes of the first stages, with so many layers."""
-        first_added = self.first_forward - self.one_forward
+        first_added = has_first * (self.first_forward - self.one_forward)
         return first_added + stages * self.one_forward + (layers - stages) * self.added_forward
 
-    def backward_us(self, stages: Array, layers: Array, recomputed: Array) -> Array:
+    def backward_us(self, stages: Array, layers: Array, has_first: Array, recomputed: Array) -> Array:
         """Return the backward passes of the first stages, with so many layers."""
-        first_added = self.first_backward - self.one_backward
+        first_added = has_first * (self.first_backward - self.one_backward)
         added = (layers - stages) * self.added_backward
         return first_added + stages * self.one_backward + added + recomputed * self.again

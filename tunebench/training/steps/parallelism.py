@@ -132,6 +132,25 @@ class StepDivision(LayerDivision):
             )
         return _ranges(counts)
 
+    def divided(self, network: Network) -> tuple[Network, tuple[tuple[int, int], ...]]:
+        """Return a network and the layers of each stage in it, as half-open ranges.
+
+        If the first or the last stage has no layer, the network is one whose embedding and head are layers.
+
+        Args:
+            network: The network.
+
+        Raises:
+            InputError: as `stages`, or if the network has no embedding and head for stages without layers.
+        """
+        stages = self.stages(network.layers)
+        if all(first < last for first, last in stages):
+            return network, stages
+        shifted = [(first + 1, last + 1) for first, last in stages]
+        shifted[0] = 0, shifted[0][1]
+        shifted[-1] = shifted[-1][0], network.layers + 2
+        return network.with_ends_apart(), tuple(shifted)
+
 
 def _ranges(counts: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple(itertools.pairwise(itertools.accumulate(counts, initial=0)))
@@ -249,25 +268,6 @@ class Parallelism(StepDivision):
                 f"of {layers}"
             )
         return _ranges(self.stage_layers)
-
-    def divided(self, network: Network) -> tuple[Network, tuple[tuple[int, int], ...]]:
-        """Return a network and the layers of each stage in it, as half-open ranges.
-
-        If the first or the last stage has no layer, the network is one whose embedding and head are layers.
-
-        Args:
-            network: The network.
-
-        Raises:
-            InputError: as `stages`, or if the network has no embedding and head for stages without layers.
-        """
-        stages = self.stages(network.layers)
-        if all(first < last for first, last in stages):
-            return network, stages
-        shifted = [(first + 1, last + 1) for first, last in stages]
-        shifted[0] = 0, shifted[0][1]
-        shifted[-1] = shifted[-1][0], network.layers + 2
-        return network.with_ends_apart(), tuple(shifted)
 
     def microbatch(self, batch: int) -> int:
         """Return the number of samples in a micro-batch.
