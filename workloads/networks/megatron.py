@@ -38,6 +38,7 @@ from tunebench.workloads.operators.gemm import Gemm
 
 __all__ = [
     "add_converted_weights",
+    "add_flash",
     "add_megatron_layer",
     "context_exchanges",
     "expert_collectives",
@@ -231,20 +232,24 @@ def _add_core(core: Tape, architecture: Architecture) -> None:
 
 
 def _add_flash(core: Tape, architecture: Architecture, heads: int, heads_k: int) -> None:
-    """Add flash attention: with context parallelism, a kernel for the keys of each device of the ring.
+    dimensions = {"batch": core.run.batch, "heads": heads, "heads_k": heads_k}
+    add_flash(core, {**dimensions, "head_dim": architecture.attention_dim}, architecture.window)
+
+
+def add_flash(core: Tape, sizes: Mapping[str, int], window: int) -> None:
+    """Add causal flash attention: with context parallelism, a kernel for the keys of each device of the ring.
 
     A device has two parts of a sequence, one from each end, so that all devices have equal work: half of the
     pairs of its tokens, and half of those with each other device's.
+
+    Args:
+        core: Tape that receives the kernels.
+        sizes: Dimensions of `Attention` on the device, but those of sequences.
+        window: Last keys that a query sees; 0 for all.
     """
     run = core.run
-    dimensions = {
-        "batch": run.batch,
-        "heads": heads,
-        "heads_k": heads_k,
-        "head_dim": architecture.attention_dim,
-        "dtype": run.dtype,
-    }
-    window = architecture.window if architecture.window < run.seq * run.context else 0
+    dimensions: dict[str, Any] = {**sizes, "dtype": run.dtype}
+    window = window if window < run.seq * run.context else 0
 
     def add(seq_q: int, seq_k: int, times: int, *, causal: bool = False) -> None:
         kernel = Tape(run)
@@ -265,7 +270,7 @@ def _add_flash(core: Tape, architecture: Architecture, heads: int, heads_k: int)
     if ring_steps > 1:
         add(run.seq // 2, run.seq, ring_steps // 2)  # keys of devices behind
     merged = Tape(run)
-    elements = run.batch * run.seq * heads * architecture.head_dim
+    elements = run.batch * run.seq * sizes["heads"] * sizes["head_dim"]
     merged.moved("attention merge", 3 * elements * itemsize(run.dtype))  # partial sums by their maxima
     core.extend(merged.operations, ring_steps)
 

@@ -131,9 +131,9 @@ class ContextExchange:
 class NetworkRun(LayerDivision, LayerExecution):
     """One way to run a network on one device: a forward pass, or a training step.
 
-    Operations are those of one device. The stack megatron is needed for sequence parallelism, context
-    parallelism (also needs `flash`), expert parallelism, and recomputation of parts of a layer. With context
-    parallelism, attention sees `context` times `seq` tokens.
+    Operations are those of one device. The stack megatron is needed for sequence parallelism, expert
+    parallelism, and recomputation of parts of a layer. Context parallelism needs attention in one kernel:
+    `flash` or a compiled stack. With it, attention sees `context` times `seq` tokens.
 
     Attributes:
         batch: Batch size of this device: sequences or images.
@@ -204,12 +204,11 @@ class NetworkRun(LayerDivision, LayerExecution):
                 "recompute=selective, recompute=experts and sequence_parallel need stack=megatron, got "
                 f"stack={self.stack}"
             )
-        if self.context != 1 and (
-            self.context < 1 or not self.flash or self.seq % 2 or self.kernels != "megatron"
-        ):
+        fused = self.flash or self.compiled
+        if self.context != 1 and (self.context < 1 or not fused or self.seq % 2):
             raise InputError(
-                "context parallelism needs a degree of at least 1, stack=megatron, flash, and an even number "
-                f"of tokens on each device, got {self}"
+                "context parallelism needs a degree of at least 1, flash or a compiled stack, and an even "
+                f"number of tokens on each device, got {self}"
             )
         self._check_experts()
         if min(self.batch, self.tensor, self.shards) < 1 or self.seq < 0:

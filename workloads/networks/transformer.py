@@ -13,6 +13,7 @@ from tunebench.errors import InputError
 from tunebench.workloads.networks.architecture import Architecture
 from tunebench.workloads.networks.megatron import (
     add_converted_weights,
+    add_flash,
     context_exchanges,
     megatron_collectives,
     recomputed,
@@ -125,11 +126,16 @@ class Heads:
     def on(self, tape: Tape) -> None:
         """Add attention to a tape: one kernel if fused, otherwise the products and all kernels between."""
         fused = tape.run.compiled and (self.matched or tape.run.dtype != "f32")
+        if tape.run.context > 1 and (self.biased or not self.causal):
+            raise InputError("context parallelism needs causal attention without a bias for each pair")
         if (tape.run.flash or fused) and not self.biased:
-            names = ("batch", "heads", "heads_k", "seq_q", "seq_k", "causal")
-            sizes = {name: getattr(self, name) for name in names}
+            sizes = {name: getattr(self, name) for name in ("batch", "heads", "heads_k")}
             # With the FLOPs of both products, if heads of values have another size.
             sizes["head_dim"] = (self.head_dim + (self.value_dim or self.head_dim)) // 2
+            if tape.run.context > 1:
+                add_flash(tape, sizes, self.window)
+                return
+            sizes |= {name: getattr(self, name) for name in ("seq_q", "seq_k", "causal")}
             if 0 < self.window < self.seq_k:
                 sizes["window"] = self.window
             tape.attention("attention", Attention.from_dimensions({**sizes, "dtype": tape.run.dtype}))

@@ -189,7 +189,7 @@ def test_memory_of_ends_alone_is_that_of_the_step(ends: tuple[int, int]) -> None
     job = TrainingJob(network=network("gpt2"), batch=56, seq=512)
     fixed = {"embedding_layers": str(ends[0]), "head_layers": str(ends[1]), "schedule": "1f1b"}
     fixed |= {"recompute": "none|full", "recompute_layers": "0"}
-    machine = TrainingCluster.parse("4 x l4" if ends == (0, 4) else "7 x l4, 7 a node")
+    machine = TrainingCluster.parse("4 x l4, host 64GB 100" if ends == (0, 4) else "7 x l4, 7 a node")
     plans = enumerated(fixed_values(plan_space(job, machine), fixed))
     prices, layers = MemoryPricer(job), job.network.layers
     totals = prices.sizes(plans)[0]
@@ -197,12 +197,25 @@ def test_memory_of_ends_alone_is_that_of_the_step(ends: tuple[int, int]) -> None
     assert alone
     for row in alone:
         plan = plans[row]
+        assert (plan.states, plan.parameters, plan.activations) == ("device", "device", "device")
         memory = step_memory(job.network, plan.run(job), plan.parallelism(job))
         assert prices.of(plan).total == totals[row]
         assert [rank.parameters for rank in memory] == [
             prices.of_rank(plan, rank).parameters for rank in range(plan.pipeline)
         ]
         assert sum(rank.parameters for rank in memory) * plan.tensor >= 2 * job.network.parameters()
+
+
+def test_fullest_rank_is_one_with_experts() -> None:
+    """DeepSeek-V3 in 32 stages: the embedding and a dense layer, two dense ones, experts, the head alone."""
+    job = TrainingJob(network=network("deepseek-v3"), batch=64, seq=1024)
+    plan = replace(
+        PLAN, tensor=2, pipeline=32, data=1, microbatch=1, flash=True, embedding_layers=1, head_layers=1
+    )
+    assert plan.stages(61)[:3] + plan.stages(61)[-1:] == ((0, 1), (1, 3), (3, 5), (61, 61))
+    prices = MemoryPricer(job)
+    fullest = max((prices.of_rank(plan, rank) for rank in range(32)), key=lambda memory: memory.total)
+    assert prices.of(plan).parameters == fullest.parameters
 
 
 def test_recomputation_by_layers_keeps_the_others() -> None:

@@ -138,12 +138,41 @@ def test_fully_sharded_memory_by_hand() -> None:
     assert memory.allocated - fused.allocated == tokens * 8 * 128256
 
 
+def test_fully_sharded_pipelines_keep_whole_gradients() -> None:
+    """Llama 3 8B on 4 ranks of 4 devices: 8 layers on each, the embedding on the first."""
+    job = TrainingJob(network=network("llama-3-8b"), batch=16, seq=4096, framework="torchtitan")
+    plan = ClusterPlan(
+        nodes=2,
+        tensor=1,
+        pipeline=4,
+        data=4,
+        chunks=1,
+        microbatch=1,
+        recompute="full",
+        sequence_parallel=False,
+        flash=True,
+        sharding="full",
+    )
+    table = 128256 * 4096
+    layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
+    whole = 8 * layer + table
+    shard = -(-whole // 4)
+    for wide, gradient_bytes in ((False, 2), (True, 4)):
+        memory = MemoryPricer(replace(job, wide_gradients=wide)).of_rank(plan, 0)
+        assert memory.parameters == 2 * (2 * layer + table)
+        assert memory.gradients == gradient_bytes * whole + 4 * shard
+        assert memory.optimizer == 12 * shard
+        resident = MemoryPricer(replace(job, wide_gradients=wide)).of_rank(
+            replace(plan, sharding="optimizer"), 0
+        )
+        assert resident.parameters == 2 * whole
+        assert (resident.gradients, resident.optimizer) == (memory.gradients, memory.optimizer)
+
+
 @pytest.mark.parametrize(
-    ("tensors", "reserved", "allocated"), [((4, 4), 14, 12), ((4, 4, 4, 4), 18, 16)], ids=["whole", "divided"]
+    ("divided", "reserved", "allocated"), [(False, 14, 12), (True, 18, 16)], ids=["whole", "divided"]
 )
-def test_loss_leaves_the_space_of_the_16_bit_logits(
-    tensors: tuple[int, ...], reserved: int, allocated: int
-) -> None:
+def test_loss_leaves_the_space_of_the_16_bit_logits(divided: bool, reserved: int, allocated: int) -> None:
     """The last tensors of a loss do not fit where the 16-bit logits were, in the allocator's model."""
     size, names = 128 << 20, iter(range(20))
     events: list[Allocate | Release] = []
@@ -158,7 +187,7 @@ def test_loss_leaves_the_space_of_the_16_bit_logits(
     narrow = take(2)
     wide = take(4)
     free(narrow)
-    if len(tensors) > 2:  # differences to the maximum, and their exponentials
+    if divided:  # differences to the maximum, and their exponentials
         shifted, exponentials = take(4), take(4)
         free(exponentials)
         probabilities = take(4)
@@ -166,12 +195,12 @@ def test_loss_leaves_the_space_of_the_16_bit_logits(
     else:
         probabilities = take(4)
     free(wide)
-    gradients = [take(count) for count in tensors[1:]] + [take(4)] * (len(tensors) == 2)
+    gradients = [take(4) for _ in range(3 if divided else 2)]
     free(probabilities, *gradients)
     use = allocator_use(events)
     assert (use.reserved_bytes // size, use.allocated_bytes // size) == (reserved, allocated)
     framework = FRAMEWORKS["torchtitan"]
-    logit_bytes = framework.logit_bytes if len(tensors) == 2 else framework.parallel_logit_bytes
+    logit_bytes = framework.parallel_logit_bytes if divided else framework.logit_bytes
     assert (logit_bytes + 6 + framework.unused_logit_bytes, logit_bytes + 6) == (reserved, allocated)
 
 

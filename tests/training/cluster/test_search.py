@@ -125,7 +125,7 @@ def test_plans_use_every_device_and_divide_the_batch() -> None:
         assert plan.tensor <= 4
         assert plan.microbatches(JOB.batch) * plan.microbatch * plan.data == JOB.batch
         counts = [last - first for first, last in plan.stages(JOB.network.layers)]
-        assert min(counts) >= 1
+        assert min(counts[1:-1], default=1) >= 1
         counts[0], counts[-1] = counts[0] + plan.embedding_layers, counts[-1] + plan.head_layers
         assert max(counts) - min(counts) <= 1
         # Interleaved stages are uneven only if no number of chunks divides the layers.

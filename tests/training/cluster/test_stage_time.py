@@ -16,14 +16,17 @@ from tunebench.training.cluster import (
     StepPricer,
     TrainingCluster,
     TrainingJob,
+    emit,
     plan_space,
 )
 from tunebench.training.cluster.layer_time import LayerRun
 from tunebench.training.cluster.space import enumerated, fixed_values
 from tunebench.training.schedules.registry import PLANNED_SCHEDULES
+from tunebench.training.steps.parallelism import Parallelism
 from tunebench.training.steps.step import predict_step
 from tunebench.workloads.networks import network
 from tunebench.workloads.networks.network_run import NetworkRun
+from tunebench.workloads.operators.attention import Attention
 from tunebench.workloads.operators.gemm import Gemm
 
 JOB = TrainingJob(network=network("gpt2-large"), batch=32, seq=1024)
@@ -158,6 +161,83 @@ def test_first_bounds_of_all_plans_are_below_their_second_bounds_and_steps(job: 
         assert 0 < floor_us <= prices.bound_us(plan) * (1 + 1e-12), plan
     for plan in random.Random(2).sample(plans, 400):
         assert prices.bound_us(plan) <= prices.step_us(plan) * (1 + 1e-12), plan
+
+
+PIPED = replace(
+    PLAN,
+    tensor=1,
+    pipeline=4,
+    data=4,
+    nodes=2,
+    microbatch=1,
+    recompute="full",
+    flash=True,
+    sequence_parallel=False,
+    sharding="full",
+)
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_full_sharding_in_a_pipeline_gathers_for_each_pass(chunks: int) -> None:
+    plan, job = replace(PIPED, chunks=chunks), replace(JOB, framework="torchtitan", full_sharding=True)
+    owned = replace(plan, sharding="optimizer")
+    predicted([plan, owned])
+    prices = pricer(job)
+    for full, sharded in zip(prices.stages(plan), prices.stages(owned), strict=True):
+        assert full.gradients_us == sharded.gradients_us
+        assert full.gather_us == 0 < sharded.gather_total_us
+        assert full.waits_forward_us > sharded.waits_forward_us == 0
+    assert prices.step_us(plan) > prices.step_us(owned)
+    assert prices.bound_us(plan) <= prices.step_us(plan) * (1 + 1e-12)
+    expected = predict_step(job.network, MACHINE.device, plan.run(job), MACHINE.links, plan.parallelism(job))
+    assert prices.step_us(plan) == pytest.approx(expected.time_us, rel=0.03)
+
+
+def test_pipelines_with_full_sharding_are_plans_of_torchtitan_only() -> None:
+    job = replace(JOB, full_sharding=True)
+    pairs = {
+        framework: {
+            (plan.sharding, plan.pipeline > 1)
+            for plan in enumerated(
+                fixed_values(
+                    plan_space(replace(job, framework=framework), MACHINE), {"tensor": "1", "flash": "yes"}
+                )
+            ).distinct("sharding", "pipeline")[0]
+        }
+        for framework in ("megatron", "torchtitan")
+    }
+    assert pairs["torchtitan"] - pairs["megatron"] == {("full", True)}
+    assert ("gradients", True) not in pairs["torchtitan"]
+    with pytest.raises(InputError, match=r"a pipeline sums whole gradients .* sharding=optimizer or full"):
+        replace(PIPED, sharding="gradients").parallelism(JOB)
+    with pytest.raises(InputError, match="full sharding in a pipeline"):
+        emit("megatron", PIPED, JOB)
+
+
+@pytest.mark.parametrize("stack", ["eager", "compiled"])
+def test_stacks_of_pytorch_divide_sequences(stack: str) -> None:
+    """Of the pairs of a causal sequence, each of four devices computes a quarter."""
+    llama = network("llama-3-8b")
+    run = NetworkRun(
+        batch=8, seq=16384, mode="train", dtype="bf16", stack=stack, flash=True, optimizer="adamw"
+    )
+    device, links = MACHINE.device, TrainingCluster.parse("8 x a100-80-sxm").links
+    flops, times = {}, {}
+    for context in (1, 4):
+        split = Parallelism(data=8 // context, context=context, sharding="full", microbatches=context)
+        step = predict_step(llama, device, run, links, split)
+        times[context] = step.time_us
+        flops[context] = sum(
+            timed.operation.count * timed.operation.workload.flops()
+            for timed in step.stages[0].kernels.operations
+            if isinstance(timed.operation.workload, Attention) and timed.operation.phase == "forward"
+        )
+    assert flops[4] == pytest.approx(flops[1] / 4, rel=1e-3)
+    assert times[1] < times[4] < 1.3 * times[1]
+    with pytest.raises(InputError, match="context parallelism needs causal attention"):
+        network("bert-base").operations(replace(run, batch=1, seq=256, context=2))
+    with pytest.raises(InputError, match="flash or a compiled stack"):
+        replace(run, stack="eager", flash=False, context=2)
 
 
 def test_ends_alone_take_as_long_as_in_predict_step() -> None:

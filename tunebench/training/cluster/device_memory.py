@@ -253,14 +253,21 @@ class MemoryPricer:
 
     def of(self, plan: ClusterPlan) -> DeviceMemory:
         """Return the memory of the fullest device."""
-        # The first rank has the most micro-batches in flight, the last one the head, and the second one more
+        # The first rank has the most micro-batches in flight, the last one the head, and one between more
         # layers if an end counts as some: one of them is the fullest.
-        ranks = {0, plan.pipeline - 1} | ({1} if plan.head_layers else set())
+        ranks = {0, plan.pipeline - 1}
+        if plan.head_layers:
+            ranks |= {int(_rank_of(rank, plan.pipeline)) for rank in self._between}
         sizes = [self.of_rank(plan, rank) for rank in sorted(ranks)]
         fullest = max(sizes, key=lambda memory: memory.total)
         return replace(
             fullest, host=max(memory.host for memory in sizes), nvme=max(memory.nvme for memory in sizes)
         )
+
+    @cached_property
+    def _between(self) -> tuple[int, ...]:
+        """The second rank, and one behind the dense layers of a network with experts."""
+        return tuple({1, 1 + architecture_of(self.job.network).dense_layers})
 
     def of_rank(self, plan: ClusterPlan, rank: int) -> DeviceMemory:
         """Return the memory of the devices of a rank of the pipeline."""
@@ -303,8 +310,10 @@ class MemoryPricer:
         most = [np.maximum(*pair) for pair in zip(*sizes, strict=True)]
         uneven = np.flatnonzero(plans.column("head_layers"))
         if len(uneven):
-            for nbytes, second in zip(most, self._rank_sizes(plans.take(uneven), 1), strict=True):
-                nbytes[uneven] = np.maximum(nbytes[uneven], second)
+            counted = plans.take(uneven)
+            for rank in self._between:
+                for nbytes, between in zip(most, self._rank_sizes(counted, rank), strict=True):
+                    nbytes[uneven] = np.maximum(nbytes[uneven], between)
         return most[0], most[1], most[2]
 
     def _rank_sizes(self, plans: PlanTable, rank: int) -> tuple[Any, Any, Any]:

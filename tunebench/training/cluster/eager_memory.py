@@ -38,8 +38,9 @@ class EagerMemory(MemoryPricer):
         states = rank_parameters if plan.sharding == "none" else -(-rank_parameters // plan.copies)
         parameters, gradients = rank_parameters, rank_parameters
         if plan.sharding == "full":
-            parameters, gradients = states + GATHERED * self._largest_unit(plan.tensor), states
-            if plan.microbatches(self.job.batch) == 1:
+            parameters = states + GATHERED * self._largest_unit(plan.tensor)
+            gradients = states if plan.pipeline == 1 else rank_parameters
+            if plan.pipeline == 1 and plan.microbatches(self.job.batch) == 1:
                 # gradients appear while activations are freed
                 freed = (self.job.network.layers - 1) * memory.layer_bytes
                 gradients -= min(gradients, freed // SIZE)

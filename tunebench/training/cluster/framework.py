@@ -131,7 +131,7 @@ def _megatron_stages(plan: ClusterPlan, job: TrainingJob) -> list[str]:
     """Return the arguments of the layers of stages; none for equal stages, one on each rank."""
     counts = [last - first for first, last in plan.stages(job.network.layers)]
     if len(set(counts)) > 1:
-        layout = "|".join(f"t*{count}" for count in counts)
+        layout = "|".join(f"t*{count}" if count else "" for count in counts)
         return [f'--pipeline-model-parallel-layout "E{layout}L"']
     return [f"--num-layers-per-virtual-pipeline-stage {counts[0]}"] if plan.chunks > 1 else []
 
@@ -187,6 +187,8 @@ def _megatron(plan: ClusterPlan, job: TrainingJob) -> Emitted:
     for name, possible in _MEGATRON.items():
         if getattr(plan, name) not in possible:
             raise _impossible("megatron", f"{name}={getattr(plan, name)}", name, plan)
+    if plan.sharding == "full" and plan.pipeline > 1:
+        raise _impossible("megatron", "full sharding in a pipeline", "sharding", plan)
     if undescribed := _undescribed(architecture_of(job.network)):
         raise InputError(
             f"Megatron-LM has no argument for {undescribed} of {job.network.name}: leave out --emit, or use "

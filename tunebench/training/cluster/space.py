@@ -376,8 +376,9 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
     Tensor parallelism stays within a node. Context parallelism needs flash attention, and leaves at least
     1,024 tokens of a sequence on each device. Every device is used. Interleaving needs micro-batches that the
     ranks divide, as in Megatron-LM, and layers that the stages divide if any number of chunks does. The
-    embedding and the head may count as layers. Sharded gradients, and parameters that
-    are sharded on the device, are not combined with a pipeline. Parameters or activations off the device are
+    embedding and the head may count as layers, and be stages of their own if all data is on
+    the device. Sharded gradients, and parameters that are sharded on the device, are not combined with a
+    pipeline, except for parameters in torchtitan's. Parameters or activations off the device are
     not combined with interleaved stages, and selective recomputation not with flash attention, which already
     does it.
 
@@ -428,8 +429,12 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
         return (recompute != "operators") | (flash == "yes")
 
     def shards_copies(data: Any, context: Any, pipeline: Any, sharding: Any, parameters: Any) -> Any:
-        """Sharding needs copies, and of gradients or parameters on the device no pipeline."""
+        """Sharding needs copies, and of gradients or parameters on the device no pipeline.
+
+        The pipelines of torchtitan shard parameters.
+        """
         possible = (sharding == "optimizer") | (pipeline == 1) | (parameters != "device")
+        possible |= (sharding == "full") & (job.framework == "torchtitan")
         return (sharding == "none") | ((data * context > 1) & possible)
 
     def shards_for_storage(sharding: Any, states: Any, parameters: Any) -> Any:

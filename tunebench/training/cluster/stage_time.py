@@ -7,8 +7,8 @@ The composition is that of `predict_step`, whose time it reproduces for plans th
   step if gradients overlap too.
 - Gradient sharding (ZeRO-2): gradients are reduce-scattered behind each layer of each micro-batch.
 - Full sharding (ZeRO-3, FSDP): every layer's parameters are gathered for each pass of each micro-batch,
-  behind the layer before (prefetch), and its gradients are reduce-scattered behind the next one. What does
-  not fit behind a layer's pass is exposed.
+  behind the layer before (prefetch), and its gradients are reduce-scattered behind the next one, or in a
+  pipeline after the last micro-batch. What does not fit behind a layer's pass is exposed.
 - States, parameters and activations in host memory or NVMe: see `tunebench.training.cluster.storage`.
 
 Lower bound: a rank cannot start before the first micro-batch has passed the ranks before it, then runs all
@@ -359,7 +359,7 @@ class StepPricer:
         accumulates = plan.microbatches(self.job.batch) > 1
         passes = self._passes(LayerRun.of(plan), layers, plan.nodes, layout, accumulates)
         gradients, gather = self._ends(
-            (plan.division, plan.nodes, (plan.copies, plan.expert_copies), plan.sharding),
+            (plan.division, plan.nodes, (plan.copies, plan.expert_copies), *_exchanged(plan)),
             layers,
             (passes.forward_us, passes.backward_us),
         )
@@ -659,7 +659,7 @@ class StepPricer:
 
     def _stage_ends(
         self,
-        exchange_key: tuple[LayerDivision, int, tuple[int, int], str],
+        exchange_key: tuple[LayerDivision, int, tuple[int, int], Collective | None, bool],
         layers: tuple[int, int],
         passes_us: tuple[float, float],
     ) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -667,16 +667,16 @@ class StepPricer:
 
         Args:
             exchange_key: Division of parameters, nodes, data-parallel sizes outside experts and of
-                experts, and what data-parallel ranks shard.
+                experts, the collective of gradients, if any, and whether updated parameters are gathered.
             layers: Layers of the stage.
             passes_us: Kernels of the forward pass, behind which the gather runs, and of the backward pass.
         """
-        division, nodes, copies, sharding = exchange_key
+        division, nodes, copies, summed_by, gathers = exchange_key
         kind = self.layers.alike(layers)
         if kind != layers:
             return self._ends(exchange_key, kind, passes_us)
         nothing = (0.0, 0.0)
-        if max(copies) == 1 or sharding == "full":
+        if max(copies) == 1 or not (summed_by or gathers):
             return nothing, nothing
         # Gradients depend on the division of parameters only: the micro-batch and recomputation are
         # arbitrary.
@@ -702,11 +702,8 @@ class StepPricer:
         ) -> tuple[float, float]:
             return exchange.exposed_us(collective, parts, pass_us), exchange.total_us(collective, parts)
 
-        gather = both_us("all-gather", parameter_parts, passes_us[0]) if sharding != "none" else nothing
-        # Their reduce-scatter runs behind each layer, and is a part of the passes (`_streamed_layers`).
-        if sharding == "gradients":
-            return nothing, gather
-        return both_us("all-reduce" if sharding == "none" else "reduce-scatter", parts, passes_us[1]), gather
+        gather = both_us("all-gather", parameter_parts, passes_us[0]) if gathers else nothing
+        return both_us(summed_by, parts, passes_us[1]) if summed_by else nothing, gather
 
     def _occupied(self, group: ProcessGroup) -> float:
         """Return the share of the SMs that a collective takes from kernels beside it."""
@@ -752,6 +749,17 @@ class StepPricer:
     ) -> float:
         us = float(collective_us(collective, nbytes, self._group(nodes, size, stride)))
         return us * self.slowdown.communication
+
+
+def _exchanged(plan: ClusterPlan) -> tuple[Collective | None, bool]:
+    """Return the collective of gradients after the last pass, and whether updated parameters are gathered."""
+    if plan.sharding == "none":
+        return "all-reduce", False
+    if plan.sharding == "optimizer":
+        return "reduce-scatter", True
+    # The reduce-scatter runs behind each layer, and is a part of the passes (`_streamed_layers`).
+    behind_layers = plan.pipeline == 1 or plan.parameters != "device"
+    return None if behind_layers else "reduce-scatter", plan.sharding == "gradients"
 
 
 def _costs(plan: ClusterPlan, stages: Sequence[StageTime], sends: Sequence[float]) -> PipelineCosts:

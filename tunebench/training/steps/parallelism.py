@@ -50,7 +50,8 @@ class StepDivision(LayerDivision):
         pipeline: Pipeline-parallel size.
         chunks: Stages of each device with a looped schedule.
         schedule: Order of the passes of a stage, by its name in `tunebench.training.schedules.registry`.
-        sharding: What data-parallel ranks shard. A pipeline shards neither gradients nor parameters.
+        sharding: What data-parallel ranks shard. A pipeline with full sharding gathers parameters for each
+            pass, and sums whole gradients over micro-batches before it divides them (FSDP2).
         embedding_layers: Layers as which the embedding counts when a pipeline divides layers evenly.
         head_layers: Layers as which the head and the loss count.
     """
@@ -204,8 +205,13 @@ class Parallelism(StepDivision):
             )
         if self.chunks > 1 and self.pipeline == 1:
             raise InputError(f"chunks={self.chunks} needs a pipeline of at least 2 ranks, got pipeline=1")
-        if self.sharding in ("gradients", "full") and self.pipeline > 1:
-            raise InputError(f"sharding={self.sharding} needs pipeline=1, got pipeline={self.pipeline}")
+        if self.sharding == "gradients" and self.pipeline > 1:
+            raise InputError(
+                "sharding=gradients needs pipeline=1, because a pipeline sums whole gradients over its "
+                f"micro-batches, got pipeline={self.pipeline}: expected sharding=optimizer or full"
+            )
+        if self.sharding == "full" and self.pipeline > 1 and self.gathering == "lists":
+            raise InputError("gathering=lists, ZeRO-3 of 2021, has no pipeline: expected gathering=ahead")
 
     def _check_stages(self) -> None:
         ends = self.embedding_layers, self.head_layers

@@ -164,8 +164,12 @@ class StageWaits:
                 [sum(pair) for pair in zip(*both_parts, strict=True)]
                 for both_parts in (parts, gathered_parts)
             )
-            gathers, scatters = self._streamed(forward, backward, summed_bytes, gathered_bytes, group)
-            return CopyWaits(forward=gathers, backward=scatters)
+            piped = parallelism.pipeline > 1
+            scattered_bytes = [0] * len(summed_bytes) if piped else summed_bytes
+            gathers, scatters = self._streamed(forward, backward, scattered_bytes, gathered_bytes, group)
+            # A pipeline sums whole gradients over micro-batches before it divides them.
+            sums = self._behind(parts, backward, groups, "reduce-scatter") if piped else Transit()
+            return CopyWaits(forward=gathers, backward=scatters, gradients=sums)
         if parallelism.sharding == "none":
             return CopyWaits(gradients=self._behind(parts, backward, groups, "all-reduce"))
         summed = self._behind(parts, backward, groups, "reduce-scatter")
@@ -229,7 +233,7 @@ class StageWaits:
         if self.parallelism.gathering == "lists":
             return self._listed(sizes, gathered_bytes, group)
         gathers = [float(collective_us("all-gather", nbytes, group)) for nbytes in gathered_bytes]
-        scatters = [float(collective_us("reduce-scatter", nbytes, group)) for nbytes in sizes]
+        scatters = [nbytes and float(collective_us("reduce-scatter", nbytes, group)) for nbytes in sizes]
 
         paces = TimeRange.of_communication(1.0, group)
 
