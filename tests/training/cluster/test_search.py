@@ -106,6 +106,34 @@ def test_ends_alone_are_found_where_they_are_best() -> None:
     assert search.pricer.step_us(best) == pytest.approx(expected.time_us, rel=1e-9)
 
 
+@pytest.mark.slow
+def test_v_shaped_pipelines_have_more_than_sixteen_ranks() -> None:
+    """V-Half of 32 ranks, each with two of 64 stages of Llama 3 70B, has 34 of them in flight, ZBV 64."""
+    job = TrainingJob(network=network("llama-3-70b"), batch=64, seq=1024)
+    fixed = {
+        "pipeline": "32",
+        "tensor": "1",
+        "context": "1",
+        "schedule": "zbv|v-half",
+        "microbatch": "1",
+        "embedding_layers": "0",
+        "head_layers": "0",
+        "flash": "yes",
+        "sharding": "none",
+    }
+    search = ClusterSearch(job, TrainingCluster.parse("32 x b200"), fixed=fixed)
+    plans = {priced.plan.schedule: priced for priced in search.run(top=2, front=False).best}
+    assert set(plans) == {"zbv", "v-half"}
+    assert plans["v-half"].memory.activations == pytest.approx(
+        34 / 64 * plans["zbv"].memory.activations, rel=0.1
+    )
+    plan = plans["v-half"].plan
+    expected = predict_step(
+        job.network, search.machine.device, plan.run(job), search.machine.links, plan.parallelism(job)
+    )
+    assert search.pricer.step_us(plan) == pytest.approx(expected.time_us, rel=1e-6)
+
+
 def test_lowest_cost_may_use_fewer_nodes() -> None:
     machine = TrainingCluster.parse("8 x l4, 2 a node, net-100, $0.7")
     cheapest = ClusterSearch(JOB, machine, objective="cost").run(1).best[0]

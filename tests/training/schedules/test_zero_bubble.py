@@ -78,7 +78,7 @@ def test_zb_h2_has_no_bubble(ranks: int) -> None:
         assert max(peaks_of(schedule)) == 2 * ranks - 1
 
 
-@pytest.mark.parametrize("ranks", range(2, 17, 2))
+@pytest.mark.parametrize("ranks", [*range(2, 17, 2), 24, 32])
 def test_v_schedules_keep_the_memory_of_their_paper(ranks: int) -> None:
     """Two stages of a rank are one unit of its memory. Bubbles are those of the formula below."""
     for make, units in ((v_half, (ranks + 2) // 2), (v_min, (ranks + 4) // 3)):

@@ -59,8 +59,8 @@ _LOOPED = tuple(name for name in PLANNED_SCHEDULES if SCHEDULES[name].layout == 
 _ANY_CHUNKS = tuple(name for name in PLANNED_SCHEDULES if SCHEDULES[name].interleaved)
 """Schedules with any number of stages on each device, and without a pipeline."""
 
-MOST_V_RANKS = 16
-"""Most ranks of a V-shaped schedule: the search of its blocks of passes takes minutes for many more."""
+MOST_V_RANKS = 64
+"""Most ranks of a V-shaped schedule: the search of its blocks of passes takes seconds for as many."""
 
 MOST_CHUNKS = 8
 """Most stages of a device."""
@@ -388,7 +388,7 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
     parallelism.
 
     Schedules with split backward passes compute nothing again, because that would be kept until the gradients
-    of weights are computed, and have parameters and activations on the device. V-shaped ones have up to 16
+    of weights are computed, and have parameters and activations on the device. V-shaped ones have up to 64
     ranks. Recomputation by number of layers counts the first ones of each stage, and has all data on the
     device.
 
@@ -513,7 +513,7 @@ def _pipeline_constraints(layers: int, most_head_layers: int) -> tuple[Constrain
     ) -> Any:
         """Schedules with split backward passes need a pipeline, no recomputation, and all data on the device.
 
-        Looped ones need several chunks, the others one; V-shaped ones up to 16 ranks of two layers.
+        Looped ones need several chunks, the others one; V-shaped ones up to 64 ranks of two layers.
         """
         split, v_shaped = np.isin(schedule, SPLIT_SCHEDULES), np.isin(schedule, V_SCHEDULES)
         possible = (pipeline > 1) & ((chunks > 1) == np.isin(schedule, _LOOPED))
