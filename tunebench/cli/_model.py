@@ -210,7 +210,7 @@ class ModelRequest:
         typer.Option(
             "--context",
             min=1,
-            help="Context-parallel size, with --stack megatron and --flash-attention.",
+            help="Context-parallel size, with --flash-attention or --stack compiled.",
         ),
     ] = 1
     context_gather: Annotated[

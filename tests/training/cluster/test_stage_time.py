@@ -297,7 +297,7 @@ def test_recomputation_by_operators_repeats_half_of_the_products() -> None:
     layers = LayerTimes.of(job, MACHINE.device)
     plan = replace(PLAN, tensor=1, pipeline=1, data=8, nodes=1, microbatch=1, flash=True)
     plan = replace(plan, sequence_parallel=False, recompute="operators")
-    kinds = [replace(plan, recompute=kind) for kind in ("none", "operators", "full")]  # type: ignore[arg-type]
+    kinds = [replace(plan, recompute=kind) for kind in ("none", "operators", "full")]
     layers.predict(map(LayerRun.of, kinds))
     none, operators, full = (layers.passes(LayerRun.of(kind), (1, 2)).backward_us for kind in kinds)
     assert none < operators < full

@@ -346,27 +346,7 @@ class MemoryPricer:
         # themselves.
         states = -(-parameter_counts[0] // shards[0]) - (-parameter_counts[1] // shards[1])
         layout, total = _storage_layout(plans), parameter_counts[0] + parameter_counts[1]
-        wide = self.job.wide_gradients
-        gradient_bytes = WIDE_BYTES + self.framework.kept_gradient_bytes if wide else GRADIENT_BYTES
-        # Data that moves layer by layer needs buffers of DEPTH layers on the device instead of room for all
-        # layers.
-        moves = layout.gathers | layout.scatters | (layout.states != "device")
-        buffer = DEPTH * largest
-        resident_parameters = np.where(layout.parameters == "device", states, 0)
-        fetches = moves & (layout.gathers | (layout.parameters != "device"))
-        parameters = PARAMETER_BYTES * np.where(fetches, resident_parameters + buffer, total)
-        streams = moves & (layout.streams_gradients | layout.scatters)
-        resident_gradients = np.where(layout.streams_gradients, 0, states)
-        gradients = gradient_bytes * np.where(streams, resident_gradients + buffer, total)
-        if self.framework.gathers_ends:
-            # Gradients of a shard are in f32, and its f32 parameters count as states. A pipeline also sums
-            # whole gradients over micro-batches.
-            in_units = layout.gathers & (layout.parameters == "device") & (layout.states == "device")
-            parameters = np.where(in_units, PARAMETER_BYTES * (buffer + ends), parameters)
-            summed = np.where(layout.pipeline > 1, gradient_bytes * total, WIDE_BYTES * buffer)
-            gradients = np.where(in_units, summed + WIDE_BYTES * states, gradients)
-            apart = (layout.pipeline > 1) & (layout.copies > 1) & (layout.sharding == "optimizer")
-            gradients = gradients + np.where(apart, WIDE_BYTES * states, 0)
+        parameters, gradients = self._parameters_and_gradients(layout, total, states, (largest, ends))
         # Host buffers hold shards of layers. With different numbers of shards, the fewer ones are the larger
         # ones.
         small = DEPTH * -(-largest // np.minimum(shards[0], shards[1]))
@@ -383,9 +363,9 @@ class MemoryPricer:
             "parameters": parameters + self._converted_bytes(plans, rank, stages),
             "gradients": gradients,
             "optimizer": np.where(on_device, _whole(self.optimizer.mixed_state_bytes * states), 0),
-            "step": np.where(on_device, self.framework.step_bytes(states, wide=wide), 0),
-            "host": np.where(moves, host, 0) + np.where(offloads, stage_bytes, 0),
-            "nvme": np.where(moves, nvme, 0),
+            "step": np.where(on_device, self.framework.step_bytes(states, wide=self.job.wide_gradients), 0),
+            "host": np.where(layout.moves, host, 0) + np.where(offloads, stage_bytes, 0),
+            "nvme": np.where(layout.moves, nvme, 0),
             "activations": activations,
             "working": working,
             "context": CONTEXT_BYTES,
@@ -393,6 +373,39 @@ class MemoryPricer:
             "nccl": plans.mapped(self._communicator_bytes, *_GROUPS),
             "fragmentation": _whole(share * (activations + working)) + unused,
         }
+
+    def _parameters_and_gradients(
+        self, layout: StorageLayout, total: Any, states: Any, units: tuple[Any, Any]
+    ) -> tuple[Any, Any]:
+        """Return the bytes of parameters and of gradients on a device.
+
+        Args:
+            layout: Where data is.
+            total: Parameters of the device.
+            states: Parameters whose states it keeps.
+            units: Parameters that full sharding gathers for a layer, and for the whole step.
+        """
+        wide = self.job.wide_gradients
+        gradient_bytes = WIDE_BYTES + self.framework.kept_gradient_bytes if wide else GRADIENT_BYTES
+        # Data that moves layer by layer needs buffers of DEPTH layers on the device instead of room for all
+        # layers.
+        buffer, ends = DEPTH * units[0], units[1]
+        resident_parameters = np.where(layout.parameters == "device", states, 0)
+        fetches = layout.moves & (layout.gathers | (layout.parameters != "device"))
+        parameters = PARAMETER_BYTES * np.where(fetches, resident_parameters + buffer, total)
+        streams = layout.moves & (layout.streams_gradients | layout.scatters)
+        resident_gradients = np.where(layout.streams_gradients, 0, states)
+        gradients = gradient_bytes * np.where(streams, resident_gradients + buffer, total)
+        if self.framework.gathers_ends:
+            # Gradients of a shard are in f32, and its f32 parameters count as states. A pipeline also sums
+            # whole gradients over micro-batches.
+            in_units = layout.gathers & (layout.parameters == "device") & (layout.states == "device")
+            parameters = np.where(in_units, PARAMETER_BYTES * (buffer + ends), parameters)
+            summed = np.where(layout.pipeline > 1, gradient_bytes * total, WIDE_BYTES * buffer)
+            gradients = np.where(in_units, summed + WIDE_BYTES * states, gradients)
+            apart = (layout.pipeline > 1) & (layout.copies > 1) & (layout.sharding == "optimizer")
+            gradients = gradients + np.where(apart, WIDE_BYTES * states, 0)
+        return parameters, gradients
 
     def _unused_bytes(self, plans: _Plans, which: int, unit: Any) -> Any:
         """Return the bytes that no other stream can use, or that are too small where the logits were.

@@ -76,6 +76,11 @@ class StorageLayout:
         return moved | self.gathers | self.scatters | self.streams_gradients
 
     @property
+    def moves(self) -> Any:
+        """Whether parameters, gradients or states move layer by layer."""
+        return self.gathers | self.scatters | (self.states != "device")
+
+    @property
     def scatters(self) -> Any:
         """Whether gradients are reduce-scattered behind each layer of each micro-batch.
 
