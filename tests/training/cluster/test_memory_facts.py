@@ -15,6 +15,7 @@ from tunebench.training.cluster import ClusterPlan, ClusterSearch, TrainingClust
 from tunebench.training.cluster.device_memory import CONTIGUOUS, FRAGMENTATION, SEPARATE, MemoryPricer
 from tunebench.training.cluster.framework_memory import FRAMEWORKS, Framework
 from tunebench.training.cluster.memory_verdict import memory_verdict
+from tunebench.training.cluster.step_memory import step_memory
 from tunebench.training.memory.allocator import Allocate, Release, allocator_use
 from tunebench.workloads.networks import network
 from tunebench.workloads.networks.network_run import Recompute
@@ -166,6 +167,14 @@ def test_fully_sharded_pipelines_keep_whole_gradients() -> None:
             replace(plan, sharding="optimizer"), 0
         )
         assert resident.parameters == 2 * whole
+        layers = (0, 10, 11, 11)
+        first = step_memory(
+            job.network,
+            plan.run(job),
+            replace(plan.parallelism(job), stage_layers=layers),
+            framework="torchtitan",
+        )[0]
+        assert first.parameters == 2 * (2 * layer + table)
         assert (resident.gradients, resident.optimizer) == (memory.gradients, memory.optimizer)
 
 

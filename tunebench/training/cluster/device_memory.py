@@ -611,7 +611,8 @@ class MemoryPricer:
         if not self.framework.gathers_ends:
             kinds = {(0, 1), (layers - 1, layers), ((layers - 1) // 2, (layers - 1) // 2 + 1)}
             return max(sum(self._stage_parameters(division, kind, False)) for kind in kinds), 0
-        held = [(0, 1)] * (rank == 0) + [(layers + 1, layers + 2)] * (rank == ranks - 1)
+        count = self._ends_apart.layers
+        held = [(0, 1)] * (rank == 0) + [(count - 1, count)] * (rank == ranks - 1)
         return sum(self._stage_parameters(division, middle, False)), sum(
             sum(self._stage_parameters(division, kind, True)) for kind in held
         )
