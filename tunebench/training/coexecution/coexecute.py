@@ -27,6 +27,7 @@ from tunebench.training.coexecution._path import PathTree
 from tunebench.training.coexecution._policy import Mode, Policy
 from tunebench.training.coexecution._recorder import Recorder
 from tunebench.training.coexecution._update import Updates
+from tunebench.training.coexecution._whole_step import WholeSteps
 from tunebench.training.coexecution.analysis import StepAnalysis, analyzed
 from tunebench.training.coexecution.coexecution_report import CoexecutionReport, Divergence, SegmentRuns
 from tunebench.training.coexecution.picture import feed_sites, fetch_sites, segment_runners
@@ -76,6 +77,7 @@ class Coexecution:
         self._policy = Policy(mode)
         self._updates = Updates()
         self._optimizer_steps = OptimizerSteps(self._updates)
+        self._whole_steps = WholeSteps()
         self._segments: dict[tuple[str, str, int], list[Any]] = {}
         self._counts = Counter[str]()
         self._times: dict[str, float] = dict.fromkeys(
@@ -158,7 +160,7 @@ class Coexecution:
         THREAD.active = self
         self._counts["eager"] += 1
         try:
-            return step(*args, **kwargs)
+            return self._whole_steps.run(step, args, kwargs)
         finally:
             THREAD.active = None
 

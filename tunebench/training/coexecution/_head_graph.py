@@ -1,0 +1,689 @@
+"""Graphs of heads of steps: recorded below autograd, checked against eager mode, and replayed as one function."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.overrides import _len_torch_function_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _len_torch_dispatch_stack
+
+from tunebench.training.coexecution._call import Constant, Number, Operation, Value, flat, replaced
+from tunebench.training.coexecution._head_tracing import BACKWARD, CLEAR, optimizers
+from tunebench.training.coexecution._modes import eager_reason, settings
+from tunebench.training.coexecution._operator import may_raise, written
+from tunebench.training.coexecution._run import same
+from tunebench.training.coexecution._script import Runner, script_runner
+from tunebench.training.coexecution._segment import running
+from tunebench.training.coexecution._tensors import NotUnderstoodError
+
+__all__ = ["HeadGraph", "OperationRecorder", "RepeatError", "matches"]
+
+_CHECKS = 2
+"""Number of replays on copies that must give eager mode's bits before a graph is used."""
+
+_MOST_CHECKS = 8
+"""Number of such replays after which other numbers of Python are no longer checked."""
+
+_BYTES = 1 << 28
+"""Memory of the inputs of a graph up to which they are copied to check it."""
+
+_WRITTEN_BYTES = 1 << 22
+"""Memory that a graph writes up to which it is copied in each step, so that an error can be taken back."""
+
+_TYPES = (Tensor, Parameter)
+
+_SCALING = {
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.lt, operator.le, operator.gt,
+    operator.ge, operator.iadd, operator.isub, operator.imul, operator.itruediv, torch.add, torch.sub,
+    torch.mul, torch.div, torch.scalar_tensor,
+}  # fmt: skip
+"""Functions that give a number to an operation as it is."""
+
+
+class RepeatError(BaseException):
+    """A replayed head failed and was taken back: the step must be repeated in eager mode.
+
+    No handler of the program for `Exception` sees it.
+    """
+
+
+def _key(tensor: Tensor) -> tuple[Any, ...]:
+    return (
+        tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype,
+    )  # fmt: skip
+
+
+class OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch does not type it
+    """Record operations below autograd; values are numbered in the order in which they are seen first.
+
+    Attributes:
+        operations: The operations.
+        metadata: Shape, strides and type of each value.
+        first: The tensors that are no results, by index.
+        numbers: Indices of numbers of Python, by their text.
+        problem: Why the operations cannot be replayed, or None.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+        self.metadata: list[tuple[Any, ...]] = []
+        self.first: dict[int, Tensor] = {}
+        self.numbers: dict[str, int] = {}
+        self.raises = False
+        self._written: set[int] = set()
+        self.problem: str | None = None
+        self._indices: dict[tuple[Any, ...], int] = {}
+        self._storages: list[Any] = []  # no tensor: autograd takes over gradients that nothing else holds
+
+    def index(self, tensor: Tensor) -> int | None:
+        """Return the index of a value, or None."""
+        return self._indices.get(_key(tensor))
+
+    def written_storages(self) -> set[int]:
+        """Return the addresses of memory that operations write."""
+        return self._written
+
+    def _add(self, tensor: Tensor) -> int:
+        index = len(self.metadata)
+        self._indices[_key(tensor)] = index
+        self._storages.append(tensor.untyped_storage())
+        self.metadata.append((tensor.shape, tensor.stride(), tensor.dtype))
+        return index
+
+    def _argument(self, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            index = self.index(leaf)
+            if index is None:
+                index = self._add(leaf)
+                self.first[index] = leaf.detach()
+            return Value(index)
+        if type(leaf) is float and repr(leaf) in self.numbers:
+            return Number(self.numbers[repr(leaf)])
+        return Constant(leaf)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation and record it."""
+        kwargs = kwargs or {}
+        reads = func is torch.ops.aten._local_scalar_dense.default or func.namespace == "profiler"
+        if reads or self.problem is not None:
+            return func(*args, **kwargs)
+        try:
+            arguments = replaced(args, self._argument)
+            named = tuple((name, replaced(value, self._argument)) for name, value in kwargs.items())
+        except (RuntimeError, NotImplementedError):
+            arguments, named = (), ()
+            self.problem = f"{func.name()} gets a tensor without memory"
+        result = func(*args, **kwargs)
+        if self.problem is None:
+            self._note(func, args, kwargs, arguments, named, result)
+        return result
+
+    def _note(self, func: Any, args: Any, kwargs: Any, arguments: Any, named: Any, result: Any) -> None:
+        leaves = list(flat((args, kwargs)))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        results = list(flat(result)) if result is not None else []
+        if func.namespace != "aten" or not all(type(tensor) in _TYPES for tensor in tensors):
+            self.problem = f"{func.name()} is no operator of torch on plain tensors"
+        elif any(not isinstance(leaf, Tensor) and leaf is not None for leaf in results):
+            self.problem = f"{func.name()} returns no tensors"
+        elif any(isinstance(leaf, torch.Generator) for leaf in leaves):
+            self.problem = f"{func.name()} draws from a generator of its own"
+        elif any(not tensor.is_cpu or tensor.layout is not torch.strided for tensor in tensors):
+            self.problem = f"{func.name()} gets a tensor that is no dense one of the processor"
+        elif func.name().split(".")[0] in ("aten::set_", "aten::resize_"):
+            self.problem = f"{func.name()} replaces memory"
+        if self.problem is not None:
+            return
+        for tensor in written(func, args, kwargs):
+            self._written.add(_key(tensor)[0])
+        operation = Operation(
+            operator=func, args=arguments, kwargs=named,
+            outputs=tuple(None if leaf is None else self._add(leaf) for leaf in results),
+            is_list=isinstance(result, list), is_random=torch.Tag.nondeterministic_seeded in func.tags,
+        )  # fmt: skip
+        self.raises = self.raises or may_raise(operation, [tensor.dtype for tensor in tensors])
+        self.operations.append(operation)
+
+
+def matches(head: OperationRecorder, whole: OperationRecorder) -> bool:
+    """Return whether an iteration of eager mode began with the operations of a head.
+
+    Operators, data flow, shapes, strides, types and constants must be equal, except for numbers of Python
+    that are inputs of the head. Dynamo's last operations, which return such numbers as tensors, are left out.
+    """
+    count = len(head.operations)
+    while count and head.operations[count - 1].operator is torch.ops.aten.scalar_tensor.default:
+        count -= 1
+    values = len(head.metadata) - len(head.operations) + count
+    if len(whole.operations) < count or head.metadata[:values] != whole.metadata[:values]:
+        return False
+    return all(
+        ours.same_but_constants(theirs)
+        and [name for name, _ in ours.kwargs] == [name for name, _ in theirs.kwargs]
+        and _same_arguments(ours, theirs)
+        for ours, theirs in zip(head.operations[:count], whole.operations[:count], strict=True)
+    )
+
+
+def _same_arguments(ours: Operation, theirs: Operation) -> bool:
+    pairs = [
+        (list(flat((each.args, tuple(value for _, value in each.kwargs))))) for each in (ours, theirs)
+    ]
+    return len(pairs[0]) == len(pairs[1]) and all(
+        isinstance(one, Number) or one == two for one, two in zip(*pairs, strict=True)
+    )
+
+
+class _Numbers(torch.fx.Interpreter):
+    """Runs a graph of Dynamo and notes the numbers of Python that it gives to operations."""
+
+    def __init__(self, module: torch.fx.GraphModule, recorder: OperationRecorder) -> None:
+        super().__init__(module)
+        self.recorder = recorder
+        self.nodes: list[torch.fx.Node] = []
+        self.values: list[float] = []
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Run a node."""
+        result = super().run_node(n)
+        uses = [user for user in n.users if isinstance(user.meta.get("example_value"), Tensor)]
+        if uses and isinstance(result, (int, float)) and n.op != "output":
+            if type(result) is not float or any(user.target not in _SCALING for user in uses):
+                raise NotUnderstoodError("a number that changes decides more than a factor or a summand")
+            if repr(result) in self.recorder.numbers:
+                raise NotUnderstoodError("two numbers that change are equal in the record")
+            self.recorder.numbers[repr(result)] = len(self.nodes)
+            self.nodes.append(n)
+            self.values.append(result)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """A result of a graph: argument `index`, tensor `index` of the function, or a node's number."""
+
+    kind: str
+    index: Any
+    has_history: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class _Plan:
+    """A recorded head.
+
+    Attributes:
+        runner: The function.
+        inputs: Positions of its inputs among the arguments of the graph.
+        constants: Tensors that the graph holds, which are inputs after those.
+        arithmetic: Nodes that compute numbers of Python, in order.
+        numbers: Those of them that are inputs.
+        values: The numbers in the record.
+        outputs: What the graph returns.
+        leaves: Positions of arguments that are leaves of autograd.
+        extra: Parameters of cleared optimizers that are no arguments.
+        gradients: Positions among leaves and extra parameters, and of their gradients among the results; None without one.
+        fresh: Positions of those that have no gradient before the head.
+        written: Positions of arguments that it writes.
+        takes_back: Whether it can fail.
+        random: Whether it draws random numbers.
+        groups: Optimizers whose gradients it clears, and their parameters.
+        settings: The settings of torch in the record.
+        checks: Number of replays on copies that were equal.
+        free: Whether one of them had numbers other than the record.
+    """
+
+    runner: Runner
+    inputs: list[int]
+    constants: list[Tensor]
+    arithmetic: list[torch.fx.Node]
+    numbers: list[torch.fx.Node]
+    values: list[Any]
+    outputs: list[_Output]
+    leaves: list[int]
+    extra: list[Tensor]
+    gradients: list[tuple[int, int | None]]
+    fresh: list[int]
+    written: list[int]
+    takes_back: bool
+    random: bool
+    groups: list[tuple[Optimizer, list[Tensor]]]
+    settings: tuple[Any, ...] = field(default_factory=settings)
+    checks: int = 0
+    free: bool = False
+
+    def parameters(self, args: Sequence[Any]) -> list[Tensor]:
+        """Return leaves and extra parameters."""
+        return [args[position] for position in self.leaves] + self.extra
+
+    def environment(self, args: Sequence[Any], placeholders: Sequence[torch.fx.Node]) -> dict[Any, Any]:
+        """Return the numbers of Python by node."""
+        values: dict[Any, Any] = dict(zip(placeholders, args, strict=True))
+        for node in self.arithmetic:
+            arguments = [values[leaf] if isinstance(leaf, torch.fx.Node) else leaf for leaf in node.args]
+            values[node] = arguments[0].item() if node.op == "call_method" else node.target(*arguments)
+        return values
+
+    def fits(self, args: Sequence[Any]) -> bool:
+        """Return whether nothing but the arguments decides what the head does."""
+        parameters = self.parameters(args)
+        return (
+            all(parameters[position].grad is None for position in self.fresh)
+            and not any(map(_has_hooks, parameters))
+            and all(args[position].is_leaf for position in self.leaves)
+            and all(_same_objects(_parameters(optimizer), group) for optimizer, group in self.groups)
+            and _mode_reason() is None
+            and settings() == self.settings
+        )
+
+    def run(self, args: Sequence[Any], numbers: Sequence[Any]) -> Sequence[Any]:
+        """Run the function."""
+        with running():
+            results = self.runner(*[args[position] for position in self.inputs], *self.constants, *numbers)
+        return results or ()
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _same_objects(one: Sequence[Any], two: Sequence[Any]) -> bool:
+    return len(one) == len(two) and all(map(operator.is_, one, two))
+
+
+def _has_hooks(tensor: Any) -> bool:
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
+
+
+def _mode_reason() -> str | None:
+    """Return why a head runs as it is in this state of the thread, or None."""
+    if _len_torch_dispatch_stack() or _len_torch_function_stack():
+        return "another mode of torch is active"
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        return "saved-tensor hooks are active"
+    if torch.autograd._profiler_enabled():
+        return "a profiler is active"
+    return eager_reason()
+
+
+class HeadGraph:
+    """A graph of Dynamo: what the head of a step computes.
+
+    It runs as it is until eager mode was seen to run its operations, and its record gave the same bits on copies.
+
+    Attributes:
+        runs: Number of times that it ran.
+        replays: Number of times that it ran as one function.
+        reason: Why it only runs as it is, or None.
+        recorder: Its operations, until `see` finds them in an iteration of eager mode.
+    """
+
+    def __init__(self, module: torch.fx.GraphModule, known: list[Optimizer]) -> None:
+        self.runs = 0
+        self.replays = 0
+        self.reason: str | None = None
+        self.recorder: OperationRecorder | None = None
+        self._module = module
+        self._known = known
+        self._plan: _Plan | None = None
+        self._placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+
+    def see(self, iteration: OperationRecorder) -> None:
+        """Note what an iteration of eager mode ran."""
+        if self.recorder is not None and matches(self.recorder, iteration):
+            self.recorder = None
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the graph."""
+        self.runs += 1
+        plan = self._plan
+        if plan is None or self.recorder is not None or self.reason is not None or not plan.fits(args):
+            return self._run_as_it_is(args)
+        values = plan.environment(args, self._placeholders)
+        numbers = [values[node] for node in plan.numbers]
+        if plan.checks < _CHECKS or not (plan.free or numbers == plan.values):
+            return self._checked(plan, args, numbers)
+        return self._replayed(plan, args, values, numbers)
+
+    def _run_as_it_is(self, args: Sequence[Any]) -> Any:
+        parameters = _leaves(args, self._known)
+        with optimizers(self._known), _taken_back(args, parameters):
+            if self._plan is not None or self.reason is not None:
+                return self._module(*args)
+            recorder = OperationRecorder()
+            numbers = _Numbers(self._module, recorder)
+            gradients = [parameter.grad for parameter in parameters]
+            try:
+                with recorder:
+                    results = numbers.run(*args)
+            except NotUnderstoodError as error:
+                self.reason = str(error)
+                raise RepeatError from error
+        try:
+            self._plan = _Planner(self._module, args, results, recorder, numbers).plan(
+                self._known, parameters, gradients
+            )
+            self.recorder = recorder
+        except (NotUnderstoodError, RuntimeError) as error:
+            self.reason = f"{error}".strip().split("\n")[0][:200]
+        return results
+
+    def _replayed(self, plan: _Plan, args: Sequence[Any], values: dict[Any, Any], numbers: Any) -> Any:
+        state = torch.get_rng_state() if plan.takes_back and plan.random else None
+        before = [(args[position], args[position].detach().clone()) for position in plan.written]
+        try:
+            results = plan.run(args, numbers)
+        except Exception as error:
+            _restore(before, state)
+            self.reason = "an operation of the head raised an error"
+            raise RepeatError from error
+        self.replays += 1
+        parameters = plan.parameters(args)
+        for position, result in plan.gradients:
+            parameters[position].grad = None if result is None else results[result]
+        return tuple(_output(output, args, results, values) for output in plan.outputs)
+
+    def _checked(self, plan: _Plan, args: Sequence[Any], numbers: list[Any]) -> Any:
+        """Run the graph as it is, and compare it with the function on copies."""
+        state = torch.get_rng_state()
+        copies = _copies(args)
+        outputs = self._run_as_it_is(args)
+        after = torch.get_rng_state()
+        torch.set_rng_state(state)
+        try:
+            results = plan.run(copies, numbers)
+            equal = torch.equal(after, torch.get_rng_state()) and _are_equal(plan, args, copies, outputs, results)
+        except Exception:
+            equal = False
+        finally:
+            torch.set_rng_state(after)
+        plan.checks += 1
+        if not equal:
+            self.reason = "the recorded head gives other results than eager mode"
+        elif any(one != two for one, two in zip(numbers, plan.values, strict=True)):
+            plan.free = all(one != two for one, two in zip(numbers, plan.values, strict=True))
+        if plan.checks > _MOST_CHECKS and not plan.free:
+            self.reason = "numbers of Python in the head change now and then"
+        return outputs
+
+
+def _are_equal(
+    plan: _Plan, args: Sequence[Any], copies: Sequence[Any], outputs: Sequence[Any], results: Sequence[Tensor]
+) -> bool:
+    """Return whether the function gave the outputs, gradients and written inputs of eager mode."""
+    pairs = [(one, two) for one, two in zip(args, copies, strict=True) if isinstance(one, Tensor)]
+    pairs += [
+        (outputs[position], results[output.index])
+        for position, output in enumerate(plan.outputs)
+        if output.kind == "result"
+    ]
+    parameters = plan.parameters(args)
+    for position, result in plan.gradients:
+        pairs.append((parameters[position].grad, None if result is None else results[result]))
+    return all(one is two if one is None else same(one, two) for one, two in pairs)
+
+
+def _output(output: _Output, args: Sequence[Any], results: Sequence[Any], values: dict[Any, Any]) -> Any:
+    if output.kind == "result":
+        result = results[output.index]
+        return _without_graph(result) if output.has_history else result
+    if output.kind == "argument":
+        return args[output.index]
+    return values[output.index] if output.kind == "number" else output.index
+
+
+_FREED = (
+    "Trying to backward through the graph a second time: the step ran as one function, and its first backward "
+    "pass freed what this one needs"
+)
+
+
+def _without_graph(tensor: Tensor) -> Tensor:
+    """Return a result whose graph of autograd a backward pass freed already: another one raises an error."""
+    freed: Tensor = torch._C._functions.DelayedError(_FREED, 1)(tensor.requires_grad_())
+    return freed
+
+
+def _leaves(args: Sequence[Any], known: Sequence[Optimizer]) -> list[Tensor]:
+    """Return leaves of autograd among arguments, and parameters of optimizers, without duplicates."""
+    tensors = [arg for arg in args if isinstance(arg, Tensor) and arg.requires_grad and arg.is_leaf]
+    tensors += [parameter for optimizer in known for parameter in _parameters(optimizer)]
+    return list({id(tensor): tensor for tensor in tensors}.values())
+
+
+def _copies(args: Sequence[Any]) -> list[Any]:
+    """Return arguments with copies of tensors, in memory of their own, which autograd does not know."""
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    if sum(tensor.untyped_storage().nbytes() for tensor in tensors) > _BYTES:
+        raise RepeatError("the inputs are too large to be copied")
+    return [_copy(arg) if isinstance(arg, Tensor) else arg for arg in args]
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    storage = tensor.untyped_storage().clone()
+    geometry = tensor.storage_offset(), tensor.shape, tensor.stride()
+    return torch.empty(0, dtype=tensor.dtype).set_(storage, *geometry)
+
+
+@contextmanager
+def _taken_back(args: Sequence[Any], parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Take back what a graph wrote before it raised an error, which the step in eager mode will raise again."""
+    state = torch.get_rng_state()
+    gradients = [parameter.grad for parameter in parameters]
+    values = _copies(gradients)
+    before = [
+        (arg, copy) for arg, copy in zip(args, _copies(args), strict=True) if isinstance(arg, Tensor)
+    ]
+    try:
+        yield
+    except (Exception, RepeatError) as error:
+        pairs = zip(gradients, values, strict=True)
+        _restore(before + [(one, two) for one, two in pairs if one is not None], state)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        raise RepeatError from error
+
+
+def _restore(before: Sequence[tuple[Tensor, Tensor]], state: Tensor | None) -> None:
+    with torch.no_grad():
+        for tensor, copy in before:
+            if not same(tensor, copy):
+                tensor.copy_(copy)
+    if state is not None:
+        torch.set_rng_state(state)
+
+
+class _Planner:
+    """Makes the plan of a graph from its record."""
+
+    def __init__(
+        self,
+        module: torch.fx.GraphModule,
+        args: Sequence[Any],
+        results: Sequence[Any],
+        recorder: OperationRecorder,
+        numbers: _Numbers,
+    ) -> None:
+        self._nodes = list(module.graph.nodes)
+        self._constants = [*module.parameters(), *module.buffers()]
+        self._args = args
+        self._results = results
+        self._recorder = recorder
+        self._numbers = numbers
+        self._returned: list[int] = []
+        self._positions = {id(arg): index for index, arg in enumerate(args) if isinstance(arg, Tensor)}
+
+    def plan(
+        self, known: Sequence[Optimizer], parameters: Sequence[Tensor], before: Sequence[Tensor | None]
+    ) -> _Plan:
+        """Return the plan.
+
+        Args:
+            known: Optimizers.
+            parameters: Leaves of autograd among the arguments, then parameters of optimizers.
+            before: Their gradients before the head.
+
+        Raises:
+            NotUnderstoodError: The head cannot run as one function.
+            RuntimeError: TorchScript has no such operator.
+        """
+        recorder = self._recorder
+        if recorder.problem is not None:
+            raise NotUnderstoodError(recorder.problem)
+        groups = self._cleared(known)
+        clears = {id(parameter) for _, group in groups for parameter in group}
+        pairs = [
+            (parameter, gradient)
+            for parameter, gradient in zip(parameters, before, strict=True)
+            if id(parameter) in self._positions or id(parameter) in clears
+        ]
+        kept = [parameter for parameter, _ in pairs]
+        self._check(kept)
+        inputs, constants, order = self._inputs()
+        outputs = self._outputs(kept)
+        gradients, fresh = self._gradients(pairs, clears)
+        return _Plan(
+            runner=script_runner(
+                recorder.operations, order, dict.fromkeys(range(len(self._numbers.nodes)), float), self._returned
+            ),
+            inputs=inputs, constants=constants, arithmetic=self._arithmetic(outputs),
+            numbers=self._numbers.nodes, values=self._numbers.values, outputs=outputs,
+            leaves=[self._positions[id(leaf)] for leaf in kept if id(leaf) in self._positions],
+            extra=[leaf for leaf in kept if id(leaf) not in self._positions],
+            gradients=gradients, fresh=fresh, written=self._written(inputs, order),
+            takes_back=recorder.raises,
+            random=any(operation.is_random for operation in recorder.operations), groups=groups,
+        )  # fmt: skip
+
+    def _check(self, parameters: Sequence[Tensor]) -> None:
+        reason = _mode_reason()
+        if reason is not None:
+            raise NotUnderstoodError(reason)
+        if any(map(_has_hooks, parameters)):
+            raise NotUnderstoodError("hooks run in the backward pass")
+        tensors = [arg for arg in self._args if isinstance(arg, Tensor)]
+        if any(type(tensor) not in _TYPES or not tensor.is_cpu for tensor in tensors):
+            raise NotUnderstoodError("an argument is no plain tensor of the processor")
+        if any(tensor.requires_grad and not tensor.is_leaf for tensor in tensors):
+            raise NotUnderstoodError("a tensor has a history from before the iteration")
+        storages = {tensor.untyped_storage()._cdata for tensor in tensors}
+        if len(storages) < len(tensors):
+            raise NotUnderstoodError("two arguments share memory")
+
+    def _cleared(self, known: Sequence[Optimizer]) -> list[tuple[Optimizer, list[Tensor]]]:
+        """Return the optimizers whose gradients the head clears before its backward passes."""
+        calls = [node for node in self._nodes if node.target in (CLEAR, BACKWARD)]
+        targets = [node.target for node in calls]
+        if BACKWARD not in targets:
+            raise NotUnderstoodError("the step has no backward pass before its first break")
+        if CLEAR in targets[targets.index(BACKWARD) :]:
+            raise NotUnderstoodError("gradients are cleared between two backward passes")
+        positions = {node.args[0] for node in calls if node.target is CLEAR}
+        return [(known[position], _parameters(known[position])) for position in sorted(positions)]
+
+    def _inputs(self) -> tuple[list[int], list[Tensor], list[int]]:
+        """Return positions of arguments, constants, and the indices of their values."""
+        arguments = {_key(arg): position for position, arg in enumerate(self._args) if isinstance(arg, Tensor)}
+        held = {_key(constant): constant for constant in self._constants}
+        first = self._recorder.first
+        read = [(index, arguments[key]) for index in first if (key := _key(first[index])) in arguments]
+        constants = [(index, held[key]) for index in first if (key := _key(first[index])) in held]
+        if len(read) + len(constants) < len(first):
+            raise NotUnderstoodError("the head reads a tensor from elsewhere, or gradients from before it")
+        order = [index for index, _ in read] + [index for index, _ in constants]
+        return [position for _, position in read], [constant for _, constant in constants], order
+
+    def _written(self, inputs: list[int], order: list[int]) -> list[int]:
+        """Return the positions of arguments that the head writes and copies first, because it can fail."""
+        if not self._recorder.raises:
+            return []
+        storages = {
+            _key(self._recorder.first[index])[0]: position for index, position in zip(order, inputs, strict=False)
+        }
+        written = sorted(storages[key] for key in self._recorder.written_storages() if key in storages)
+        if sum(self._args[position].untyped_storage().nbytes() for position in written) > _WRITTEN_BYTES:
+            raise NotUnderstoodError("the head writes too much memory to take an error back")
+        return written
+
+    def _gradients(
+        self, pairs: Sequence[tuple[Tensor, Tensor | None]], clears: set[int]
+    ) -> tuple[list[tuple[int, int | None]], list[int]]:
+        """Return the gradients that the head sets, and which of them must be none before."""
+        gradients: list[tuple[int, int | None]] = []
+        fresh = []
+        for position, (parameter, before) in enumerate(pairs):
+            gradient = parameter.grad
+            if id(parameter) not in clears:
+                if gradient is before:
+                    continue
+                fresh.append(position)
+            if gradient is None:
+                gradients.append((position, None))
+                continue
+            if gradient is before or type(gradient) is not Tensor or gradient.requires_grad:
+                raise NotUnderstoodError("a gradient has a graph of its own, or is kept")
+            gradients.append((position, self._return(gradient)))
+        return gradients, fresh
+
+    def _return(self, tensor: Tensor) -> int:
+        index = self._recorder.index(tensor)
+        if index is None or index in self._recorder.first:
+            raise NotUnderstoodError("the head returns a tensor that no operation made")
+        self._returned.append(index)
+        return len(self._returned) - 1
+
+    def _outputs(self, parameters: Sequence[Tensor]) -> list[_Output]:
+        (nodes,) = self._nodes[-1].args
+        return [
+            self._output(result, node, parameters) for result, node in zip(self._results, nodes, strict=True)
+        ]
+
+    def _output(self, result: Any, node: Any, parameters: Sequence[Tensor]) -> _Output:
+        if isinstance(result, (int, float)) and isinstance(node, torch.fx.Node):
+            return _Output("number", node)
+        if not isinstance(result, Tensor):
+            if result is not None:
+                raise NotUnderstoodError(f"the head returns a {type(result).__name__}")
+            return _Output("constant", None)
+        if id(result) in self._positions:
+            return _Output("argument", self._positions[id(result)])
+        if result.requires_grad and not _is_freed(result, parameters):
+            raise NotUnderstoodError("a result keeps its graph of autograd after the backward pass")
+        storages = {arg.untyped_storage()._cdata for arg in self._args if isinstance(arg, Tensor) and arg.requires_grad}
+        if result.untyped_storage()._cdata in storages:
+            raise NotUnderstoodError("the head returns a view of a parameter")
+        return _Output("result", self._return(result), result.requires_grad)
+
+    def _arithmetic(self, outputs: Sequence[_Output]) -> list[torch.fx.Node]:
+        """Return the nodes that compute numbers of Python, in order."""
+        needed = {output.index for output in outputs if output.kind == "number"} | set(self._numbers.nodes)
+        for node in reversed(self._nodes):
+            if node in needed and node.op != "placeholder":
+                reads_item = node.op == "call_method" and node.target == "item"
+                if reads_item and node.args[0].op != "placeholder":
+                    raise NotUnderstoodError("the head reads a value of a tensor")
+                if (node.op != "call_function" and not reads_item) or node.kwargs:
+                    raise NotUnderstoodError("Python computes a number in a way that is not understood")
+                needed.update(leaf for leaf in node.args if isinstance(leaf, torch.fx.Node))
+        return [node for node in self._nodes if node in needed and node.op != "placeholder"]
+
+
+def _is_freed(tensor: Tensor, parameters: Sequence[Tensor]) -> bool:
+    """Return whether a backward pass from a tensor raises an error, because another one freed its graph."""
+    try:
+        torch.autograd.grad(
+            [tensor], list(parameters), [torch.zeros_like(tensor)], allow_unused=True, retain_graph=True
+        )
+    except RuntimeError as error:
+        return "second time" in str(error)
+    return False
