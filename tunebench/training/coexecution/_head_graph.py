@@ -328,6 +328,8 @@ class HeadGraph:
         recorder: Its operations, until `see` finds them in an iteration of eager mode.
     """
 
+    turns_dynamo_off = True
+
     def __init__(self, module: torch.fx.GraphModule, known: list[Optimizer]) -> None:
         self.runs = 0
         self.replays = 0
@@ -345,6 +347,7 @@ class HeadGraph:
 
     def __call__(self, *args: Any) -> Any:
         """Run the graph."""
+        torch._C._dynamo.eval_frame.set_eval_frame(None)  # Dynamo has no part in the rest of the step
         self.runs += 1
         plan = self._plan
         if plan is None or self.recorder is not None or self.reason is not None or not plan.fits(args):

@@ -115,7 +115,7 @@ class _Callback:
 @contextmanager
 def _opaque(known: list[Optimizer]) -> Iterator[None]:
     """Let Dynamo trace backward passes and cleared gradients as nodes, and end traces where it must not go on."""
-    from torch._dynamo import config
+    from torch._dynamo import config, decorators
     from torch._dynamo.variables import misc, user_defined
     from torch._dynamo.variables.functions import UserFunctionVariable
     from torch._dynamo.variables.optimizer import OptimizerVariable
@@ -126,6 +126,7 @@ def _opaque(known: list[Optimizer]) -> Iterator[None]:
         (TensorVariable, "method_attr_grad", partial(_gradient, TensorVariable.method_attr_grad)),
         (OptimizerVariable, "var_getattr", partial(_of_optimizer, known, OptimizerVariable.var_getattr)),
         (UserFunctionVariable, "call_function", partial(_called, UserFunctionVariable.call_function)),
+        (decorators, "disable", partial(_undisturbed, decorators.disable)),
         *((module, "call_random_fn", _random) for module in (misc, user_defined)),
     ]
     logger = logging.getLogger("torch._dynamo")
@@ -225,6 +226,12 @@ def _called(call: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
             _end("gradients are clipped with other options")
         return call(type(self)(_clipped), tx, args, kwargs)
     return call(self, tx, args, kwargs)
+
+
+def _undisturbed(disable: Any, function: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Return a graph's function as it is: it turns Dynamo off itself, also for the rest of the step."""
+    runs_graph = getattr(function, "turns_dynamo_off", False)
+    return function if runs_graph else disable(function, *args, **kwargs)
 
 
 def _random(*args: Any, **kwargs: Any) -> Any:

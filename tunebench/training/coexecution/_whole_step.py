@@ -29,7 +29,7 @@ _TRACES = 6
 _SEEN = 3
 """Number of iterations of eager mode whose operations are compared with those of traced heads."""
 
-_TIMED = 16
+_TIMED = 24
 """Number of iterations of which times are compared."""
 
 _WARM_UPS = 3
@@ -53,6 +53,7 @@ class WholeSteps:
         self._optimizers: list[Optimizer] = []
         self._compiled: Callable[..., Any] | None = None
         self._traces_next = True
+        self._observes_next = False
         self._traces = 0
         self._observed = 0
         self._eager_s = 0.0
@@ -111,7 +112,7 @@ class WholeSteps:
 
     def _must_observe(self) -> bool:
         unseen = any(graph.recorder is not None and graph.reason is None for graph in self._graphs)
-        return unseen and self._observed < _SEEN
+        return unseen and self._observes_next
 
     def _timed(self, step: Callable[..., Any], args: Any, kwargs: Any, start: float) -> Any:
         result = step(*args, **kwargs)
@@ -124,13 +125,14 @@ class WholeSteps:
     def _observe(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run an iteration in eager mode, and compare its operations with those of the traced heads."""
         self._observed += 1
+        self._observes_next = False
         recorder = OperationRecorder()
         start = time.perf_counter()
         with recorder:
             result = step(*args, **kwargs)
         for graph in self._graphs:
             graph.see(recorder)
-            if graph.recorder is not None and self._observed == _SEEN:
+            if graph.recorder is not None and self._observed >= _SEEN:
                 graph.reason = graph.reason or "eager mode runs other operations than the traced head"
         self._spent(time.perf_counter() - start)
         return result
@@ -138,6 +140,7 @@ class WholeSteps:
     def _run_compiled(self, step: Callable[..., Any], args: Any, kwargs: Any, start: float) -> Any:
         replays, traces = self.runs, self._traces
         before = sum(graph.runs for graph in self._graphs)
+        self._observes_next = True
         try:
             result = self._call(step, args, kwargs)
         except RepeatError as error:
@@ -186,8 +189,7 @@ class WholeSteps:
     def _decide(self) -> None:
         if len(self._eager) < _TIMED or len(self._replayed) < _TIMED:
             return
-        middle = _TIMED // 2
-        eager_s, replayed_s = sorted(self._eager)[middle], sorted(self._replayed)[middle]
+        eager_s, replayed_s = (sorted(times)[_TIMED // 4] for times in (self._eager, self._replayed))
         self._decided = True
         if replayed_s >= eager_s:
             self.reason = (
