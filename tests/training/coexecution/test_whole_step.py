@@ -33,11 +33,16 @@ def network() -> nn.Sequential:
 
 
 def states(model: nn.Module) -> list[Tensor]:
-    return [*model.state_dict().values(), *(leaf.grad for leaf in model.parameters() if leaf.grad is not None)]
+    return [
+        *model.state_dict().values(),
+        *(leaf.grad for leaf in model.parameters() if leaf.grad is not None),
+    ]
 
 
 def compare(
-    make: Make, batches: list[tuple[Any, ...]], before: Callable[[int, nn.Module], Any] = lambda index, model: None
+    make: Make,
+    batches: list[tuple[Any, ...]],
+    before: Callable[[int, nn.Module], Any] = lambda index, model: None,
 ) -> Any:
     """Run a step with and without co-execution, compare everything, and return the first one's heads."""
     results = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -177,9 +177,7 @@ def matches(head: OperationRecorder, whole: OperationRecorder) -> bool:
 
 
 def _same_arguments(ours: Operation, theirs: Operation) -> bool:
-    pairs = [
-        (list(flat((each.args, tuple(value for _, value in each.kwargs))))) for each in (ours, theirs)
-    ]
+    pairs = [(list(flat((each.args, tuple(value for _, value in each.kwargs))))) for each in (ours, theirs)]
     return len(pairs[0]) == len(pairs[1]) and all(
         isinstance(one, Number) or one == two for one, two in zip(*pairs, strict=True)
     )
@@ -405,7 +403,9 @@ class HeadGraph:
         torch.set_rng_state(state)
         try:
             results = plan.run(copies, numbers)
-            equal = torch.equal(after, torch.get_rng_state()) and _are_equal(plan, args, copies, outputs, results)
+            equal = torch.equal(after, torch.get_rng_state()) and _are_equal(
+                plan, args, copies, outputs, results
+            )
         except Exception:
             equal = False
         finally:
@@ -484,9 +484,7 @@ def _taken_back(args: Sequence[Any], parameters: Sequence[Tensor]) -> Iterator[N
     state = torch.get_rng_state()
     gradients = [parameter.grad for parameter in parameters]
     values = _copies(gradients)
-    before = [
-        (arg, copy) for arg, copy in zip(args, _copies(args), strict=True) if isinstance(arg, Tensor)
-    ]
+    before = [(arg, copy) for arg, copy in zip(args, _copies(args), strict=True) if isinstance(arg, Tensor)]
     try:
         yield
     except (Exception, RepeatError) as error:
@@ -596,7 +594,9 @@ class _Planner:
 
     def _inputs(self) -> tuple[list[int], list[Tensor], list[int]]:
         """Return positions of arguments, constants, and the indices of their values."""
-        arguments = {_key(arg): position for position, arg in enumerate(self._args) if isinstance(arg, Tensor)}
+        arguments = {
+            _key(arg): position for position, arg in enumerate(self._args) if isinstance(arg, Tensor)
+        }
         held = {_key(constant): constant for constant in self._constants}
         first = self._recorder.first
         read = [(index, arguments[key]) for index in first if (key := _key(first[index])) in arguments]
@@ -611,7 +611,8 @@ class _Planner:
         if not self._recorder.raises:
             return []
         storages = {
-            _key(self._recorder.first[index])[0]: position for index, position in zip(order, inputs, strict=False)
+            _key(self._recorder.first[index])[0]: position
+            for index, position in zip(order, inputs, strict=False)
         }
         written = sorted(storages[key] for key in self._recorder.written_storages() if key in storages)
         if sum(self._args[position].untyped_storage().nbytes() for position in written) > _WRITTEN_BYTES:
@@ -662,7 +663,11 @@ class _Planner:
             return _Output("argument", self._positions[id(result)])
         if result.requires_grad and not _is_freed(result, parameters):
             raise NotUnderstoodError("a result keeps its graph of autograd after the backward pass")
-        storages = {arg.untyped_storage()._cdata for arg in self._args if isinstance(arg, Tensor) and arg.requires_grad}
+        storages = {
+            arg.untyped_storage()._cdata
+            for arg in self._args
+            if isinstance(arg, Tensor) and arg.requires_grad
+        }
         if result.untyped_storage()._cdata in storages:
             raise NotUnderstoodError("the head returns a view of a parameter")
         return _Output("result", self._return(result), result.requires_grad)

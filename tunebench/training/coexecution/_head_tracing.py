@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-__all__ = ["CLEAR", "BACKWARD", "optimizers", "traced"]
+__all__ = ["BACKWARD", "CLEAR", "optimizers", "traced"]
 
 _THREAD = threading.local()
 
@@ -137,7 +137,10 @@ def _opaque(known: list[Optimizer]) -> Iterator[None]:
             stack.enter_context(patch.object(owner, name, visible))
         stack.enter_context(
             config.patch(
-                trace_numpy=False, allow_unspec_int_on_nn_module=True, suppress_errors=True, recompile_limit=64
+                trace_numpy=False,
+                allow_unspec_int_on_nn_module=True,
+                suppress_errors=True,
+                recompile_limit=64,
             )
         )
         logger.setLevel(logging.CRITICAL)

@@ -267,6 +267,8 @@ class Coexecution:
             eager=self._counts["eager"],
             returned=self._policy.reason,
             updates=self._updates.runs,
+            heads=self._whole_steps.runs,
+            plain_heads=self._whole_steps.reason,
             plain_updates=dict(self._updates.reasons),
             operations=len(self.graph.operations()),
             blocks=max(0, len(self.graph.blocks()) - 2),

@@ -112,6 +112,8 @@ class CoexecutionReport:
         eager: Iterations that ran as without co-execution, to time them or because that is faster.
         returned: Why the step runs as without co-execution from now on; None if it is co-executed.
         updates: Updates of eager iterations by optimizers of torch that ran as one function each.
+        heads: Eager iterations whose part up to the backward pass ran as one function.
+        plain_heads: Why that of no further iteration does, or None.
         plain_updates: Why updates of eager iterations run as in eager mode, by torch's function.
         graph: The merged traces.
         runners: Who runs the operations of a call site, ``file:line``, of paths that can be co-executed.
@@ -135,6 +137,8 @@ class CoexecutionReport:
     eager: int = 0
     returned: str | None = None
     updates: int = 0
+    heads: int = 0
+    plain_heads: str | None = None
     plain_updates: Mapping[str, str] = field(default_factory=dict)
     graph: TraceGraph = field(default_factory=TraceGraph, repr=False)
     runners: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -169,6 +173,10 @@ class CoexecutionReport:
         ]
         if self.returned is not None:
             lines.append(f"runs as without co-execution: {self.returned}")
+        if self.heads:
+            lines.append(f"{self.heads} eager iterations ran up to the backward pass as one function")
+        if self.plain_heads is not None:
+            lines.append(f"no further part up to a backward pass runs as one function: {self.plain_heads}")
         if self.updates:
             lines.append(f"{self.updates} updates of eager iterations ran as one function each")
         lines += [
