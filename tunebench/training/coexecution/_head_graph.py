@@ -55,6 +55,10 @@ class RepeatError(BaseException):
     """
 
 
+class UnseenError(RepeatError):
+    """The graph of Dynamo ran operations that no iteration of eager mode was seen to run; it was taken back."""
+
+
 def _key(tensor: Tensor) -> tuple[Any, ...]:
     return (
         tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype,
@@ -87,6 +91,12 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch does 
     def index(self, tensor: Tensor) -> int | None:
         """Return the index of a value, or None."""
         return self._indices.get(_key(tensor))
+
+    def release(self) -> None:
+        """Release tensors; what ran stays known."""
+        self.first.clear()
+        self._storages.clear()
+        self._indices.clear()
 
     def written_storages(self) -> set[int]:
         """Return the addresses of memory that operations write."""
@@ -323,32 +333,28 @@ class HeadGraph:
         runs: Number of times that it ran.
         replays: Number of times that it ran as one function.
         reason: Why it only runs as it is, or None.
-        recorder: Its operations, until `see` finds them in an iteration of eager mode.
     """
 
     turns_dynamo_off = True
 
-    def __init__(self, module: torch.fx.GraphModule, known: list[Optimizer]) -> None:
+    def __init__(
+        self, module: torch.fx.GraphModule, known: list[Optimizer], seen: list[OperationRecorder]
+    ) -> None:
         self.runs = 0
         self.replays = 0
         self.reason: str | None = None
-        self.recorder: OperationRecorder | None = None
         self._module = module
         self._known = known
+        self._seen = seen
         self._plan: _Plan | None = None
         self._placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-
-    def see(self, iteration: OperationRecorder) -> None:
-        """Note what an iteration of eager mode ran."""
-        if self.recorder is not None and matches(self.recorder, iteration):
-            self.recorder = None
 
     def __call__(self, *args: Any) -> Any:
         """Run the graph."""
         torch._C._dynamo.eval_frame.set_eval_frame(None)  # Dynamo has no part in the rest of the step
         self.runs += 1
         plan = self._plan
-        if plan is None or self.recorder is not None or self.reason is not None or not plan.fits(args):
+        if plan is None or self.reason is not None or not plan.fits(args):
             return self._run_as_it_is(args)
         values = plan.environment(args, self._placeholders)
         numbers = [values[node] for node in plan.numbers]
@@ -359,8 +365,10 @@ class HeadGraph:
     def _run_as_it_is(self, args: Sequence[Any]) -> Any:
         parameters = _leaves(args, self._known)
         with optimizers(self._known), _taken_back(args, parameters):
-            if self._plan is not None or self.reason is not None:
+            if self._plan is not None:
                 return self._module(*args)
+            if self.reason is not None:
+                raise RepeatError(self.reason)
             recorder = OperationRecorder()
             numbers = _Numbers(self._module, recorder)
             gradients = [parameter.grad for parameter in parameters]
@@ -370,11 +378,12 @@ class HeadGraph:
             except NotUnderstoodError as error:
                 self.reason = str(error)
                 raise RepeatError from error
+            if not any(matches(recorder, iteration) for iteration in self._seen):
+                raise UnseenError
         try:
             self._plan = _Planner(self._module, args, results, recorder, numbers).plan(
                 self._known, parameters, gradients
             )
-            self.recorder = recorder
         except (NotUnderstoodError, RuntimeError) as error:
             self.reason = f"{error}".strip().split("\n")[0][:200]
         return results
@@ -492,6 +501,8 @@ def _taken_back(args: Sequence[Any], parameters: Sequence[Tensor]) -> Iterator[N
         _restore(before + [(one, two) for one, two in pairs if one is not None], state)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
+        if isinstance(error, RepeatError):
+            raise
         raise RepeatError from error
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from tunebench.training.coexecution._head_graph import HeadGraph, OperationRecorder, RepeatError
+from tunebench.training.coexecution._head_graph import HeadGraph, OperationRecorder, RepeatError, UnseenError
 from tunebench.training.coexecution._head_tracing import traced
 
 __all__ = ["WholeSteps"]
@@ -26,7 +26,7 @@ _TRACE_S = 1.5
 _TRACES = 6
 """Number of traces after which a step whose traces do not stay valid is left as it is."""
 
-_SEEN = 3
+_SEEN = 5
 """Number of iterations of eager mode whose operations are compared with those of traced heads."""
 
 _TIMED = 24
@@ -53,7 +53,8 @@ class WholeSteps:
         self._optimizers: list[Optimizer] = []
         self._compiled: Callable[..., Any] | None = None
         self._traces_next = True
-        self._observes_next = False
+        self._observes_next = True
+        self._seen: list[OperationRecorder] = []
         self._traces = 0
         self._observed = 0
         self._eager_s = 0.0
@@ -81,7 +82,7 @@ class WholeSteps:
             self._prepare(step)
         if self.reason is not None or self._is_eager_turn():
             return self._timed(step, args, kwargs, start)
-        if self._must_observe():
+        if self._observes_next:
             return self._observe(step, args, kwargs)
         return self._run_compiled(step, args, kwargs, start)
 
@@ -99,8 +100,7 @@ class WholeSteps:
             self.reason = f"Dynamo cannot trace: {error}".split("\n")[0][:200]
 
     def _graph(self, module: torch.fx.GraphModule, examples: Any) -> HeadGraph:
-        graph = HeadGraph(module, self._optimizers)
-        self._observed = 0
+        graph = HeadGraph(module, self._optimizers, self._seen)
         self._graphs.append(graph)
         return graph
 
@@ -109,10 +109,6 @@ class WholeSteps:
 
     def _is_eager_turn(self) -> bool:
         return self._count % (_LATER if self._decided else 2) == 0 and self._warmed >= _WARM_UPS
-
-    def _must_observe(self) -> bool:
-        unseen = any(graph.recorder is not None and graph.reason is None for graph in self._graphs)
-        return unseen and self._observes_next
 
     def _timed(self, step: Callable[..., Any], args: Any, kwargs: Any, start: float) -> Any:
         result = step(*args, **kwargs)
@@ -130,19 +126,22 @@ class WholeSteps:
         start = time.perf_counter()
         with recorder:
             result = step(*args, **kwargs)
-        for graph in self._graphs:
-            graph.see(recorder)
-            if graph.recorder is not None and self._observed >= _SEEN:
-                graph.reason = graph.reason or "eager mode runs other operations than the traced head"
+        recorder.release()
+        if recorder.problem is None:
+            self._seen.append(recorder)
         self._spent(time.perf_counter() - start)
         return result
 
     def _run_compiled(self, step: Callable[..., Any], args: Any, kwargs: Any, start: float) -> Any:
         replays, traces = self.runs, self._traces
         before = sum(graph.runs for graph in self._graphs)
-        self._observes_next = True
         try:
             result = self._call(step, args, kwargs)
+        except UnseenError:
+            self._observes_next = self._traces_next = True
+            if self._observed >= _SEEN:
+                self.reason = "eager mode runs other operations than the traced head"
+            return step(*args, **kwargs)
         except RepeatError as error:
             self.reason = f"the head of the step cannot run as one function: {error.__cause__ or error}"[:300]
             return step(*args, **kwargs)
