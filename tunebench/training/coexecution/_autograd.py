@@ -7,10 +7,34 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from tunebench.training.coexecution._tensors import NotUnderstoodError
 
-__all__ = ["leaves_of", "raises_again"]
+__all__ = ["HOOKED_NODES", "are_held", "counting_hooks", "leaves_of", "raises_again"]
+
+HOOKED_NODES = [0]
+"""Number of hooks that were added to nodes of autograd while a co-execution exists."""
+
+
+def counting_hooks(register: Any) -> Any:
+    """Return the function that adds a hook to a node of autograd, with a count of its calls."""
+
+    def counted(*args: Any) -> Any:
+        HOOKED_NODES[0] += 1
+        return register(*args)
+
+    return counted
+
+
+def are_held(leaves: Iterable[Tensor]) -> bool:
+    """Return whether a node that accumulates the gradient of a leaf exists, so that it can have hooks."""
+    name = "tunebench"
+    for leaf in leaves:
+        get_gradient_edge(leaf).node.metadata[name] = True
+        if get_gradient_edge(leaf).node.metadata.pop(name, False):
+            return True
+    return False
 
 
 def leaves_of(roots: Iterable[Tensor]) -> list[Tensor]:

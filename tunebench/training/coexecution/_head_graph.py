@@ -1,4 +1,4 @@
-"""Graphs of heads of steps: recorded below autograd, checked against eager mode, and replayed as one function."""
+"""Graphs of heads of steps: recorded below autograd, checked against eager mode, replayed as one function."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
+from torch.nn.modules.module import _has_any_global_hook
 from torch.optim import Optimizer
 from torch.overrides import _len_torch_function_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _len_torch_dispatch_stack
 
+from tunebench.training.coexecution._autograd import HOOKED_NODES, are_held
 from tunebench.training.coexecution._call import Constant, Number, Operation, Value, flat, replaced
-from tunebench.training.coexecution._head_tracing import BACKWARD, CLEAR, optimizers
+from tunebench.training.coexecution._head_tracing import BACKWARD, CLEAR, Method, optimizers
 from tunebench.training.coexecution._modes import eager_reason, settings
 from tunebench.training.coexecution._operator import may_raise, written
 from tunebench.training.coexecution._run import same
@@ -24,7 +26,10 @@ from tunebench.training.coexecution._script import Runner, script_runner
 from tunebench.training.coexecution._segment import running
 from tunebench.training.coexecution._tensors import NotUnderstoodError
 
-__all__ = ["HeadGraph", "OperationRecorder", "RepeatError", "matches"]
+__all__ = ["HeadGraph", "OperationRecorder", "RepeatError", "UnconfirmedError"]
+
+_CONFIRMATIONS = 2
+"""Number of iterations in which eager mode must run the operations of a head before it is trusted."""
 
 _CHECKS = 2
 """Number of replays on copies that must give eager mode's bits before a graph is used."""
@@ -39,6 +44,12 @@ _WRITTEN_BYTES = 1 << 22
 """Memory that a graph writes up to which it is copied in each step, so that an error can be taken back."""
 
 _TYPES = (Tensor, Parameter)
+_RESULTS = (Tensor, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+_PLAIN = {
+    BACKWARD, CLEAR, torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast,
+    torch.amp.autocast_mode._exit_autocast,
+}  # fmt: skip
+"""Functions without results that are nodes of heads."""
 
 _SCALING = {
     operator.add, operator.sub, operator.mul, operator.truediv, operator.lt, operator.le, operator.gt,
@@ -55,8 +66,20 @@ class RepeatError(BaseException):
     """
 
 
-class UnseenError(RepeatError):
-    """The graph of Dynamo ran operations that no iteration of eager mode was seen to run; it was taken back."""
+class UnconfirmedError(RepeatError):
+    """A head was recorded and taken back: its operations must be compared with those of eager mode.
+
+    Attributes:
+        graph: The head.
+    """
+
+    def __init__(self, graph: HeadGraph) -> None:
+        super().__init__()
+        self.graph = graph
+
+
+class MisfitError(RepeatError):
+    """Something else than the arguments decides what the head does; nothing ran."""
 
 
 def _key(tensor: Tensor) -> tuple[Any, ...]:
@@ -136,14 +159,31 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch does 
             self.problem = f"{func.name()} gets a tensor without memory"
         result = func(*args, **kwargs)
         if self.problem is None:
-            self._note(func, args, kwargs, arguments, named, result)
+            try:
+                self._note(func, args, kwargs, arguments, named, result)
+            except (RuntimeError, NotImplementedError):
+                self.problem = f"{func.name()} returns a tensor without memory"
         return result
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let functions that torch.compile returned run as without this mode."""
+        return True
+
+    def _has_place(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Return whether an argument of an operation is an offset into memory that existed before."""
+        storage = _key(args[0])[0]
+        return len(args) + len(kwargs) > 3 and any(_key(first)[0] == storage for first in self.first.values())
 
     def _note(self, func: Any, args: Any, kwargs: Any, arguments: Any, named: Any, result: Any) -> None:
         leaves = list(flat((args, kwargs)))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         results = list(flat(result)) if result is not None else []
-        if func.namespace != "aten" or not all(type(tensor) in _TYPES for tensor in tensors):
+        if any(tensor.is_conj() or tensor.is_neg() for tensor in tensors):
+            self.problem = f"{func.name()} gets a tensor that is conjugated or negated lazily"
+        elif "as_strided" in func.name() and self._has_place(func, args, kwargs):
+            self.problem = f"{func.name()} gets a place in the memory of an argument"
+        elif func.namespace != "aten" or not all(type(tensor) in _TYPES for tensor in tensors):
             self.problem = f"{func.name()} is no operator of torch on plain tensors"
         elif any(not isinstance(leaf, Tensor) and leaf is not None for leaf in results):
             self.problem = f"{func.name()} returns no tensors"
@@ -166,34 +206,40 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch does 
         self.operations.append(operation)
 
 
-def matches(head: OperationRecorder, whole: OperationRecorder) -> bool:
+def matches(head: OperationRecorder, whole: OperationRecorder, values: Sequence[float]) -> bool:
     """Return whether an iteration of eager mode began with the operations of a head.
 
-    Operators, data flow, shapes, strides, types and constants must be equal, except for numbers of Python
-    that are inputs of the head. Dynamo's last operations, which return such numbers as tensors, are left out.
+    Operators, data flow, shapes, strides, types, constants and numbers must be equal. Dynamo's last
+    operations, which return numbers of Python as tensors, are left out.
+
+    Args:
+        head: The operations of the head.
+        whole: Those of the same iteration in eager mode.
+        values: The numbers of Python that are inputs of the head.
     """
     count = len(head.operations)
     while count and head.operations[count - 1].operator is torch.ops.aten.scalar_tensor.default:
         count -= 1
-    values = len(head.metadata) - len(head.operations) + count
-    if len(whole.operations) < count or head.metadata[:values] != whole.metadata[:values]:
+    made = len(head.metadata) - len(head.operations) + count
+    if len(whole.operations) < count or head.metadata[:made] != whole.metadata[:made]:
         return False
     return all(
         ours.same_but_constants(theirs)
         and [name for name, _ in ours.kwargs] == [name for name, _ in theirs.kwargs]
-        and _same_arguments(ours, theirs)
+        and _same_arguments(ours, theirs, values)
         for ours, theirs in zip(head.operations[:count], whole.operations[:count], strict=True)
     )
 
 
-def _same_arguments(ours: Operation, theirs: Operation) -> bool:
-    pairs = [(list(flat((each.args, tuple(value for _, value in each.kwargs))))) for each in (ours, theirs)]
-    return len(pairs[0]) == len(pairs[1]) and all(
-        isinstance(one, Number) or one == two for one, two in zip(*pairs, strict=True)
+def _same_arguments(ours: Operation, theirs: Operation, values: Sequence[float]) -> bool:
+    lists = [list(flat((each.args, tuple(value for _, value in each.kwargs)))) for each in (ours, theirs)]
+    return len(lists[0]) == len(lists[1]) and all(
+        (Constant(values[one.index]) if isinstance(one, Number) else one) == two
+        for one, two in zip(*lists, strict=True)
     )
 
 
-class _Numbers(torch.fx.Interpreter):
+class _Numbers(torch.fx.Interpreter):  # type: ignore[misc]  # torch does not type it
     """Runs a graph of Dynamo and notes the numbers of Python that it gives to operations."""
 
     def __init__(self, module: torch.fx.GraphModule, recorder: OperationRecorder) -> None:
@@ -240,13 +286,16 @@ class _Plan:
         outputs: What the graph returns.
         leaves: Positions of arguments that are leaves of autograd.
         extra: Parameters of cleared optimizers that are no arguments.
-        gradients: Positions among leaves and extra parameters, and of their gradients among the results; None without one.
+        cleared: Positions of arguments that are parameters of cleared optimizers, and these parameters.
+        gradients: Positions among leaves and extra parameters, and of their gradients among the results;
+            None without one.
         fresh: Positions of those that have no gradient before the head.
         written: Positions of arguments that it writes.
         takes_back: Whether it can fail.
         random: Whether it draws random numbers.
         groups: Optimizers whose gradients it clears, and their parameters.
         settings: The settings of torch in the record.
+        hooked_nodes: Number of hooks of nodes of autograd until then.
         checks: Number of replays on copies that were equal.
         free: Whether one of them had numbers other than the record.
     """
@@ -260,6 +309,7 @@ class _Plan:
     outputs: list[_Output]
     leaves: list[int]
     extra: list[Tensor]
+    cleared: list[tuple[int, Tensor]]
     gradients: list[tuple[int, int | None]]
     fresh: list[int]
     written: list[int]
@@ -267,6 +317,7 @@ class _Plan:
     random: bool
     groups: list[tuple[Optimizer, list[Tensor]]]
     settings: tuple[Any, ...] = field(default_factory=settings)
+    hooked_nodes: int = field(default_factory=lambda: HOOKED_NODES[0])
     checks: int = 0
     free: bool = False
 
@@ -282,17 +333,20 @@ class _Plan:
             values[node] = arguments[0].item() if node.op == "call_method" else node.target(*arguments)
         return values
 
-    def fits(self, args: Sequence[Any]) -> bool:
-        """Return whether nothing but the arguments decides what the head does."""
+    def misfit(self, args: Sequence[Any]) -> str | None:
+        """Return what else than the arguments decides what the head does, or None."""
         parameters = self.parameters(args)
-        return (
-            all(parameters[position].grad is None for position in self.fresh)
-            and not any(map(_has_hooks, parameters))
-            and all(args[position].is_leaf for position in self.leaves)
-            and all(_same_objects(_parameters(optimizer), group) for optimizer, group in self.groups)
-            and _mode_reason() is None
-            and settings() == self.settings
-        )
+        if not all(parameters[position].grad is None for position in self.fresh):
+            return "gradients are there before it"
+        if any(map(_has_hooks, parameters)) or self.hooked_nodes != HOOKED_NODES[0]:
+            return "hooks run in its backward pass"
+        if not all(args[position].is_leaf for position in self.leaves):
+            return "a tensor has a history from before the iteration"
+        if not all(
+            _same_objects(_parameters(optimizer), group) for optimizer, group in self.groups
+        ) or not all(args[position] is parameter for position, parameter in self.cleared):
+            return "an optimizer has other parameters"
+        return _mode_reason() or (None if settings() == self.settings else "settings of torch changed")
 
     def run(self, args: Sequence[Any], numbers: Sequence[Any]) -> Sequence[Any]:
         """Run the function."""
@@ -314,7 +368,13 @@ def _has_hooks(tensor: Any) -> bool:
 
 
 def _mode_reason() -> str | None:
-    """Return why a head runs as it is in this state of the thread, or None."""
+    """Return why the step runs in eager mode in this state of the thread, or None."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return "other processes take part"
+    if _has_any_global_hook():
+        return "modules have global hooks"
+    if torch._C._is_any_autocast_enabled():
+        return "the whole step runs in autocast"
     if _len_torch_dispatch_stack() or _len_torch_function_stack():
         return "another mode of torch is active"
     if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
@@ -327,65 +387,122 @@ def _mode_reason() -> str | None:
 class HeadGraph:
     """A graph of Dynamo: what the head of a step computes.
 
-    It runs as it is until eager mode was seen to run its operations, and its record gave the same bits on copies.
+    It is recorded and taken back until eager mode ran the same operations in the same iterations. Then it
+    runs as it is until its record gave the same bits on copies, and then as one function.
 
     Attributes:
         runs: Number of times that it ran.
         replays: Number of times that it ran as one function.
-        reason: Why it only runs as it is, or None.
+        misfit: Why it did not run the last time that it did not, or None.
+        reason: Why it does not run as one function, or None.
     """
 
     turns_dynamo_off = True
 
     def __init__(
-        self, module: torch.fx.GraphModule, known: list[Optimizer], seen: list[OperationRecorder]
+        self, module: torch.fx.GraphModule, known: list[Optimizer], methods: Sequence[Method]
     ) -> None:
         self.runs = 0
         self.replays = 0
+        self.misfit: str | None = None
         self.reason: str | None = None
         self._module = module
         self._known = known
-        self._seen = seen
+        self._methods = _methods(module, methods)
         self._plan: _Plan | None = None
+        self._confirmations = 0
+        self._recorded: tuple[OperationRecorder, list[float]] | None = None
         self._placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        try:
+            _check_nodes(list(module.graph.nodes))
+        except NotUnderstoodError as error:
+            self.reason = str(error)
 
     def __call__(self, *args: Any) -> Any:
-        """Run the graph."""
+        """Run the graph.
+
+        Raises:
+            RepeatError: The step must run in eager mode instead; nothing of it ran, or all was taken back.
+        """
         torch._C._dynamo.eval_frame.set_eval_frame(None)  # Dynamo has no part in the rest of the step
         self.runs += 1
+        if self.reason is not None:
+            raise RepeatError(self.reason)
+        if not all(getattr(owner, name, None) == function for owner, name, function in self._methods):
+            self._miss("a method of a class was replaced")
         plan = self._plan
-        if plan is None or self.reason is not None or not plan.fits(args):
-            return self._run_as_it_is(args)
+        if plan is None:
+            return self._run_first(args)
+        misfit = plan.misfit(args)
+        if misfit is not None:
+            self._miss(misfit)
         values = plan.environment(args, self._placeholders)
         numbers = [values[node] for node in plan.numbers]
         if plan.checks < _CHECKS or not (plan.free or numbers == plan.values):
             return self._checked(plan, args, numbers)
         return self._replayed(plan, args, values, numbers)
 
+    def release(self) -> None:
+        """Release what was recorded; the graph does not run any more."""
+        self.reason = self.reason or self.misfit or "it is not used any more"
+        self._plan = self._recorded = None
+        self._known = []
+
+    def confirm(self, iteration: OperationRecorder) -> None:
+        """Compare what was recorded with the same iteration in eager mode."""
+        assert self._recorded is not None
+        head, values = self._recorded
+        self._recorded = None
+        self._confirmations += 1
+        if head.problem is not None or iteration.problem is not None:
+            self.reason = head.problem or iteration.problem
+        elif not matches(head, iteration, values):
+            self.reason = "eager mode runs other operations than its trace"
+
+    def _miss(self, misfit: str) -> None:
+        """End the call before anything ran.
+
+        Raises:
+            MisfitError: Always.
+        """
+        self.misfit = misfit
+        raise MisfitError(misfit)
+
     def _run_as_it_is(self, args: Sequence[Any]) -> Any:
+        with optimizers(self._known), _taken_back(args, _leaves(args, self._known)):
+            return self._module(*args)
+
+    def _run_first(self, args: Sequence[Any]) -> Any:
+        """Run the graph as it is, record it, and make the plan if eager mode confirmed it."""
+        if any(not _is_plain(arg) for arg in args if isinstance(arg, Tensor)):
+            self.reason = "an argument is no plain tensor of the processor"
+            raise RepeatError(self.reason)
         parameters = _leaves(args, self._known)
+        if are_held(parameter for parameter in parameters if parameter.requires_grad):
+            self._miss("a graph of autograd from before the iteration is held, and may have hooks")
+        before = _thread_modes()
         with optimizers(self._known), _taken_back(args, parameters):
-            if self._plan is not None:
-                return self._module(*args)
-            if self.reason is not None:
-                raise RepeatError(self.reason)
             recorder = OperationRecorder()
             numbers = _Numbers(self._module, recorder)
             gradients = [parameter.grad for parameter in parameters]
             try:
                 with recorder:
                     results = numbers.run(*args)
+                if _thread_modes() != before:
+                    raise NotUnderstoodError("the head changes modes of torch")
             except NotUnderstoodError as error:
-                self.reason = str(error)
+                self.reason = _first_line(error)
                 raise RepeatError from error
-            if not any(matches(recorder, iteration) for iteration in self._seen):
-                raise UnseenError
+            if self._confirmations < _CONFIRMATIONS:
+                recorder.release()
+                self._recorded = recorder, numbers.values
+                raise UnconfirmedError(self)
         try:
             self._plan = _Planner(self._module, args, results, recorder, numbers).plan(
                 self._known, parameters, gradients
             )
         except (NotUnderstoodError, RuntimeError) as error:
-            self.reason = f"{error}".strip().split("\n")[0][:200]
+            self.reason = _first_line(error)
         return results
 
     def _replayed(self, plan: _Plan, args: Sequence[Any], values: dict[Any, Any], numbers: Any) -> Any:
@@ -394,6 +511,8 @@ class HeadGraph:
         try:
             results = plan.run(args, numbers)
         except Exception as error:
+            if not plan.takes_back:
+                raise
             _restore(before, state)
             self.reason = "an operation of the head raised an error"
             raise RepeatError from error
@@ -429,6 +548,29 @@ class HeadGraph:
         return outputs
 
 
+def _first_line(error: BaseException) -> str:
+    return f"{error}".strip().split("\n")[0][:200]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) in _TYPES and tensor.is_cpu and tensor.layout is torch.strided
+
+
+def _methods(module: torch.fx.GraphModule, methods: Sequence[Method]) -> list[Method]:
+    """Return methods that a graph stands for: Dynamo looks at their classes only when it traces."""
+    nodes = module.graph.nodes
+    names = {node.target for node in nodes if node.op == "call_method"}
+    for operation in {node.target for node in nodes if getattr(node.target, "__module__", "") == "_operator"}:
+        name = operation.__name__.strip("_")
+        names |= {f"__{name}__", f"__r{name}__"}
+    owners = [(nn.Module, "__call__"), *((Tensor, name) for name in sorted(names))]
+    return [*methods, *((owner, name, getattr(owner, name, None)) for owner, name in owners)]
+
+
+def _thread_modes() -> tuple[bool, ...]:
+    return torch.is_grad_enabled(), torch._C._is_any_autocast_enabled(), torch.is_inference_mode_enabled()
+
+
 def _are_equal(
     plan: _Plan, args: Sequence[Any], copies: Sequence[Any], outputs: Sequence[Any], results: Sequence[Tensor]
 ) -> bool:
@@ -455,8 +597,8 @@ def _output(output: _Output, args: Sequence[Any], results: Sequence[Any], values
 
 
 _FREED = (
-    "Trying to backward through the graph a second time: the step ran as one function, and its first backward "
-    "pass freed what this one needs"
+    "Trying to backward through the graph a second time: the step ran as one function, and its first "
+    "backward pass freed what this one needs"
 )
 
 
@@ -476,6 +618,8 @@ def _leaves(args: Sequence[Any], known: Sequence[Optimizer]) -> list[Tensor]:
 def _copies(args: Sequence[Any]) -> list[Any]:
     """Return arguments with copies of tensors, in memory of their own, which autograd does not know."""
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    if not all(map(_is_plain, tensors)):
+        raise RepeatError("a tensor is no dense one of the processor")
     if sum(tensor.untyped_storage().nbytes() for tensor in tensors) > _BYTES:
         raise RepeatError("the inputs are too large to be copied")
     return [_copy(arg) if isinstance(arg, Tensor) else arg for arg in args]
@@ -489,7 +633,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _taken_back(args: Sequence[Any], parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Take back what a graph wrote before it raised an error, which the step in eager mode will raise again."""
+    """Take back what a graph wrote before an error, which the step in eager mode raises again."""
     state = torch.get_rng_state()
     gradients = [parameter.grad for parameter in parameters]
     values = _copies(gradients)
@@ -513,6 +657,26 @@ def _restore(before: Sequence[tuple[Tensor, Tensor]], state: Tensor | None) -> N
                 tensor.copy_(copy)
     if state is not None:
         torch.set_rng_state(state)
+
+
+def _check_nodes(nodes: Sequence[torch.fx.Node]) -> None:
+    """Refuse graphs without a backward pass, with sizes that change, or that change more than tensors.
+
+    Raises:
+        NotUnderstoodError: The graph cannot be a head.
+    """
+    if not any(node.target is BACKWARD for node in nodes):
+        raise NotUnderstoodError("the step has no backward pass before its first break")
+    for node in nodes:
+        if not node.op.startswith("call_") or node.target in _PLAIN:
+            continue
+        leaves = list(flat(node.meta.get("example_value")))
+        if not leaves or not all(isinstance(leaf, _RESULTS) for leaf in leaves):
+            raise NotUnderstoodError(f"the head calls {getattr(node.target, '__name__', node.target)}")
+    values = [node.meta.get("example_value") for node in nodes if node.op == "placeholder"]
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if any(type(size) is torch.SymInt for tensor in tensors for size in (*tensor.shape, *tensor.stride())):
+        raise NotUnderstoodError("sizes of an argument are marked as dynamic")
 
 
 class _Planner:
@@ -566,12 +730,20 @@ class _Planner:
         gradients, fresh = self._gradients(pairs, clears)
         return _Plan(
             runner=script_runner(
-                recorder.operations, order, dict.fromkeys(range(len(self._numbers.nodes)), float), self._returned
+                recorder.operations,
+                order,
+                dict.fromkeys(range(len(self._numbers.nodes)), float),
+                self._returned,
             ),
             inputs=inputs, constants=constants, arithmetic=self._arithmetic(outputs),
             numbers=self._numbers.nodes, values=self._numbers.values, outputs=outputs,
             leaves=[self._positions[id(leaf)] for leaf in kept if id(leaf) in self._positions],
             extra=[leaf for leaf in kept if id(leaf) not in self._positions],
+            cleared=[
+                (self._positions[id(leaf)], leaf)
+                for leaf in kept
+                if id(leaf) in clears and id(leaf) in self._positions
+            ],
             gradients=gradients, fresh=fresh, written=self._written(inputs, order),
             takes_back=recorder.raises,
             random=any(operation.is_random for operation in recorder.operations), groups=groups,
@@ -584,8 +756,6 @@ class _Planner:
         if any(map(_has_hooks, parameters)):
             raise NotUnderstoodError("hooks run in the backward pass")
         tensors = [arg for arg in self._args if isinstance(arg, Tensor)]
-        if any(type(tensor) not in _TYPES or not tensor.is_cpu for tensor in tensors):
-            raise NotUnderstoodError("an argument is no plain tensor of the processor")
         if any(tensor.requires_grad and not tensor.is_leaf for tensor in tensors):
             raise NotUnderstoodError("a tensor has a history from before the iteration")
         storages = {tensor.untyped_storage()._cdata for tensor in tensors}
@@ -596,8 +766,6 @@ class _Planner:
         """Return the optimizers whose gradients the head clears before its backward passes."""
         calls = [node for node in self._nodes if node.target in (CLEAR, BACKWARD)]
         targets = [node.target for node in calls]
-        if BACKWARD not in targets:
-            raise NotUnderstoodError("the step has no backward pass before its first break")
         if CLEAR in targets[targets.index(BACKWARD) :]:
             raise NotUnderstoodError("gradients are cleared between two backward passes")
         positions = {node.args[0] for node in calls if node.target is CLEAR}
@@ -605,6 +773,8 @@ class _Planner:
 
     def _inputs(self) -> tuple[list[int], list[Tensor], list[int]]:
         """Return positions of arguments, constants, and the indices of their values."""
+        if any(constant.requires_grad for constant in self._constants):
+            raise NotUnderstoodError("the head reads a parameter that is no argument")
         arguments = {
             _key(arg): position for position, arg in enumerate(self._args) if isinstance(arg, Tensor)
         }
@@ -701,7 +871,11 @@ def _is_freed(tensor: Tensor, parameters: Sequence[Tensor]) -> bool:
     """Return whether a backward pass from a tensor raises an error, because another one freed its graph."""
     try:
         torch.autograd.grad(
-            [tensor], list(parameters), [torch.zeros_like(tensor)], allow_unused=True, retain_graph=True
+            [tensor],
+            [parameter for parameter in parameters if parameter.requires_grad],
+            [torch.zeros_like(tensor)],
+            allow_unused=True,
+            retain_graph=True,
         )
     except RuntimeError as error:
         return "second time" in str(error)

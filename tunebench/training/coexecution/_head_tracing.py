@@ -1,4 +1,4 @@
-"""Trace the head of a step by Dynamo: a graph with backward passes as nodes, guards, and side effects of Python.
+"""Trace heads of steps by Dynamo: a graph with backward passes as nodes, guards, side effects of Python.
 
 The head ends at the first thing after a backward pass that is not understood, at the latest where an
 optimizer steps. What follows runs as without co-execution, so nothing that Dynamo reads is changed by
@@ -21,9 +21,29 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-__all__ = ["BACKWARD", "CLEAR", "optimizers", "traced"]
+__all__ = ["BACKWARD", "CLEAR", "Method", "optimizers", "traced"]
+
+Method = tuple[type, str, Any]
+"""A class, the name of an attribute, and what it was."""
 
 _THREAD = threading.local()
+
+_CONFIG = {
+    "trace_numpy": False,
+    "allow_unspec_int_on_nn_module": True,
+    "suppress_errors": True,
+    "recompile_limit": 64,
+    "error_on_recompile": False,
+    "fail_on_recompile_limit_hit": False,
+    "automatic_dynamic_local_pgo": False,
+    "guard_nn_modules": True,
+    "guard_nn_modules_using_dict_tags": False,
+    "skip_nnmodule_hook_guards": False,
+    "skip_no_tensor_aliasing_guards_on_parameters": False,
+    "skip_tensor_guards_with_matching_dict_tags": False,
+    "use_recursive_dict_tags_for_guards": False,
+}
+"""Options of Dynamo: no trace may end in an error, and no guard may be left out."""
 
 
 def _is_fake(tensor: Tensor) -> bool:
@@ -65,7 +85,11 @@ def optimizers(current: list[Optimizer]) -> Iterator[None]:
 
 
 def traced(
-    step: Callable[..., Any], backend: Callable[..., Any], known: list[Optimizer], count: Callable[[], None]
+    step: Callable[..., Any],
+    backend: Callable[..., Any],
+    known: list[Optimizer],
+    methods: list[Method],
+    count: Callable[[], None],
 ) -> Callable[..., Any]:
     """Return a function that runs the step, and traces its head where no trace of it is valid.
 
@@ -73,6 +97,7 @@ def traced(
         step: A function of Python.
         backend: From a graph and examples of its inputs to the function that runs it.
         known: The optimizers that traced heads clear, which are appended.
+        methods: The methods that the last trace looked through.
         count: Called before each trace.
     """
     import torch._dynamo as dynamo
@@ -81,7 +106,7 @@ def traced(
         torch.fx.node.has_side_effect(function)
     dynamo.allow_in_graph(_clip)
     context = dynamo.optimize(backend)
-    context.callback = _Callback(context.callback, step.__code__, known, count)
+    context.callback = _Callback(context.callback, step.__code__, known, methods, count)
     compiled: Callable[..., Any] = context(step)
     return compiled
 
@@ -90,11 +115,17 @@ class _Callback:
     """What Dynamo calls for functions without a valid trace: only the step is traced."""
 
     def __init__(
-        self, callback: Any, code: CodeType, known: list[Optimizer], count: Callable[[], None]
+        self,
+        callback: Any,
+        code: CodeType,
+        known: list[Optimizer],
+        methods: list[Method],
+        count: Callable[[], None],
     ) -> None:
         self._torchdynamo_orig_backend = callback
         self._code = code
         self._known = known
+        self._methods = methods
         self._count = count
 
     def __call__(self, frame: Any, entry: Any, state: Any) -> Any:
@@ -108,16 +139,23 @@ class _Callback:
             strategy = FrameExecStrategy(action, action)
             return ConvertFrameReturn(frame_exec_strategy=strategy)
         self._count()
-        with compile_lock, _opaque(self._known):
-            return self._torchdynamo_orig_backend(frame, entry, state)
+        self._methods.clear()
+        try:
+            with compile_lock, _opaque(self._known, self._methods):
+                return self._torchdynamo_orig_backend(frame, entry, state)
+        except Exception:  # private parts of another torch: the frame runs as it is
+            return ConvertFrameReturn()
 
 
 @contextmanager
-def _opaque(known: list[Optimizer]) -> Iterator[None]:
-    """Let Dynamo trace backward passes and cleared gradients as nodes, and end traces where it must not go on."""
+def _opaque(known: list[Optimizer], methods: list[Method]) -> Iterator[None]:
+    """Let Dynamo trace backward passes and cleared gradients as nodes, and end traces where needed.
+
+    Dynamo's guards do not see that a method of a class is replaced, so these are noted.
+    """
     from torch._dynamo import config, decorators
-    from torch._dynamo.variables import misc, user_defined
-    from torch._dynamo.variables.functions import UserFunctionVariable
+    from torch._dynamo.variables import builder, misc, user_defined
+    from torch._dynamo.variables.functions import UserFunctionVariable, WrapperUserFunctionVariable
     from torch._dynamo.variables.optimizer import OptimizerVariable
     from torch._dynamo.variables.tensor import TensorVariable
 
@@ -125,7 +163,13 @@ def _opaque(known: list[Optimizer]) -> Iterator[None]:
         (TensorVariable, "method_backward", _backward),
         (TensorVariable, "method_attr_grad", partial(_gradient, TensorVariable.method_attr_grad)),
         (OptimizerVariable, "var_getattr", partial(_of_optimizer, known, OptimizerVariable.var_getattr)),
-        (UserFunctionVariable, "call_function", partial(_called, UserFunctionVariable.call_function)),
+        (
+            UserFunctionVariable,
+            "call_function",
+            partial(_called, methods, UserFunctionVariable.call_function),
+        ),
+        (WrapperUserFunctionVariable, "call_function", _wrapped),
+        (builder, "_automatic_dynamic", partial(_with_fixed_sizes, builder._automatic_dynamic)),
         (decorators, "disable", partial(_undisturbed, decorators.disable)),
         *((module, "call_random_fn", _random) for module in (misc, user_defined)),
     ]
@@ -133,16 +177,9 @@ def _opaque(known: list[Optimizer]) -> Iterator[None]:
     level = logger.level
     with ExitStack() as stack:
         for owner, name, change in changes:
-            visible = _method(change) if isinstance(change, partial) else change
+            visible = _method(change) if isinstance(owner, type) else change
             stack.enter_context(patch.object(owner, name, visible))
-        stack.enter_context(
-            config.patch(
-                trace_numpy=False,
-                allow_unspec_int_on_nn_module=True,
-                suppress_errors=True,
-                recompile_limit=64,
-            )
-        )
+        stack.enter_context(config.patch(_CONFIG))
         logger.setLevel(logging.CRITICAL)
         try:
             yield
@@ -150,7 +187,7 @@ def _opaque(known: list[Optimizer]) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _method(function: partial[Any]) -> Any:
+def _method(function: Callable[..., Any]) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return function(self, *args, **kwargs)
 
@@ -165,7 +202,7 @@ def _end(reason: str) -> None:
 
 
 def _check_pending(tx: Any) -> None:
-    """End the head if Python changed a tensor object: Dynamo does this after the graph, so too late for its nodes."""
+    """End the head if Python changed a tensor object: Dynamo does this after the graph, so too late."""
     from torch._dynamo.variables.tensor import TensorVariable
 
     effects = tx.output.side_effects
@@ -222,7 +259,8 @@ def _is_plain(optimizer: Optimizer) -> bool:
     return type(optimizer).zero_grad is Optimizer.zero_grad
 
 
-def _called(call: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+def _called(methods: list[Method], call: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    _note(methods, self.fn, getattr(self, "obj", None) or (args[0] if args else None))
     if self.fn is clip_grad_norm_:
         _check_pending(tx)
         if not {"error_if_nonfinite", "foreach"}.isdisjoint(kwargs) or len(args) > 3:
@@ -231,10 +269,34 @@ def _called(call: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     return call(self, tx, args, kwargs)
 
 
+def _note(methods: list[Method], function: Any, variable: Any) -> None:
+    """Note a method that is called on an object."""
+    value = getattr(variable, "value", None)
+    owner = value if isinstance(value, type) else type(value)
+    attribute = getattr(owner, function.__name__, None)
+    method = owner, function.__name__, attribute
+    if variable is None or attribute is None or method in methods:
+        return
+    if getattr(attribute, "fget", attribute) is function or getattr(attribute, "__func__", None) is function:
+        methods.append(method)
+
+
 def _undisturbed(disable: Any, function: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Return a graph's function as it is: it turns Dynamo off itself, also for the rest of the step."""
     runs_graph = getattr(function, "turns_dynamo_off", False)
     return function if runs_graph else disable(function, *args, **kwargs)
+
+
+def _wrapped(self: Any, tx: Any, *args: Any) -> Any:
+    """End the head: Dynamo would look through a cache, or through a function that is compiled already."""
+    _end("a function that is cached or compiled is called")
+
+
+def _with_fixed_sizes(
+    context: Any, tensor: Any, tx: Any, source: Any, static_shapes: bool, *args: Any, **kwargs: Any
+) -> Any:
+    """Trace each set of sizes by itself: a recorded head has the sizes of its record as constants."""
+    return context(tensor, tx, source, True, *args, **kwargs)
 
 
 def _random(*args: Any, **kwargs: Any) -> Any:

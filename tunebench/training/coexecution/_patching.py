@@ -13,6 +13,7 @@ import torch._functorch.vmap
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from tunebench.training.coexecution import _runner
+from tunebench.training.coexecution._autograd import counting_hooks
 from tunebench.training.coexecution._function import optimizer_classes, optimizer_functions
 from tunebench.training.coexecution._iteration import Iteration
 from tunebench.training.coexecution._modes import SETTERS
@@ -75,6 +76,9 @@ def _patches() -> Iterator[tuple[Any, str, Any, Any]]:
             yield module, name, getattr(module, name), _entered(getattr(module, name))
     for (owner, name), getter in SETTERS.items():
         yield owner, name, getattr(owner, name), _setting(getattr(owner, name), getter)
+    mixin = torch.autograd.function._HookMixin  # of all hooks of nodes
+    register = mixin._register_hook
+    yield mixin, "_register_hook", staticmethod(register), staticmethod(counting_hooks(register))
     optimizer = torch.optim.Optimizer
     yield optimizer, "zero_grad", optimizer.zero_grad, _clearing(optimizer.zero_grad)
 

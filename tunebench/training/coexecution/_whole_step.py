@@ -12,8 +12,13 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from tunebench.training.coexecution._head_graph import HeadGraph, OperationRecorder, RepeatError, UnseenError
-from tunebench.training.coexecution._head_tracing import traced
+from tunebench.training.coexecution._head_graph import (
+    HeadGraph,
+    OperationRecorder,
+    RepeatError,
+    UnconfirmedError,
+)
+from tunebench.training.coexecution._head_tracing import Method, traced
 
 __all__ = ["WholeSteps"]
 
@@ -21,13 +26,25 @@ _SHARE = 0.15
 """Part of the time of all iterations that traces, records and checks may cost."""
 
 _TRACE_S = 1.5
-"""Time of the first trace in seconds, before one is measured. Source: seven programs, 0.2 to 1.0 s on a busy machine."""
+"""Time of a trace in seconds, before one is measured.
 
-_TRACES = 6
-"""Number of traces after which a step whose traces do not stay valid is left as it is."""
+Source: seven programs, 0.2 to 1.0 s on a busy machine.
+"""
 
-_SEEN = 5
-"""Number of iterations of eager mode whose operations are compared with those of traced heads."""
+_TRACES = 24
+"""Number of traces of a step, each for one set of sizes and values that Python looks at."""
+
+_TRIES = 8
+"""Number of traces after which a step is left as it is whose heads run less than four times each."""
+
+_WASTED = 48
+"""Number of iterations whose head is traced, recorded, checked or cannot run before a step is left as it is.
+
+One more for four that run.
+"""
+
+_BLOCK = 8
+"""Number of iterations of one kind that are timed in turn: the first one finds caches of the other kind."""
 
 _TIMED = 24
 """Number of iterations of which times are compared."""
@@ -36,7 +53,10 @@ _WARM_UPS = 3
 """Number of replays that are not timed, because TorchScript prepares a function in the first."""
 
 _LATER = 64
-"""One of so many iterations runs as in eager mode after the decision."""
+"""One of so many blocks of iterations runs as in eager mode after the decision."""
+
+_GAIN = 0.97
+"""Time of iterations with heads over eager mode's up to which heads are used."""
 
 
 class WholeSteps:
@@ -52,14 +72,13 @@ class WholeSteps:
         self._graphs: list[HeadGraph] = []
         self._optimizers: list[Optimizer] = []
         self._compiled: Callable[..., Any] | None = None
-        self._traces_next = True
-        self._observes_next = True
-        self._seen: list[OperationRecorder] = []
+        self._methods: list[Method] = []
         self._traces = 0
-        self._observed = 0
-        self._eager_s = 0.0
+        self._total_s = 0.0
         self._cost_s = 0.0
+        self._trace_s = _TRACE_S
         self._count = 0
+        self._wasted = 0
         self._warmed = 0
         self._decided = False
         self._eager: deque[float] = deque(maxlen=_TIMED)
@@ -76,18 +95,20 @@ class WholeSteps:
             return step(*args, **kwargs)
         start = time.perf_counter()
         self._count += 1
-        if self._compiled is None and not self._affords():
-            return self._timed(step, args, kwargs, start)
-        if self._compiled is None:
+        if self._compiled is None and self._affords():
             self._prepare(step)
-        if self.reason is not None or self._is_eager_turn():
-            return self._timed(step, args, kwargs, start)
-        if self._observes_next:
-            return self._observe(step, args, kwargs)
-        return self._run_compiled(step, args, kwargs, start)
+        if self._compiled is None or self._is_eager_turn():
+            result = step(*args, **kwargs)
+            self._eager.append(time.perf_counter() - start)
+        else:
+            result = self._run_compiled(step, args, kwargs, start)
+        self._total_s += time.perf_counter() - start
+        self._decide()
+        return result
 
     def _affords(self) -> bool:
-        return _SHARE * self._eager_s > _TRACE_S
+        """Return whether the next iteration may trace."""
+        return self._traces < _TRACES and self._cost_s + self._trace_s <= _SHARE * self._total_s
 
     def _prepare(self, step: Callable[..., Any]) -> None:
         function = getattr(step, "__func__", step)
@@ -95,12 +116,12 @@ class WholeSteps:
             self.reason = "the step is no plain function"
             return
         try:
-            self._compiled = traced(step, self._graph, self._optimizers, self._count_trace)
+            self._compiled = traced(step, self._graph, self._optimizers, self._methods, self._count_trace)
         except Exception as error:  # Dynamo may not support this version of Python
             self.reason = f"Dynamo cannot trace: {error}".split("\n")[0][:200]
 
     def _graph(self, module: torch.fx.GraphModule, examples: Any) -> HeadGraph:
-        graph = HeadGraph(module, self._optimizers, self._seen)
+        graph = HeadGraph(module, self._optimizers, tuple(self._methods))
         self._graphs.append(graph)
         return graph
 
@@ -108,58 +129,38 @@ class WholeSteps:
         self._traces += 1
 
     def _is_eager_turn(self) -> bool:
-        return self._count % (_LATER if self._decided else 2) == 0 and self._warmed >= _WARM_UPS
-
-    def _timed(self, step: Callable[..., Any], args: Any, kwargs: Any, start: float) -> Any:
-        result = step(*args, **kwargs)
-        seconds = time.perf_counter() - start
-        self._eager_s += seconds
-        self._eager.append(seconds)
-        self._decide()
-        return result
-
-    def _observe(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run an iteration in eager mode, and compare its operations with those of the traced heads."""
-        self._observed += 1
-        self._observes_next = False
-        recorder = OperationRecorder()
-        start = time.perf_counter()
-        with recorder:
-            result = step(*args, **kwargs)
-        recorder.release()
-        if recorder.problem is None:
-            self._seen.append(recorder)
-        self._spent(time.perf_counter() - start)
-        return result
+        block = self._count // _BLOCK
+        return self._warmed >= _WARM_UPS and block % (_LATER if self._decided else 2) == 0
 
     def _run_compiled(self, step: Callable[..., Any], args: Any, kwargs: Any, start: float) -> Any:
+        """Run an iteration whose head may run as one function."""
         replays, traces = self.runs, self._traces
-        before = sum(graph.runs for graph in self._graphs)
+        ran = sum(graph.runs for graph in self._graphs)
+        repeats, unconfirmed = False, None
         try:
             result = self._call(step, args, kwargs)
-        except UnseenError:
-            self._observes_next = self._traces_next = True
-            if self._observed >= _SEEN:
-                self.reason = "eager mode runs other operations than the traced head"
-            return step(*args, **kwargs)
         except RepeatError as error:
-            self.reason = f"the head of the step cannot run as one function: {error.__cause__ or error}"[:300]
-            return step(*args, **kwargs)
+            repeats = True
+            unconfirmed = error.graph if isinstance(error, UnconfirmedError) else None
+        if repeats:
+            result = self._repeat(unconfirmed, step, args, kwargs)
         seconds = time.perf_counter() - start
-        self._traces_next = sum(graph.runs for graph in self._graphs) == before
         if self.runs > replays:
             self._warmed += 1
             if self._warmed > _WARM_UPS:
                 self._replayed.append(seconds)
-                self._decide()
-        else:
-            self._spent(seconds)
-            self._give_up(traced_now=self._traces > traces)
+            return result
+        if self._traces > traces or sum(graph.runs for graph in self._graphs) > ran:
+            self._cost_s += seconds - (min(self._eager) if self._eager else 0.0)
+            if self._traces > traces:
+                self._trace_s = seconds
+            self._wasted += 1
+            self._give_up()
         return result
 
     def _call(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an iteration by a valid trace; without one, trace it if the last one had none either."""
-        if self._traces_next:
+        """Run an iteration by a valid trace; without one, trace it if that is affordable."""
+        if self._affords() or not self._traces:
             assert self._compiled is not None
             return self._compiled(*args, **kwargs)
         before = torch._C._dynamo.eval_frame.set_eval_frame(False)  # traces are used, but nothing is traced
@@ -168,33 +169,50 @@ class WholeSteps:
         finally:
             torch._C._dynamo.eval_frame.set_eval_frame(before)
 
-    def _spent(self, seconds: float) -> None:
-        self._cost_s += seconds
+    def _repeat(self, unconfirmed: HeadGraph | None, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run an iteration in eager mode, and compare its operations with those of a head."""
+        if unconfirmed is None:
+            return step(*args, **kwargs)
+        recorder = OperationRecorder()
+        try:
+            with recorder:
+                return step(*args, **kwargs)
+        finally:
+            recorder.release()
+            unconfirmed.confirm(recorder)
 
-    def _give_up(self, *, traced_now: bool) -> None:
+    def _give_up(self) -> None:
         """Leave a step as it is whose heads do not run as one function."""
         reasons = [graph.reason for graph in self._graphs if graph.reason is not None]
         if self._traces and not self._graphs:
             self.reason = "Dynamo does not understand the step up to its backward pass"
         elif reasons and len(reasons) == len(self._graphs):
             self.reason = f"the head of the step cannot run as one function: {reasons[-1]}"
-        elif self._traces > _TRACES:
+        elif self._traces >= _TRIES and self.runs < 4 * self._traces:
             self.reason = f"the step was traced {self._traces} times, and no trace stays valid"
-        elif not traced_now and self._cost_s > _SHARE * (self._eager_s + self._cost_s) + _TRACE_S:
-            self.reason = "records and checks of the head cost more than they may"
+        elif self._wasted > _WASTED + self.runs // 4:
+            misfits = [graph.misfit for graph in self._graphs if graph.misfit is not None]
+            self.reason = (
+                f"the head of the step seldom runs as one function: {(reasons + misfits or ['?'])[-1]}"
+            )
         if self.reason is not None:
             self._release()
 
     def _decide(self) -> None:
-        if len(self._eager) < _TIMED or len(self._replayed) < _TIMED:
+        """Leave a step as it is that does not become faster."""
+        are_timed = len(self._eager) == len(self._replayed) == _TIMED
+        if self.reason is not None or not are_timed or self._count % _BLOCK:
             return
         eager_s, replayed_s = (sorted(times)[_TIMED // 4] for times in (self._eager, self._replayed))
         self._decided = True
-        if replayed_s >= eager_s:
+        if replayed_s > _GAIN * eager_s:
             self.reason = (
-                f"its head as one function takes {replayed_s * 1e3:.2f} ms, eager mode {eager_s * 1e3:.2f} ms"
+                f"with its head as one function it takes {replayed_s * 1e3:.2f} ms, "
+                f"in eager mode {eager_s * 1e3:.2f} ms"
             )
             self._release()
 
     def _release(self) -> None:
         self._compiled = None
+        for graph in self._graphs:
+            graph.release()
