@@ -204,7 +204,7 @@ def edit_memory(model: nn.Module) -> None:
 CHANGES: dict[str, Callable[[nn.Module], Any]] = {
     "hook of a parameter": lambda model: model[0].weight.register_hook(lambda gradient: gradient * 2),
     "hook after accumulation": lambda model: model[0].weight.register_post_accumulate_grad_hook(
-        lambda parameter: parameter.grad.mul_(2)
+        lambda parameter: setattr(parameter, "grad", parameter.grad * 2)
     ),
     "hook of a node": add_hook_of_node,
     "hook of a module": lambda model: model[4].register_forward_pre_hook(lambda _, args: (args[0] * 2,)),
@@ -331,8 +331,18 @@ def test_compiled_and_cached_functions_run_as_they_are() -> None:
 
 
 def test_step_runs_as_it_is_if_dynamo_has_other_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> tuple[Callable[..., Any], nn.Module]:
+        model = network()
+
+        def step(x: Tensor) -> Tensor:  # Dynamo skips its code from now on
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        return step, model
+
     monkeypatch.setitem(_head_tracing._CONFIG, "no such option", True)
-    assert "Dynamo" in compare(simple(), batches(4)).reason
+    assert "Dynamo" in compare(make, batches(4)).reason
 
 
 def test_learning_rates_follow_their_schedule() -> None:
@@ -399,5 +409,5 @@ def test_heads_are_left_if_they_do_not_pay(slower: bool, monkeypatch: pytest.Mon
     for (x,) in batches(80):
         step(x)
     heads = step._whole_steps
-    assert heads.runs >= 24
+    assert heads.runs >= 24, (heads.reason, [graph.reason or graph.misfit for graph in heads._graphs])
     assert (heads.reason is None) is not slower

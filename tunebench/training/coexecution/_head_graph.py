@@ -454,10 +454,10 @@ class HeadGraph:
         head, values = self._recorded
         self._recorded = None
         self._confirmations += 1
-        if head.problem is not None or iteration.problem is not None:
-            self.reason = head.problem or iteration.problem
-        elif not matches(head, iteration, values):
-            self.reason = "eager mode runs other operations than its trace"
+        if head.problem is not None:
+            self.reason = head.problem
+        elif not matches(head, iteration, values):  # a record ends at its problem, here often after the head
+            self.reason = iteration.problem or "eager mode runs other operations than its trace"
 
     def _miss(self, misfit: str) -> None:
         """End the call before anything ran.
