@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from numba.core.bytecode import FunctionIdentity
 
+from tunebench.compile import numba_cpu
 from tunebench.compile.numba_cpu import compile_numba_cpu, fingerprint_of, key_numba_cpu, load_numba_cpu
 from tunebench.kernels import load_file, module_name
 from tunebench.kernels.common.numba_product import strided_product
@@ -111,6 +112,18 @@ def test_key_depends_on_configuration_and_not_on_size(variant: NumbaCpuVariant[A
     key = key_numba_cpu(variant, WORKLOAD, right)
     assert key == key_numba_cpu(variant, parse("softmax:rows=9,cols=9,dtype=f32"), right)
     assert key != key_numba_cpu(variant, WORKLOAD, wrong)
+
+
+@pytest.mark.parametrize(("setting", "value"), [("OPT", 0), ("BOUNDSCHECK", 1), ("LOOP_VECTORIZE", 0)])
+def test_key_depends_on_settings_that_change_machine_code(
+    variant: NumbaCpuVariant[Any], monkeypatch: pytest.MonkeyPatch, setting: str, value: int
+) -> None:
+    config = Config({"fault": "none", "copy": 0})
+    key = key_numba_cpu(variant, WORKLOAD, config)
+    monkeypatch.setattr(numba_cpu, "_processor", numba_cpu._processor.__wrapped__)
+    assert key_numba_cpu(variant, WORKLOAD, config) == key
+    monkeypatch.setattr(f"numba.core.config.{setting}", value)
+    assert key_numba_cpu(variant, WORKLOAD, config) != key
 
 
 def test_fingerprint_changes_when_file_is_moved() -> None:

@@ -99,14 +99,33 @@ def _code(code: CodeType) -> str:
     return repr((code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants))
 
 
+_SETTINGS = {
+    "OPT": 3,
+    "LOOP_VECTORIZE": 1,
+    "SLP_VECTORIZE": 0,
+    "ENABLE_AVX": 1,
+    "BOUNDSCHECK": 0,
+    "DEBUGINFO_DEFAULT": 0,
+    "DISABLE_INTEL_SVML": 0,
+}
+"""Settings of Numba that change machine code, and their defaults (`numba.core.config`)."""
+
+
 @functools.cache
 def _processor() -> str:
     from llvmlite import binding
     from numba.core import config
 
     host = f"{binding.get_host_cpu_name()} {binding.get_host_cpu_features().flatten()}"
-    # Numba compiles for another processor if its environment variables name one.
-    return " ".join(str(part) for part in (host, config.CPU_NAME, config.CPU_FEATURES) if part)
+    # Numba compiles for another processor, and in another way, if its environment variables say so.
+    changed = [f"{name}={value}" for name, usual in _SETTINGS.items() if (value := _setting(name)) != usual]
+    return " ".join(str(part) for part in (host, config.CPU_NAME, config.CPU_FEATURES, *changed) if part)
+
+
+def _setting(name: str) -> int:
+    from numba.core import config
+
+    return int(getattr(config, name) or 0)
 
 
 def _signature(variant: NumbaCpuVariant[Any], workload: Workload, config: Config) -> Any:
