@@ -134,7 +134,13 @@ class TaskUnreadable(TunebenchError):
 
 
 class RankFailed(TunebenchError):
-    """A process of a pipeline raised, was killed, or did not answer; the message names rank and action."""
+    """A process of a pipeline raised, was killed, or did not answer; the message names rank and action.
+
+    Attributes:
+        is_reported: Whether this rank has reported the failure to all ranks.
+    """
+
+    is_reported = False
 
 
 class WorkerUnusable(TunebenchError):

@@ -12,7 +12,8 @@ Predicted and planned without the devices:
 Run with PyTorch:
 
 - `fitting`: `fit`, which runs training steps within a memory budget
-- `pipeline_runtime`: `pipelined`, which runs training steps in the order of a pipeline schedule
+- `pipeline_runtime`: `pipelined_model` and `pipelined`, which run training steps in the order of a pipeline
+  schedule
 - `coexecution`: `coexecute`, which runs whole iterations beside a graph of their operations
 
 >>> import torch
@@ -35,29 +36,34 @@ if TYPE_CHECKING:
     from tunebench.training.fitting.fitter import FittedStep, fitted_steps
     from tunebench.training.fitting.profile import profile_step
     from tunebench.training.pipeline_runtime.measurement import measure_pipeline
+    from tunebench.training.pipeline_runtime.pipelined_model import PipelinedModel, pipelined_model
     from tunebench.training.pipeline_runtime.pipelined_stages import pipelined
 
 __all__ = [
     "CoexecutionReport",
     "FittedStep",
+    "PipelinedModel",
     "StepAnalysis",
     "coexecute",
     "fit",
     "fitted_steps",
     "measure_pipeline",
     "pipelined",
+    "pipelined_model",
     "profile_step",
 ]
 
 _LAZY = {
     "CoexecutionReport": "coexecution.coexecution_report",
     "FittedStep": "fitting.fitter",
+    "PipelinedModel": "pipeline_runtime.pipelined_model",
     "StepAnalysis": "coexecution.analysis",
     "coexecute": "coexecution.coexecute",
     "fit": "fitting.fit",
     "fitted_steps": "fitting.fitter",
     "measure_pipeline": "pipeline_runtime.measurement",
     "pipelined": "pipeline_runtime.pipelined_stages",
+    "pipelined_model": "pipeline_runtime.pipelined_model",
     "profile_step": "fitting.profile",
 }
 """Modules of the names that need torch; each is imported at its first use."""

@@ -17,6 +17,7 @@ from tunebench.training.schedules import (
     PipelineCosts,
     PipelineSchedule,
     PipelineSimulation,
+    StageCosts,
     gpipe,
     interleaved_1f1b,
     one_f_one_b,
@@ -187,3 +188,34 @@ def test_what_cannot_be_balanced_is_refused() -> None:
     with pytest.raises(InputError, match="expected an acceptor for each of the 4 ranks"):
         balance_at_limit(schedule, costs, 3, acceptors=(1, 0))
     assert balance_at_limit(schedule, costs, 4) is schedule
+
+
+def test_receives_are_issued_when_they_are_needed_and_evictions_do_not_wait_for_them() -> None:
+    """Sends are issued after their pass; receives of gradients do not precede them."""
+    us = (
+        (186, 230, 0),
+        (316, 297, 16),
+        (324, 240, 33),
+        (278, 286, 16),
+        (309, 368, 16),
+        (336, 291, 33),
+        (305, 358, 16),
+    )
+    stages = [
+        StageCosts(
+            forward_us=forward,
+            input_gradient_us=backward / 2,
+            weight_gradient_us=backward / 2,
+            activation_bytes=1000 * kilobytes,
+            send_bytes=16000,
+        )
+        for forward, backward, kilobytes in (*us, (696, 646, 219))
+    ]
+    costs = PipelineCosts(stages=tuple(stages), interconnect=Interconnect.instant(4))
+    schedule = interleaved_1f1b(4, 8, 2)
+    plain = [str(action) for action in with_transfers(schedule, costs).actions[0]]
+    assert plain[:4] == ["0F0", "0SEND_F0", "0F1", "0SEND_F1"]
+    balanced = balance(schedule, costs, slowdown=0.01)
+    assert balanced.acceptors
+    explicit = simulate_pipeline(with_transfers(balanced, costs), costs)
+    assert explicit.step_us >= simulate_pipeline(balanced, costs).step_us

@@ -12,8 +12,9 @@ import copy
 import json
 import os
 import signal
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
@@ -346,7 +347,9 @@ def failure(cause: str, rank: int) -> dict[str, Any]:
     return {"errors": errors}
 
 
-CASES: dict[str, Callable[[str, int], dict[str, Any]]] = {
+Case = Callable[[str, int], dict[str, Any]]
+
+CASES: dict[str, Case] = {
     **dict.fromkeys(SCHEDULES, gradients),
     "torch": by_torch,
     "memory": memory,
@@ -357,22 +360,43 @@ CASES: dict[str, Callable[[str, int], dict[str, Any]]] = {
 }
 
 
-def run_rank(folder: Path, cases: list[str], rank: int) -> None:
-    """Connect to the other ranks and run the cases."""
+def run_rank(
+    folder: Path, functions: Mapping[str, Case], cases: list[str], rank: int, *, connected: bool
+) -> None:
+    """Connect to the other ranks, unless the cases do, and run the cases."""
     torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / f"store.{cases[0]}"), RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
+    if connected:
+        store = dist.FileStore(str(folder / f"store.{cases[0]}"), RANKS)
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60)
+        )
+    os.environ["RANK"] = str(rank)
     for case in cases:
-        (folder / f"{case}.{rank}").write_text(json.dumps(CASES[case](case, rank)))
+        (folder / f"{case}.{rank}").write_text(json.dumps(functions[case](case, rank)))
     os._exit(0)
 
 
-def main() -> None:
+def main(functions: Mapping[str, Case], unconnected: Container[str] = ()) -> None:
+    """Run the cases of the command line.
+
+    Args:
+        functions: Function of each case.
+        unconnected: Cases that connect by themselves, as `torchrun` lets them.
+    """
     folder = Path(sys.argv[1])
     os.chdir(folder)
     for cases in sys.argv[2:]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            os.environ |= {"MASTER_PORT": str(free.getsockname()[1]), "MASTER_ADDR": "127.0.0.1"}
+        os.environ["WORLD_SIZE"] = str(RANKS)
+        names = cases.split(",")
         processes = [
-            get_context("fork").Process(target=run_rank, args=(folder, cases.split(","), rank))
+            get_context("fork").Process(
+                target=run_rank,
+                args=(folder, functions, names, rank),
+                kwargs={"connected": names[0] not in unconnected},
+            )
             for rank in range(RANKS)
         ]
         for process in processes:
@@ -385,4 +409,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(CASES)

@@ -21,7 +21,7 @@ from tunebench.training.pipeline.estimator import (
     estimate_microbatches,
     microbatch_speedup,
 )
-from tunebench.training.pipeline.given import GivenStages, read_stages
+from tunebench.training.pipeline.given import GivenStages, read_stages, write_stages
 from tunebench.training.pipeline.optimiser import OptimisedSchedule, optimise_schedule
 from tunebench.training.pipeline.order_bound import step_lower_bound_us
 from tunebench.training.pipeline.predicted import PredictedStages
@@ -50,4 +50,5 @@ __all__ = [
     "read_stages",
     "step_lower_bound_us",
     "with_transfers",
+    "write_stages",
 ]

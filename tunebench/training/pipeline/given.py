@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,16 @@ from tunebench._foreign_file import interpreting, read_table
 from tunebench.errors import InputError, UnknownName
 from tunebench.training.interconnect.cluster import find_link
 from tunebench.training.memory.budget import budget_bytes
-from tunebench.training.schedules import Interconnect, PipelineCosts, StageCosts, link_transfer
+from tunebench.training.schedules import (
+    Interconnect,
+    LinearTransfer,
+    PipelineCosts,
+    StageCosts,
+    link_transfer,
+)
 from tunebench.training.steps.time_range import End
 
-__all__ = ["GivenStages", "read_stages"]
+__all__ = ["GivenStages", "read_stages", "write_stages"]
 
 _FIELDS = {field.name for field in fields(StageCosts)}
 _SIZES = {name for name in _FIELDS if name.endswith("_bytes")}
@@ -155,8 +162,8 @@ def read_stages(path: str | Path, ranks: int | None = None) -> GivenStages:
 
     The list `stage` has a table for each part with the fields of `StageCosts`: times in microseconds, sizes
     in bytes or as text (``"1.5GB"``). `backward_us` alone is divided evenly between the two gradients. A
-    table with `count = 8` is eight equal parts. The table `interconnect` may have `link` and `network` (as of
-    `find_link`) and `ranks_per_node`.
+    table with `count = 8` is eight equal parts. The table `interconnect` may have `ranks_per_node`, and `link`
+    and `network`: texts as of `find_link`, or tables with the fields of `LinearTransfer` for measured links.
 
     Args:
         path: The file.
@@ -199,11 +206,71 @@ def read_stages(path: str | Path, ranks: int | None = None) -> GivenStages:
             parts=tuple(parts),
             per_node=links.get("ranks_per_node", among),
             **{
-                name: link_transfer(find_link(str(links[key])))
+                name: _transfer(f"{path}, {key}", links[key])
                 for name, key in (("inside", "link"), ("between", "network"))
                 if key in links
             },
         )
+
+
+def write_stages(costs: PipelineCosts, ranks: int, path: str | Path) -> None:
+    """Write the costs of measured stages for `read_stages`, as JSON if the file ends with .json, else TOML.
+
+    Args:
+        costs: Costs of the stages, each of which becomes a part.
+        ranks: Ranks of the pipeline.
+        path: The file.
+
+    Raises:
+        InputError: if the file cannot be written, or nodes have different numbers of ranks.
+    """
+    tables = [_without_none(asdict(stage)) for stage in costs.stages]
+    links = _link_tables(costs.interconnect) if costs.interconnect is not None else {}
+    if Path(path).suffix == ".json":
+        text = json.dumps({"ranks": ranks, "stage": tables, "interconnect": links}, indent=1)
+    else:
+        blocks = [f"ranks = {ranks}\n", *(_toml("[[stage]]", table) for table in tables)]
+        text = "\n".join([*blocks, _toml("[interconnect]", links)])
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write costs of stages to {path}: {error.strerror or error}") from None
+
+
+def _link_tables(interconnect: Interconnect) -> dict[str, Any]:
+    """Return the table of links, of which only measured ones are written."""
+    nodes = interconnect.nodes
+    per_node = nodes.count(nodes[0])
+    if any(nodes.count(node) != per_node for node in nodes):
+        raise InputError(f"costs of stages cannot be written: nodes have different numbers of ranks: {nodes}")
+    measured = {"link": interconnect.inside, "network": interconnect.between}
+    return {"ranks_per_node": per_node} | {
+        key: asdict(transfer) for key, transfer in measured.items() if isinstance(transfer, LinearTransfer)
+    }
+
+
+def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if value is not None}
+
+
+def _toml(header: str, table: Mapping[str, Any]) -> str:
+    """Return a table of numbers, and of tables of numbers, as TOML."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, Mapping):
+            return "{" + ", ".join(f"{name} = {text(number)}" for name, number in value.items()) + "}"
+        return repr(value)
+
+    return "\n".join([header, *(f"{name} = {text(value)}" for name, value in table.items()), ""])
+
+
+def _transfer(where: str, link: Any) -> Callable[[int], float]:
+    """Return the time of transfers over a link of a file."""
+    if not isinstance(link, dict):
+        return link_transfer(find_link(str(link)))
+    _require_known(where, "link", link, [field.name for field in fields(LinearTransfer)])
+    with interpreting(where):
+        return LinearTransfer(**link)
 
 
 def _stage(where: str, table: Mapping[str, Any]) -> StageCosts:

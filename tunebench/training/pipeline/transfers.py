@@ -145,7 +145,8 @@ def _merged(rank_actions: list[_Own], foreign_actions: list[_Foreign]) -> tuple[
     position_of = {foreign.action: foreign.place for foreign in waiting}
     for scheduled in rank_actions:
         # A receive must precede the pass that needs it, even if it then makes the rank wait.
-        needed = position_of.get(_needed(scheduled.action))
+        receive = _needed(scheduled.action)
+        needed = position_of.get(receive) if receive is not None else None
         while waiting:
             next_foreign = waiting[-1]
             if scheduled.place is not None:
@@ -164,7 +165,10 @@ def _merged(rank_actions: list[_Own], foreign_actions: list[_Foreign]) -> tuple[
     return (*merged, *(foreign.action for foreign in (*waiting[::-1], *releases[::-1])))
 
 
-def _needed(action: PipelineAction) -> PipelineAction:
-    """Return the receive that a pass needs; for other actions one that no rank has."""
-    kind = ActionKind.RECEIVE_FORWARD if action.kind is ActionKind.FORWARD else ActionKind.RECEIVE_BACKWARD
-    return action._replace(kind=kind)
+def _needed(action: PipelineAction) -> PipelineAction | None:
+    """Return the receive that a pass needs; None for other actions."""
+    if action.kind is ActionKind.FORWARD:
+        return action._replace(kind=ActionKind.RECEIVE_FORWARD)
+    if action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT):
+        return action._replace(kind=ActionKind.RECEIVE_BACKWARD)
+    return None

@@ -1,5 +1,8 @@
 """Training steps of a model that is split into pipeline stages, in the order that a schedule lists.
 
+- `pipelined_model`: a model on all ranks of a process group, by one call
+- `layers`: layers between which a model can be divided: children of `Sequential`, or a trace of `torch.export`
+- `partition`: division of layers into stages, as measured
 - `pipelined_stages`: the stages of this process in the schedule of a process group, ready to run steps
 - `runtime`: execution of the actions of a rank
 - `stage`: forward and backward passes of one stage, with only the memory that a schedule accounts for

@@ -40,7 +40,7 @@ from tunebench.training.schedules import (
     simulate_pipeline,
 )
 
-__all__ = ["NewBytes", "measure_interconnect", "measure_pipeline"]
+__all__ = ["NewBytes", "first_microbatches", "measure_interconnect", "measure_pipeline"]
 
 K = ActionKind
 _FULL, _SPLIT = (K.BACKWARD,), (K.INPUT_GRADIENT, K.WEIGHT_GRADIENT)
@@ -78,8 +78,13 @@ def measure_pipeline(
         raise InputError(f"expected at least one repeat, got {repeats}")
     run._check_step(args, kwargs, target)
     share = (repeats + 1, run.schedule.microbatches)
-    repeated = [tree_map(lambda tensor: _first(tensor, *share), batch) for batch in (args, kwargs, target)]
-    once = [tree_map(lambda tensor: _first(tensor, 1, share[1]), batch) for batch in (args, kwargs, target)]
+    repeated = [
+        tree_map(lambda tensor: first_microbatches(tensor, *share), batch) for batch in (args, kwargs, target)
+    ]
+    once = [
+        tree_map(lambda tensor: first_microbatches(tensor, 1, share[1]), batch)
+        for batch in (args, kwargs, target)
+    ]
     times: dict[tuple[int, ActionKind], list[float]] = defaultdict(list)
     for kinds in (_FULL, _SPLIT) if run.schedule.trains else ((),):
         single_rank_run = _alone(run, repeats + 1, kinds)
@@ -195,8 +200,14 @@ def _step(run: PipelineRun, batch: Sequence[Any]) -> None:
     run.step(*args, target=target, return_outputs=False, **kwargs)
 
 
-def _first(value: Any, count: int, microbatches: int) -> Any:
-    """Return the first micro-batches of a tensor, again from its start if it has fewer."""
+def first_microbatches(value: Any, count: int, microbatches: int) -> Any:
+    """Return the first micro-batches of a tensor, again from its start if it has fewer.
+
+    Args:
+        value: The tensor of a whole batch; other values are returned as they are.
+        count: Micro-batches to return.
+        microbatches: Micro-batches of the whole batch.
+    """
     if not isinstance(value, Tensor):
         return value
     chunks = value.chunk(microbatches)

@@ -23,7 +23,7 @@ from tunebench.training.schedules import (
     simulate_pipeline,
 )
 
-__all__ = ["pipelined"]
+__all__ = ["device_of", "pipelined", "require_process_group"]
 
 
 def pipelined(
@@ -65,16 +65,11 @@ def pipelined(
         InputError: if the schedule has another number of ranks than the group, the modules are not those of
             this rank, or the loss function is missing.
     """
-    if not dist.is_available() or not dist.is_initialized():
-        raise InputError(
-            "pipelined needs a process group: call torch.distributed.init_process_group before, for example "
-            "in a script that torchrun starts"
-        )
+    group = require_process_group(group)
     if not isinstance(schedule, PipelineSchedule):
         schedule = read_schedule(schedule, acceptors=acceptors)
     if not (isfinite(timeout_s) and timeout_s > 0):
         raise InputError(f"timeout_s must be a finite number of seconds above 0, got {timeout_s}")
-    group = dist.group.WORLD if group is None else group
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     if ranks != schedule.ranks:
         raise InputError(
@@ -87,11 +82,25 @@ def pipelined(
     costs = costs or PipelineCosts.uniform(schedule.stages)
     explicit = with_transfers(schedule, costs)
     simulate_pipeline(explicit, costs)  # refuses what ranks cannot execute, or would wait for without end
-    stage_device = torch.device(device) if device is not None else _device(modules)
+    stage_device = torch.device(device) if device is not None else device_of(nn.ModuleList(modules.values()))
     run_stages = [
         Stage(modules[index], index, schedule.stages, stage_device, group) for index in sorted(modules)
     ]
     return PipelineRun(run_stages, explicit, loss_fn=loss_fn, timeout_s=timeout_s, scale_grads=scale_grads)
+
+
+def require_process_group(group: Any = None) -> Any:
+    """Return a process group, the default one for None.
+
+    Raises:
+        InputError: if there is none.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise InputError(
+            "a pipeline needs a process group: call torch.distributed.init_process_group before, for example "
+            "in a script that torchrun starts"
+        )
+    return dist.group.WORLD if group is None else group
 
 
 def _by_index(
@@ -127,10 +136,6 @@ def _by_index(
     return modules
 
 
-def _device(modules: Mapping[int, nn.Module]) -> torch.device:
-    """Return the device of the parameters; the processor if there are none."""
-    device: torch.device = next(
-        (parameter.device for module in modules.values() for parameter in module.parameters()),
-        torch.device("cpu"),
-    )
-    return device
+def device_of(module: nn.Module) -> torch.device:
+    """Return the device of the parameters of a module; the processor if there are none."""
+    return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))

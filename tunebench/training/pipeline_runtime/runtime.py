@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,23 +20,51 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 from torch.profiler import record_function
 from torch.utils._pytree import tree_leaves
 
-from tunebench.errors import InputError, RankFailed, TunebenchError, describe_error
+from tunebench.errors import InputError, RankFailed
 from tunebench.training.pipeline_runtime.saved_activations import storages_of
 from tunebench.training.pipeline_runtime.stage import Stage
 from tunebench.training.pipeline_runtime.transfer import (
-    ConnectionLost,
     FailureReport,
     PendingTransfer,
     Transport,
+    failing_together,
 )
 from tunebench.training.schedules import ActionKind, PipelineAction, PipelineSchedule
 
-__all__ = ["PipelineRun"]
+__all__ = ["PipelineRun", "SharedParameter", "require_equal_microbatches"]
 
 K = ActionKind
 _FORWARD_ONLY = frozenset((K.FORWARD, K.SEND_FORWARD, K.RECEIVE_FORWARD))
 _MOVES = (K.SEND_FORWARD, K.SEND_BACKWARD, K.EVICT, K.RETURN)
 """Kinds of messages, each with tags of its own."""
+
+
+def require_equal_microbatches(values: Any, microbatches: int) -> None:
+    """Raise InputError if a tensor among some values cannot be split into equal micro-batches.
+
+    Args:
+        values: Inputs and targets of a batch.
+        microbatches: Number of micro-batches.
+    """
+    for tensor in tree_leaves(values):
+        if isinstance(tensor, Tensor) and (not tensor.dim() or tensor.shape[0] % microbatches):
+            raise InputError(
+                f"a step has {microbatches} micro-batches of equal size: the first extent of each input and "
+                f"target must be a multiple of {microbatches}, got the shape {tuple(tensor.shape)}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SharedParameter:
+    """A parameter that stages of several ranks have, such as that of an embedding and of the head.
+
+    Attributes:
+        parameter: The parameter.
+        ranks: Ranks that have it, in ascending order.
+    """
+
+    parameter: torch.nn.Parameter
+    ranks: tuple[int, ...]
 
 
 class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
@@ -137,6 +166,25 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
     ) -> Any:
         """Run the forward passes of a batch, and return its outputs; arguments as of `step`."""
         return super().eval(*args, target=target, losses=losses, return_outputs=return_outputs, **kwargs)
+
+    @property
+    def modules(self) -> dict[int, torch.nn.Module]:
+        """Modules of this rank by the index of their stage."""
+        return {index: stage.submod for index, stage in self._own.items()}
+
+    def sum_gradients(self, shared: Iterable[SharedParameter]) -> None:
+        """Add the gradients of parameters that several ranks have, after a step. Call it on all ranks.
+
+        Args:
+            shared: The parameters of all ranks, in one order.
+
+        Raises:
+            RankFailed: if a rank fails.
+        """
+        with self._failing("the sum of gradients of shared parameters"):
+            for index, parameter in enumerate(shared):
+                if self.rank in parameter.ranks:
+                    self._sum_gradient(parameter, index + 1)
 
     # ------------------------------------------------------------------------------------------ step
 
@@ -327,6 +375,19 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
         copies = K.EVICT if action.stage in self._own else K.RETURN
         self._wait(action._replace(kind=copies), lambda sent: None)
 
+    def _sum_gradient(self, shared: SharedParameter, tag: int) -> None:
+        """Replace a gradient by the sum of those of all ranks that have the parameter, in their order."""
+        parameter, transport = shared.parameter, self._transport
+        own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.contiguous()
+        peers = [rank for rank in shared.ranks if rank != self.rank]
+        arriving = {peer: transport.receive([torch.empty_like(own)], peer, tag) for peer in peers}
+        sending = [transport.send([own], peer, tag) for peer in peers]
+        gradients = {self.rank: own}
+        gradients |= {peer: transfer.wait(transport.timeout)[0] for peer, transfer in arriving.items()}
+        for transfer in sending:
+            transfer.wait(transport.timeout)
+        parameter.grad = sum((gradients[rank] for rank in shared.ranks[1:]), gradients[shared.ranks[0]])
+
     def _buffers(self, stage: int) -> list[Tensor]:
         device = self._transport.device
         return [torch.empty(size, dtype=torch.uint8, device=device) for size in self._sizes[stage]]
@@ -359,29 +420,17 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
         if self._ended is not None:
             raise RankFailed(f"this pipeline has ended: {self._ended}; start the processes again")
         try:
-            yield
-        except Exception as error:
-            failure = f"rank {self.rank} failed at {where}: {_reason(error)}"
-            is_cause = not isinstance(error, ConnectionLost) and not _is_of_torch(error)
-            self._report.state(failure, is_cause=is_cause)
-            self._transport.break_connections()
-            self._ended = failure if is_cause else self._report.first() or failure
-            self._report.wait_for_readers(self.rank)
-            rank_position = "" if self._ended == failure else f" (rank {self.rank} was at {where})"
-            raise RankFailed(self._ended + rank_position) from error
+            with failing_together(self._transport, self._report, where):
+                yield
+        except RankFailed as error:
+            self._ended = str(error)
+            raise
 
     def _check_step(self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any) -> None:
         """Raise InputError if inputs or targets are missing or cannot be split."""
         if self._ended is not None:
             raise RankFailed(f"this pipeline has ended: {self._ended}; start the processes again")
-        count = self._n_microbatches
-        for tensor in tree_leaves((args, kwargs, target)):
-            if isinstance(tensor, Tensor) and (not tensor.dim() or tensor.shape[0] % count):
-                raise InputError(
-                    f"schedule {self.schedule.name} has {count} micro-batches of equal size: the first "
-                    f"extent of each input and target must be a multiple of {count}, got the shape "
-                    f"{tuple(tensor.shape)}"
-                )
+        require_equal_microbatches((args, kwargs, target), self._n_microbatches)
         first, last = 0 in self._own, self.schedule.stages - 1 in self._own
         if args and not first:
             raise InputError(f"rank {self.rank} has no first stage: give inputs to the rank that has it")
@@ -417,19 +466,3 @@ _EXECUTE: dict[ActionKind, Callable[[Any, PipelineAction], None]] = {
 def _state(module: torch.nn.Module) -> Iterator[Tensor]:
     yield from module.parameters()
     yield from module.buffers()
-
-
-def _reason(error: BaseException) -> str:
-    """Return the message of an error, or of the one that caused it."""
-    if isinstance(error, TunebenchError):
-        return str(error)
-    if isinstance(error, Exception) and _is_of_torch(error):
-        return "a connection is lost: the process of another rank ended or failed"
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return describe_error(error)
-
-
-def _is_of_torch(error: Exception) -> bool:
-    """Return whether a collective operation of torch lost a connection."""
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

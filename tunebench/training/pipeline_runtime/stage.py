@@ -17,7 +17,7 @@ from torch.distributed.pipelining.stage import PipelineStage, _RecvInfo
 
 from tunebench.training.pipeline_runtime.saved_activations import SavedActivations, storages_of
 
-__all__ = ["Stage"]
+__all__ = ["Stage", "unchanged_buffers"]
 
 
 class Stage(PipelineStage):  # type: ignore[misc]
@@ -143,15 +143,11 @@ class Stage(PipelineStage):  # type: ignore[misc]
 
     def _compute_outputs(self, *args: Tensor, module: nn.Module, **kwargs: Any) -> Any:
         """Run the forward pass that finds the shapes of outputs; buffers keep their values."""
-        buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
         inputs = (*(args if self.is_first else ()), *kwargs.values())
         saved = SavedActivations(self._own_storages | storages_of(inputs))
-        with saved.recording():
+        with unchanged_buffers(module), saved.recording():
             outputs = super()._compute_outputs(*args, module=module, **kwargs)
         self.evicted_bytes = saved.nbytes
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
         return outputs
 
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
@@ -184,6 +180,16 @@ class Stage(PipelineStage):  # type: ignore[misc]
 
     def _buffer(self, meta: Any) -> Tensor:
         return torch.empty_strided(meta.shape, _strides(meta), dtype=meta.dtype, device=self.device)
+
+
+@contextmanager
+def unchanged_buffers(module: nn.Module) -> Iterator[None]:
+    """Restore the buffers of a module, such as running statistics, at the end of the context."""
+    values = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    yield
+    with torch.no_grad():
+        for buffer, value in values:
+            buffer.copy_(value)
 
 
 class _Input(torch.autograd.Function):  # type: ignore[misc]

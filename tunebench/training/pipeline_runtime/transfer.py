@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tunebench._figure import significant
-from tunebench.errors import RankFailed
+from tunebench.errors import RankFailed, TunebenchError, describe_error
 
-__all__ = ["ConnectionLost", "FailureReport", "PendingTransfer", "Transport"]
+__all__ = ["ConnectionLost", "FailureReport", "PendingTransfer", "Transport", "failing_together"]
 
 _BREAKING_TAG = 0x7FFFFFFF
 """Tag that no message has."""
@@ -213,6 +213,53 @@ class FailureReport:
 
     def _stated(self, key: str) -> str | None:
         return str(self._store.get(key).decode()) if self._store.check([key]) else None
+
+
+@contextlib.contextmanager
+def failing_together(transport: Transport, report: FailureReport, where: str) -> Iterator[None]:
+    """Report an error within the context to all ranks, and break the connections so that they end.
+
+    Contexts may be nested; the innermost one reports.
+
+    Args:
+        transport: Messages of this rank.
+        report: Where the first failure is stated.
+        where: What this rank does, such as an action.
+
+    Raises:
+        RankFailed: for any error.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, RankFailed) and error.is_reported:
+            raise
+        failure = f"rank {transport.rank} failed at {where}: {_reason(error)}"
+        is_cause = not isinstance(error, ConnectionLost) and not _is_of_torch(error)
+        report.state(failure, is_cause=is_cause)
+        transport.break_connections()
+        first = failure if is_cause else report.first() or failure
+        report.wait_for_readers(transport.rank)
+        rank_position = "" if first == failure else f" (rank {transport.rank} was at {where})"
+        reported = RankFailed(first + rank_position)
+        reported.is_reported = True
+        raise reported from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return the message of an error, or of the one that caused it."""
+    if isinstance(error, TunebenchError):
+        return str(error)
+    if isinstance(error, Exception) and _is_of_torch(error):
+        return "a connection is lost: the process of another rank ended or failed"
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return describe_error(error)
+
+
+def _is_of_torch(error: Exception) -> bool:
+    """Return whether a collective operation of torch lost a connection."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 GRACE_S = 0.5
