@@ -23,11 +23,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import init_device_mesh
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
-from tunebench.training.pipeline.balance import balance
+from tunebench.errors import InputError
+from tunebench.training.pipeline.balance import balance, balance_at_limit
 from tunebench.training.pipeline.transfers import with_transfers
 from tunebench.training.pipeline_runtime.measurement import measure_pipeline
 from tunebench.training.pipeline_runtime.pipelined_stages import pipelined
@@ -347,12 +350,61 @@ def failure(cause: str, rank: int) -> dict[str, Any]:
     return {"errors": errors}
 
 
+def sharded(_: str, rank: int) -> dict[str, Any]:
+    """Run two stages, each sharded over two ranks; return how far gradients are from those of one process."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipeline", "shard"))
+    schedule = one_f_one_b(2, 4)
+    parts = parts_of_gpt(2, transposed=False)
+    expected, losses = one_process(parts, 2 * schedule.microbatches)
+    stage, shard = mesh.get_local_rank("pipeline"), mesh.get_local_rank("shard")
+    for block in (parts[stage][0 if stage else 1], parts[stage]):
+        fully_shard(block, mesh=mesh["shard"])
+    run = pipelined(parts[stage], schedule, loss_fn=loss_of, group=mesh.get_group("pipeline"), timeout_s=30)
+    words, targets = (tensor.chunk(2)[shard] for tensor in batch_of(2 * schedule.microbatches))
+    differences = []
+    for _ in range(2):
+        parts[stage].zero_grad()
+        losses_seen: list[Tensor] = []
+        run.step(*[words] * (stage == 0), target=targets if stage == 1 else None, losses=losses_seen)
+        pairs = zip(parts[stage].parameters(), expected[stage].parameters(), strict=True)
+        differences.append(
+            max(
+                float((actual.grad.full_tensor() - reference.grad).abs().max() / reference.grad.abs().max())
+                for actual, reference in pairs
+            )
+        )
+    share = losses[shard * schedule.microbatches :][: schedule.microbatches]
+    refusals = []
+    for refused in (
+        lambda: measure_pipeline(run, *[words] * (stage == 0), target=targets if stage == 1 else None),
+        lambda: pipelined(
+            nn.Sequential(parts[stage]), schedule, loss_fn=loss_of, group=mesh.get_group("pipeline")
+        ),
+        lambda: pipelined(parts[stage], balanced_pair(), loss_fn=loss_of, group=mesh.get_group("pipeline")),
+    ):
+        try:
+            refused()
+        except InputError as error:
+            refusals.append(str(error))
+    return {
+        "differences": differences,
+        "losses equal": stage == 0 or [loss.item() for loss in losses_seen] == share,
+        "refusals": refusals,
+    }
+
+
+def balanced_pair() -> PipelineSchedule:
+    """Return a schedule of two ranks in which the first one evicts."""
+    return balance_at_limit(one_f_one_b(2, 4), PipelineCosts.uniform(2), 1)
+
+
 Case = Callable[[str, int], dict[str, Any]]
 
 CASES: dict[str, Case] = {
     **dict.fromkeys(SCHEDULES, gradients),
     "torch": by_torch,
     "memory": memory,
+    "sharded": sharded,
     "peaks": peaks,
     "killed": failure,
     "raises": failure,

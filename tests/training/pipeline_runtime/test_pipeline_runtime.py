@@ -36,6 +36,7 @@ RANKS = 4
 Results = dict[str, list[Any]]
 EQUAL = ("gpipe", "1f1b", "interleaved", "split", "balanced", "torch")
 MEMORY = ("memory", "peaks")
+SHARDED = ("sharded",)
 FAILURES = ("killed", "raises", "stopped")
 
 
@@ -48,13 +49,14 @@ def results(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Res
         "tests.training.pipeline_runtime.pipeline_ranks",
         str(folder),
         ",".join([*EQUAL, *MEMORY]),
+        *SHARDED,
         *FAILURES,
     ]
     paths = os.pathsep.join([str(Path.cwd()), *sys.path])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = programs.run(arguments, environment=environment)
     by_case: Results = {}
-    for case in (*EQUAL, *MEMORY, *FAILURES):
+    for case in (*EQUAL, *MEMORY, *SHARDED, *FAILURES):
         rank_files = [folder / f"{case}.{rank}" for rank in range(RANKS)]
         assert rank_files[0].exists(), done.stderr
         by_case[case] = [json.loads(path.read_text()) if path.exists() else None for path in rank_files]
@@ -64,6 +66,20 @@ def results(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Res
 @pytest.mark.parametrize("case", EQUAL)
 def test_gradients_of_four_processes_are_those_of_one(results: Results, case: str) -> None:
     assert [all(result["equal"]) for result in results[case]] == [True] * RANKS
+
+
+def test_gradients_of_sharded_stages_are_those_of_one_process(results: Results) -> None:
+    for result in results["sharded"]:
+        assert max(result["differences"]) < 1e-5
+        assert result["losses equal"]
+
+
+def test_sharded_stages_that_steps_do_not_support_are_refused(results: Results) -> None:
+    for result in results["sharded"]:
+        measured, partly, evicting = result["refusals"]
+        assert "whose gathered parameters are not measured" in measured
+        assert "also call fully_shard on the module of the stage" in partly
+        assert "use a schedule without evictions" in evicting
 
 
 def test_balanced_schedule_evicts_on_the_first_rank(results: Results) -> None:

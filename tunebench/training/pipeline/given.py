@@ -162,7 +162,7 @@ def read_stages(path: str | Path, ranks: int | None = None) -> GivenStages:
 
     The list `stage` has a table for each part with the fields of `StageCosts`: times in microseconds, sizes
     in bytes or as text (``"1.5GB"``). `backward_us` alone is divided evenly between the two gradients. A
-    table with `count = 8` is eight equal parts. The table `interconnect` may have `ranks_per_node`, and `link`
+    table with `count = 8` is eight equal parts. The table `interconnect` may have `ranks_per_node`, `link`
     and `network`: texts as of `find_link`, or tables with the fields of `LinearTransfer` for measured links.
 
     Args:

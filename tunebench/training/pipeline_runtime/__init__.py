@@ -1,7 +1,7 @@
 """Training steps of a model that is split into pipeline stages, in the order that a schedule lists.
 
 - `pipelined_model`: a model on all ranks of a process group, by one call
-- `layers`: layers between which a model can be divided: children of `Sequential`, or a trace of `torch.export`
+- `layers`: layers between which a model can be divided: children of `Sequential`, or traced operations
 - `partition`: division of layers into stages, as measured
 - `pipelined_stages`: the stages of this process in the schedule of a process group, ready to run steps
 - `runtime`: execution of the actions of a rank

@@ -27,7 +27,7 @@ from tunebench.training.fitting.fit import state_bytes
 from tunebench.training.pipeline.transfers import with_transfers
 from tunebench.training.pipeline_runtime.runtime import PipelineRun
 from tunebench.training.pipeline_runtime.saved_activations import storages_of
-from tunebench.training.pipeline_runtime.stage import Stage
+from tunebench.training.pipeline_runtime.stage import Stage, is_sharded
 from tunebench.training.pipeline_runtime.transfer import Transport
 from tunebench.training.schedules import (
     ActionKind,
@@ -71,11 +71,17 @@ def measure_pipeline(
         kwargs: Keyword arguments, as of `PipelineRun.step`.
 
     Raises:
-        InputError: if there are no repeats, or the batch does not fit the schedule.
+        InputError: if there are no repeats, the batch does not fit the schedule, or stages are sharded.
         RankFailed: if a rank fails.
     """
     if repeats < 1:
         raise InputError(f"expected at least one repeat, got {repeats}")
+    for stage in run._stages:
+        if is_sharded(stage.submod):
+            raise InputError(
+                f"stage {stage.stage_index} is sharded by fully_shard, whose gathered parameters are not "
+                "measured: measure the stages before they are sharded"
+            )
     run._check_step(args, kwargs, target)
     share = (repeats + 1, run.schedule.microbatches)
     repeated = [

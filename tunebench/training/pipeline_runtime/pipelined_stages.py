@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from tunebench.errors import InputError
 from tunebench.training.pipeline.transfers import with_transfers
 from tunebench.training.pipeline_runtime.runtime import PipelineRun
-from tunebench.training.pipeline_runtime.stage import Stage
+from tunebench.training.pipeline_runtime.stage import Stage, is_sharded
 from tunebench.training.schedules import (
     PipelineCosts,
     PipelineSchedule,
@@ -131,9 +131,24 @@ def _by_index(
     for index, module in modules.items():
         if not isinstance(module, nn.Module):
             raise InputError(f"stage {index}: expected a torch.nn.Module, got {type(module).__name__}")
-        if any(isinstance(part, FSDPModule) for part in module.modules()):
-            raise InputError(f"stage {index} is sharded by fully_shard, which pipelined does not support")
+        _require_shardable(index, module, schedule)
     return modules
+
+
+def _require_shardable(index: int, module: nn.Module, schedule: PipelineSchedule) -> None:
+    """Raise InputError for a stage that `fully_shard` divides in a way that steps do not support."""
+    if not is_sharded(module):
+        return
+    if not isinstance(module, FSDPModule):
+        raise InputError(
+            f"stage {index} has parts that are sharded by fully_shard: also call fully_shard on the module "
+            "of the stage, so that gradients are reduced once per step"
+        )
+    if schedule.acceptors:
+        raise InputError(
+            f"stage {index} is sharded by fully_shard, and schedule {schedule.name} evicts activations, "
+            "among which autograd keeps gathered parameters: use a schedule without evictions"
+        )
 
 
 def device_of(module: nn.Module) -> torch.device:

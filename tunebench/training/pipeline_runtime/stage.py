@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining.stage import PipelineStage, _RecvInfo
 
 from tunebench.training.pipeline_runtime.saved_activations import SavedActivations, storages_of
 
-__all__ = ["Stage", "unchanged_buffers"]
+__all__ = ["Stage", "is_sharded", "unchanged_buffers"]
 
 
 class Stage(PipelineStage):  # type: ignore[misc]
@@ -180,6 +181,11 @@ class Stage(PipelineStage):  # type: ignore[misc]
 
     def _buffer(self, meta: Any) -> Tensor:
         return torch.empty_strided(meta.shape, _strides(meta), dtype=meta.dtype, device=self.device)
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Return whether `fully_shard` divided a module or a part of it."""
+    return any(isinstance(part, FSDPModule) for part in module.modules())
 
 
 @contextmanager
