@@ -63,7 +63,7 @@ from tunebench.training.schedules import (
     zbv,
 )
 
-__all__ = ["main"]
+__all__ = ["counted_peak", "main", "run_ranks", "state_of"]
 
 SIZE = Size(layers=16, width=128, heads=4, inner=512, words=512, longest=64)
 SLOWDOWN = 0.5
@@ -306,7 +306,7 @@ def memory_rows(rank: int, ranks: int, name: str) -> list[dict[str, Any]]:
                 "evictions": sum(action.kind is ActionKind.EVICT for action in run.schedule.actions[rank]),
                 "simulated": simulate_pipeline(run.schedule, costs).peak_bytes[rank] + batch_bytes,
                 "tracked": None if splits else _tracked_peak(parts, step),
-                "counted": _counted_peak(_state(parts), step),
+                "counted": counted_peak(state_of(parts), step),
                 "torch": None if schedule.acceptors else _peak_of_torch(worker, schedule),
             }
         )
@@ -322,13 +322,13 @@ def _tracked_peak(parts: dict[int, nn.Module], step: Callable[[], Any]) -> int:
     return sum(kinds["Total"] for kinds in tracker.get_tracker_snapshot("peak").values())
 
 
-def _state(parts: dict[int, nn.Module]) -> list[Tensor]:
+def state_of(parts: dict[int, nn.Module]) -> list[Tensor]:
     """Return parameters, gradients and buffers."""
     state = [tensor for part in parts.values() for tensor in (*part.parameters(), *part.buffers())]
     return state + [tensor.grad for tensor in state if tensor.grad is not None]
 
 
-def _counted_peak(state: list[Tensor], step: Callable[[], Any]) -> int:
+def counted_peak(state: list[Tensor], step: Callable[[], Any]) -> int:
     """Return the most bytes of storages in a step, counted by `NewBytes`, with what exists already."""
     counter = NewBytes(state)
     with counter:
@@ -356,7 +356,7 @@ def _peak_of_torch(worker: Rank, schedule: PipelineSchedule) -> int:
         for info in infos
         if info.buffer is not None
     ]
-    return _counted_peak([*_state(parts), *buffers], functools.partial(run.step, *inputs, **keywords))
+    return counted_peak([*state_of(parts), *buffers], functools.partial(run.step, *inputs, **keywords))
 
 
 def time_rows(rank: int, ranks: int, name: str, steps: int) -> list[dict[str, Any]]:

@@ -39,10 +39,14 @@ class PendingTransfer:
         works: A handle of torch for each message.
         tensors: The messages, which must exist until the transfer has ended.
         peer: The other rank.
+        late_peers: Ranks that did not answer in time so far, of all transfers of this rank.
     """
 
-    def __init__(self, works: Sequence[Any], tensors: Sequence[Tensor], peer: int) -> None:
+    def __init__(
+        self, works: Sequence[Any], tensors: Sequence[Tensor], peer: int, late_peers: set[int]
+    ) -> None:
         self.works, self.tensors, self.peer = list(works), list(tensors), peer
+        self.late_peers = late_peers
         self.ended = threading.Event()
         self.error: Exception | None = None
 
@@ -56,9 +60,18 @@ class PendingTransfer:
             for work in self.works:
                 work.wait(timeout)
         except RuntimeError as error:
-            raise _lost(self.peer, error, timeout) from error
+            raise self._failure(error, timeout) from error
         tensors, self.works, self.tensors = self.tensors, [], []
         return tensors
+
+    def _failure(self, error: RuntimeError, timeout: timedelta) -> RankFailed:
+        """Return the error of this transfer: a late rank is not lost."""
+        if "timed out" in str(error).lower():
+            self.late_peers.add(self.peer)
+        else:
+            # A transfer of another thread that timed out has closed the connection of this one.
+            time.sleep(SETTLE_S)
+        return _late(self.peer, timeout) if self.peer in self.late_peers else _lost(self.peer)
 
     def complete(self, timeout: timedelta) -> None:
         """Wait, release the messages, and keep an error."""
@@ -87,6 +100,7 @@ class Transport:
         # Gloo does not say whether a transfer has ended, so a thread waits for it.
         self._waits_in_thread = device.type == "cpu" or dist.get_backend(group) == "gloo"
         self._sent: list[PendingTransfer] = []
+        self._late_peers: set[int] = set()
         self._queue: queue.SimpleQueue[PendingTransfer | None] = queue.SimpleQueue()
         if self._waits_in_thread:
             waiter = threading.Thread(target=_complete_all, args=(self._queue, self.timeout), daemon=True)
@@ -105,8 +119,8 @@ class Transport:
                 for index, tensor in enumerate(tensors)
             ]
         except RuntimeError as error:
-            raise _lost(peer, error, self.timeout) from error
-        return PendingTransfer(works, tensors, peer)
+            raise self._failure(peer) from error
+        return PendingTransfer(works, tensors, peer, self._late_peers)
 
     def receive(self, tensors: Sequence[Tensor], peer: int, tag: int) -> PendingTransfer:
         """Start to receive into tensors from another rank.
@@ -120,8 +134,8 @@ class Transport:
                 for index, tensor in enumerate(tensors)
             ]
         except RuntimeError as error:
-            raise _lost(peer, error, self.timeout) from error
-        return PendingTransfer(works, tensors, peer)
+            raise self._failure(peer) from error
+        return PendingTransfer(works, tensors, peer, self._late_peers)
 
     def release_when_sent(self, transfer: PendingTransfer) -> None:
         """Release the messages of a transfer as soon as they are sent."""
@@ -156,6 +170,10 @@ class Transport:
                         work.wait(timedelta(milliseconds=1))
         else:
             self.group.abort()
+
+    def _failure(self, peer: int) -> RankFailed:
+        """Return the error of a transfer that cannot start."""
+        return _late(peer, self.timeout) if peer in self._late_peers else _lost(peer)
 
     def _has_ended(self, transfer: PendingTransfer) -> bool:
         if not self._waits_in_thread and all(work.is_completed() for work in transfer.works):
@@ -262,16 +280,16 @@ def _is_of_torch(error: Exception) -> bool:
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
+SETTLE_S = 0.05
+"""How long a transfer that lost its connection waits for another one to state that it timed out."""
+
 GRACE_S = 0.5
 """How long a rank that lost a connection waits for another rank to state why, in seconds."""
 
 _CAUSE, _CONSEQUENCE = "tunebench/pipeline/cause", "tunebench/pipeline/consequence"
 
 
-def _lost(peer: int, error: RuntimeError, timeout: timedelta) -> RankFailed:
-    """Return the error of a transfer with another rank."""
-    if "timed out" in str(error).lower():
-        return _late(peer, timeout)
+def _lost(peer: int) -> RankFailed:
     return ConnectionLost(f"the connection to rank {peer} is lost: its process ended or failed")
 
 
