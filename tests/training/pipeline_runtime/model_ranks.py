@@ -213,14 +213,19 @@ def whole_model(name: str, rank: int) -> dict[str, Any]:
 
 
 class Dying(nn.Module):
-    """Ends the process in its next forward pass once it is armed on a rank."""
+    """A layer that ends the process in its next forward pass once it is armed on a rank."""
 
     armed: int | None = None
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
         if self.armed == dist.get_rank():
             os.kill(os.getpid(), signal.SIGKILL)
-        return x
+        output: Tensor = self.layer(x)
+        return output
 
 
 class Batches(list[Any]):
@@ -244,7 +249,7 @@ def example(name: str, rank: int) -> dict[str, Any]:
     exec(model_block, user)
     reference, batches = copy.deepcopy(user["model"]), user["batches"]
     if name in DEATHS:
-        user["model"] = nn.Sequential(*(nn.Sequential(layer, Dying()) for layer in user["model"]))
+        user["model"] = nn.Sequential(*map(Dying, user["model"]))
         if name == "step":
             user["batches"] = Batches(batches)
         else:
