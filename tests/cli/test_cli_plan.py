@@ -40,7 +40,14 @@ class Branching(Net):
     def forward(self, x):
         return x if x.sum() > 0 else self.layers[0](x)
 
-make, broken = Net, Branching
+class Rows(Net):
+    def forward(self, x):
+        return self.layers[0](x)
+
+make, broken, rows = Net, Branching, Rows
+
+def frozen():
+    return Net().requires_grad_(False)
 
 def raises():
     raise ValueError("no weights")
@@ -165,10 +172,10 @@ def test_a_processor_has_no_allocator_and_no_link(net: str, run_json: Run) -> No
 
 def test_an_impossible_budget_states_the_least(net: str, run_refused: Run) -> None:
     error = run_refused(*typed(net, "--budget", "1MB"))
-    assert "no plan of this step fits a budget of 1 MB (1,000,000 bytes)" in error
-    assert "in memory during the whole step" in error
-    assert "the operation that needs most" in error
-    assert "the least possible budget is" in error
+    assert "no plan of this step fits a budget of 1 MB; the least possible budget is" in error
+    assert "parameters 49.92 kB, gradients 49.92 kB" in error
+    assert "The operation that needs most" in error
+    assert "net.py:1" in error
 
 
 @pytest.mark.parametrize(
@@ -177,6 +184,7 @@ def test_an_impossible_budget_states_the_least(net: str, run_refused: Run) -> No
         (("--device", "h100-sxn"), "Did you mean 'h100-sxm'"),
         (("--budget", "0"), "budget '0' is no size"),
         (("--budget", "0GB"), "budget '0GB' is no size"),
+        (("--budget", "150%"), "'150%' is above the peak without a plan"),
         (("--budget", "24XB"), "expected a size above 0 such as 24GB"),
         (("--host-link", "pcie9"), "unknown host link 'pcie9'"),
         (("--host-link", "0"), "positive rates"),
@@ -207,6 +215,12 @@ def test_mistakes_in_the_model_are_named(net: str, run_refused: Run) -> None:
     )
     assert "Branching cannot be traced as a whole" in run_refused(
         "plan", "memory", f"{net}:broken", *arguments
+    )
+    assert "Rows returns no loss: expected a result of one element" in run_refused(
+        "plan", "memory", f"{net}:rows", *arguments
+    )
+    assert "Net returns nothing that requires a gradient" in run_refused(
+        "plan", "memory", f"{net}:frozen", *arguments
     )
 
 

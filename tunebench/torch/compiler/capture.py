@@ -34,6 +34,7 @@ __all__ = [
     "differentiable_results",
     "first_reason",
     "in_training_mode",
+    "is_of_torch",
     "onednn",
     "recurrent_layers_traced",
     "results_without_data",
@@ -192,14 +193,19 @@ def first_reason(error: BaseException) -> str:
         first = cause
     if first is error:
         return f"{_first_line(error)}{_user_line(error)}"
-    return f"{_first_line(error)}: {type(first).__name__}: {_first_line(first)}"
+    return f"{_first_line(error)}: {type(first).__name__}: {_first_line(first)}{_user_line(error)}"
 
 
 def _user_line(error: BaseException) -> str:
     """Return where the model does what torch refused, as in `` (model.py:12)``; empty if it is not known."""
     stack = getattr(error, "real_stack", None)
-    frames = [frame for frame in stack or () if not frame.filename.startswith(_TORCH_FOLDER)]
+    frames = [frame for frame in stack or () if not is_of_torch(frame.filename)]
     return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+
+
+def is_of_torch(path: str) -> bool:
+    """Return whether a source file is one of torch."""
+    return path.startswith(_TORCH_FOLDER)
 
 
 _TORCH_FOLDER = str(Path(torch.__file__).parent)

@@ -9,11 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from tunebench.errors import InputError
 from tunebench.torch.compiler.backend import Backend, register_compiled
-from tunebench.training.fitting.fitter import Fitter, fitted_by
+from tunebench.training.fitting.fitter import Fitter, fitted_by, is_fitted
 from tunebench.training.memory.budget import budget_bytes
 from tunebench.training.memory.planner import MemoryPlan, PlanEffort
 from tunebench.training.memory.step import HostLink
@@ -66,17 +69,24 @@ def fit(
         What `torch.compile` returns: a module with the parameters of the model, or a function.
 
     Raises:
-        InputError: The budget is no size, or both or none of budget and plan are given. A call raises it if
-            no plan fits the budget, stating the least, if torch cannot trace the model as a whole, or if the
-            swap folder has no room.
+        InputError: The budget is no size, both or none of budget and plan are given, an argument has another
+            type, or the model is compiled, distributed or sharded already. A call raises it if no plan fits
+            the budget, stating the least, if torch cannot trace the model as a whole, if a training step
+            returns nothing with a gradient, or if the swap folder has no room.
     """
     if (budget is None) == (plan is None):
-        raise InputError("fit needs either a budget or a plan")
-    if not callable(model):
-        raise InputError(f"expected a torch.nn.Module or a function, got {type(model).__name__}")
+        raise InputError(f"fit needs either a budget or a plan, got {'neither' if plan is None else 'both'}")
+    _require_model(model)
     if budget is not None:
         budget_bytes(budget, 0)
-    other_bytes += state_bytes(optimizer) if optimizer is not None else 0
+    _require_type("plan", plan, (MemoryPlan, str, Path), "a MemoryPlan or the path of a file")
+    _require_type("host_link", host_link, HostLink, "a HostLink, such as memory.host_link('pcie5')")
+    _require_type("effort", effort, PlanEffort, "a PlanEffort")
+    if not isinstance(other_bytes, int) or other_bytes < 0:
+        raise InputError(f"other_bytes must be a whole number of bytes of at least 0, got {other_bytes!r}")
+    if optimizer is not None:
+        _require_optimizer(optimizer, model)
+        other_bytes += state_bytes(optimizer)
     backend = None
     if tuned_kernels:
         backend = Backend(getattr(model, "__name__", type(model).__name__), check=check)
@@ -85,6 +95,46 @@ def fit(
     if backend is not None:
         register_compiled(fitted, backend)
     return fitted
+
+
+def _require_model(model: Any) -> None:
+    """Raise InputError unless `fit` takes a model."""
+    if isinstance(model, type):
+        raise InputError(f"expected a torch.nn.Module or a function, got the class {model.__name__}: make one")
+    if not callable(model):
+        raise InputError(f"expected a torch.nn.Module or a function, got {type(model).__name__}")
+    if is_fitted(model):
+        raise InputError("the model is fitted already: fit the model itself, with one budget")
+    if isinstance(model, OptimizedModule) or hasattr(model, "_torchdynamo_orig_callable"):
+        raise InputError(
+            "the model is compiled already, and torch would ignore that: fit the model itself, or compile what fit "
+            "returns. tuned_kernels=True fuses operations within the plan"
+        )
+    modules = tuple(model.modules()) if isinstance(model, nn.Module) else ()
+    if any(isinstance(module, DistributedDataParallel) for module in modules):
+        raise InputError("fit a model before it is distributed: DistributedDataParallel(fit(model, budget))")
+    if any(isinstance(module, FSDPModule) for module in modules):
+        raise InputError(
+            "fit modules before they are sharded: fully_shard(fit(module, budget)) for each. A plan of sharded "
+            "parameters would not know when they are gathered"
+        )
+
+
+def _require_type(name: str, value: Any, types: Any, expected: str) -> None:
+    if value is not None and not isinstance(value, types):
+        raise InputError(f"{name} must be {expected}, got {value!r}")
+
+
+def _require_optimizer(optimizer: Any, model: Any) -> None:
+    """Raise InputError unless an optimizer is one of the model."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        got = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else repr(optimizer)
+        raise InputError(
+            f"optimizer must be an optimizer such as torch.optim.AdamW(model.parameters()), got {got}"
+        )
+    updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if isinstance(model, nn.Module) and updated.isdisjoint(model.parameters()):
+        raise InputError("the optimizer has none of the model's parameters: make it with model.parameters()")
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -8,7 +8,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, Unsupported, UserError
+from torch._dynamo.exc import (
+    BackendCompilerFailed,
+    FailOnRecompileLimitHit,
+    TorchRuntimeError,
+    Unsupported,
+    UserError,
+)
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.graph import _BoxedCodeGen
@@ -34,7 +40,7 @@ from tunebench.torch.compiler.recurrent_layer import (
     recurrent_calls,
 )
 from tunebench.training.fitting.host_store import FileStore, HostStore, PinnedStore
-from tunebench.training.fitting.joint_step import JointStep, joint_step, layer_of
+from tunebench.training.fitting.joint_step import JointStep, joint_step, layer_of, parameter_places
 from tunebench.training.fitting.operation_time import Times, eager_times, measured_times
 from tunebench.training.fitting.planned_graph import planned_graphs
 from tunebench.training.fitting.redundant_copy import remove_redundant_copies
@@ -46,7 +52,7 @@ from tunebench.training.memory.schedule import unplanned
 from tunebench.training.memory.simulation import simulate
 from tunebench.training.memory.step import HostLink, TrainingStep
 
-__all__ = ["FittedStep", "Fitter", "fitted_by", "fitted_steps"]
+__all__ = ["FittedStep", "Fitter", "fitted_by", "fitted_steps", "is_fitted"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +113,7 @@ class Fitter:
         self._rewrite = rewrite
         self._onednn = True
         self._graph = TracedGraph()
+        self._parameters: frozenset[int] = frozenset()
         self._store: HostStore | None = None if swap_folder is None else FileStore(swap_folder)
         self.steps: list[FittedStep] = []
 
@@ -124,6 +131,7 @@ class Fitter:
             decompositions=None if self._rewrite is None else dict(DECOMPOSITIONS),
         )
         self._onednn = torch._C._get_mkldnn_enabled()
+        self._parameters = parameter_places(inputs)
         with unset_fake_temporarily():
             self._graph = self._traced(module, inputs)
         divide_recurrent_layers(module)
@@ -164,6 +172,7 @@ class Fitter:
                 link=link,
                 other_bytes=self._other_bytes,
                 on_gpu=device.type == "cuda",
+                parameters=self._parameters,
             )
             fitted = self._restored(joint_of) or self._new(joint_of, on_gpu=device.type == "cuda")
             self.steps.append(fitted)
@@ -181,6 +190,13 @@ class Fitter:
 
     def _host(self, device: torch.device) -> tuple[HostStore | None, HostLink | None]:
         """Return the store and the link for a device."""
+        if device.type == "meta":
+            raise InputError(
+                "the model is on the device meta: fit runs steps. Plan for an absent device by profile_step or "
+                "`tunebench plan memory`"
+            )
+        if self._store is None and self._link is not None and device.type == "cpu":
+            raise InputError("on a processor, host_link needs swap_folder: the folder for swapped tensors")
         if device.type == "cuda" and self._store is None:
             self._store = PinnedStore()
         if self._store is not None and self._link is None:
@@ -356,9 +372,12 @@ def fitted_by(fitter: Fitter, model: nn.Module | Callable[..., Any]) -> Any:
     """
     fitted = torch.compile(model, backend=fitter, fullgraph=True, dynamic=False, **OWN_LIMIT)
     if isinstance(fitted, nn.Module):
-        fitted.forward = _with_clear_errors(fitted.forward)
+        fitted.forward = _with_clear_errors(fitted.forward, model)
+        # torch.compile of a fitted module would compile the model itself, without a plan.
+        fitted._torchdynamo_wrapper_id = None
+        fitted.__dict__.pop("get_compiler_config", None)
     else:
-        fitted = _with_clear_errors(fitted)
+        fitted = _with_clear_errors(fitted, model)
     _fitters[fitted] = fitter
     return fitted
 
@@ -381,14 +400,24 @@ def fitted_steps(fitted: Any) -> tuple[FittedStep, ...]:
     return tuple(_fitters[fitted].steps)
 
 
-def _with_clear_errors(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a call that traces recurrent layers, and raises the errors of this package alone."""
+def is_fitted(model: Any) -> bool:
+    """Return whether `fit` returned a model."""
+    return isinstance(model, Hashable) and model in _fitters
 
-    @functools.wraps(call)
+
+def _with_clear_errors(call: Callable[..., Any], model: Any) -> Callable[..., Any]:
+    """Return a call that traces a model as a whole, and raises the errors of this package alone.
+
+    Code around it that torch compiles calls it as it is: torch would trace into the model and lose its plan.
+    """
+
+    @functools.wraps(call, updated=())
     def clear(*args: Any, **kwargs: Any) -> Any:
         try:
-            with whole_model_traced():
-                return call(*args, **kwargs)
+            with whole_model_traced(), torch._dynamo.config.patch(optimize_ddp=False):
+                results = call(*args, **kwargs)
+            _require_gradient(model, results)
+            return results
         except BackendCompilerFailed as error:
             if isinstance(error.inner_exception, InputError):
                 raise error.inner_exception from None
@@ -401,5 +430,30 @@ def _with_clear_errors(call: Callable[..., Any]) -> Callable[..., Any]:
             ) from error
         except (Unsupported, UserError) as error:
             raise InputError(f"torch cannot trace the model as a whole: {first_reason(error)}") from error
+        except TorchRuntimeError as error:
+            raise InputError(f"the model fails with these inputs: {first_reason(error)}") from error
 
-    return clear
+    separate: Any = torch.compiler.disable(clear, reason="tunebench.training.fit runs it by its own plan")
+    separate._torchdynamo_wrapper_id = None  # or torch.compile would compile what is disabled
+    return separate  # type: ignore[no-any-return]
+
+
+def _require_gradient(model: Any, results: Any) -> None:
+    """Raise InputError if a training step has no gradient."""
+    training = model.training if isinstance(model, nn.Module) else True
+    if not torch.is_grad_enabled() or not training:
+        return
+    leaves = tree_leaves(results)
+    if all(isinstance(leaf, _VALUES) for leaf in leaves) and not any(
+        isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves
+    ):
+        types = ", ".join(sorted({type(leaf).__name__ for leaf in leaves}))
+        raise InputError(
+            f"the model returns no loss: expected a tensor that requires a gradient, got {types or 'nothing'}. "
+            "Return the loss, with parameters that require gradients; call the model under torch.no_grad() "
+            "or in eval mode for results alone"
+        )
+
+
+_VALUES = (Tensor, bool, int, float, complex, str, type(None))
+"""Types of results whose gradient is known: others may hold tensors."""

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from tunebench.errors import InputError
+from tunebench.torch.compiler.capture import is_of_torch
 from tunebench.training.memory.step import HostLink, StepOperation, StepTensor, TrainingStep
 
 __all__ = [
@@ -28,7 +29,9 @@ __all__ = [
     "is_random",
     "joint_step",
     "layer_of",
+    "parameter_places",
     "random_state",
+    "source_of",
 ]
 
 RUNNING_STATISTICS: Mapping[Any, tuple[int, int]] = {
@@ -42,6 +45,9 @@ BOUNDARY = "loss gradient"
 
 OTHER = "optimizer and other memory"
 """Name of the tensor for bytes that are on the device besides the step."""
+
+PARAMETERS, INPUTS, RESULTS = "parameters", "inputs and buffers", "results"
+"""Roles of the memory that the caller has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +77,12 @@ class JointStep:
         """Index of the operation of each node that is one."""
         return {node: index for index, node in enumerate(self.nodes) if node is not None}
 
+    @cached_property
+    def returns_loss(self) -> bool:
+        """Whether a result of the model that has a gradient has one element."""
+        gradients = (node for node in self.graph.find_nodes(op="placeholder") if _is_tangent(node))
+        return any(node.meta["val"].numel() == 1 for node in gradients)
+
     def tensors_of(self, node: fx.Node) -> set[int]:
         """Return the tensors whose memory a node's result shares; those of all its items, if it is a list."""
         tensor = self.tensor_of.get(node)
@@ -88,6 +100,7 @@ def joint_step(
     link: HostLink | None = None,
     other_bytes: int = 0,
     on_gpu: bool = False,
+    parameters: Collection[int] = (),
 ) -> JointStep:
     """Return the training step of a joint graph.
 
@@ -102,15 +115,21 @@ def joint_step(
         other_bytes: Bytes on the device besides the step, such as states of the optimizer.
         on_gpu: Whether the device is a GPU. The states of its random numbers, which a plan keeps to repeat an
             operation, are on the host.
+        parameters: Places of the parameters among the inputs that Dynamo's graph has.
 
     Raises:
-        InputError: The graph changes tensors in place, has sizes that are not constant, or calls an operation
-            that returns nested lists of tensors.
+        InputError: The graph changes tensors in place, has sizes that are not constant or sparse tensors, or
+            calls an operation that returns nested lists of tensors.
     """
     if not on_gpu:
         random = sum(node.op == "call_function" and is_random(node) for node in graph.nodes)
         other_bytes += random * _CPU_STATE_BYTES
-    return _Reader(graph, forward_results, link, other_bytes).read(times_us)
+    return _Reader(graph, forward_results, link, other_bytes, parameters).read(times_us)
+
+
+def parameter_places(inputs: Sequence[Any]) -> frozenset[int]:
+    """Return the places of the parameters among the inputs of a graph that Dynamo traced."""
+    return frozenset(place for place, value in enumerate(inputs) if isinstance(value, nn.Parameter))
 
 
 def is_random(node: fx.Node) -> bool:
@@ -122,9 +141,14 @@ class _Reader:
     """Assigns memory and operations to the nodes of a joint graph."""
 
     def __init__(
-        self, graph: fx.Graph, forward_results: int, link: HostLink | None, other_bytes: int
+        self,
+        graph: fx.Graph,
+        forward_results: int,
+        link: HostLink | None,
+        other_bytes: int,
+        parameters: Collection[int],
     ) -> None:
-        self._graph, self._link = graph, link
+        self._graph, self._link, self._parameters = graph, link, parameters
         (output,) = graph.find_nodes(op="output")
         self._results: list[Any] = list(output.args[0])
         self._forward_results = forward_results
@@ -149,7 +173,7 @@ class _Reader:
                 tensor_count = len(self._sizes)
                 self._memory(node)
                 new = range(tensor_count, len(self._sizes))
-                if node.name.startswith("tangents"):
+                if _is_tangent(node):
                     self._tangents.extend(new)
                 else:
                     resident.update(new)
@@ -172,8 +196,15 @@ class _Reader:
         nodes: list[fx.Node | None] = [*self._calls]
         nodes.insert(boundary, None)
         tensors = tuple(
-            StepTensor(name=name, size_bytes=size, resident=tensor in resident)
-            for tensor, (name, size) in enumerate(zip(self._names, self._sizes, strict=True))
+            StepTensor(
+                name=name,
+                size_bytes=size,
+                resident=tensor in resident,
+                role=self._role(base) if tensor in resident else "",
+            )
+            for tensor, (name, size, base) in enumerate(
+                zip(self._names, self._sizes, self._base, strict=True)
+            )
         )
         gradients = (node for node in self._results[self._forward_results :] if node in self._tensor_of)
         results = dict.fromkeys(self._tensor_of[node] for node in gradients)
@@ -193,6 +224,14 @@ class _Reader:
             boundary=boundary,
         )
 
+    def _role(self, base: fx.Node | None) -> str:
+        """Return what a tensor is that stays on the device."""
+        if base is None:
+            return OTHER
+        if base.op not in ("placeholder", "get_attr"):
+            return RESULTS
+        return PARAMETERS if getattr(base.meta.get("desc"), "idx", None) in self._parameters else INPUTS
+
     def _operation(self, node: fx.Node, time_us: float, resident: set[int]) -> StepOperation:
         first, last = RUNNING_STATISTICS.get(node.target, (0, 0))
         ignored = {source for source in node.args[first:last] if self._tensor_of.get(source) in resident}
@@ -208,6 +247,7 @@ class _Reader:
             inputs=tuple(reads),
             outputs=tuple(tensor for tensor in outputs if tensor not in resident),
             recomputable=not _has_effects(node) and not self._changed & set(reads),
+            source=source_of(node),
         )
 
     def _changed_inputs(self) -> set[int]:
@@ -234,7 +274,7 @@ class _Reader:
                 if source not in seen:
                     seen.add(source)
                     needed.append(source)
-        tangents = {node for node in self._graph.nodes if node.name.startswith("tangents")}
+        tangents = {node for node in self._graph.nodes if _is_tangent(node)}
         if seen & tangents:
             raise InputError("a result of the forward pass depends on a gradient")
         return last
@@ -271,6 +311,8 @@ class _Reader:
                     raise InputError(f"{node.name} returns lists of tensors within a list")
 
     def _tensor(self, node: fx.Node | None, value: Tensor, name: str = "") -> int:
+        if value.layout != torch.strided:
+            raise InputError(f"the step has sparse tensors, which have no plan{_line_of(node)}")
         storage = value.untyped_storage()
         size = storage.nbytes()
         if not isinstance(size, int):
@@ -287,11 +329,29 @@ class _Reader:
         return len(self._sizes) - 1
 
 
+def _is_tangent(node: fx.Node) -> bool:
+    """Return whether a node is the gradient of a result of the forward pass."""
+    return node.name.startswith("tangents")
+
+
 def _line_of(node: fx.Node | None) -> str:
     """Return where the model calls an operation, as in ``: nonzero (model.py:12)``; empty if not known."""
-    stack = "" if node is None else node.meta.get("stack_trace") or ""
-    lines = re.findall(r'File "(.+)", line (\d+)', stack)
-    return f": {node} ({lines[-1][0]}:{lines[-1][1]})" if lines else ""
+    source = "" if node is None else source_of(node)
+    return f": {node} ({source})" if source else ""
+
+
+def source_of(node: fx.Node) -> str:
+    """Return the line of the model that calls an operation, or the one whose gradient it computes.
+
+    Args:
+        node: A call of a graph of Dynamo or AOTAutograd.
+
+    Returns:
+        Its file and line, as in ``model.py:12``; empty if not known.
+    """
+    lines = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
+    own = [line for line in lines if not is_of_torch(line[0])]
+    return ":".join((own or lines)[-1]) if lines else ""
 
 
 def random_state(device: torch.device) -> Tensor:

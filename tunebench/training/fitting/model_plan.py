@@ -125,7 +125,7 @@ class ModelProfiler:
             batch: First extent of every input; that of the given inputs by default.
 
         Raises:
-            InputError: The model cannot be traced.
+            InputError: The model cannot be traced, or returns no loss.
         """
         if batch not in self._known:
             specs = self._inputs
@@ -138,6 +138,11 @@ class ModelProfiler:
                 link=self._link,
                 other_bytes=self._state_bytes,
             )
+            if not joint.returns_loss:
+                raise InputError(
+                    f"{self.name} returns no loss: expected a result of one element with a gradient. Return the "
+                    "loss from the model, because its memory is planned too"
+                )
             self._known[batch] = ModelProfile(
                 name=self.name, step=joint.step, layers=joint.layers, forward=joint.boundary
             )

@@ -23,7 +23,7 @@ from tunebench.torch.compiler.capture import (
 )
 from tunebench.torch.compiler.decomposition import attention_as_on_gpu
 from tunebench.torch.compiler.recurrent_layer import divide_recurrent_layers
-from tunebench.training.fitting.joint_step import JointStep, joint_step
+from tunebench.training.fitting.joint_step import JointStep, joint_step, parameter_places
 from tunebench.training.fitting.operation_time import predicted_times
 from tunebench.training.fitting.redundant_copy import remove_redundant_copies
 from tunebench.training.memory.step import HostLink
@@ -57,6 +57,8 @@ def profile_step(
         InputError: torch cannot trace the model as a whole, or the model returns nothing with a gradient.
     """
 
+    parameters: frozenset[int] = frozenset()
+
     def partition(module: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
         remove_redundant_copies(module.graph)
         times = predicted_times(module, device)
@@ -67,6 +69,7 @@ def profile_step(
             link=link,
             other_bytes=other_bytes,
             on_gpu=device.kind == "gpu",
+            parameters=parameters,
         )
         raise _TracedError(step)  # torch need not compile the step
 
@@ -74,6 +77,8 @@ def profile_step(
         return results_without_data(graph)
 
     def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        nonlocal parameters
+        parameters = parameter_places(inputs)
         divide_recurrent_layers(graph)
         return aot_autograd(fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition)(graph, inputs)
 

@@ -48,7 +48,7 @@ def remove_redundant_copies(graph: fx.Graph) -> None:
 def _storages(node: fx.Node) -> Iterator[StorageWeakRef]:
     """Yield the memory of a node's results."""
     for leaf in tree_leaves(node.meta.get("val")):
-        if isinstance(leaf, Tensor):
+        if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
             yield StorageWeakRef(leaf.untyped_storage())
 
 

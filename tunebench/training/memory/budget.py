@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import ROUND_CEILING, Context, Decimal
 
 from tunebench._figure import significant
 from tunebench.errors import InputError
@@ -39,9 +40,18 @@ def budget_bytes(budget: int | str, whole_bytes: int) -> int:
     return int(number * base ** "BKMGT".index(unit[0]))
 
 
-def size_text(size_bytes: float) -> str:
-    """Return bytes with a readable unit, such as ``24.31 GB``; a GB has 1e9 bytes."""
+def size_text(size_bytes: float, *, up: bool = False) -> str:
+    """Return bytes with a readable unit, such as ``24.31 GB``; a GB has 1e9 bytes.
+
+    Args:
+        size_bytes: The bytes.
+        up: Whether to round up, so that the text as a budget has at least these bytes.
+    """
     for name, unit in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= unit:
-            return f"{significant(size_bytes / unit)} {name}"
+            value = _UP.divide(Decimal(size_bytes), Decimal(unit)) if up else size_bytes / unit
+            return f"{significant(float(value))} {name}"
     return f"{size_bytes:.0f} bytes"
+
+
+_UP = Context(prec=4, rounding=ROUND_CEILING)

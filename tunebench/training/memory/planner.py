@@ -244,18 +244,35 @@ def _no_plan(step: TrainingStep, budget_bytes: int, least: LeastBudget) -> str:
     """Return a message that says what needs the memory of a step which no plan fits into a budget."""
     largest = max(step.operations, key=step.working_bytes)
     largest_bytes = step.working_bytes(largest) - step.resident_bytes
+    line = f" ({largest.source})" if largest.source else ""
     qualifier = "the least possible budget is" if least.proven else "the least budget with a known plan is"
+    static = step.static_bytes
+    static_bytes = sum(static.values())
+    peak_bytes = simulate(step, unplanned(step)).peak_bytes
+    parts = ", ".join(f"{role} {size_text(size_bytes)}" for role, size_bytes in static.items())
     return (
-        f"no plan of this step fits a budget of {_exact(budget_bytes)}; {qualifier} "
-        f"{_exact(least.budget_bytes)}. What is in memory during the whole step, such as parameters, inputs "
-        f"and optimizer states, takes {size_text(step.resident_bytes)}, gradients at its end "
-        f"{size_text(step.bytes_of(step.results))}, and the operation that needs most, {largest.name}, "
-        f"{size_text(largest_bytes)} besides. Pass at least the least budget, or reduce the batch."
+        f"no plan of this step fits a budget of {size_text(budget_bytes)}; {qualifier} "
+        f"{size_text(least.budget_bytes, up=True)}, and without a plan it takes {size_text(peak_bytes)}. "
+        f"Static memory takes {size_text(static_bytes)} ({parts or 'none'}), activations up to "
+        f"{size_text(peak_bytes - min(static_bytes, peak_bytes))} without a plan. The operation that needs most, "
+        f"{largest.name}{line}, takes {size_text(largest_bytes)} for what it reads and writes, besides "
+        f"{size_text(step.resident_bytes)} that are in memory during the whole step. {_remedy(step, budget_bytes)}"
     )
 
 
-def _exact(size_bytes: int) -> str:
-    return f"{size_text(size_bytes)} ({size_bytes:,} bytes)" if size_bytes >= 1000 else size_text(size_bytes)
+def _remedy(step: TrainingStep, budget_bytes: int) -> str:
+    """Return what to do about a budget that is too small."""
+    of_model = (size for role, size in step.static_bytes.items() if role not in _GROWING)
+    if budget_bytes < sum(of_model):
+        return (
+            "No batch fits, because parameters, gradients and optimizer states alone are above the budget: use an "
+            "optimizer with smaller states, or shard the model."
+        )
+    return "Pass at least the least budget, or reduce the batch."
+
+
+_GROWING = ("inputs", "results", "other tensors")
+"""Roles of static memory that grow with the batch, or may."""
 
 
 def memory_curve(

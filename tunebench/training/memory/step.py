@@ -29,11 +29,13 @@ class StepTensor:
         name: A name for messages and reports.
         size_bytes: Bytes on the device.
         resident: Whether the tensor stays on the device during the whole step, such as a parameter.
+        role: What a resident tensor is, in the plural, such as ``parameters``; empty if not known.
     """
 
     name: str
     size_bytes: int
     resident: bool = False
+    role: str = ""
 
     def __post_init__(self) -> None:
         if self.size_bytes < 0:
@@ -51,6 +53,7 @@ class StepOperation:
         outputs: Indices of the tensors that it writes, into new memory.
         workspace_bytes: Further bytes on the device while it runs.
         recomputable: Whether it may run more than once. Operations with side effects may not.
+        source: Line of the model that calls it, as in ``model.py:12``; empty if not known.
     """
 
     name: str
@@ -59,6 +62,7 @@ class StepOperation:
     outputs: tuple[int, ...]
     workspace_bytes: int = 0
     recomputable: bool = True
+    source: str = ""
 
     def __post_init__(self) -> None:
         if not (0 <= self.time_us < math.inf):
@@ -153,6 +157,17 @@ class TrainingStep:
     def resident_bytes(self) -> int:
         """Bytes of all resident tensors."""
         return sum(tensor.size_bytes for tensor in self.tensors if tensor.resident)
+
+    @cached_property
+    def static_bytes(self) -> dict[str, int]:
+        """Bytes that every plan has on the device at the end of the step, by role; gradients are its results."""
+        size_of_role: dict[str, int] = {}
+        for tensor in self.tensors:
+            if tensor.resident:
+                role = tensor.role or "other tensors"
+                size_of_role[role] = size_of_role.get(role, 0) + tensor.size_bytes
+        size_of_role["gradients"] = self.bytes_of(self.results)
+        return {role: size for role, size in sorted(size_of_role.items(), key=lambda item: -item[1]) if size}
 
     def bytes_of(self, tensors: tuple[int, ...]) -> int:
         """Return the bytes of the tensors that are not resident, each counted once."""
