@@ -61,7 +61,7 @@ def of_copies(planned, buckets, compiled=False):
     fitted = fit(model, "80%") if planned else model
     run = DistributedDataParallel(fitted, bucket_cap_mb=25 if buckets == 1 else 25 / 2**20)
     trained = weights(torch.compile(run, backend="aot_eager") if compiled else run, model)
-    assert not planned or len(fitted_steps(fitted)) == 1  # one plan of the whole model, not one of each bucket
+    assert not planned or len(fitted_steps(fitted)) == 1  # not one of each bucket
     return trained
 
 def of_shards(planned):

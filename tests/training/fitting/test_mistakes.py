@@ -40,7 +40,7 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def foreign_optimizer() -> torch.optim.Optimizer:
+def foreign_optimizer() -> Any:
     return torch.optim.SGD(Model().parameters(), lr=0.1)
 
 
@@ -113,15 +113,15 @@ def test_an_impossible_budget_says_what_needs_the_memory_and_the_least_budget_wo
         fit(model, "2kB", optimizer=optimizer)(DATA)
     message = str(refused.value)
     assert "a budget of 2 kB; the least" in message
-    assert "(optimizer and other memory 1.152 kB, inputs and buffers 1.024 kB, parameters 576 bytes" in message
+    assert (
+        "(optimizer and other memory 1.152 kB, inputs and buffers 1.024 kB, parameters 576 bytes" in message
+    )
     assert "gradients 576 bytes, results 4 bytes)" in message
     activations = re.search(r"activations up to (.*) without a plan\.", message)
     peak = re.search(r"without a plan it takes (.*)\. Static memory takes (.*) \(optim", message)
     assert activations is not None
     assert peak is not None
-    of_activations, whole, static = (
-        budget_bytes(text, 0) for text in (activations[1], peak[1], peak[2])
-    )
+    of_activations, whole, static = (budget_bytes(text, 0) for text in (activations[1], peak[1], peak[2]))
     assert of_activations == pytest.approx(whole - static, abs=10)
     assert re.search(rf"operation that needs most, \w+ \({re.escape(__file__)}:\d+\), takes", message)
     least = re.search(r"least .* is ([\d.]+ kB), and", message)
@@ -132,7 +132,12 @@ def test_an_impossible_budget_says_what_needs_the_memory_and_the_least_budget_wo
 @pytest.mark.parametrize(
     ("model", "data", "options", "expected"),
     [
-        (Model(), DATA[:, :3], {}, r"the model fails with these inputs: .* must have same reduction dim.*py:\d+\)"),
+        (
+            Model(),
+            DATA[:, :3],
+            {},
+            r"the model fails with these inputs: .* must have same reduction dim.*py:\d+\)",
+        ),
         (Model().to("meta"), DATA, {}, r"the model fails with these inputs: .*same device.*py:\d+\)"),
         (Model().to("meta"), DATA.to("meta"), {}, r"on the device meta: fit runs steps"),
         (Model(), DATA, {"host_link": LINK}, r"host_link needs swap_folder"),
@@ -169,5 +174,5 @@ def test_what_compiles_a_fitted_model_keeps_its_plan(*, whole: bool) -> None:
 
 def test_a_whole_graph_around_a_fitted_model_is_refused_with_the_reason() -> None:
     fitted = fit(Model(), "100%")
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="tunebench.training.fit runs it by its own plan"):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"tunebench\.training\.fit runs it by"):
         torch.compile(lambda x: fitted(x) + 0, backend="eager", fullgraph=True)(DATA)

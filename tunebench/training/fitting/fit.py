@@ -100,23 +100,25 @@ def fit(
 def _require_model(model: Any) -> None:
     """Raise InputError unless `fit` takes a model."""
     if isinstance(model, type):
-        raise InputError(f"expected a torch.nn.Module or a function, got the class {model.__name__}: make one")
+        raise InputError(
+            f"expected a torch.nn.Module or a function, got the class {model.__name__}: make one"
+        )
     if not callable(model):
         raise InputError(f"expected a torch.nn.Module or a function, got {type(model).__name__}")
     if is_fitted(model):
         raise InputError("the model is fitted already: fit the model itself, with one budget")
     if isinstance(model, OptimizedModule) or hasattr(model, "_torchdynamo_orig_callable"):
         raise InputError(
-            "the model is compiled already, and torch would ignore that: fit the model itself, or compile what fit "
-            "returns. tuned_kernels=True fuses operations within the plan"
+            "the model is compiled already, and torch would ignore that: fit the model itself, or compile "
+            "what fit returns. tuned_kernels=True fuses operations within the plan"
         )
     modules = tuple(model.modules()) if isinstance(model, nn.Module) else ()
     if any(isinstance(module, DistributedDataParallel) for module in modules):
         raise InputError("fit a model before it is distributed: DistributedDataParallel(fit(model, budget))")
     if any(isinstance(module, FSDPModule) for module in modules):
         raise InputError(
-            "fit modules before they are sharded: fully_shard(fit(module, budget)) for each. A plan of sharded "
-            "parameters would not know when they are gathered"
+            "fit modules before they are sharded: fully_shard(fit(module, budget)) for each. A plan of "
+            "sharded parameters would not know when they are gathered"
         )
 
 

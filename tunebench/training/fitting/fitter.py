@@ -192,8 +192,8 @@ class Fitter:
         """Return the store and the link for a device."""
         if device.type == "meta":
             raise InputError(
-                "the model is on the device meta: fit runs steps. Plan for an absent device by profile_step or "
-                "`tunebench plan memory`"
+                "the model is on the device meta: fit runs steps. Plan for an absent device by profile_step "
+                "or `tunebench plan memory`"
             )
         if self._store is None and self._link is not None and device.type == "cpu":
             raise InputError("on a processor, host_link needs swap_folder: the folder for swapped tensors")
@@ -449,9 +449,9 @@ def _require_gradient(model: Any, results: Any) -> None:
     ):
         types = ", ".join(sorted({type(leaf).__name__ for leaf in leaves}))
         raise InputError(
-            f"the model returns no loss: expected a tensor that requires a gradient, got {types or 'nothing'}. "
-            "Return the loss, with parameters that require gradients; call the model under torch.no_grad() "
-            "or in eval mode for results alone"
+            "the model returns no loss: expected a tensor that requires a gradient, got "
+            f"{types or 'nothing'}. Return the loss, with parameters that require gradients; call the model "
+            "under torch.no_grad() or in eval mode for results alone"
         )
 
 

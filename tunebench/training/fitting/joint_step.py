@@ -81,7 +81,7 @@ class JointStep:
     def returns_loss(self) -> bool:
         """Whether a result of the model that has a gradient has one element."""
         gradients = (node for node in self.graph.find_nodes(op="placeholder") if _is_tangent(node))
-        return any(node.meta["val"].numel() == 1 for node in gradients)
+        return any(int(node.meta["val"].numel()) == 1 for node in gradients)
 
     def tensors_of(self, node: fx.Node) -> set[int]:
         """Return the tensors whose memory a node's result shares; those of all its items, if it is a list."""

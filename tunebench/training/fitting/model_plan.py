@@ -140,8 +140,8 @@ class ModelProfiler:
             )
             if not joint.returns_loss:
                 raise InputError(
-                    f"{self.name} returns no loss: expected a result of one element with a gradient. Return the "
-                    "loss from the model, because its memory is planned too"
+                    f"{self.name} returns no loss: expected a result of one element with a gradient. Return "
+                    "the loss from the model, because its memory is planned too"
                 )
             self._known[batch] = ModelProfile(
                 name=self.name, step=joint.step, layers=joint.layers, forward=joint.boundary

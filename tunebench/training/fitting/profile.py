@@ -56,7 +56,6 @@ def profile_step(
     Raises:
         InputError: torch cannot trace the model as a whole, or the model returns nothing with a gradient.
     """
-
     parameters: frozenset[int] = frozenset()
 
     def partition(module: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:

@@ -254,9 +254,10 @@ def _no_plan(step: TrainingStep, budget_bytes: int, least: LeastBudget) -> str:
         f"no plan of this step fits a budget of {size_text(budget_bytes)}; {qualifier} "
         f"{size_text(least.budget_bytes, up=True)}, and without a plan it takes {size_text(peak_bytes)}. "
         f"Static memory takes {size_text(static_bytes)} ({parts or 'none'}), activations up to "
-        f"{size_text(peak_bytes - min(static_bytes, peak_bytes))} without a plan. The operation that needs most, "
-        f"{largest.name}{line}, takes {size_text(largest_bytes)} for what it reads and writes, besides "
-        f"{size_text(step.resident_bytes)} that are in memory during the whole step. {_remedy(step, budget_bytes)}"
+        f"{size_text(peak_bytes - min(static_bytes, peak_bytes))} without a plan. The operation that needs "
+        f"most, {largest.name}{line}, takes {size_text(largest_bytes)} for what it reads and writes, besides "
+        f"{size_text(step.resident_bytes)} that are in memory during the whole step. "
+        f"{_remedy(step, budget_bytes)}"
     )
 
 
@@ -265,8 +266,8 @@ def _remedy(step: TrainingStep, budget_bytes: int) -> str:
     of_model = (size for role, size in step.static_bytes.items() if role not in _GROWING)
     if budget_bytes < sum(of_model):
         return (
-            "No batch fits, because parameters, gradients and optimizer states alone are above the budget: use an "
-            "optimizer with smaller states, or shard the model."
+            "No batch fits, because parameters, gradients and optimizer states alone are above the budget: "
+            "use an optimizer with smaller states, or shard the model."
         )
     return "Pass at least the least budget, or reduce the batch."
 

@@ -160,7 +160,7 @@ class TrainingStep:
 
     @cached_property
     def static_bytes(self) -> dict[str, int]:
-        """Bytes that every plan has on the device at the end of the step, by role; gradients are its results."""
+        """Bytes that every plan has on the device at the end of the step, by role, largest first."""
         size_of_role: dict[str, int] = {}
         for tensor in self.tensors:
             if tensor.resident:
