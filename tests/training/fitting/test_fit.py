@@ -477,6 +477,18 @@ def test_missing_swap_folder_is_refused(network: Network, tmp_path: Path) -> Non
         fit(network, "50%", swap_folder=tmp_path / "absent")
 
 
+def test_copies_on_a_processor_have_the_measured_price(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 0 <= fitter._lost_fraction(FileStore(tmp_path), 0.01) <= 1
+    monkeypatch.setattr(fitter, "_lost_fraction", lambda store, copy_s: 0.75)
+    fitted = fit(network, "100%", swap_folder=tmp_path, effort=EFFORT)
+    fitted(*DATA)
+    link = fitted_steps(fitted)[0].plan.step.link
+    assert link is not None
+    assert link.lost_fraction == 0.75
+
+
 def failing(call: Callable[..., Any], errors: list[BaseException | None]) -> Callable[..., Any]:
     """Return a function whose next calls raise these errors, or pass on to a call where there is none."""
 

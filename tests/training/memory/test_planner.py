@@ -167,6 +167,19 @@ def test_the_least_budget_agrees_with_the_integer_program() -> None:
         assert least_budget(random_step(seed)).proven
 
 
+def test_swaps_that_operations_pay_for_give_way_to_recomputation() -> None:
+    link = HostLink(to_host_gb_s=1e-3, to_device_gb_s=1e-3)  # a copy of a byte takes 1 us, as an operation
+    free, paid = (
+        plan_memory(chain_step(6, link=replace(link, lost_fraction=fraction)), 5) for fraction in (0.0, 1.0)
+    )
+    recomputing = plan_memory(chain_step(6), 5)
+    assert any(tensor.copied_in_before for tensor in free.tensors)
+    assert free.simulation.step_us < paid.simulation.step_us <= recomputing.simulation.step_us
+    assert not any(tensor.copied_in_before for tensor in paid.tensors)
+    assert not paid.optimal  # the integer program does not know the lost time
+    assert paid.lower_us <= paid.simulation.step_us
+
+
 def test_a_plan_states_what_happens_to_each_saved_tensor() -> None:
     link = HostLink(to_host_gb_s=1.0, to_device_gb_s=1.0)
     swap = plan_memory(chain_step(6, link=link), 4)

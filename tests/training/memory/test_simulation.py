@@ -34,6 +34,15 @@ def test_a_copy_that_operations_do_not_hide_is_a_stall() -> None:
     assert simulate(STEP, immediately).stall_us == 2
 
 
+def test_operations_lose_a_fraction_of_the_time_of_copies() -> None:
+    swap = (Compute(0), CopyOut(1), Compute(1), Free(1), CopyIn(1), Compute(2), Compute(3))
+    result = simulate(replace(STEP, link=replace(LINK, lost_fraction=0.25)), swap)
+    # The copy to the host takes away 0.25 us; while the return is waited for, what it takes away passes too.
+    assert (result.compute_us, result.stall_us) == (4, 1.25)
+    with pytest.raises(InputError, match=r"lost_fraction from 0 to 1, found 1\.5"):
+        replace(LINK, lost_fraction=1.5)
+
+
 def test_copies_in_both_directions_overlap_and_those_in_one_direction_queue() -> None:
     slow = replace(STEP, link=HostLink(to_host_gb_s=0.5e-3, to_device_gb_s=0.5e-3))
     queued = (Compute(0), Compute(1), CopyOut(1), CopyOut(2), Free(2), CopyIn(2), Free(1), CopyIn(1))

@@ -29,6 +29,7 @@ from torch.fx.graph import _BoxedCodeGen
 from torch.utils._pytree import tree_leaves
 
 from tunebench._foreign_file import interpreting
+from tunebench._host import cores
 from tunebench.errors import InputError
 from tunebench.torch.compiler.capture import first_reason, onednn, whole_model_traced
 from tunebench.torch.compiler.decomposition import DECOMPOSITIONS
@@ -41,7 +42,7 @@ from tunebench.torch.compiler.recurrent_layer import (
 )
 from tunebench.training.fitting.host_store import FileStore, HostStore, PinnedStore
 from tunebench.training.fitting.joint_step import JointStep, joint_step, layer_of, parameter_places
-from tunebench.training.fitting.operation_time import Times, eager_times, measured_times
+from tunebench.training.fitting.operation_time import Times, clock_s, eager_times, measured_times
 from tunebench.training.fitting.planned_graph import planned_graphs
 from tunebench.training.fitting.redundant_copy import remove_redundant_copies
 from tunebench.training.fitting.remembered_step import RememberedStep, TracedGraph, remembered_path
@@ -335,7 +336,13 @@ def _measured_link(store: HostStore, device: torch.device) -> HostLink:
         _LARGE_BYTES / max(1e-9, large - small) / 1e9 for small, large in zip(small_s, large_s, strict=True)
     )
     to_host, to_device = rates
-    return HostLink(to_host_gb_s=to_host, to_device_gb_s=to_device, latency_us=max(small_s) * 1e6)
+    lost_fraction = 0.0 if device.type == "cuda" else _lost_fraction(store, large_s[0])
+    return HostLink(
+        to_host_gb_s=to_host,
+        to_device_gb_s=to_device,
+        latency_us=max(small_s) * 1e6,
+        lost_fraction=lost_fraction,
+    )
 
 
 _SMALL_BYTES, _LARGE_BYTES = 1 << 10, 1 << 25
@@ -355,6 +362,36 @@ def _copy_seconds(store: HostStore, device: torch.device, size_bytes: int) -> tu
         back_s.append(time.perf_counter() - between)
         del host
     return min(out_s), min(back_s)
+
+
+def _lost_fraction(store: HostStore, copy_s: float) -> float:
+    """Return the fraction of the time of a copy that operations on a processor lose to it.
+
+    Args:
+        store: Memory on the host.
+        copy_s: Time of a copy of `_LARGE_BYTES` to it in seconds.
+    """
+    memory = torch.ones(_LARGE_BYTES, dtype=torch.uint8)
+    square, large = torch.ones(512, 512), torch.ones(1 << 20)
+    clock = clock_s(spare_core=cores() > 1)
+
+    def operations_s(count: int, *, copying: bool) -> float:
+        host = store.copy_out(memory) if copying else None
+        began = clock()
+        for _ in range(count):
+            torch.mm(square, square)  # computes
+            torch.add(large, large)  # reads and writes memory
+        elapsed_s = clock() - began
+        if host is not None:
+            store.wait(host)
+        return elapsed_s
+
+    once_s = min(operations_s(1, copying=False) for _ in range(3))
+    count = max(1, round(copy_s / max(1e-9, once_s)))
+    alone_s, beside_s = (
+        min(operations_s(count, copying=copying) for _ in range(3)) for copying in (False, True)
+    )
+    return min(1.0, max(0.0, (beside_s - alone_s) / max(1e-9, copy_s)))
 
 
 def _complete(store: HostStore, memory: Tensor, device: torch.device) -> None:

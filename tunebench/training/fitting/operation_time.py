@@ -15,7 +15,7 @@ from tunebench.graph.price import Prices
 from tunebench.torch.compiler.inductor import parts_of
 from tunebench.torch.compiler.translation import translate
 
-__all__ = ["Times", "eager_times", "measured_times", "predicted_times"]
+__all__ = ["Times", "clock_s", "eager_times", "measured_times", "predicted_times"]
 
 Times = Callable[[Sequence[fx.Node]], Sequence[float]]
 """Returns the times of calls of a graph in microseconds."""
@@ -87,7 +87,7 @@ def _measured_us(node: fx.Node, repeats: int) -> float | None:
     args, kwargs = tree_map(_ones, (node.args, node.kwargs), is_leaf=_is_traced)
     leaves = tree_leaves((args, kwargs))
     on_gpu = any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves)
-    clock = _clock(on_gpu=on_gpu)
+    clock = clock_s(spare_core=not on_gpu)
     samples = []
     for _ in range(repeats):
         began = clock()
@@ -101,9 +101,14 @@ def _measured_us(node: fx.Node, repeats: int) -> float | None:
     return max(0.0, min(samples) - _reading_us(clock))
 
 
-def _clock(*, on_gpu: bool) -> Callable[[], float]:
-    """Return a clock in seconds; that of the thread, if no other computes, does not count other programs."""
-    return time.thread_time if not on_gpu and torch.get_num_threads() == 1 else time.perf_counter
+def clock_s(*, spare_core: bool = True) -> Callable[[], float]:
+    """Return a clock in seconds: that of this thread, which does not count other programs, or of the wall.
+
+    Args:
+        spare_core: Whether nothing else that is to be counted needs the core of this thread, such as a GPU
+            that it waits for, or a copy by another thread.
+    """
+    return time.thread_time if spare_core and torch.get_num_threads() == 1 else time.perf_counter
 
 
 def _reading_us(clock: Callable[[], float]) -> float:
@@ -179,7 +184,7 @@ def _shortest_us(call: Any, args: Any, kwargs: Any) -> float | None:
     sources = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     trained = [source for source in sources if source.requires_grad]
     on_gpu = any(source.is_cuda for source in sources)
-    clock = _clock(on_gpu=on_gpu)
+    clock = clock_s(spare_core=not on_gpu)
     samples = []
     for _ in range(REPEATS):
         began = clock()

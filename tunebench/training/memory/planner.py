@@ -351,7 +351,8 @@ class _Planner:
             searches.append(search)
             if self._small:
                 solved = exact_schedule(index.step, budget_bytes, limit_s=self._effort.limit_s)
-                optimal = solved.optimal  # in the end that of the step itself
+                # In the end that of the step itself; the integer program knows no time that copies take away.
+                optimal = solved.optimal and not (self._step.link and self._step.link.lost_fraction)
                 if solved.schedule is not None:
                     schedules.append(solved.schedule)
         if not schedules:

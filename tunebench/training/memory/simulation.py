@@ -5,6 +5,7 @@ device execute on one side stream each, in the order in which they are issued, a
 operations and as each other. The compute stream waits for a copy before it uses or frees the copied tensor.
 A tensor occupies device memory from the operation that writes it, or from the issue of its copy to the
 device, until it is freed; memory is therefore a function of the order of actions, not of their times.
+A link with a `lost_fraction` delays the compute stream by this fraction of each copy, when it is issued.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Simulation:
     Attributes:
         step_us: Time of the step in microseconds: `compute_us` and `stall_us`.
         compute_us: Time of operations, repeated ones included, in microseconds.
-        stall_us: Time in which the compute stream waits for copies, in microseconds.
+        stall_us: Time in which the compute stream waits for copies, or that it loses to them, in
+            microseconds.
         peak_bytes: Most bytes on the device at any time, resident tensors and workspaces included.
         bytes_during: Bytes on the device during each action.
         ends_us: Time of the compute stream at the end of each action, in microseconds.
@@ -141,6 +143,7 @@ class _Machine:
         # has arrived.
         start_us = max(self._now_us, self._out_free_us, self._arrived_us.get(tensor, 0.0))
         self._out_free_us = self._on_host_us[tensor] = start_us + duration_us
+        self._now_us += self._step.link.lost_fraction * duration_us
         self._occupy()
 
     def _copy_in(self, tensor: int) -> None:
@@ -150,6 +153,7 @@ class _Machine:
         duration_us = self._step.link.to_device_us(self._step.tensors[tensor].size_bytes)
         start_us = max(self._now_us, self._in_free_us, self._on_host_us[tensor])
         self._in_free_us = self._arrived_us[tensor] = start_us + duration_us
+        self._now_us += self._step.link.lost_fraction * duration_us
         self._occupy()
 
     def _use(self, tensor: int) -> None:

@@ -82,14 +82,19 @@ class HostLink:
         to_device_gb_s: Copies to the device, in 1e9 bytes per second.
         latency_us: Time of a copy of zero bytes in microseconds.
         name: A name for messages and reports.
+        lost_fraction: Fraction of the time of a copy that operations lose to it, 0 to 1. A GPU copies beside
+            operations; on a processor, copies take cores and memory from them.
     """
 
     to_host_gb_s: float
     to_device_gb_s: float
     latency_us: float = 0.0
     name: str = ""
+    lost_fraction: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.lost_fraction <= 1:
+            raise InputError(f"a host link needs a lost_fraction from 0 to 1, found {self.lost_fraction}")
         if not (self.to_host_gb_s > 0 and self.to_device_gb_s > 0 and 0 <= self.latency_us < math.inf):
             raise InputError(f"a host link needs positive rates and a latency of at least 0, found {self}")
 
