@@ -331,7 +331,7 @@ class _Reader:
 
 def _is_tangent(node: fx.Node) -> bool:
     """Return whether a node is the gradient of a result of the forward pass."""
-    return node.name.startswith("tangents")
+    return bool(node.name.startswith("tangents"))
 
 
 def _line_of(node: fx.Node | None) -> str:
