@@ -134,6 +134,7 @@ def test_v_shaped_pipelines_have_more_than_sixteen_ranks() -> None:
     assert search.pricer.step_us(plan) == pytest.approx(expected.time_us, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_lowest_cost_may_use_fewer_nodes() -> None:
     machine = TrainingCluster.parse("8 x l4, 2 a node, net-100, $0.7")
     cheapest = ClusterSearch(JOB, machine, objective="cost").run(1).best[0]

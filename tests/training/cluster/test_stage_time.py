@@ -128,6 +128,7 @@ def test_gradients_are_summed_over_the_devices_that_share_sequences() -> None:
     assert all(stage.gradients_us > 0 for stage in stages)
 
 
+@pytest.mark.slow
 def test_bounds_are_below_the_step_and_reached_by_equal_stages() -> None:
     prices = pricer()
     for plan in predicted(PLANS):

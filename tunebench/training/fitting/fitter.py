@@ -193,8 +193,8 @@ class Fitter:
         """Return the store and the link for a device."""
         if device.type == "meta":
             raise InputError(
-                "the model is on the device meta: fit runs steps. Plan for an absent device by profile_step "
-                "or `tunebench plan memory`"
+                "the model is on the device meta: fit runs steps. Plan for an absent device by profile_step, "
+                "or by the command plan memory"
             )
         if self._store is None and self._link is not None and device.type == "cpu":
             raise InputError("on a processor, host_link needs swap_folder: the folder for swapped tensors")
