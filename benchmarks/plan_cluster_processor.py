@@ -264,23 +264,21 @@ class ProcessorPricer(StepPricer):
 
     def _stage_ends(
         self,
-        stage_key: tuple[LayerDivision, int, tuple[int, int], str],
+        exchange_key: tuple[LayerDivision, int, tuple[int, int], Collective | None, bool],
         layers: tuple[int, int],
         passes_us: tuple[float, float],
     ) -> tuple[tuple[float, float], tuple[float, float]]:
         """Return the sum of gradients, which lie in one buffer, and the gather of parameters."""
-        division, nodes, (copies, _), sharding = stage_key
+        division, nodes, (copies, _), summed_by, gathers = exchange_key
         nbytes = sum(self.job.network.held_parameters(division, layers)) * itemsize(self.job.dtype)
 
-        def twice(collective: Collective) -> tuple[float, float]:
+        def twice(collective: Collective | None) -> tuple[float, float]:
+            if collective is None:
+                return 0.0, 0.0
             us = self._collective(collective, nbytes, nodes, copies, division.tensor)
             return us, us
 
-        if sharding == "full":  # collectives of each layer are part of its passes
-            return (0.0, 0.0), (0.0, 0.0)
-        if sharding == "none":
-            return twice("all-reduce"), (0.0, 0.0)
-        return twice("reduce-scatter"), twice("all-gather")
+        return twice(summed_by), twice("all-gather" if gathers else None)
 
     def _send_us(self, nbytes: int, *where: int) -> float:
         return self.calibration.send.us(nbytes * self.plan.tensor)

@@ -485,7 +485,7 @@ def test_build_lines_name_the_architecture(tmp_path: Path) -> None:
 
 
 def test_unsupported_exports_raise(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match=r"unknown format 'ptx'.* Known: cu, cubin"):
+    with pytest.raises(UnknownName, match=r"unknown format 'ptx'.* Known: cpp, cu, cubin, py"):
         write_export(scaling(Calls("right")), FAKE, tmp_path, "ptx")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="has no CUDA C\\+\\+ source; use --format cubin"):
         write_export(scaling(NumbaToy()), FAKE, tmp_path, "cu")
