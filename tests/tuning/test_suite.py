@@ -121,6 +121,7 @@ def test_budget_is_kept_and_follows_time_in_the_model(tmp_path: Path, use: Use) 
 def test_a_plan_without_trials_has_the_default_of_each_workload(
     tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    use()
     monkeypatch.setattr(tuning, "TRIALS", 4)
     assert run(THREE, None, tmp_path / "a.db", minutes=60.0).trials == 12
     assert Plan().trial_budget == 50
