@@ -149,7 +149,7 @@ def row(step: Step, rounds: int, database: Path | None) -> str:
         step.name,
         step.kind,
         *(f"{times.us[way] / 1e3:.1f} ms" if way in times.us else "-" for way in WAYS),
-        *(_ratio(times, way) for way in WAYS[:2]),
+        *(times.ratio_text(way) if way in times.ratios else "-" for way in WAYS[:2]),
         "-" if step.untuned else f"{by_torch.first_s['torch.compile']:.1f} s",
         f"{compiled.first_s['tunebench']:.1f} s",
         *("-" if step.untuned else f"{times.first_s[way]:.1f} s" for way in WAYS[1:]),
@@ -158,13 +158,6 @@ def row(step: Step, rounds: int, database: Path | None) -> str:
         _slowest(times),
     ]
     return f"| {' | '.join(cells)} |"
-
-
-def _ratio(times: served.ModelTimes, way: str) -> str:
-    if way not in times.ratios:
-        return "-"
-    low, high = times.ratios_95[way]
-    return f"{times.ratios[way]:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def _slowest(times: served.ModelTimes) -> str:

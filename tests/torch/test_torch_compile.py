@@ -605,7 +605,7 @@ def test_time_model_times_each_implementation_and_group() -> None:
     assert len(times.groups) == 3
     assert json.loads(json.dumps(times.to_json()))["rounds"] == 2
     assert "epilogue=bias+relu" in str(times)
-    assert f"95 % interval [{low:.2f}, {high:.2f}]" in str(times)
+    assert f"[{low:.2f}, {high:.2f}] times as long as tunebench" in str(times)
     with pytest.warns(FutureWarning, match="torch_compile"), pytest.raises(InputError, match="one round"):
         served.time_model(model, x, rounds=0, library=False)
     with pytest.raises(InputError, match="at least one round"):

@@ -137,19 +137,12 @@ def _where(device: str | None, extract: Callable[..., str]) -> str:
     return name if name.startswith("cuda") else f"cuda:{local.index(target)}"
 
 
-def _relative(times: ModelTimes, way: str) -> str:
-    if way not in times.ratios:
-        return "1"
-    low, high = times.ratios_95[way]
-    return f"{times.ratios[way]:.2f} [{low:.2f}, {high:.2f}]"
-
-
 def _render(times: ModelTimes, tune: Sequence[str], to: Console) -> None:
     rows = [
         (
             way,
             duration(us),
-            _relative(times, way),
+            times.ratio_text(way) if way in times.ratios else "1",
             f"{times.first_s[way]:.1f} s",
         )
         for way, us in times.us.items()

@@ -30,7 +30,7 @@ class BaselineRounds:
         workload: The workload.
         device: The device.
         protocol: How samples are taken, over all rounds together.
-        caller: Calls the stage of `stage_for` on the worker that times the variants; entered by the caller.
+        caller: Calls the stage of `stage_for` on the worker that times the variants. Enter it before.
         rounds: Number of rounds.
 
     Attributes:

@@ -67,6 +67,11 @@ class ModelTimes:
     groups: tuple[GroupTime, ...]
     rounds: int
 
+    def ratio_text(self, way: str) -> str:
+        """Return the ratio of an implementation and its interval, such as ``1.77 [1.75, 1.80]``."""
+        low, high = self.ratios_95[way]
+        return f"{self.ratios[way]:.2f} [{low:.2f}, {high:.2f}]"
+
     def to_json(self) -> dict[str, Any]:
         """Return the times as plain data."""
         return dataclasses.asdict(self)
@@ -78,8 +83,8 @@ class ModelTimes:
             for way, us in self.us.items()
         ]
         lines += [
-            f"{way} takes {ratio:.2f} times as long as tunebench, 95 % interval [{low:.2f}, {high:.2f}]"
-            for (way, ratio), (low, high) in zip(self.ratios.items(), self.ratios_95.values(), strict=True)
+            f"{way} takes {self.ratio_text(way)} times as long as tunebench (95 % interval)"
+            for way in self.ratios
         ]
         if self.groups:
             lines.append(f"{'us':>10} {'torch us':>10} {'planned us':>10}  group")

@@ -557,7 +557,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _methods(module: torch.fx.GraphModule, methods: Sequence[Method]) -> list[Method]:
-    """Return methods that a graph stands for: Dynamo looks at their classes only when it traces."""
+    """Return the methods that a graph was traced from: Dynamo looks at their classes only when it traces."""
     nodes = module.graph.nodes
     names = {node.target for node in nodes if node.op == "call_method"}
     for operation in {node.target for node in nodes if getattr(node.target, "__module__", "") == "_operator"}:
