@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import importlib
 import importlib.util
 import pkgutil
@@ -39,6 +40,15 @@ def files(*suffixes: str) -> list[Path]:
 def parse(path: Path) -> ast.Module:
     """Return the syntax tree of a file, parsed once for all tests."""
     return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees() -> Iterator[None]:
+    """Keep the trees for the tests of this file, without the collector, which would visit them again and again."""
+    gc.disable()
+    yield
+    parse.cache_clear()
+    gc.enable()
 
 
 def public_modules() -> list[str]:
