@@ -44,7 +44,7 @@ def parse(path: Path) -> ast.Module:
 
 @pytest.fixture(scope="module", autouse=True)
 def trees() -> Iterator[None]:
-    """Keep the trees for the tests of this file, without the collector, which would visit them again and again."""
+    """Keep the trees for the tests of this file; the collector, which would visit them each time, is off."""
     gc.disable()
     yield
     parse.cache_clear()
