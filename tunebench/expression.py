@@ -50,6 +50,7 @@ FUNCTIONS: Mapping[str, int] = {
     "min": 2,
     "ne": 2,
     "relu": 1,
+    "round": 1,
     "rsqrt": 1,
     "sigmoid": 1,
     "silu": 1,
@@ -62,8 +63,8 @@ FUNCTIONS: Mapping[str, int] = {
 }
 """Functions by name, each with its number of arguments.
 
-Comparisons (`eq`, `le`, `lt`, `ne`) are 1 where they hold, else 0. ``where(c, x, y)`` is x where c is not 0,
-else y.
+Comparisons (`eq`, `le`, `lt`, `ne`) are 1 where they hold, else 0. ``round(x)`` is the nearest whole number,
+the even one of two. ``where(c, x, y)`` is x where c is not 0, else y.
 """
 
 SHORTHANDS: Mapping[str, int] = {"clamp": 3, "ge": 2, "gt": 2, "pow": 2, **dict.fromkeys(DEFINITIONS, 1)}

@@ -42,6 +42,7 @@ PRINTER = CodePrinter(
         "cos": "cosf({0})",
         "sin": "sinf({0})",
         "log": "logf({0})",
+        "round": "rintf({0})",
         "sqrt": "sqrtf({0})",
         "square": "f32_op({0} * {0})",
         "tanh": "tanhf({0})",
@@ -60,8 +61,8 @@ INJECTED = "Injected"
 """Name of the struct that `injected` generates."""
 
 _SHORT = frozenset(
-    {"neg", "add", "sub", "mul", "max", "min", "abs", "relu", "square", "step", "where", *COMPARISONS}
-)
+    {"neg", "add", "sub", "mul", "max", "min", "abs", "relu", "round", "square", "step", "where"}
+).union(COMPARISONS)
 _FEW = 8
 """Most operations of an activation that kernels may repeat, of an instruction or two each."""
 

@@ -34,13 +34,13 @@ def load(dtype: DType) -> Callable[..., Any]:
             return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
 
         return load_bf16
-    if dtype == "bool":
+    if dtype in ("bool", "i8"):
 
         @inlined
-        def load_bool(byte: Any) -> Any:
+        def load_byte(byte: Any) -> Any:
             return np.float32(byte)
 
-        return load_bool
+        return load_byte
 
     @inlined
     def load_f32(value: Any) -> Any:
@@ -73,6 +73,13 @@ def store(dtype: DType) -> Callable[..., Any]:
             return np.uint8(np.float32(value) != np.float32(0))
 
         return store_bool
+    if dtype == "i8":
+
+        @inlined
+        def store_i8(value: Any) -> Any:
+            return np.int8(np.int32(value))  # LLVM has no value for a number that is not in i8
+
+        return store_i8
 
     @inlined
     def store_f32(value: Any) -> Any:

@@ -46,7 +46,7 @@ def loads(workload: StridedWorkload, index: Mapping[int, str]) -> list[str]:
 
 def stored(text: str, dtype: DType) -> str:
     """Return the text of an f32 value converted for a store; bool is true unless the value is 0."""
-    return f"{text} != f32(0)" if dtype == "bool" else text
+    return {"bool": f"{text} != f32(0)", "i8": f"int({text})"}.get(dtype, text)
 
 
 def valid() -> Callable[..., Any]:

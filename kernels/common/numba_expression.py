@@ -64,6 +64,7 @@ PRINTER = CodePrinter(
     operations={
         **_ALIKE,
         "cos": "np.cos({0})",
+        "round": "f32(np.rint({0}))",
         "sin": "np.sin({0})",
         "sqrt": "np.sqrt({0})",
         "rsqrt": "f32(1) / np.sqrt({0})",
@@ -77,6 +78,9 @@ NUMBA_CUDA_PRINTER = CodePrinter(
     operations={
         **_ALIKE,
         **{name: f"f32(math.{name}({{0}}))" for name in ("cos", "erf", "exp", "log", "sin", "sqrt", "tanh")},
+        # Numba-CUDA has no rint: a sum with 2**23 has no place for fractions. Larger numbers are whole.
+        "round": "({0} + f32(math.copysign(f32(8388608), {0})) - f32(math.copysign(f32(8388608), {0}))"
+        " if abs({0}) < f32(8388608) else {0})",
         "rsqrt": "f32(1) / f32(math.sqrt({0}))",
         "gelu": "f32(0.5) * {0} * (f32(1) + f32(math.erf({0} * f32(0.7071067811865476))))",
         "sigmoid": "f32(1) / (f32(1) + f32(math.exp(-{0})))",

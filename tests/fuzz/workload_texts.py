@@ -313,6 +313,7 @@ def _functions() -> dict[str, Callable[..., Any]]:
         "min": np.minimum,
         "square": lambda a: a * a,
         "sqrt": np.sqrt,
+        "round": np.rint,
         "rsqrt": lambda a: 1 / np.sqrt(a),
         "exp": np.exp,
         "log": np.log,

@@ -68,6 +68,8 @@ WORKLOADS = {
         "y.f32.0_0.byrow.i64.1_0_0_1_11.bycol.i32.0_1_2_11_5+z.bf16.1_37.byrow.i64.1_0_0_37_11",
         "strided_elementwise:shape=35x24,dtype=bf16,expression=x+y,operands=x.bf16.0_1.if0_1_0_16.byi.i64.1_0_0_16_30+"
         "y.bf16.0_1.at-16.if0_1_-16_8.byi.i64.1_0_35_8_30",
+        "strided_elementwise:shape=9x72,dtype=i8,expression=min(max(round(x*s)+z,-128),127),"
+        "operands=x.bf16.72_1+s.f32.1_0+z.i8.0_1",
         "strided_elementwise:shape=33x70,dtype=f32,expression=x-y,operands=x.f32.1_33.if0_1_-3_60+y.f32.70_1.if1_-1_0_9",
     ),
     "strided_reduction": (

@@ -24,6 +24,7 @@ MEANINGS: dict[str, Callable[..., float]] = {
     "gelu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,
     "log": math.log,
     "relu": lambda x: max(x, 0.0),
+    "round": lambda x: float(round(x)),
     "rsqrt": lambda x: x**-0.5,
     "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
     "silu": lambda x: x / (1 + math.exp(-x)),

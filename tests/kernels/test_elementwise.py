@@ -36,7 +36,7 @@ chain = parser(Elementwise)
 
 EVERY = (
     "max(exp(x),log(abs(y)+0.1))/sqrt(1+square(y))+rsqrt(2+square(x))-sigmoid(x)*relu(-y)"
-    "+min(tanh(x),gelu(y))*silu(x-y)+erf(x)*step(y)+sin(x)*cos(y)+where(lt(x,y),x,eq(x,y))-le(x,0.5)*ne(y,0)"
+    "+min(tanh(x),gelu(y))*silu(x-y)+erf(x)*step(y)+sin(x)*cos(y)+round(x*y)+where(lt(x,y),x,eq(x,y))-le(x,0.5)*ne(y,0)"
 )
 
 
@@ -229,6 +229,22 @@ def test_nan_and_extreme_values_are_computed_correctly(functions: Any) -> None:
         got = np.empty_like(x)
         over(x, got)
         np.testing.assert_allclose(got, right, rtol=1e-6, atol=1e-37, err_msg=name)
+
+
+TIES = [-2.5, -1.5, -0.5, -0.0, 0.0, 0.5, 1.5, 2.5, 0.49999997, 8388607.5, 4194304.5, 1e30, -1e30, np.inf]
+"""Numbers between two whole ones, at which torch.round takes the even one, and numbers without fractions."""
+
+
+@needs_compiler
+def test_ties_are_rounded_to_even_and_nan_stays() -> None:
+    workload = chain("rows=1,cols=15,dtype=f32,expression=round(x)")
+    x = np.array([[*TIES, np.nan]], np.float32)
+    config = numba_cpu.VARIANT.default(workload, local_cpu())
+    outputs = [checks.run_on_cpu(numba_cpu.VARIANT, workload, config, {"x": x})["out"]]
+    for variant, run in ((cuda_vector.VARIANT, emulate), (numba_cuda.VARIANT, simulate)):
+        outputs += run(variant, workload, variant.default(workload, H100), {"x": x}).values()
+    for output in outputs:
+        np.testing.assert_array_equal(output, np.rint(x))
 
 
 def nan_inputs() -> tuple[Elementwise, dict[str, Any], Any]:

@@ -79,6 +79,8 @@ DEFAULT = [
     "y.bf16.33_11_1.at-44.if0_1_0_-4_3+z.f32.22_11_1.at-77.if0_1_0_-7_2",
     "strided_elementwise:shape=2x7x9,dtype=bool,expression=lt(c,gelu(x)),operands=c.bool.0_-1_0.at6+"
     "x.f32.35_7_1.at-8.if0_1_0_-1_5.if0_0_1_-1_7",
+    "strided_elementwise:shape=9x72,dtype=i8,expression=min(max(round(x*s)+z,-128),127),"
+    "operands=x.bf16.72_1+s.f32.1_0+z.i8.0_1",
     "strided_elementwise:shape=9x9,dtype=f32,expression=x,operands=x.f32.9_1.if1_-1_0_9",
     # More sets of operands may exist than have a function each: one function tests its operands.
     "strided_elementwise:shape=5x6x7,dtype=f32,expression=a*b+c-d,operands=a.f32.42_7_1.if1_0_0_-1_3+"
@@ -180,7 +182,7 @@ def test_results_are_right(
     if workload == FIRST[variant].values[1]:
         config = variant.default(workload, local_cpu())
     else:
-        monkeypatch.setattr(numba_config, "OPT", 0)
+        monkeypatch.setattr(numba_config, "OPT", type(numba_config.OPT)(0))
         monkeypatch.setattr(cpu_target.target_context, "_internal_codegen", without_optimisation)
     for inputs in (workload.draw(np.random.default_rng(1)), checks.with_extremes(workload)):
         outputs = checks.run_on_cpu(variant, workload, config, inputs)

@@ -45,6 +45,8 @@ WORKLOADS = (
     "reduction:rows=37,cols=5,dtype=f32,expression=x*r*s,columns=r,scalars=s,axis=rows,reduce=max",
     "strided_elementwise:shape=3x5x37,dtype=f16,expression=x*y,operands=x.f32.1_111_3+y.f16.-5_-1_0.at14",
     "strided_elementwise:shape=5x9,dtype=bool,expression=x+c,operands=x.f32.6_1.if0_1_0_6+c.bool.-3_1.at6.if0_1_-6_3",
+    "strided_elementwise:shape=5x9,dtype=i8,expression=min(max(round(x*s)+z,-128),127),"
+    "operands=x.f16.9_1+s.f32.1_0+z.i8.0_1",
     "strided_elementwise:shape=7x37,dtype=f32,expression=x*y,operands=x.f16.0_1.wraprow.i64.1_0_0_37_9+"
     "y.f32.0_0.byrow.i64.1_0_0_1_11.bycol.i32.0_1_2_11_5",
     "strided_reduction:shape=3x5x7,dtype=f32,expression=x,reduce=mean,operands=x.f16.0_0_1.byi.i64.5_1_0_0_7_9",

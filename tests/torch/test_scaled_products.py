@@ -186,6 +186,35 @@ def test_kernels_compute_the_layer(name: str) -> None:
     torch.testing.assert_close(y, eager, rtol=0.02, atol=0.02 * float(eager.abs().max()))
 
 
+def texts_of(call: Callable[..., Tensor]) -> str:
+    (translation,) = capture(Linear(call), [rows()])
+    return " ".join(text for group in groups(translation.graph) for text in group.workloads)
+
+
+def test_rounding_of_activations_is_an_expression() -> None:
+    texts = texts_of(lambda x: (x / 7).round().add(2).clamp(-128, 127).to(torch.int8))
+    assert "dtype=i8,expression=min(max(round(x0/7)+2,-128),127)" in texts
+    assert "expression=x0*x1,operands=x0.i8.1" in texts_of(lambda x: x.round().clamp(0, 9).to(torch.int8) * x)
+
+
+NOT_EXACT: dict[str, Callable[..., Tensor]] = {
+    "fractions": lambda x: x.clamp(-128, 127).to(torch.int8),
+    "decimals": lambda x: x.round(decimals=1).clamp(-128, 127).to(torch.int8),
+    "too large": lambda x: x.round().clamp(-128, 128).to(torch.int8),
+    "limits with fractions": lambda x: x.round().clamp(-1.5, 1.5).to(torch.int8),
+    "arithmetic": lambda x: x.round().clamp(-128, 127).to(torch.int8) + torch.ones(K, dtype=torch.int8),
+}
+
+
+@pytest.mark.parametrize("name", NOT_EXACT)
+def test_int8_that_f32_does_not_hold_is_left_to_torch(name: str) -> None:
+    (translation,) = capture(Linear(NOT_EXACT[name]), [rows()])
+    (written,) = translation.graph.outputs
+    last = next(node for node in translation.graph.nodes if written in node.writes)
+    assert not last.expression
+    assert "int8" in last.reason
+
+
 def test_shared_sums_and_other_scales_are_left_to_torch() -> None:
     def both(x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         sums = x @ weight.t().to(x.dtype)
@@ -275,6 +304,7 @@ def test_block_with_quantised_weights_is_covered() -> None:
         ("Int8WeightOnlyConfig", "dtype=bf16"),
         ("Float8WeightOnlyConfig", "dtype=bf16,weight=e4m3"),
         ("IntxWeightOnlyConfig", "dtype=bf16,scales=group,group=32,shift=true"),
+        ("Int8DynamicActivationInt8WeightConfig", "dtype=i8"),
     ],
 )
 def test_block_of_torchao_is_covered(config: str, product: str) -> None:

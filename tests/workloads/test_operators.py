@@ -68,6 +68,7 @@ def _values(kind: Any, largest: int) -> st.SearchStrategy[Any]:
                 "x.f32.24_1_3",
                 "x.f16.6_2_0.at3.if1_0_0_-1_5",
                 "x.bool.-1.at23",
+                "x.i8.24_1_3",
                 "y.bf16.0_8_1+x.f32.24_8_1+bias.f32.0_0_1",
                 "shift.f16.0+x.f32.2+scale.f16.1",
             )

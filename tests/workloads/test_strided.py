@@ -49,7 +49,7 @@ def test_reduced_axes_are_not_merged_with_the_others() -> None:
             "shape=3,dtype=f32,expression=x,operands=x.f32.1_1",
             "must be NAME.TYPE.STRIDES with a stride for each",
         ),
-        ("shape=3,dtype=f32,expression=x,operands=x.i8.1", "types: f32, f16, bf16, bool"),
+        ("shape=3,dtype=f32,expression=x,operands=x.i32.1", "types: f32, f16, bf16, bool, i8"),
         ("shape=3,dtype=f32,expression=x,operands=x.f32.1+x.f32.1", "each name once"),
         ("shape=3,dtype=f32,expression=x,operands=x.f32.-1", r"reads offsets \(-2, 0\)"),
         ("shape=3,dtype=f32,expression=x+y,operands=x.f32.1", "must be the names of x\\+y: x, y; got x"),
@@ -119,6 +119,17 @@ def test_results_of_type_bool_are_true_unless_the_value_is_0() -> None:
     unclear = elementwise("shape=64,dtype=bool,expression=x-y,operands=x.f32.1+y.f32.1")
     same = {name: np.ones(64, np.float32) for name in "xy"}
     assert set(unclear.reference(exact(same))["out"].value.tolist()) == {0.0}
+
+
+def test_results_of_type_i8_are_values_without_fraction_that_the_type_has() -> None:
+    workload = elementwise("shape=6,dtype=i8,expression=clamp(x*s,-128,127),operands=x.f32.1+s.f32.0")
+    values = np.array([-300, -1.75, -0.5, 0.99, 3, 300], np.float32)
+    reference = workload.reference(exact({"x": values, "s": np.ones(1, np.float32)}))["out"]
+    np.testing.assert_array_equal(reference.value, [-128, -1, 0, 0, 3, 127])
+    allowed = reference.scale * workload.tolerance().eps_acc
+    np.testing.assert_array_equal(allowed, [0, 0, 0, 0, 1, 0])  # a product just below 3 is stored as 2
+    with pytest.raises(InputError, match="overflow f32 or i8"):
+        elementwise("shape=6,dtype=i8,expression=x+y,operands=x.f32.1+y.i8.1")
 
 
 def test_bool_operands_are_drawn_as_0_and_1() -> None:

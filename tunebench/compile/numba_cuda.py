@@ -209,7 +209,7 @@ def _signature(variant: NumbaCudaVariant[Any], workload: Workload, config: Confi
     from numba.cuda.types import bfloat16
 
     stored = {"f32": types.float32, "f16": types.float16, "bf16": bfloat16, "i32": types.int32}
-    stored |= {"i64": types.int64, "bool": types.boolean}
+    stored |= {"i64": types.int64, "bool": types.boolean, "i8": types.int8}
     tensors = variant.tensors(workload, config)
 
     def kind(argument: Argument | TensorMap) -> Any:

@@ -89,6 +89,7 @@ def numpy_library(*trees: Node) -> Library | None:
         "max": np.maximum,
         "min": np.minimum,
         "relu": lambda x: np.maximum(x, np.float32(0)),
+        "round": np.rint,
         "rsqrt": lambda x: 1 / np.sqrt(x),
         "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
         "silu": lambda x: x / (1 + np.exp(-x)),
@@ -123,7 +124,7 @@ def torch_library(device: Any) -> Library:
         "where": with_tensor(lambda c, x, y: torch.where(c != 0, x, y)),
         **{
             name: with_tensor(getattr(torch, name))
-            for name in ("abs", "cos", "erf", "exp", "log", "rsqrt", "sin", "sqrt", "square")
+            for name in ("abs", "cos", "erf", "exp", "log", "round", "rsqrt", "sin", "sqrt", "square")
         },
         **{
             record.name: with_tensor(operator.attrgetter(record.torch)(torch))

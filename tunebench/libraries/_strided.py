@@ -79,10 +79,11 @@ def of_torch() -> Arrays:
 
 
 def torch_memory(t: Tensors) -> dict[str, Any]:
-    """Return tensors with truth values as f32, since torch does not subtract truth values."""
+    """Return tensors of bool and i8 as f32: torch does not subtract the former, the latter wrap."""
     import torch
 
-    return {name: tensor.float() if tensor.dtype == torch.bool else tensor for name, tensor in t.items()}
+    small = (torch.bool, torch.int8)
+    return {name: tensor.float() if tensor.dtype in small else tensor for name, tensor in t.items()}
 
 
 def program(

@@ -144,6 +144,13 @@ FUNCTIONS: Mapping[str, Function] = {
         domain=(LEAST, LARGEST),
     ),
     "relu": Function(lambda m, x: (x + abs(x)) / 2, lambda x, e: e, _no_rounding, 1),
+    "round": Function(
+        lambda m, x: np.rint(x),
+        # It is monotone: the ends of the interval bound the error.
+        lambda x, e: np.maximum(np.rint(x + e) - np.rint(x), np.rint(x) - np.rint(x - e)),
+        _no_rounding,
+        1,
+    ),
     "rsqrt": Function(
         lambda m, x: 1 / m.sqrt(x),
         lambda x, e: _within(x, e, lambda x, e: 1 / np.sqrt(x - e) - 1 / np.sqrt(x)),

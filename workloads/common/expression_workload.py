@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tunebench.workload import Array, Array64
 
-__all__ = ["DRAWN", "LARGEST_OUT", "DrawnExpression", "ExpressionWorkload", "substitute"]
+__all__ = ["DRAWN", "LARGEST_OUT", "WHOLE", "DrawnExpression", "ExpressionWorkload", "substitute"]
 
 DRAWN: tuple[Range, ...] = ((-8.0, 8.0), (0.5, 1.5), (0.125, 0.875))
 """Ranges from which inputs are drawn: the first one in which the expression always has a value is used.
@@ -37,6 +37,8 @@ WIDE: tuple[Range, ...] = (
     *((2.0**-exponent, 2.0**exponent) for exponent in _EXPONENTS),
 )
 """Ranges of extreme inputs, the widest first; those of positive numbers last."""
+WHOLE: Mapping[str, Range] = {"bool": (0.0, 1.0), "i8": (-128.0, 127.0)}
+"""Range of each type of whole numbers."""
 LARGEST_OUT: Mapping[str, float] = {"f16": 65504.0}
 """Largest number of a type, if it is less than that of f32."""
 ELEMENTS_AT_ONCE = 2**20
@@ -103,9 +105,13 @@ class DrawnExpression(Workload):
         """Return the reference for results in f32 that are then rounded to `result_type`.
 
         Args:
-            value: Results in float64; for bool, every value except 0 is true.
+            value: Results in float64; for bool, every value except 0 is true. For i8, fractions are dropped.
             error: Error bounds of the results in f32.
         """
+        if self.result_type == "i8":
+            whole = np.trunc(value)
+            error = np.maximum(np.trunc(value + error) - whole, whole - np.trunc(value - error))
+            return Reference(value=whole, scale=error / self.tolerance().eps_acc)
         if self.result_type == "bool":  # either truth value is right where the error includes 0
             unclear = (error > 0) & (np.abs(value) <= error)
             scale = np.where(unclear, 1 / self.tolerance().eps_acc, 0.0)
@@ -149,7 +155,7 @@ class DrawnExpression(Workload):
     @property
     def has_nan(self) -> bool:
         """Whether extreme inputs have NaN: results are then NaN, unless an expression compares it."""
-        return propagates_nan(self.tree) and self.result_type != "bool"
+        return propagates_nan(self.tree) and self.result_type not in WHOLE
 
     @property
     def _widest(self) -> Range | None:
@@ -175,12 +181,14 @@ class DrawnExpression(Workload):
 
     def _holds(self, image: Range) -> bool:
         """Return whether the result's type can represent the results of all values in a range."""
+        if self.result_type == "i8":
+            return WHOLE["i8"][0] <= min(image) and max(image) <= WHOLE["i8"][1]
         return max(map(abs, image)) <= LARGEST_OUT.get(self.result_type, math.inf)
 
     def draw_by_rule(self, tensor: Tensor, rng: numpy.random.Generator) -> Array | None:
         """Draw uniformly from a range in which the expression always has a value, if not everywhere."""
         drawn = self._drawn_between
-        if drawn is None or drawn == DRAWN[0] or tensor.dtype == "bool":
+        if drawn is None or drawn == DRAWN[0] or tensor.dtype in WHOLE:
             return None
         if not tensor.shape and drawn[0] <= 0:
             return None
@@ -226,9 +234,9 @@ class ExpressionWorkload(DrawnExpression):
     (cols,), the same for all rows; names in `columns` are (rows,), the same for a whole row; names in
     `scalars` are () f32; all others are (rows, cols), and there is at least one of them.
 
-    Functions: abs, erf, exp, gelu (the exact one), log, max, min, relu, rsqrt, sigmoid, silu, sqrt, square,
-    step (1 where its argument is positive, else 0), tanh; eq, le, lt, ne (1 where they hold, else 0);
-    where(c, x, y) (x where c is not 0, else y).
+    Functions: abs, erf, exp, gelu (the exact one), log, max, min, relu, round (half to even), rsqrt, sigmoid,
+    silu, sqrt, square, step (1 where its argument is positive, else 0), tanh; eq, le, lt, ne (1 where they
+    hold, else 0); where(c, x, y) (x where c is not 0, else y).
     """
 
     rows: Size

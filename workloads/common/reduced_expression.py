@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -14,7 +13,7 @@ from tunebench.stress import LARGEST_OFFSET, stressed
 from tunebench.workload import Expression, Tolerance
 from tunebench.workloads.common.accumulation import F32, sum_error_of
 from tunebench.workloads.common.expression_value import LARGEST, Range, evaluate, span
-from tunebench.workloads.common.expression_workload import DRAWN, LARGEST_OUT, DrawnExpression, substitute
+from tunebench.workloads.common.expression_workload import DRAWN, DrawnExpression, substitute
 
 if TYPE_CHECKING:
     import numpy
@@ -151,7 +150,7 @@ class ReducedExpression(DrawnExpression):
         if self.is_sum and max(map(abs, total)) > LARGEST:
             return False
         result = span(self.end, {"x": total if self.reduce == "sum" else image}, LEAST_OF_RESULT)
-        return result is not None and max(map(abs, result)) <= LARGEST_OUT.get(self.result_type, math.inf)
+        return result is not None and super()._holds(result)
 
     def tolerance(self) -> Tolerance:
         """Allow one rounding of the result, and the error bound of the running error analysis."""

@@ -18,7 +18,7 @@ from tunebench.index_map import Gather, Guard, IndexMap, row_major, simplified
 from tunebench.workload import Tensor, Traffic
 from tunebench.workloads.common.accumulation import row_blocks
 from tunebench.workloads.common.expression_value import Range, evaluate
-from tunebench.workloads.common.expression_workload import DrawnExpression
+from tunebench.workloads.common.expression_workload import WHOLE, DrawnExpression
 
 if TYPE_CHECKING:
     import numpy
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StridedOperand", "StridedWorkload", "operands_text", "places_of"]
 
-TYPES = ("f32", "f16", "bf16", "bool")
+TYPES = ("f32", "f16", "bf16", "bool", "i8")
 """Types of operands."""
 INDEX_TYPES = ("i64", "i32")
 """Types of indices that operands are gathered by."""
@@ -93,7 +93,8 @@ class StridedWorkload(DrawnExpression):
     `shape` is the index space, such as ``8x12x512x64``. `operands` has a part for each name of the
     expression, joined by ``+``, such as ``x0.f16.393216_64_768_1.at128.if0_0_1_0_-3_64``:
 
-    - the name and the type; `bool` operands are 0 or 1. A result of this type is 1 unless the value is 0.
+    - the name and the type; `bool` operands are 0 or 1. A result of this type is 1 unless the value is 0. A
+      result of type `i8` is the value without its fraction; the value must be from -128 to 127.
     - the strides along each axis, in elements; 0 broadcasts, and -1 reverses
     - ``at``: the offset of the first element, 0 if left out
     - ``if``: coefficients of the index along each axis, a constant and an extent. The operand is 0 where
@@ -113,7 +114,7 @@ class StridedWorkload(DrawnExpression):
     """
 
     shape: Shape
-    dtype: Literal["f32", "f16", "bf16", "bool"]
+    dtype: Literal["f32", "f16", "bf16", "bool", "i8"]
     expression: Expression
     operands: Operands
 
@@ -330,8 +331,8 @@ def places_of(
 
 def _range(operand: StridedOperand, drawn: Range) -> Range:
     """Return the range of an operand whose memory is drawn from a range."""
-    if operand.dtype == "bool":
-        return (0.0, 1.0)
+    if operand.dtype in WHOLE:
+        return WHOLE[operand.dtype]
     return (min(drawn[0], 0.0), drawn[1]) if operand.index.guards else drawn
 
 

@@ -147,6 +147,7 @@ _READERS: Mapping[str, Callable[[Arguments], str | None]] = {
     "aten::neg": _written("(-{self})"),
     "aten::reciprocal": _written("(1/{self})"),
     "aten::pow": _power,
+    "aten::round": lambda args: None if args.get("decimals") else f"round({args['self']})",
     "aten::clamp": _clamp,
     "aten::clamp_min": _clamp,
     "aten::hardtanh": _clamp,

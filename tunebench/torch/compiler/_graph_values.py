@@ -27,7 +27,7 @@ from tunebench.workload import Workload
 
 __all__ = ["STORED", "GraphValues"]
 
-STORED: Mapping[torch.dtype, DType] = {**DTYPES, torch.bool: "bool"}
+STORED: Mapping[torch.dtype, DType] = {**DTYPES, torch.bool: "bool", torch.int8: "i8"}
 """Types that kernels read and write in any layout."""
 
 INDEX_TYPES = (torch.int64, torch.int32)

@@ -56,17 +56,19 @@ def _listed(results: Any) -> list[Tensor]:
 def _excess(ours: Tensor, by_torch: Tensor, exact: Tensor) -> float:
     """Return the error of a result as a multiple of the allowed error.
 
-    The allowed error is 4 times torch's plus 64 roundings of the largest element. The multiple is infinite
-    if the result and the exact result are finite in different places.
+    The allowed error is 4 times torch's plus 64 roundings of the largest element, or plus 1 for whole
+    numbers. The multiple is infinite if the result and the exact result are finite in different places.
     """
-    if not ours.is_floating_point():  # rounding can change a comparison of two close numbers
+    if ours.dtype == torch.bool:  # rounding can change a comparison of two close numbers
         return float((ours != by_torch).double().mean()) / MOST_TURNED
-    rounding = torch.finfo(ours.dtype).eps
+    is_whole = not ours.is_floating_point()
+    rounding = 0.0 if is_whole else torch.finfo(ours.dtype).eps
     ours, by_torch, exact = ours.double(), by_torch.double(), exact.double()
     is_finite = torch.isfinite(exact)
     if not torch.equal(torch.isfinite(ours), is_finite):
         return float("inf")
     ours, by_torch, exact = (torch.where(is_finite, tensor, 0.0) for tensor in (ours, by_torch, exact))
-    allowed = 4 * (by_torch - exact).abs().max() + 64 * rounding * exact.abs().max()
+    # Rounding can change which whole number is nearest.
+    allowed = 4 * (by_torch - exact).abs().max() + 64 * rounding * exact.abs().max() + is_whole
     difference = (ours - exact).abs().max()
     return float(difference / allowed) if difference > 0 else 0.0

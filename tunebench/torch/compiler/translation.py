@@ -46,6 +46,7 @@ from tunebench.torch.compiler._derived_tensor import (
 from tunebench.torch.compiler._flex_attention import flex_call_of
 from tunebench.torch.compiler._graph_values import STORED, GraphValues
 from tunebench.torch.compiler._scaled_product import ScaledProduct, call_of, scaled_products
+from tunebench.torch.compiler._whole_number import is_exact_in_int8
 from tunebench.workloads import parse
 from tunebench.workloads import workload as make_workload
 from tunebench.workloads.common.strided_workload import StridedOperand
@@ -416,6 +417,8 @@ class _Translator:
         result = traced(node)
         if not _is_written(result):
             return NOT_WRITTEN
+        if result.dtype == torch.int8 and not is_exact_in_int8(name, arguments):
+            return {"reason": "arithmetic in int8, or a conversion to it that changes numbers"}
         operands: dict[str, NodeOperand] = {}
         texts: dict[str, Any] = {}
         for key, value in arguments.items():

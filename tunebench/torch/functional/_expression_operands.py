@@ -59,6 +59,7 @@ FUNCTIONS: dict[str, Any] = {
     "log": torch.log,
     "max": torch.maximum,
     "min": torch.minimum,
+    "round": torch.round,
     "rsqrt": torch.rsqrt,
     "sqrt": torch.sqrt,
     "square": torch.square,
