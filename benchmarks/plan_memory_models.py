@@ -1,13 +1,13 @@
 """Memory plans of published models: overhead against budget, and the largest batch that fits a GPU.
 
     python -m benchmarks.plan_memory_models published
-    python -m benchmarks.plan_memory_models batches [--model NAME]
+    python -m benchmarks.plan_memory_models batches [--model NAME] [--gpu GPU]
     python -m benchmarks.plan_memory_models check --model NAME --gpu GPU --batch 100 200
     python -m benchmarks.plan_memory_models curve --model NAME --gpu GPU --batch 100
 
 Times are predicted, links to the host are the usual ones of each device, and models are on `meta`: nothing
-is computed, on a GPU or otherwise. Bytes are those that operations request; where a table states reserved
-bytes, they are those of the model of PyTorch's caching allocator.
+is computed, on a GPU or otherwise. Bytes are those that operations request, but for largest batches, which
+fit in segments of the model of PyTorch's caching allocator, fixed and expandable.
 
 Published figures: Shah et al., "Memory optimization for deep networks" (MONeT), 2021, ResNet-50 with batch
 184; Jain et al., "Checkmate: breaking the memory wall with optimal tensor rematerialization", 2020, VGG-19
@@ -273,13 +273,11 @@ class _Line:
     def time_us(self, step: TrainingStep) -> float:
         return simulate(step, unplanned(step)).step_us
 
-    def largest_plain(self, budget_bytes: int, device: Device | None = None) -> int:
-        """Return the largest batch that fits without a plan, in segments of the allocator on a device."""
+    def largest_plain(self, budget_bytes: int) -> int:
+        """Return the largest batch that fits by requested bytes without a plan."""
 
         def fits(batch: int) -> bool:
             step = self.at(batch)
-            if device is not None:
-                return device_use(step, unplanned(step), device, budget_bytes).fits
             return simulate(step, unplanned(step)).peak_bytes <= budget_bytes
 
         return largest_batch(fits, self.batches[0])
@@ -294,82 +292,94 @@ MOST_TIME = 4 / 3
 """Largest time per sample, over that of the plain step: about that of one more forward pass."""
 
 
+CUTS = (0.02, 0.06, 0.16)
+"""Fractions of the budget that attempts leave to fragmentation."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Search:
-    """A search of batches: steps by batch, the budget, and the time per sample without a plan."""
+    """A search of batches that fit a device in segments of its allocator.
+
+    Attributes:
+        line: Steps by batch.
+        device: The device.
+        budget_bytes: Bytes of the segments.
+        expandable: Whether segments are expandable.
+    """
 
     line: _Line
+    device: Device
     budget_bytes: int
-    plain_us: float
+    expandable: bool
 
-    def ratio(self, mode: str, batch: int) -> float:
-        """Return the time per sample of a plan over that of the plain step; infinite without a plan."""
-        plan = _planned(MODES[mode](self.line.at(batch)), self.budget_bytes, EFFORT)
-        return plan.simulation.step_us / batch / self.plain_us if plan else math.inf
+    def plain(self) -> int:
+        """Return the largest batch without a plan."""
 
-    def largest(self, mode: str, start: int, most: float = math.inf) -> int:
-        """Return the largest batch with a plan that takes at most so much time per sample."""
-        if mode == "recompute" or most < math.inf:
-            return largest_batch(
-                lambda batch: self.ratio(mode, batch) <= min(most, 1e9), start, resolution=RESOLUTION
+        def fits(batch: int) -> bool:
+            step = self.line.at(batch)
+            return device_use(
+                step, unplanned(step), self.device, self.budget_bytes, expandable_segments=self.expandable
+            ).fits
+
+        return largest_batch(fits, self.line.batches[0])
+
+    def ratio(self, mode: str, batch: int, plain_us: float) -> float:
+        """Return the time per sample of a plan that fits, over that without one; infinite if none fits."""
+        step = MODES[mode](self.line.at(batch))
+        requested = _planned(step, self.budget_bytes, EFFORT)
+        if requested is None or requested.simulation.step_us / batch > MOST_TIME * plain_us:
+            return math.inf  # plans that leave bytes to fragmentation take longer
+        plan, use = plan_on_device(
+            step,
+            self.budget_bytes,
+            self.device,
+            effort=EFFORT,
+            cuts=CUTS,
+            expandable_segments=self.expandable,
+        )
+        return plan.simulation.step_us / batch / plain_us if use.fits else math.inf
+
+    def row(self) -> list[str]:
+        """Return the largest batch without a plan and in each mode, with times per sample, as cells.
+
+        Raises:
+            AssertionError: Plans of both kinds fit a smaller batch than those of one kind.
+        """
+        plain = self.plain()
+        if not plain:
+            return ["0", *"----"]
+        plain_us = self.line.time_us(self.line.at(plain)) / plain
+        batch_by_mode = dict.fromkeys(MODES, plain)
+        for mode in MODES:
+            start = max(batch_by_mode.values())
+            batch_by_mode[mode] = largest_batch(
+                lambda batch, mode=mode: self.ratio(mode, batch, plain_us) <= MOST_TIME,
+                start if mode == "both" else plain,
+                resolution=RESOLUTION,
             )
-        return largest_batch(lambda batch: least_bytes(self.line.at(batch)) <= self.budget_bytes, start)
+        assert batch_by_mode["both"] == max(batch_by_mode.values()), "plans of one kind fit a larger batch"
+        cells = [
+            f"{batch} ({self.ratio(mode, batch, plain_us):.2f})" for mode, batch in batch_by_mode.items()
+        ]
+        return [str(plain), *cells, f"{batch_by_mode['both'] / plain:.2f}"]
 
 
 def batches(names: Sequence[str], gpus: Sequence[str]) -> None:
     """Print the largest batch of each model on each GPU."""
-    columns = (
-        *("model", "GPU", "plain", *MODES, "both over plain", "reserved"),
-        *("recompute, any time", "both, any time", "over plain", "CPU s"),
-    )
-    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    columns = ("model", "GPU", "segments", "plain", *MODES, "both over plain", "CPU s")
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
     for name in names:
         case = CASES[name]
         joints = [profiled(case, batch, described()[GPUS[0]]) for batch in case.batches]
-        for gpu in gpus:
+        for gpu, expandable in itertools.product(gpus, (False, True)):
             device = described()[gpu]
             line = _Line(case.batches, tuple(retimed(joint, device) for joint in joints))
             began = time.process_time()
-            cells = _cells(line, device)
+            budget_bytes = MEMORY_BYTES[gpu] - CONTEXT_BYTES
+            cells = _Search(line=line, device=device, budget_bytes=budget_bytes, expandable=expandable).row()
             spent = f"{time.process_time() - began:.0f}"
-            print(f"| {' | '.join((name, gpu, *cells, spent))} |", flush=True)
-
-
-def _cells(line: _Line, device: Device) -> list[str]:
-    """Return the cells of a row."""
-    budget = MEMORY_BYTES[device.name] - CONTEXT_BYTES
-    plain = line.largest_plain(budget, device)
-    if not plain:
-        return ["0", *["-"] * 8]
-    plain_us = line.time_us(line.at(plain)) / plain
-    search = _Search(line=line, budget_bytes=budget, plain_us=plain_us)
-    batch_by_mode = {mode: search.largest(mode, plain, MOST_TIME) for mode in MODES if mode != "both"}
-    batch_by_mode["both"] = max(
-        *batch_by_mode.values(), search.largest("both", max(batch_by_mode.values()), MOST_TIME)
-    )
-    batch = batch_by_mode["both"]
-    plan, use = plan_on_device(line.at(batch), budget, device, effort=EFFORT)
-    while not use.fits:  # fragmentation
-        batch = int(batch * (1 - RESOLUTION))
-        plan, use = plan_on_device(line.at(batch), budget, device, effort=EFFORT)
-    batch_by_mode["both"] = batch
-    assert use.allocator is not None
-    assert plan.simulation.peak_bytes <= use.allocator.reserved_bytes <= budget
-    recomputed, whole = search.largest("recompute", batch), search.largest("both", batch)
-    return [
-        str(plain),
-        *(
-            f"{batch_size} ({search.ratio(mode, batch_size):.2f})"
-            for mode, batch_size in batch_by_mode.items()
-        ),
-        f"{batch / plain:.2f}",
-        f"{size_text(use.allocator.reserved_bytes)} of {size_text(budget)}",
-        *(
-            f"{batch_size} ({search.ratio(mode, batch_size):.2f})"
-            for mode, batch_size in (("recompute", recomputed), ("both", whole))
-        ),
-        f"{whole / plain:.2f}",
-    ]
+            segments = "expandable" if expandable else "fixed"
+            print(f"| {' | '.join((name, gpu, segments, *cells, spent))} |", flush=True)
 
 
 def check(name: str, gpu: str, plain: int, batch: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from tunebench.training.memory import (
     Allocate,
     AllocatorUse,
     CachingAllocator,
+    ExpandableAllocator,
     HostLink,
     Release,
     StepOperation,
@@ -37,9 +39,10 @@ REQUESTS = st.lists(st.tuples(st.booleans(), SIZES, st.integers(0, 10**6)), max_
 """Whether to release a buffer, the size of a new one otherwise, and which buffer to release."""
 
 
-def _peaks(*sizes: int, capacity: int | None = None) -> tuple[int, int]:
+def _peaks(*sizes: int, expandable: bool = False) -> tuple[int, int]:
     """Return allocated and reserved bytes of buffers that are all allocated together."""
-    use = allocator_use((Allocate(*allocation) for allocation in enumerate(sizes)), capacity_bytes=capacity)
+    events = (Allocate(*allocation) for allocation in enumerate(sizes))
+    use = allocator_use(events, expandable_segments=expandable)
     assert use.fits
     return use.allocated_bytes, use.reserved_bytes
 
@@ -74,6 +77,37 @@ def test_peaks_of_buffers_that_are_allocated_together_equal_those_derived_by_han
     assert _peaks(*sizes) == (allocated, reserved)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "allocated", "reserved"),
+    [
+        ((1,), 512, 2 * MIB),
+        ((MIB, MIB, 1), 2 * MIB + 512, 4 * MIB),
+        # The third block of 1 MiB less 512 bytes lies in two units.
+        ((MIB - 512,) * 3, 3 * MIB - 1536, 4 * MIB),
+        ((MIB + 1,), MIB + 512, 20 * MIB),
+        # Every remainder from 512 bytes on is split off.
+        ((19 * MIB // 2, 19 * MIB // 2), 19 * MIB, 20 * MIB),
+        # A block may lie in units that were mapped for others.
+        ((12 * MIB,) * 5, 60 * MIB, 60 * MIB),
+        ((100 * MIB + 1, MIB + 1), 101 * MIB + 1024, 120 * MIB),
+    ],
+)
+def test_peaks_with_expandable_segments_equal_those_derived_by_hand(
+    sizes: tuple[int, ...], allocated: int, reserved: int
+) -> None:
+    assert _peaks(*sizes, expandable=True) == (allocated, reserved)
+
+
+def test_an_expandable_segment_grows_behind_its_last_free_block() -> None:
+    events = [Allocate(0, 15 * MIB), Allocate(1, 15 * MIB), Release(1), Allocate(2, 40 * MIB)]
+    assert allocator_use(events, expandable_segments=True).reserved_bytes == 60 * MIB
+    assert allocator_use(events).reserved_bytes == (16 + 16 + 40) * MIB
+    # A hole of 20 MiB is taken rather than the smaller block at the end, which can grow.
+    events = [*(Allocate(buffer, 20 * MIB) for buffer in range(3)), Allocate(3, 25 * MIB)]
+    events += [Release(1), Allocate(4, 12 * MIB), Allocate(5, 30 * MIB)]
+    assert allocator_use(events, expandable_segments=True).reserved_bytes == 120 * MIB
+
+
 def test_the_smallest_free_block_that_is_large_enough_is_reused() -> None:
     events = [Allocate(0, 40 * MIB), Allocate(1, 12 * MIB), Allocate(2, 30 * MIB)]
     events += [Release(0), Release(1), Release(2), Allocate(3, 25 * MIB), Allocate(4, 12 * MIB)]
@@ -95,12 +129,13 @@ def test_fragmentation_reserves_more_than_is_allocated() -> None:
     assert allocator_use([*events, Allocate(8, 6 * MIB)]).reserved_bytes == 60 * MIB
 
 
-def test_unused_segments_are_given_back_before_memory_is_exhausted() -> None:
+@pytest.mark.parametrize("expandable", [False, True])
+def test_unused_memory_is_given_back_before_it_is_exhausted(expandable: bool) -> None:
     events = [Allocate(0, 40 * MIB), Allocate(1, 5 * MIB), Release(0), Allocate(2, 60 * MIB)]
-    use = allocator_use(events, capacity_bytes=80 * MIB)
+    use = allocator_use(events, capacity_bytes=80 * MIB, expandable_segments=expandable)
     assert use == AllocatorUse(allocated_bytes=65 * MIB, reserved_bytes=80 * MIB, retries=1)
-    assert allocator_use(events).reserved_bytes == 120 * MIB
-    failed = allocator_use(events, capacity_bytes=80 * MIB - 1)
+    assert allocator_use(events, expandable_segments=expandable).reserved_bytes == 120 * MIB
+    failed = allocator_use(events, capacity_bytes=80 * MIB - 1, expandable_segments=expandable)
     assert (failed.fits, failed.failed_event, failed.reserved_bytes) == (False, 3, 60 * MIB)
 
 
@@ -155,11 +190,88 @@ def _merged(blocks: list[list[int]]) -> list[list[int]]:
     return merged
 
 
-@given(REQUESTS)
+class _Addresses:
+    """The addresses of a pool with expandable segments: numbers of mapped units, and ranges in use."""
+
+    def __init__(self, unit: int) -> None:
+        self.unit = unit
+        self.mapped: set[int] = set()
+        self.used: dict[int, tuple[int, int]] = {}
+
+    def runs(self) -> list[tuple[str, int, int]]:
+        """Return state, start and size of each range; the last one is unmapped and has no end."""
+        last = (max(self.mapped, default=-1) + 1) * self.unit
+        points = {0, last, *(unit * self.unit for unit in self.mapped)}
+        points |= {(unit + 1) * self.unit for unit in self.mapped}
+        points |= {point for start, size in self.used.values() for point in (start, start + size)}
+        runs: list[tuple[str, int, int]] = []
+        for start, end in itertools.pairwise(sorted(points)):
+            in_use = any(begin <= start < begin + size for begin, size in self.used.values())
+            state = "used" if in_use else "free" if start // self.unit in self.mapped else "unmapped"
+            if runs and runs[-1][0] == state != "used":
+                runs[-1] = state, runs[-1][1], runs[-1][2] + end - start
+            else:
+                runs.append((state, start, end - start))
+        if runs and runs[-1][0] == "unmapped":
+            last = runs.pop()[1]
+        return [*runs, ("unmapped", last, 1 << 60)]
+
+    def allocate(self, buffer: int, size: int) -> None:
+        """Take the smallest free range with what can be mapped behind it, else the first with enough room."""
+        runs = self.runs()
+        free = [
+            (length, start, length + (after[2] if after[0] == "unmapped" else 0))
+            for (state, start, length), after in itertools.pairwise(runs)
+            if state == "free" and length >= size
+        ]
+        free.sort()
+        place = next((run[1] for run, after in itertools.pairwise(free) if after[2] >= run[2]), None)
+        if place is None and free:
+            place = free[-1][1]
+        if place is None:
+            place = next(
+                first
+                for at, (state, start, _) in enumerate(runs)
+                if state == "unmapped"
+                for first in [runs[at - 1][1] if at and runs[at - 1][0] == "free" else start]
+                if size <= self._room(runs, first)
+            )
+        self.used[buffer] = place, size
+        self.mapped.update(range(place // self.unit, -(-(place + size) // self.unit)))
+
+    def _room(self, runs: list[tuple[str, int, int]], first: int) -> int:
+        behind = itertools.takewhile(lambda run: run[0] != "used", (run for run in runs if run[1] >= first))
+        return sum(length for _, _, length in behind)
+
+
+def _scanned_expandable(requests: list[tuple[bool, int, int]]) -> list[tuple[int, int]]:
+    """Return allocated and mapped bytes after each request, by a scan of all addresses."""
+    pools = {True: _Addresses(2 * MIB), False: _Addresses(20 * MIB)}
+    peaks, live = [], []
+    for number, (release, requested, choice) in enumerate(requests):
+        size = -(-requested // 512) * 512
+        if release and live:
+            small, buffer = live.pop(choice % len(live))
+            del pools[small].used[buffer]
+        elif not release:
+            live.append((size <= MIB, number))
+            pools[size <= MIB].allocate(number, size)
+        used = sum(length for pool in pools.values() for _, length in pool.used.values())
+        peaks.append((used, sum(len(pool.mapped) * pool.unit for pool in pools.values())))
+    return peaks
+
+
+@pytest.mark.parametrize(
+    ("kind", "scanned"),
+    [(CachingAllocator, _scanned), (ExpandableAllocator, _scanned_expandable)],
+)
+@given(requests=REQUESTS)
 def test_random_requests_take_as_much_as_by_a_scan_of_all_blocks(
+    kind: type[CachingAllocator],
+    scanned: Callable[[list[tuple[bool, int, int]]], list[tuple[int, int]]],
     requests: list[tuple[bool, int, int]],
 ) -> None:
-    allocator = CachingAllocator()
+    allocator = kind()
     live, peaks = [], []
     for release, size, choice in requests:
         if release and live:
@@ -167,14 +279,15 @@ def test_random_requests_take_as_much_as_by_a_scan_of_all_blocks(
         elif not release:
             live.append(allocator.allocate(size))
         peaks.append((allocator.allocated_bytes, allocator.reserved_bytes))
-    assert peaks == _scanned(requests)
+    assert peaks == scanned(requests)
 
 
-@given(REQUESTS, st.sampled_from([None, 30 * MIB, 100 * MIB]))
+@pytest.mark.parametrize("kind", [CachingAllocator, ExpandableAllocator])
+@given(requests=REQUESTS, capacity=st.sampled_from([None, 40 * MIB, 100 * MIB]))
 def test_blocks_in_use_never_overlap_and_all_are_given_back(
-    requests: list[tuple[bool, int, int]], capacity: int | None
+    kind: type[CachingAllocator], requests: list[tuple[bool, int, int]], capacity: int | None
 ) -> None:
-    allocator = CachingAllocator(capacity)
+    allocator = kind(capacity)
     live = []
     for release, size, choice in requests:
         if release and live:

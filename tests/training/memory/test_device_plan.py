@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from benchmarks.plan_memory_reference import chain_step
 from tunebench import device
 from tunebench.errors import InputError
 from tunebench.training.memory import (
+    HostLink,
     PlanEffort,
     TrainingStep,
     budget_bytes,
@@ -46,6 +48,29 @@ def test_a_plan_for_a_gpu_leaves_room_for_fragmentation() -> None:
     assert use.allocator.reserved_bytes <= budget == plan.budget_bytes
     assert plan.lower_us == lower_bound_us(STEP, budget)
     assert use.simulation == plan.simulation
+
+
+def test_expandable_segments_leave_more_of_the_budget_to_tensors() -> None:
+    budget = 14 * 7 * MIB
+    fixed, _ = plan_on_device(STEP, budget, T4, effort=EFFORT)
+    plan, use = plan_on_device(STEP, budget, T4, effort=EFFORT, expandable_segments=True)
+    assert use.fits
+    assert plan.simulation.step_us < fixed.simulation.step_us
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_plans_of_both_kinds_are_as_fast_as_those_of_one_kind_in_segments(expandable: bool) -> None:
+    step = chain_step(10, size_bytes=7 * MIB, link=HostLink(to_host_gb_s=3500, to_device_gb_s=3500))
+    fitting = 0
+    for tensors in range(5, 12):
+        plans = [
+            plan_on_device(form, tensors * 7 * MIB, T4, effort=EFFORT, expandable_segments=expandable)
+            for form in (step.without_link(), step.without_recomputation(), step)
+        ]
+        *alone, both = [plan.simulation.step_us if use.fits else math.inf for plan, use in plans]
+        assert both <= min(alone)
+        fitting += both < math.inf
+    assert fitting > 3
 
 
 def test_a_plan_for_a_processor_counts_requested_bytes() -> None:

@@ -109,8 +109,9 @@ class MemoryReport:
         to.print(table("", ">without a plan", ">with the plan", rows=self._totals()))
         if not self.use.fits:
             to.print(
-                "The tensors fit the budget, but the segments of the caching allocator exceed it: set "
-                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or lower the budget.",
+                "The tensors fit the budget, but the segments of the caching allocator exceed it: plan with "
+                "--expandable-segments, and train with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or "
+                "lower the budget.",
                 soft_wrap=True,
             )
         if self.batches is not None:

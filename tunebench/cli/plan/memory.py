@@ -69,6 +69,14 @@ class MemoryOptions:
             show_default=False,
         ),
     ] = None
+    expandable_segments: Annotated[
+        bool,
+        typer.Option(
+            "--expandable-segments",
+            help="On a GPU: segments of PyTorch's allocator are expandable, as with "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        ),
+    ] = False
     optimizer: Annotated[
         str,
         typer.Option(
@@ -126,7 +134,7 @@ def memory(
         profiler = ModelProfiler(
             factory, specs, target, link=link, dtype=options.dtype, optimizer=options.optimizer
         )
-        report = _planned(profiler, sizes, options.max_batch, options.curve, show)
+        report = _planned(profiler, sizes, options, show)
     _write(report, options.plot, options.out)
     emit(as_json, report.to_json(), report.render)
 
@@ -134,8 +142,7 @@ def memory(
 def _planned(
     profiler: ModelProfiler,
     sizes: Callable[[int], int],
-    max_batch: bool,
-    curve: bool,
+    options: MemoryOptions,
     watcher: Callable[[str], None],
 ) -> MemoryReport:
     """Return the plan and what is known about it."""
@@ -144,20 +151,21 @@ def _planned(
 
     searched = None
     batch = None
-    if max_batch:
-        search = BatchSearch(profiler, sizes(0), watcher)
+    expandable = options.expandable_segments
+    if options.max_batch:
+        search = BatchSearch(profiler, sizes(0), watcher, expandable_segments=expandable)
         searched = (search.without_plan(), search.with_plan())
         batch = searched[1].batch or 1
     watcher("tracing the model")
     profile = profiler.profile(batch)
     step, device = profile.step, profiler.device
-    plain = device_use(step, unplanned(step), device, 0)
+    plain = device_use(step, unplanned(step), device, 0, expandable_segments=expandable)
     budget_bytes = sizes(plain.simulation.peak_bytes)
     watcher("planning")
     if searched is not None and searched[1].plan is not None and searched[1].use is not None:
         plan, use = searched[1].plan, searched[1].use
     else:
-        plan, use = plan_on_device(step, budget_bytes, device)
+        plan, use = plan_on_device(step, budget_bytes, device, expandable_segments=expandable)
     watcher("planning for other budgets")
     return MemoryReport(
         profile=profile,
@@ -166,7 +174,7 @@ def _planned(
         use=use,
         plain=plain,
         batches=searched,
-        curve=memory_curve(step, effort=PlanEffort(exact_operations=0)) if curve else (),
+        curve=memory_curve(step, effort=PlanEffort(exact_operations=0)) if options.curve else (),
     )
 
 

@@ -14,6 +14,7 @@ from tunebench.graph import InputSpec, make_model
 from tunebench.optimizer import find_optimizer
 from tunebench.training.fitting.profile import profile_step
 from tunebench.training.memory import (
+    CUTS,
     DeviceUse,
     HostLink,
     MemoryPlan,
@@ -179,6 +180,8 @@ class BatchSearch:
         profiler: ModelProfiler,
         budget_bytes: int,
         watcher: Callable[[str], None] = lambda message: None,
+        *,
+        expandable_segments: bool = False,
     ) -> None:
         """Profile the batch of the inputs, and twice that batch.
 
@@ -186,6 +189,7 @@ class BatchSearch:
             profiler: Profiles the model.
             budget_bytes: Bytes that the step may take.
             watcher: Receives a description of each profile and attempt.
+            expandable_segments: Whether segments of the caching allocator are expandable.
 
         Raises:
             InputError: The inputs have different first extents, or the model cannot be traced.
@@ -193,6 +197,7 @@ class BatchSearch:
         if profiler.batch is None:
             raise InputError("the largest batch needs the same first extent in all inputs: the batch")
         self._profiler, self._budget_bytes, self._watcher = profiler, budget_bytes, watcher
+        self._expandable = expandable_segments
         self._batch = profiler.batch
         self._first, self._second = self._traced(self._batch), self._traced(2 * self._batch)
 
@@ -224,10 +229,10 @@ class BatchSearch:
         if batch == 0:
             return BatchFit(batch=0)
         self._watcher(f"planning a batch of {batch}")
-        step, device = self._traced(batch), self._profiler.device
-        plan, use = plan_on_device(step, self._budget_bytes, device, effort=effort)
+        step = self._traced(batch)
+        plan, use = self._planned(step, effort)
         if not use.fits:
-            plan, use = plan_on_device(step, self._budget_bytes, device, effort=QUICK)
+            plan, use = self._planned(step, QUICK)
         return BatchFit(batch=batch, step_us=plan.simulation.step_us, use=use, plan=plan)
 
     def _largest(self, fits: Callable[[TrainingStep], bool], start: int, resolution: float) -> int:
@@ -256,7 +261,13 @@ class BatchSearch:
         return self._plain_use(step).fits
 
     def _plain_use(self, step: TrainingStep) -> DeviceUse:
-        return device_use(step, unplanned(step), self._profiler.device, self._budget_bytes)
+        return device_use(
+            step,
+            unplanned(step),
+            self._profiler.device,
+            self._budget_bytes,
+            expandable_segments=self._expandable,
+        )
 
     def _may_fit(self, step: TrainingStep) -> bool:
         return least_bytes(step) <= self._budget_bytes
@@ -273,8 +284,18 @@ class BatchSearch:
     def _plan_fits(self, step: TrainingStep) -> bool:
         """Return whether a plan of a step fits with the segments of the allocator."""
         try:
-            return plan_on_device(
-                step, self._budget_bytes, self._profiler.device, effort=QUICK, cuts=QUICK_CUTS
-            )[1].fits
+            return self._planned(step, QUICK, QUICK_CUTS)[1].fits
         except InputError:
             return False
+
+    def _planned(
+        self, step: TrainingStep, effort: PlanEffort | None, cuts: Sequence[float] = CUTS
+    ) -> tuple[MemoryPlan, DeviceUse]:
+        return plan_on_device(
+            step,
+            self._budget_bytes,
+            self._profiler.device,
+            effort=effort,
+            cuts=cuts,
+            expandable_segments=self._expandable,
+        )

@@ -11,6 +11,7 @@ from tunebench.training.memory.allocator import (
     Allocate,
     AllocatorUse,
     CachingAllocator,
+    ExpandableAllocator,
     Release,
     allocator_use,
     memory_events,
@@ -18,7 +19,7 @@ from tunebench.training.memory.allocator import (
 from tunebench.training.memory.batch import largest_batch, step_at
 from tunebench.training.memory.bound import least_bytes, lower_bound_us
 from tunebench.training.memory.budget import budget_bytes, size_text
-from tunebench.training.memory.device_plan import DeviceUse, device_use, plan_on_device
+from tunebench.training.memory.device_plan import CUTS, DeviceUse, device_use, plan_on_device
 from tunebench.training.memory.eviction import EvictionPolicy, evict
 from tunebench.training.memory.exact import ExactResult, exact_schedule, least_budget_exact
 from tunebench.training.memory.greedy import greedy_schedules
@@ -50,6 +51,7 @@ from tunebench.training.memory.simulation import Simulation, simulate
 from tunebench.training.memory.step import HostLink, StepOperation, StepTensor, TrainingStep
 
 __all__ = [
+    "CUTS",
     "Action",
     "Allocate",
     "AllocatorUse",
@@ -60,6 +62,7 @@ __all__ = [
     "DeviceUse",
     "EvictionPolicy",
     "ExactResult",
+    "ExpandableAllocator",
     "Free",
     "HostLink",
     "LayerPlan",

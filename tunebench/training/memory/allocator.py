@@ -7,9 +7,15 @@ The allocator requests segments from the driver, splits them into blocks, and ke
 requests. On a processor each tensor has its own memory of the requested size; `Simulation.peak_bytes` states
 that peak, which `torch.distributed._tools.mem_tracker.MemTracker` reports.
 
-The model has one stream and the default settings, without expandable segments and with no limit of split
-sizes. Of equal free blocks the allocator takes the one at the lowest address. The driver chooses the
-addresses of segments; here they grow with time. Not compared with a GPU.
+The model has one stream and no limit of split sizes. Of equal free blocks the allocator takes the one at the
+lowest address. The driver chooses the addresses of segments; here they grow with time. Not compared with a
+GPU.
+
+With ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`` (`ExpandableAllocator`), each pool has one range of
+addresses, into which memory is mapped in units of 2 MiB for small blocks and of 20 MiB for large ones. A
+block may span units that were mapped at different times, and every unit without a block in use can be given
+back. PyTorch reserves addresses of 9/8 of the memory for a range, and makes another range when they are used
+up; here ranges have no end.
 
 Source: `c10/cuda/CUDACachingAllocator.cpp` of PyTorch (commit 001074d25084), and the sizes in
 `c10/core/AllocatorConfig.h` of PyTorch 2.13.
@@ -30,6 +36,7 @@ __all__ = [
     "AllocatorUse",
     "Block",
     "CachingAllocator",
+    "ExpandableAllocator",
     "Release",
     "allocator_use",
     "memory_events",
@@ -106,16 +113,18 @@ class Block:
         small: Whether the segment is in the pool of small blocks.
         previous: The block before it in the segment.
         next: The block behind it in the segment.
-        free: Whether the block is not in use.
+        free: Whether the block has memory and is not in use.
+        mapped: Whether the block has memory; all blocks have but some of expandable segments.
     """
 
-    __slots__ = ("address", "free", "next", "previous", "size_bytes", "small")
+    __slots__ = ("address", "free", "mapped", "next", "previous", "size_bytes", "small")
 
-    def __init__(self, address: int, size_bytes: int, *, small: bool) -> None:
+    def __init__(self, address: int, size_bytes: int, *, small: bool, mapped: bool = True) -> None:
         self.address, self.size_bytes, self.small = address, size_bytes, small
         self.previous: Block | None = None
         self.next: Block | None = None
         self.free = False
+        self.mapped = mapped
 
 
 class _Pool:
@@ -133,19 +142,14 @@ class _Pool:
 
     def remove(self, block: Block) -> None:
         """Remove a free block."""
+        block.free = False
         del self._order[bisect_left(self._order, (block.size_bytes, block.address))]
         del self._blocks[block.address]
 
-    def take(self, size_bytes: int) -> Block | None:
-        """Remove and return the smallest block of at least this size."""
-        position = bisect_left(self._order, (size_bytes, -1))
-        if position == len(self._order):
-            return None
-        return self._blocks.pop(self._order.pop(position)[1])
-
-    def whole_segments(self) -> list[Block]:
-        """Return the free blocks that are whole segments."""
-        return [block for block in self._blocks.values() if block.previous is None and block.next is None]
+    def at_least(self, size_bytes: int) -> Iterator[Block]:
+        """Yield the blocks of at least this size, the smallest first."""
+        for position in range(bisect_left(self._order, (size_bytes, -1)), len(self._order)):
+            yield self._blocks[self._order[position][1]]
 
 
 class CachingAllocator:
@@ -176,16 +180,14 @@ class CachingAllocator:
         """
         size = max(MIN_BLOCK_BYTES, _rounded_up(size_bytes, MIN_BLOCK_BYTES))
         small = size <= SMALL_BYTES
-        pool = self._small if small else self._large
-        # The smallest free block that is large enough, else a new segment.
-        block = pool.take(size) or self._segment(_segment_bytes(size), small)
+        pool = self._pool(small)
+        block = self._best_fit(pool, size)
+        if block is None:
+            block = self._new_block(size, small) or self._new_block_after_return(size, small)
         if block is None:
             return None
-        block.free = False
-        remainder = block.size_bytes - size
-        # Large blocks are split only if the rest is larger than a small block, so that some bytes stay unused
-        # in them.
-        if remainder >= MIN_BLOCK_BYTES if small else remainder > SMALL_BYTES:
+        pool.remove(block)
+        if block.size_bytes - size >= self._least_remainder(small):
             pool.add(_split(block, size))
         self.allocated_bytes += block.size_bytes
         return block
@@ -193,7 +195,14 @@ class CachingAllocator:
     def release(self, block: Block) -> None:
         """Return a block that `allocate` returned, and merge it with free neighbours."""
         self.allocated_bytes -= block.size_bytes
-        pool = self._small if block.small else self._large
+        self._add_free(block)
+
+    def _pool(self, small: bool) -> _Pool:
+        return self._small if small else self._large
+
+    def _add_free(self, block: Block) -> Block:
+        """Merge a block with free neighbours, and return the free block."""
+        pool = self._pool(block.small)
         before, after = block.previous, block.next
         if before is not None and before.free:
             pool.remove(before)
@@ -203,27 +212,158 @@ class CachingAllocator:
             pool.remove(after)
             _merge(block, after)
         pool.add(block)
-
-    def _segment(self, size_bytes: int, small: bool) -> Block | None:
-        """Return a new segment as one block; give unused segments back first if it does not fit."""
-        capacity = self._capacity_bytes
-        if capacity is not None and self.reserved_bytes + size_bytes > capacity:
-            self._give_back()
-            if self.reserved_bytes + size_bytes > capacity:
-                return None
-        self.reserved_bytes += size_bytes
-        block = Block(self._next_address, size_bytes, small=small)
-        # Addresses are never used again: they only order blocks of equal size.
-        self._next_address += size_bytes
         return block
 
-    def _give_back(self) -> None:
-        """Give every segment without a block in use back to the driver."""
+    def _best_fit(self, pool: _Pool, size_bytes: int) -> Block | None:
+        """Return the smallest free block that is large enough; none if there is none."""
+        return next(pool.at_least(size_bytes), None)
+
+    def _least_remainder(self, small: bool) -> int:
+        """Return the least bytes that are split off a block: below them, a block counts as a whole."""
+        return MIN_BLOCK_BYTES if small else SMALL_BYTES + 1
+
+    def _new_block(self, size_bytes: int, small: bool) -> Block | None:
+        """Return a free block in new memory of the driver; none if it does not fit."""
+        segment_bytes = _segment_bytes(size_bytes)
+        if not self._fits(segment_bytes):
+            return None
+        self.reserved_bytes += segment_bytes
+        block = Block(self._next_address, segment_bytes, small=small)
+        # Addresses are never used again: they only order blocks of equal size.
+        self._next_address += segment_bytes
+        return self._add_free(block)
+
+    def _new_block_after_return(self, size_bytes: int, small: bool) -> Block | None:
+        """Give unused memory back to the driver, and return a free block in new memory."""
         self.retries += 1
         for pool in (self._large, self._small):
-            for block in pool.whole_segments():
-                pool.remove(block)
-                self.reserved_bytes -= block.size_bytes
+            for block in list(pool.at_least(0)):
+                self._give_back(block, pool)
+        return self._new_block(size_bytes, small)
+
+    def _fits(self, size_bytes: int) -> bool:
+        return self._capacity_bytes is None or self.reserved_bytes + size_bytes <= self._capacity_bytes
+
+    def _give_back(self, block: Block, pool: _Pool) -> None:
+        """Give the segment of a free block back to the driver, if the block is all of it."""
+        if block.previous is None and block.next is None:
+            pool.remove(block)
+            self.reserved_bytes -= block.size_bytes
+
+
+class ExpandableAllocator(CachingAllocator):
+    """The allocator of one device with expandable segments: see the description of this module."""
+
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        """Make an allocator without memory.
+
+        Args:
+            capacity_bytes: Most bytes that are mapped; none for no limit.
+        """
+        super().__init__(capacity_bytes)
+        self._unmapped = {
+            small: [Block(start, _ADDRESSES, small=small, mapped=False)]
+            for small, start in ((True, 0), (False, _ADDRESSES))
+        }
+        """Ranges of addresses without memory, by pool, in ascending order."""
+
+    def _best_fit(self, pool: _Pool, size_bytes: int) -> Block | None:
+        """Return the smallest free block that is large enough, with the addresses behind it that are free."""
+        best = None
+        for block in pool.at_least(size_bytes):
+            if best is not None and _expandable_bytes(block) >= _expandable_bytes(best):
+                break
+            best = block
+        return best
+
+    def _least_remainder(self, small: bool) -> int:
+        return MIN_BLOCK_BYTES
+
+    def _new_block(self, size_bytes: int, small: bool) -> Block | None:
+        """Map memory behind a free block, or at the first addresses with enough room; return a free block."""
+        block = self._first_room(size_bytes, small)
+        while not block.mapped or block.size_bytes < size_bytes:
+            hole = block.next if block.mapped else block
+            missing_bytes = size_bytes - (block.size_bytes if block.mapped else 0)
+            assert hole is not None
+            extended = self._map(hole, min(hole.size_bytes, missing_bytes))
+            if extended is None:
+                return None
+            block = extended
+        return block
+
+    def _first_room(self, size_bytes: int, small: bool) -> Block:
+        """Return the first block of the first addresses without a block in use that have enough room."""
+        for hole in self._unmapped[small]:
+            first = hole.previous if hole.previous is not None and hole.previous.free else hole
+            room, block = 0, first
+            while block is not None and room < size_bytes and (block.free or not block.mapped):
+                room += block.size_bytes
+                block = block.next
+            if room >= size_bytes:
+                return first
+        raise AssertionError("the last range of addresses has no end")
+
+    def _map(self, hole: Block, size_bytes: int) -> Block | None:
+        """Map memory at the start of a range, and return the free block; none if it does not fit."""
+        mapped_bytes = _rounded_up(size_bytes, _unit_bytes(hole))
+        if not self._fits(mapped_bytes):
+            return None
+        self.reserved_bytes += mapped_bytes
+        ranges = self._unmapped[hole.small]
+        position = ranges.index(hole)
+        ranges[position : position + 1] = (
+            [_split(hole, mapped_bytes)] if mapped_bytes < hole.size_bytes else []
+        )
+        hole.mapped = True
+        return self._add_free(hole)
+
+    def _give_back(self, block: Block, pool: _Pool) -> None:
+        """Unmap the units that lie within a free block."""
+        unit = _unit_bytes(block)
+        begin = _rounded_up(block.address, unit)
+        end = (block.address + block.size_bytes) // unit * unit
+        if begin >= end:
+            return
+        pool.remove(block)
+        if begin > block.address:
+            hole = _split(block, begin - block.address)
+            pool.add(block)
+        else:
+            hole = block
+        if end < hole.address + hole.size_bytes:
+            pool.add(_split(hole, end - hole.address))
+        hole.mapped = False
+        self.reserved_bytes -= hole.size_bytes
+        self._add_unmapped(hole)
+
+    def _add_unmapped(self, hole: Block) -> None:
+        """Add a range without memory, merged with its neighbours."""
+        ranges = self._unmapped[hole.small]
+        before, after = hole.previous, hole.next
+        if before is not None and not before.mapped:
+            ranges.remove(before)
+            _merge(before, hole)
+            hole = before
+        if after is not None and not after.mapped:
+            ranges.remove(after)
+            _merge(hole, after)
+        insort(ranges, hole, key=lambda block: block.address)
+
+
+_ADDRESSES = LARGE_SEGMENT_BYTES << 40
+"""Bytes of a range of addresses: a multiple of both units, and more than any device has."""
+
+
+def _unit_bytes(block: Block) -> int:
+    """Return the bytes of the units in which memory of an expandable segment is mapped."""
+    return SMALL_SEGMENT_BYTES if block.small else LARGE_SEGMENT_BYTES
+
+
+def _expandable_bytes(block: Block) -> int:
+    """Return the bytes of a free block and of the addresses behind it that can be mapped."""
+    after = block.next
+    return block.size_bytes + (after.size_bytes if after is not None and not after.mapped else 0)
 
 
 def memory_events(
@@ -261,17 +401,24 @@ def memory_events(
                 yield Release(action.tensor)
 
 
-def allocator_use(events: Iterable[Allocate | Release], *, capacity_bytes: int | None = None) -> AllocatorUse:
+def allocator_use(
+    events: Iterable[Allocate | Release],
+    *,
+    capacity_bytes: int | None = None,
+    expandable_segments: bool = False,
+) -> AllocatorUse:
     """Return the memory that a sequence of requests takes; it ends at a request that runs out of memory.
 
     Args:
         events: Requests and returns, in order.
         capacity_bytes: Most bytes that the allocator can reserve; none for no limit.
+        expandable_segments: Whether segments are expandable, as with
+            ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
 
     Raises:
         InputError: A buffer is allocated twice, or released without being allocated.
     """
-    allocator = CachingAllocator(capacity_bytes)
+    allocator = (ExpandableAllocator if expandable_segments else CachingAllocator)(capacity_bytes)
     blocks: dict[int, Block | None] = {}
     allocated = reserved = 0
     failed = None
@@ -314,7 +461,9 @@ def _rounded_up(size_bytes: int, multiple: int) -> int:
 
 def _split(block: Block, size_bytes: int) -> Block:
     """Shorten a block and return the rest as another one."""
-    rest = Block(block.address + size_bytes, block.size_bytes - size_bytes, small=block.small)
+    rest = Block(
+        block.address + size_bytes, block.size_bytes - size_bytes, small=block.small, mapped=block.mapped
+    )
     rest.previous, rest.next = block, block.next
     if rest.next is not None:
         rest.next.previous = rest

@@ -28,6 +28,7 @@ __all__ = [
     "least_budget",
     "memory_curve",
     "plan_memory",
+    "restricted_forms",
 ]
 
 
@@ -323,7 +324,7 @@ class _Planner:
         self._simulation = simulate(step, self._unplanned)
         self._least_bytes = least_bytes(step)
         self._small = len(step.operations) <= effort.exact_operations
-        self._variants = [(StepIndex(variant), list[GreedySearch]()) for variant in _restricted(step)]
+        self._variants = [(StepIndex(variant), list[GreedySearch]()) for variant in restricted_forms(step)]
 
     def best(self, budget_bytes: int, *, near: bool = False) -> MemoryPlan | None:
         """Return the fastest plan found, or none.
@@ -389,7 +390,7 @@ class _Planner:
         )
 
 
-def _restricted(step: TrainingStep) -> list[TrainingStep]:
+def restricted_forms(step: TrainingStep) -> list[TrainingStep]:
     """Return the step that may only recompute, the one that may only swap, and last the step itself."""
     if step.link is None:
         return [step]
