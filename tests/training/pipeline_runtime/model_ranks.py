@@ -7,6 +7,7 @@ As `pipeline_ranks`, with other cases.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import json
@@ -22,7 +23,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from benchmarks.plan_pipeline_measured import counted_peak
 from tests.training.pipeline_runtime.pipeline_ranks import Block, Tracker, main
 from tunebench.training import PipelinedModel, pipelined_model
 from tunebench.training.pipeline import read_stages
@@ -81,7 +84,7 @@ def sequential() -> nn.Sequential:
         nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU(inplace=True), nn.Linear(64, 64))
         for _ in range(6)
     ]
-    return nn.Sequential(nn.Linear(16, 64), nn.Sequential(*layers), nn.Linear(64, 8))
+    return nn.Sequential(nn.Linear(16, 64), nn.Sequential(*layers), nn.BatchNorm1d(64), nn.Linear(64, 8))
 
 
 def word_loss(output: dict[str, Any], target: Tensor) -> Tensor:
@@ -98,12 +101,18 @@ class Problem:
     target: Callable[[], Tensor]
     loss_fn: Callable[[Any, Tensor], Tensor] = nn.functional.mse_loss
     schedule: str = "1f1b"
+    on_meta: bool = False
+    """Whether ranks other than 0 have the model on `meta`."""
 
 
 PROBLEMS = {
     "sequential": Problem(sequential, lambda: torch.randn(512, 16), lambda: torch.randn(512, 8)),
     "interleaved": Problem(
-        sequential, lambda: torch.randn(512, 16), lambda: torch.randn(512, 8), schedule="interleaved-1f1b"
+        sequential,
+        lambda: torch.randn(512, 16),
+        lambda: torch.randn(512, 8),
+        schedule="interleaved-1f1b",
+        on_meta=True,
     ),
     "gpt": Problem(
         Gpt,
@@ -153,6 +162,27 @@ def measured_peak(run: PipelinedModel, inputs: Any, target: Tensor) -> int:
     return measured - batch_bytes - target.nbytes * (run.run.schedule.stages - 1 in run.stages)
 
 
+def late_peak(run: PipelinedModel, inputs: Any, target: Tensor) -> int:
+    """Return the most bytes of storages of this rank without the batch, if one rank after another is late."""
+    batch = [*tree_leaves(inputs), target]
+    parameters = [parameter for stage in run.stages.values() for parameter in stage.parameters()]
+    state = [*tree_leaves(dict(run.optimizer.state)), *(parameter.grad for parameter in parameters)]
+    state += [*parameters, *(buffer for stage in run.stages.values() for buffer in stage.buffers())]
+    held = [tensor for tensor in state if isinstance(tensor, Tensor)]
+    peaks = []
+    for late in range(dist.get_world_size()):
+
+        @contextlib.contextmanager
+        def observer(action: Any, late: int = late) -> Iterator[None]:
+            time.sleep(0.003 * (late == dist.get_rank()))
+            yield
+
+        run.run.observer = observer
+        dist.barrier()
+        peaks.append(counted_peak([*held, *batch], lambda: run.step(inputs, target)))
+    return max(peaks) - sum(tensor.nbytes for tensor in batch)
+
+
 def comparison(
     run: PipelinedModel, rank: int, reference: nn.Module, batch: tuple[Any, Tensor]
 ) -> dict[str, Any]:
@@ -166,11 +196,14 @@ def comparison(
     grads = [(key, tensor.grad, tensors[key].grad) for key, tensor in own.items() if tensor.grad is not None]
     return {
         "names": sorted(own),
+        "parameters": sum(1 for stage in run.stages.values() for _ in stage.parameters()),
         "unequal": [key for key, grad, other in grads if not torch.equal(grad, other)]
         + [key for key, tensor in own.items() if not torch.equal(tensor, tensors[key])],
         "difference": max(float((grad - other).abs().max() / other.abs().max()) for _, grad, other in grads),
         "measured": measured_peak(run, *batch),
         "planned": run.simulation.peak_bytes[rank],
+        "most": run.most_bytes[rank],
+        "late": late_peak(run, *batch),
     }
 
 
@@ -181,6 +214,8 @@ def whole_model(name: str, rank: int) -> dict[str, Any]:
     model, batch = problem.model(), (problem.inputs(), problem.target())
     reference = copy.deepcopy(model)
     expected = one_process(problem, reference, [batch] * 2)
+    if problem.on_meta and rank:
+        model.to("meta")
     state = torch.get_rng_state()
     run = pipelined_model(
         model,
@@ -204,6 +239,7 @@ def whole_model(name: str, rank: int) -> dict[str, Any]:
         **comparison(run, rank, reference, batch),
         "losses": losses,
         "expected": expected,
+        "made": sum(not tensor.is_meta for tensor in model.parameters()),
         "random numbers unchanged": unchanged,
         "planned from file": simulate_pipeline(run.run.schedule, costs).peak_bytes[rank],
     }

@@ -91,6 +91,19 @@ def test_peaks_are_those_of_the_plan(results: Results, case: str) -> None:
         assert result["measured"] == pytest.approx(result["planned"], rel=0.05)
 
 
+@pytest.mark.parametrize("case", [*MODELS, "example"])
+def test_no_rank_holds_more_than_it_can_if_messages_are_late(results: Results, case: str) -> None:
+    for result in results[case]:
+        assert result["planned"] <= result["most"]
+        assert result["late"] <= 1.005 * result["most"]
+
+
+def test_ranks_that_make_the_model_on_meta_have_their_stages_alone(results: Results) -> None:
+    first, *others = results["interleaved"]
+    assert first["made"] == sum(result["parameters"] for result in results["interleaved"])
+    assert [result["made"] for result in others] == [result["parameters"] for result in others]
+
+
 def test_written_costs_give_the_same_plan(
     results: Results, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -230,6 +243,13 @@ def test_models_and_batches_that_do_not_fit_are_refused() -> None:
         (Branching(), x, {}, "torch.export cannot trace Branching"),
         (linear, x, {"microbatches": 3}, "multiple of 3"),
         (linear, [1.0], {}, "must be tensors"),
+        (
+            nn.Sequential(nn.Linear(4, 4), nn.Tanh()).to("meta"),
+            x,
+            {},
+            "rank 0 measures .* on the device meta",
+        ),
+        (nn.Linear(4, 4, device="meta"), x, {}, "Linear is on the device meta: a model that .* traces"),
         (linear, x, {"schedule": "2f2b"}, "2f2b"),
         (linear, x, {"memory": 100}, "1f1b needs 596 bytes .* 100 bytes are available"),
     ):

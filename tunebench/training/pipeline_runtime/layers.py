@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_unflatten
 
 from tunebench.errors import InputError, describe_error
+from tunebench.training.pipeline_runtime.parameters import is_on_meta
 
 __all__ = ["ModelLayers", "SequentialLayers", "TracedLayers", "layers_of"]
 
@@ -255,6 +256,11 @@ class TracedLayers:
 
 def _traced(model: nn.Module, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> fx.GraphModule:
     """Return the graph of a model, which shares its parameters."""
+    if is_on_meta(model):
+        raise InputError(
+            f"{type(model).__name__} is on the device meta: a model that torch.export traces needs its "
+            "parameters on all ranks, a torch.nn.Sequential of several layers on rank 0 only"
+        )
     for name, module in model.named_modules():
         if module._backward_hooks or module._backward_pre_hooks:
             raise InputError(

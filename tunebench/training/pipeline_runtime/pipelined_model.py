@@ -18,12 +18,15 @@ from tunebench.training.memory.budget import budget_bytes, size_text
 from tunebench.training.pipeline.balance import balance
 from tunebench.training.pipeline.comparison import SLOWDOWNS
 from tunebench.training.pipeline.given import write_stages
+from tunebench.training.pipeline.message_memory import most_bytes
+from tunebench.training.pipeline.transfers import with_transfers
 from tunebench.training.pipeline_runtime.layers import ModelLayers, layers_of
 from tunebench.training.pipeline_runtime.measurement import (
     first_microbatches,
     measure_interconnect,
     measure_pipeline,
 )
+from tunebench.training.pipeline_runtime.parameters import is_on_meta, share_parameters
 from tunebench.training.pipeline_runtime.partition import divide_layers, measure_layers
 from tunebench.training.pipeline_runtime.pipelined_stages import device_of, pipelined, require_process_group
 from tunebench.training.pipeline_runtime.runtime import (
@@ -68,7 +71,9 @@ def pipelined_model(
     the stages are measured where they run, and the memory of the ranks is balanced. Parameters, buffers and
     random numbers stay as they are; gradients are cleared.
 
-    Each rank keeps its own stages. The others are freed when the caller drops the model.
+    Each rank keeps its own stages. The others are freed when the caller drops the model. Ranks other than 0
+    may make a `torch.nn.Sequential` on the device ``meta``: they receive the parameters and buffers of their
+    stages from rank 0, and never have the others.
 
     Args:
         model: The model, with equal parameters on all ranks.
@@ -78,8 +83,9 @@ def pipelined_model(
         microbatches: Number of micro-batches per step; it divides the batch.
         optimizer: Makes the optimizer of the parameters of a rank; `torch.optim.AdamW` by default.
         schedule: Name of the schedule, such as ``interleaved-1f1b``.
-        memory: Memory of each rank for the model and its activations, such as ``"16GB"``. Activations are
-            evicted to other ranks if the schedule needs more. None for the least memory in the same time.
+        memory: Memory of each rank for the model and its activations, such as ``"16GB"``, also if messages
+            arrive late. Activations are evicted to other ranks if the schedule needs more. None for the least
+            memory in the same time.
         costs_file: File for the measured costs, which `tunebench plan pipeline --costs` reads.
         group: Process group; the default one by default.
         timeout_s: Longest wait for another rank, in seconds.
@@ -91,10 +97,11 @@ def pipelined_model(
         RankFailed: if a rank fails.
     """
     group = require_process_group(group)
-    transport, report = Transport(group, timeout_s, device_of(model)), FailureReport(group)
+    batch = _Batch(inputs, target, microbatches)
+    device = batch.first_inputs()[0].device if is_on_meta(model) else device_of(model)
+    transport, report = Transport(group, timeout_s, device), FailureReport(group)
     named = find_schedule(schedule)
     plain = named.make(transport.ranks, microbatches)
-    batch = _Batch(inputs, target, microbatches)
     layers = layers_of(model, *batch.first_arguments())
 
     def loss_of(output: Any, target: Any) -> Tensor:
@@ -106,7 +113,19 @@ def pipelined_model(
     with torch.random.fork_rng(), unchanged_buffers(model):
         with failing_together(transport, report, "the division of the model"):
             divisions = _divisions(model, layers, batch, loss_of, plain.stages, transport, repeats)
-        stages, shared = _stages(layers, _agreed(divisions), plain.placement, transport.rank)
+        modules = _modules(layers, _agreed(divisions))
+        owners = _owners(modules, plain.placement)
+    with failing_together(transport, report, "the distribution of parameters"):
+        made = share_parameters(
+            modules, plain.placement, [division.meta for division in divisions], transport
+        )
+    stages = {index: modules[index] for index, owner in enumerate(plain.placement) if owner == transport.rank}
+    shared = [
+        SharedParameter(made.get(parameter, parameter), ranks)
+        for parameter, ranks in owners.items()
+        if len(ranks) > 1 and parameter.requires_grad
+    ]
+    with torch.random.fork_rng(), unchanged_buffers(nn.ModuleList(stages.values())):
         rank_optimizer = optimizer(_parameters(stages) or [nn.Parameter(torch.empty(0))])
         run = run_of(plain)
         arguments, keywords = batch.of_rank(run)
@@ -132,6 +151,7 @@ class PipelinedModel:
         costs: Measured costs of the stages, and links.
         optimizer: Optimizer of the parameters of this rank.
         simulation: Simulated step: its time, and the peak memory of each rank without the batch.
+        most_bytes: Most memory of each rank without the batch, if messages arrive as late as they can.
     """
 
     def __init__(
@@ -143,6 +163,7 @@ class PipelinedModel:
     ) -> None:
         self.run, self.costs, self.optimizer = run, costs, optimizer
         self.simulation: PipelineSimulation = simulate_pipeline(run.schedule, costs)
+        self.most_bytes: tuple[int, ...] = most_bytes(run.schedule, costs)
         self._shared = shared
 
     @property
@@ -227,12 +248,14 @@ class _Division:
         model: Checksum of the names and shapes of the parameters.
         first_layers: First layer of each stage; only the first rank measures it.
         starts: Positions of the layers in the trace.
+        meta: Whether the model of the rank has no parameters yet.
         refusal: Why the model cannot be divided.
     """
 
     model: int
     first_layers: tuple[int, ...] = ()
     starts: tuple[int, ...] = ()
+    meta: bool = False
     refusal: str | None = None
 
 
@@ -247,9 +270,11 @@ def _divisions(
 ) -> list[_Division]:
     """Return what each rank proposes; the first one measures the layers meanwhile."""
     shapes = [(name, tuple(tensor.shape)) for name, tensor in model.named_parameters()]
-    division = _Division(zlib.crc32(repr(shapes).encode()))
+    division = _Division(zlib.crc32(repr(shapes).encode()), meta=is_on_meta(model))
     interconnect = measure_interconnect(transport)
-    if transport.rank == 0:
+    if transport.rank == 0 and division.meta:
+        division = replace(division, refusal=_META_FIRST)
+    elif transport.rank == 0:
         inputs, target = batch.first_inputs(), batch.first_target()
         layers.join(inputs)
         costs = measure_layers(layers, inputs, lambda output: loss_of(output, target), repeats=repeats)
@@ -281,17 +306,25 @@ def _agreed(divisions: Sequence[_Division]) -> _Division:
     return first
 
 
-def _stages(
-    layers: ModelLayers, division: _Division, placement: Sequence[int], rank: int
-) -> tuple[dict[int, nn.Module], list[SharedParameter]]:
-    """Return the stages of a rank by their index, and the parameters that other ranks have too.
+_META_FIRST = (
+    "rank 0 measures the layers of the model, which is on the device meta: make it with its parameters on "
+    "rank 0, and on meta on the other ranks only"
+)
+
+
+def _modules(layers: ModelLayers, division: _Division) -> list[nn.Module]:
+    """Return the modules of all stages."""
+    layers.starts = division.starts
+    ends = (*division.first_layers[1:], layers.count)
+    return [layers.module(*span) for span in zip(division.first_layers, ends, strict=True)]
+
+
+def _owners(modules: Sequence[nn.Module], placement: Sequence[int]) -> dict[nn.Parameter, tuple[int, ...]]:
+    """Return the ranks that have each parameter, in ascending order.
 
     Raises:
         InputError: if two stages of a rank share a parameter, whose gradients would be divided twice.
     """
-    layers.starts = division.starts
-    ends = (*division.first_layers[1:], layers.count)
-    modules = [layers.module(*span) for span in zip(division.first_layers, ends, strict=True)]
     owners: dict[nn.Parameter, list[int]] = {}
     for module, owner in zip(modules, placement, strict=True):
         for name, parameter in module.named_parameters():
@@ -301,13 +334,7 @@ def _stages(
                     "stage for each rank, such as 1f1b"
                 )
             owners[parameter].append(owner)
-    shared = [
-        SharedParameter(parameter, tuple(sorted(ranks)))
-        for parameter, ranks in owners.items()
-        if len(ranks) > 1 and parameter.requires_grad
-    ]
-    own_stages = {stage: modules[stage] for stage, owner in enumerate(placement) if owner == rank}
-    return own_stages, shared
+    return {parameter: tuple(sorted(ranks)) for parameter, ranks in owners.items()}
 
 
 def _parameters(stages: Mapping[int, nn.Module]) -> list[nn.Parameter]:
@@ -321,13 +348,13 @@ def _balanced(plain: PipelineSchedule, costs: PipelineCosts, memory: int | str |
         InputError: if a rank needs more memory with evictions too.
     """
     limit = budget_bytes(memory, 0) if memory is not None else None
-    schedule, peak = plain, max(simulate_pipeline(plain, costs).peak_bytes)
+    schedule, peak = plain, _most_bytes(plain, costs)
     if limit is not None and peak <= limit:
         return plain
     if plain.ranks > 1 and not plain.acceptors:
         for slowdown in SLOWDOWNS if limit is not None else SLOWDOWNS[:1]:
             schedule = balance(plain, costs, slowdown=slowdown)
-            peak = max(simulate_pipeline(schedule, costs).peak_bytes)
+            peak = _most_bytes(schedule, costs)
             if limit is None or peak <= limit:
                 break
     if limit is not None and peak > limit:
@@ -336,3 +363,8 @@ def _balanced(plain: PipelineSchedule, costs: PipelineCosts, memory: int | str |
             f"{size_text(limit)} are available: use more micro-batches of fewer samples, or more ranks"
         )
     return schedule
+
+
+def _most_bytes(schedule: PipelineSchedule, costs: PipelineCosts) -> int:
+    """Return the most bytes that a rank can hold."""
+    return max(most_bytes(with_transfers(schedule, costs), costs))

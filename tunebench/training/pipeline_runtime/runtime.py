@@ -21,6 +21,7 @@ from torch.profiler import record_function
 from torch.utils._pytree import tree_leaves
 
 from tunebench.errors import InputError, RankFailed
+from tunebench.training.pipeline.message_memory import ended_sends
 from tunebench.training.pipeline_runtime.saved_activations import storages_of
 from tunebench.training.pipeline_runtime.stage import Stage
 from tunebench.training.pipeline_runtime.transfer import (
@@ -107,9 +108,13 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
         self._sizes: dict[int, tuple[int, ...]] = {}
         self._tags = 1
         self._pending: dict[PipelineAction, PendingTransfer] = {}
+        self._sends: list[PendingTransfer] = []
+        """Sends of the step, in their order; those that have ended keep no messages."""
+        self._released = 0
         self._accepted: dict[tuple[int, int], list[Tensor]] = {}
         self._step_losses: dict[int, Tensor] = {}
         rank_actions = schedule.actions[self.rank]
+        self._ended_sends = ended_sends(schedule)[self.rank]
         self._evictions = frozenset(action for action in rank_actions if action.kind is K.EVICT)
         self._reduces = any(action.kind is K.REDUCE_GRADIENTS for action in rank_actions)
         self.backward_counter: Counter[int] = Counter()
@@ -206,11 +211,14 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
             )
         self._step_losses.clear()
         self.backward_counter.clear()
-        for action in self.schedule.actions[self.rank]:
+        self._sends.clear()
+        self._released = 0
+        for action, ended in zip(self.schedule.actions[self.rank], self._ended_sends, strict=True):
             if not self._has_backward and action.kind not in _FORWARD_ONLY:
                 continue
             with self._failing(str(action)), record_function(f"PP:{action}"):
                 self._take_arrived(action)
+                self._release_sent(ended)
                 with self.observer(action) if self.observer is not None else nullcontext():
                     if action.kind is K.FORWARD:
                         self._forward(
@@ -264,6 +272,13 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
             self._wait(
                 action._replace(kind=K.RECEIVE_BACKWARD), lambda got: self._take_gradients(action, got)
             )
+
+    def _release_sent(self, count: int) -> None:
+        """Wait until the first sends, which have certainly arrived, have released their messages."""
+        if self._has_backward:  # forward passes alone leave out what proves that messages have arrived
+            for transfer in self._sends[self._released : count]:
+                self._transport.require_ended(transfer)
+            self._released = max(self._released, count)
 
     def _forward(
         self, action: PipelineAction, args: Any, kwargs: Any, target: Any, step_arguments: Any
@@ -393,7 +408,8 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
         return [torch.empty(size, dtype=torch.uint8, device=device) for size in self._sizes[stage]]
 
     def _send(self, tensors: list[Tensor], action: PipelineAction, peer: int) -> None:
-        self._transport.release_when_sent(self._transport.send(tensors, peer, self._tag(action)))
+        self._sends.append(self._transport.send(tensors, peer, self._tag(action)))
+        self._transport.release_when_sent(self._sends[-1])
 
     def _receive(
         self, buffers: list[Tensor], action: PipelineAction, sent: PipelineAction, peer: int

@@ -151,13 +151,22 @@ class Transport:
             RankFailed: if a connection is lost, or the time is over.
         """
         for transfer in self._sent:
-            if not self._waits_in_thread:
-                transfer.complete(self.timeout)
-            elif not transfer.ended.wait(self.timeout.total_seconds()):
-                raise _late(transfer.peer, self.timeout)
-            if transfer.error is not None:
-                raise transfer.error
+            self.require_ended(transfer)
         self._sent = []
+
+    def require_ended(self, transfer: PendingTransfer) -> None:
+        """Wait until a transfer of `release_when_sent` has ended.
+
+        Raises:
+            RankFailed: if the connection is lost, or the time is over.
+        """
+        if not self._waits_in_thread:
+            if not transfer.ended.is_set():
+                transfer.complete(self.timeout)
+        elif not transfer.ended.wait(self.timeout.total_seconds()):
+            raise _late(transfer.peer, self.timeout)
+        if transfer.error is not None:
+            raise transfer.error
 
     def break_connections(self) -> None:
         """Make this rank's transfers fail, and those of the ranks that wait for it."""
