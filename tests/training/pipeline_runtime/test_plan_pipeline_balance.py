@@ -48,10 +48,13 @@ def test_table_states_peaks_and_gains_within_rounds() -> None:
 def test_block_computes_attention_and_keeps_its_scores() -> None:
     torch.manual_seed(0)
     block, x = Block(), torch.randn(2, LENGTH, WIDTH)
-    saved: list[torch.Size] = []
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda value: saved.append(value.shape) or value, lambda v: v
-    ):
+    saved: list[Any] = []
+
+    def noted(value: Any) -> Any:
+        saved.append(value.shape)
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(noted, lambda value: value):
         result = block(x)
     heads = block.inputs(block.norm(x)).unflatten(-1, (3, HEADS, WIDTH // HEADS)).permute(2, 0, 3, 1, 4)
     mixed = x + block.outputs(scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))

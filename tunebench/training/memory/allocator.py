@@ -296,7 +296,8 @@ class ExpandableAllocator(CachingAllocator):
         """Return the first block of the first addresses without a block in use that have enough room."""
         for hole in self._unmapped[small]:
             first = hole.previous if hole.previous is not None and hole.previous.free else hole
-            room, block = 0, first
+            room = 0
+            block: Block | None = first
             while block is not None and room < size_bytes and (block.free or not block.mapped):
                 room += block.size_bytes
                 block = block.next
