@@ -243,6 +243,7 @@ class Transformer(Network):
         self.layers = architecture.layers
         self._ends_apart = False
         self._networks_of_layers: dict[int, Transformer] = {}
+        self._parameters_of_layers: dict[tuple[int, int], int] = {}
 
     # -- defined by a family --------------------------------------------------------------------
 
@@ -393,7 +394,11 @@ class Transformer(Network):
     def parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
         """Return the number of parameters (see `Network.parameters`)."""
         first, last = layers or (0, self.layers)
-        total = sum(self._layer_parameters(index, tensor) for index in self._inner_layers((first, last)))
+        total, counts = 0, self._parameters_of_layers
+        for index in self._inner_layers((first, last)):
+            if (index, tensor) not in counts:
+                counts[index, tensor] = self._layer_parameters(index, tensor)
+            total += counts[index, tensor]
         if first == 0:
             total += share(self.before(), tensor)
         if last == self.layers:

@@ -323,7 +323,10 @@ class StepPricer:
         if network.ends_apart:
             prices = self._ends_apart
             prices.layers.predict([LayerRun.of(plan)])
-        stages = [prices.stage(plan, layers) for layers in ranges]
+        # Stages between the ends differ in their position only: each kind is priced once.
+        kinds = [prices.layers.alike(layers) for layers in ranges]
+        by_kind = {kind: prices.stage(plan, kind) for kind in dict.fromkeys(kinds)}
+        stages = [by_kind[kind] for kind in kinds]
         return stages if plan.stages_per_device == 1 else self._chained(plan, stages)
 
     @functools.cached_property
