@@ -30,6 +30,12 @@ SPELLINGS = {
     ),
     "a100-80-pcie": ("NVIDIA A100 80GB PCIe", "NVIDIA_A100_80GB_PCIe", "a100-pcie-80gb"),
     "a10": ("NVIDIA A10", "A10", "a10 24GB"),
+    "a10g": ("NVIDIA A10G", "A10G", "a10g 24GB"),
+    "a5000": ("NVIDIA RTX A5000", "RTX A5000", "A5000"),
+    "a800-sxm": ("NVIDIA A800-SXM4-80GB", "A800 SXM", "a800"),
+    "l40": ("NVIDIA L40", "L40", "L40 48GB"),
+    "h800-sxm": ("NVIDIA H800", "H800", "H800 80GB HBM3", "HGX H800"),
+    "h20": ("NVIDIA H20", "H20", "H20 96GB HBM3"),
     "a4000": ("NVIDIA RTX A4000", "RTX A4000", "A4000"),
     "a6000": ("NVIDIA RTX A6000", "RTX A6000", "rtxa6000"),
     "rtx-3060-laptop": ("NVIDIA GeForce RTX 3060 Laptop GPU", "RTX 3060 Laptop"),
@@ -85,7 +91,7 @@ OTHER_PRODUCTS = (
         "Quadro RTX 6000",
     ),
     *("AMD Radeon PRO W6600", "AMD Radeon PRO W7800", "AMD Instinct MI250X", "AMD Instinct MI300A", ""),
-    *("NVIDIA A10G", "NVIDIA L40", "NVIDIA H20", "NVIDIA H800", "NVIDIA A800-SXM4-80GB", "NVIDIA H200 NVL"),
+    *("NVIDIA A10M", "NVIDIA L20", "NVIDIA H800 PCIe", "NVIDIA A800 40GB Active", "NVIDIA H200 NVL"),
     *("NVIDIA GH200 144G HBM3e", "NVIDIA H100 64GB HBM2", "NVIDIA A100-SXM-64GB", "Tesla V100-SXM3-32GB"),
     *("NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4080 SUPER"),
     *(
@@ -176,10 +182,9 @@ def test_ambiguous_name_selects_all_its_records() -> None:
 @pytest.mark.parametrize(
     ("spelling", "expected"),
     [
-        ("A10G", "Did you mean 'a10'"),
-        ("NVIDIA A10G", "Did you mean 'a10'"),
+        ("A10M", "Did you mean 'a10'"),
         ("RTX 4070", "Did you mean 'rtx-4090' or 'rtx-4080'"),
-        ("NVIDIA L40", "Did you mean 'l40s'"),
+        ("NVIDIA L20", "Did you mean 'l40'"),
         ("H200 NVL", "Did you mean 'h100-nvl'"),
     ],
 )
