@@ -94,6 +94,20 @@ COUNTED: dict[str, tuple[dict[str, Any], float, float]] = {
         20914.76,
         3608.31,
     ),
+    "Llama 4 Scout": (
+        {
+            "model_type": "llama4_text",
+            "num_hidden_layers": 48,
+            "hidden_size": 5120,
+            "num_attention_heads": 40,
+            "intermediate_size": 8192,
+            "intermediate_size_mlp": 16384,
+            "interleave_moe_layer_step": 1,
+            "vocab_size": 202048,
+        },
+        107769.86,
+        16138.41,
+    ),
     "DeepSeek-V2-Lite": (
         {
             "model_type": "deepseek_v2",
@@ -137,7 +151,12 @@ Models' cards round them, and count embeddings of a token in other ways.
 
 @pytest.mark.parametrize(
     ("name", "billions", "active", "digits"),
-    [("gpt-oss-20b", 20.9, 3.6, 1), ("gpt-oss-120b", 116.8, 5.1, 1), ("deepseek-v3", 671, 37, 0)],
+    [
+        ("gpt-oss-20b", 20.9, 3.6, 1),
+        ("Llama 4 Scout", 108, 16, 0),
+        ("gpt-oss-120b", 116.8, 5.1, 1),
+        ("deepseek-v3", 671, 37, 0),
+    ],
 )
 def test_parameters_round_to_those_published(name: str, billions: float, active: float, digits: int) -> None:
     """Source: gpt-oss model card, arXiv 2508.10925; DeepSeek-V3 technical report, arXiv 2412.19437."""
@@ -180,13 +199,14 @@ def test_parameters_of_bundled_models_do_not_change(name: str, millions: float, 
     [
         ("gemma-2-9b", (4096, 0, 4096, 0, 4096, 0, 4096)),
         ("gemma-3-1b", (512, 512, 512, 512, 512, 0, 512)),
+        ("Llama 4 Scout", (8192, 8192, 8192, 0, 8192, 8192, 8192)),
         ("gpt-oss-120b", (128, 0, 128, 0, 128, 0, 128)),
         ("mistral-7b", (4096,) * 7),
         ("qwen2-7b", ()),
     ],
 )
 def test_windows_of_layers_follow_the_family(name: str, windows: tuple[int, ...]) -> None:
-    model: Any = network(name)
+    model: Any = from_config(name, COUNTED[name][0]) if name in COUNTED else network(name)
     assert model.architecture.windows[:7] == windows
 
 
@@ -220,6 +240,10 @@ def test_layer_types_override_the_pattern_of_a_family() -> None:
     }
     assert Architecture.of(qwen).windows == ()
     assert Architecture.of({**qwen, "use_sliding_window": True}).windows == (0, 0, 64)
+    scout = {**COUNTED["Llama 4 Scout"][0], "num_hidden_layers": 3, "attention_chunk_size": 64}
+    assert Architecture.of({**scout, "no_rope_layers": [1, 0, 1]}).windows == (64, 0, 64)
+    kinds = ["full_attention", "chunked_attention", "full_attention"]
+    assert Architecture.of({**scout, "layer_types": kinds}).windows == (0, 64, 0)
 
 
 def test_first_layers_of_deepseek_are_dense_and_route_nothing() -> None:
@@ -271,6 +295,7 @@ def test_images_have_a_sequence_of_their_own() -> None:
         ("Qwen2 0.5B", {"layer_types": ["linear_attention"]}, "unknown kind of layer of qwen2"),
         ("DeepSeek-V2-Lite", {"moe_layer_freq": 2}, "expected moe_layer_freq=1"),
         ("DeepSeek-V2-Lite", {"attention_bias": True}, "expected attention_bias=False"),
+        ("Llama 4 Scout", {"interleave_moe_layer_step": 2}, "expected interleave_moe_layer_step=1"),
         ("Gemma 7B", {"model_type": "gemma3", "text_config": {}}, "several models"),
         ("Gemma 7B", {"model_type": "llama4"}, "unknown model_type 'llama4'"),
         ("Gemma 2 27B", {"sliding_window": "all"}, "sliding_window must be a whole number"),

@@ -46,7 +46,8 @@ _FAMILIES: dict[str, Callable[[str, Architecture], Network]] = {
     "bert": Bert,
     "vit": Vit,
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text"), Llama),
-    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3"), Mixture),
+    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "llama4_text"), Mixture),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), Mixture),
     **dict.fromkeys(("switch_transformers", "t5", "mt5"), Switch),
 }
 

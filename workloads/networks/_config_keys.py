@@ -27,6 +27,7 @@ Family = Literal[
     "qwen2_moe",
     "qwen3_moe",
     "gpt_oss",
+    "llama4_text",
     "deepseek_v2",
     "deepseek_v3",
     "switch_transformers",
@@ -45,13 +46,17 @@ WINDOWS: Mapping[str, int | None] = {
     "gemma2": 4096,
     "gemma3_text": 4096,
     "gpt_oss": 128,
+    "llama4_text": 8192,
 }
-"""Default of `sliding_window` in the families that have it; Qwen's also need `use_sliding_window`."""
+"""Default of `sliding_window` in the families that have it; Qwen's also need `use_sliding_window`.
+
+Llama 4 has `attention_chunk_size` in its place: a query sees the keys of its chunk, at most as many."""
 
 PHASED_WINDOWS: Mapping[str, tuple[bool, ...]] = {
     "gemma2": (True, False),
     "gemma3_text": (True, True, True, True, True, False),
     "gpt_oss": (True, False),
+    "llama4_text": (True, True, True, False),
 }
 """Which of successive layers have a sliding window, in families that alternate; the pattern repeats."""
 
@@ -170,6 +175,13 @@ KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "biased_qkv": ("attention_bias",),
         "output_bias": ("attention_bias",),
     },
+    "llama4_text": {
+        **_LLAMA,
+        "experts": ("num_local_experts",),
+        "experts_per_token": ("num_experts_per_tok",),
+        "biased_qkv": ("attention_bias",),
+        "output_bias": ("attention_bias",),
+    },
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "mixtral": {
@@ -276,6 +288,15 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "mlp_bias": True,
         "router_bias": True,
         "sinks": True,
+    },
+    "llama4_text": {
+        **_GATED,
+        "eps": 1e-5,
+        "heads_k": 8,
+        "head_dim": 128,
+        "ffn": 8192,
+        "experts": 16,
+        "experts_per_token": 1,
     },
     "deepseek_v2": {
         **_DEEPSEEK_DEFAULTS,

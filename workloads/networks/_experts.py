@@ -1,4 +1,4 @@
-"""Transformers with a mixture of experts: Mixtral, Qwen2-MoE, Qwen3-MoE, gpt-oss, DeepSeek-V2 and V3.
+"""Transformers with a mixture of experts: Mixtral, Qwen2-MoE, Qwen3-MoE, gpt-oss, Llama 4, DeepSeek-V2 and V3.
 
 The first layers of DeepSeek's models are dense. Node-limited routing adds kernels to the router; it does not
 change how many rows a device sends, because every row goes to its expert on its own.
@@ -6,7 +6,7 @@ change how many rows a device sends, because every row goes to its expert on its
 A router sends each token to some of the experts, which are gated feed-forward layers. Which ones is data:
 operations assume that experts have equally many tokens, `NetworkRun.expert_load` times as many on the busiest
 device of expert parallelism. Kernels are those of HuggingFace's eager code, which runs one expert after the
-other, or those of Megatron-LM (`tunebench.workloads.networks.megatron`). The loss that balances experts is
+other (Llama 4: all experts on all tokens), or those of Megatron-LM (`tunebench.workloads.networks.megatron`). The loss that balances experts is
 part of Megatron-LM's router. HuggingFace's code computes it once per pass, which is left out.
 
 Source: transformers 4.36, `models/mixtral/modeling_mixtral.py`.
@@ -19,7 +19,7 @@ from tunebench.workloads.networks._families import Llama
 from tunebench.workloads.networks.megatron import GROUP_KERNELS, add_megatron_layer, expert_collectives
 from tunebench.workloads.networks.network_run import NetworkRun, TensorCollective
 from tunebench.workloads.networks.tape import Tape
-from tunebench.workloads.networks.transformer import Matrix
+from tunebench.workloads.networks.transformer import Matrix, share
 
 __all__ = ["Mixture"]
 
@@ -96,7 +96,10 @@ class Mixture(Llama):
             return
         self._attention(tape)
         self._norm(tape)
-        self._experts(tape)
+        if self.architecture.family == "llama4_text":
+            self._experts_of_all_tokens(tape)
+        else:
+            self._experts(tape)
         self._shared(tape)
         tape.elementwise("experts", self._shape(tape.run), "x+y", "backward")  # router and experts
         self._added(tape)
@@ -124,6 +127,27 @@ class Mixture(Llama):
             tape.elementwise("experts", shape, "x", "backward")  # zeros, and the tokens' gradients
             tape.copy("experts", taken, "backward")
             tape.elementwise("experts", shape, "x+y", "backward")
+
+    def _experts_of_all_tokens(self, tape: Tape) -> None:
+        """Add the router, and all experts as batched products of all tokens, scaled by 0 where not routed.
+
+        Source: transformers 4.57, `models/llama4/modeling_llama4.py`.
+        """
+        architecture, shape = self.architecture, self._shape(tape.run)
+        tape.linear("router", shape[0], architecture.experts, architecture.hidden, bias=False)
+        for _ in range(ROUTING_KERNELS):
+            tape.pointwise("router", (shape[0], architecture.experts), "x", ("x",))
+        rows = architecture.experts * shape[0]
+        width = share(architecture.ffn, tape.run.tensor)
+        tape.copy("experts", (rows, architecture.hidden))
+        tape.pointwise("experts", (rows, architecture.hidden), "x*row", ("dy*row", "dy*x"))
+        tape.product("experts", architecture.experts, shape[0], 2 * width, architecture.hidden, "nn")
+        tape.activation("experts", (rows, width), architecture.activation)
+        tape.pointwise("experts", (rows, width), "x*y", ("dy*x", "dy*y"))
+        tape.product("experts", architecture.experts, shape[0], architecture.hidden, width, "nn")
+        for phase in ("forward", "backward"):
+            tape.summed("experts", rows * architecture.hidden, phase)
+        tape.residual("experts", shape)
 
     def _shared(self, tape: Tape) -> None:
         """Add the expert that sees all tokens, if there is one, with its gate."""

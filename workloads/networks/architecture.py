@@ -329,30 +329,39 @@ def _refuse_unsupported(family: str, config: Mapping[str, Any]) -> None:
             f"{config.get('decoder_sparse_step', 1)} and mlp_only_layers="
             f"{config.get('mlp_only_layers') or []}: such models are not supported"
         )
-    if "plain_dim" in KEYS[family]:
-        for key, expected in (("moe_layer_freq", 1), ("attention_bias", False)):
-            if config.get(key, expected) != expected:
-                raise InputError(f"{family}: expected {key}={expected}, got {quoted(config[key])}")
+    for keyed, key, expected in _EXPECTED:
+        if family.startswith(keyed) and config.get(key, expected) != expected:
+            raise InputError(f"{family}: expected {key}={expected}, got {quoted(config[key])}")
     kinds = config.get("layer_types") or ()
     for kind in kinds if isinstance(kinds, list | tuple) else (kinds,):
         if kind not in _LAYER_TYPES:
             raise UnknownName(f"kind of layer of {family} in layer_types", str(kind), _LAYER_TYPES)
 
 
-_LAYER_TYPES = ("full_attention", "sliding_attention")
+_EXPECTED = (
+    ("deepseek", "moe_layer_freq", 1),
+    ("deepseek", "attention_bias", False),
+    ("llama4", "interleave_moe_layer_step", 1),
+)
+"""Keys of families that begin so, with the value without which their layers are not described."""
+
+_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 
 
 def _windows(family: str, config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     """Return the window of each layer, 0 for none; nothing if no layer has one."""
-    size = config.get("sliding_window", WINDOWS.get(family))
+    key = "attention_chunk_size" if family == "llama4_text" else "sliding_window"
+    size = config.get(key, WINDOWS.get(family))
     if family not in WINDOWS or not size:
         return ()
     if family.startswith("qwen") and not config.get("use_sliding_window", False):
         return ()
-    _check(family, "sliding_window", size)
-    kinds = config.get("layer_types")
+    _check(family, key, size)
+    kinds, rotated = config.get("layer_types"), config.get("no_rope_layers")
     if kinds:
-        slides = tuple(kind == "sliding_attention" for kind in kinds)
+        slides = tuple(kind != "full_attention" for kind in kinds)
+    elif family == "llama4_text" and isinstance(rotated, list) and rotated:
+        slides = tuple(map(bool, rotated))  # 1 for a layer with rotary positions, whose keys are in chunks
     elif family.startswith("qwen"):
         slides = tuple(index >= config.get("max_window_layers", 28) for index in range(layers))
     else:
@@ -382,6 +391,8 @@ def _derive(family: str, config: Mapping[str, Any], sizes: dict[str, Any]) -> No
         sizes["head_dim"] = sizes.pop("plain_dim") + sizes["rotary_dim"]
         sizes["shared_ffn"] = sizes.pop("shared_experts") * sizes["ffn"]
         sizes.setdefault("dense_ffn", 11008)
+    if family == "llama4_text":
+        sizes["shared_ffn"] = sizes["ffn"]
 
 
 def _completed(family: str, sizes: dict[str, Any]) -> dict[str, Any]:
