@@ -246,6 +246,21 @@ def test_layer_types_override_the_pattern_of_a_family() -> None:
     assert Architecture.of({**scout, "layer_types": kinds}).windows == (0, 64, 0)
 
 
+def test_eager_experts_of_llama4_see_all_tokens() -> None:
+    scout: Any = from_config("scout", {**COUNTED["Llama 4 Scout"][0], "num_hidden_layers": 1})
+    run = NetworkRun(batch=1, seq=1024, mode="train", dtype="bf16")
+    flops = {
+        stack: sum(
+            operation.count * operation.workload.flops()
+            for operation in scout.operations(dataclasses.replace(run, stack=stack))
+            if operation.part in ("experts", "mlp up", "mlp down") and "gemm" in str(operation.workload)
+        )
+        for stack in ("eager", "megatron")
+    }
+    # 16 experts and the shared one, or the expert of each token and the shared one.
+    assert flops["eager"] / flops["megatron"] == pytest.approx(17 / 2)
+
+
 def test_first_layers_of_deepseek_are_dense_and_route_nothing() -> None:
     model: Any = network("deepseek-v3")
     assert [model.kind_of_layer(index) for index in range(5)] == [0, 0, 0, 3, 3]

@@ -273,7 +273,14 @@ class ModelRequest:
         bool,
         typer.Option("--cuda-graphs", help="Launch kernels as CUDA graphs, without host time for each."),
     ] = False
-    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes that share the devices evenly.")] = 1
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of nodes that share the devices evenly. Default: as few as have up to 8 each.",
+            show_default=False,
+        ),
+    ] = None
     link: Annotated[
         str | None,
         typer.Option(
@@ -374,7 +381,7 @@ class ModelRequest:
         )
         self._check()
         if self.devices == 1 and self.expert == 1:
-            if self.nodes > 1:
+            if self.nodes and self.nodes > 1:
                 raise InputError("--nodes needs --data, --tensor, --context or --pipeline")
             if self.microbatches == 1:
                 return self._calibrated(predict_network(model, device, run))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tunebench.forecast.network import NetworkPrediction, OperationTime
     from tunebench.training.cluster.device_memory import DeviceMemory
     from tunebench.training.cluster.memory_verdict import MemoryVerdict
+    from tunebench.training.interconnect.cluster import Cluster
     from tunebench.training.steps.step import StepPrediction
 
 __all__ = ["describe_model", "render_model"]
@@ -221,14 +222,21 @@ def _parts(prediction: NetworkPrediction) -> Any:
     return table("part", ">kernels", ">time", ">share", ">lower bound", "limited by", rows=rows)
 
 
+def _nodes_text(cluster: Cluster) -> str:
+    """Return the nodes of a cluster, their devices, and the links."""
+    inside = f"{cluster.devices_per_node} by {cluster.inside.name}"
+    if cluster.nodes == 1:
+        return f"1 node of {inside}"
+    return f"{cluster.nodes} nodes of {inside}, {cluster.between.name} between them"
+
+
 def _render_several(prediction: StepPrediction, to: Console) -> None:
     division = prediction.parallelism
     experts = f"experts among {division.expert}, " if division.expert > 1 else ""
     to.print(
         f"  division    {division.data} x data, {division.tensor} x tensor, {experts}"
         f"{division.pipeline} stages, {division.microbatches} micro-batches; "
-        f"{prediction.cluster.nodes} node(s) of "
-        f"{prediction.cluster.devices_per_node}, {prediction.cluster.inside.name} inside"
+        f"{_nodes_text(prediction.cluster)}"
     )
     shares = (
         ("kernels", prediction.compute),

@@ -1,4 +1,4 @@
-"""Transformers with a mixture of experts: Mixtral, Qwen2-MoE, Qwen3-MoE, gpt-oss, Llama 4, DeepSeek-V2 and V3.
+"""Transformers with a mixture of experts: Mixtral, Qwen2-MoE, Qwen3-MoE, gpt-oss, Llama 4, DeepSeek.
 
 The first layers of DeepSeek's models are dense. Node-limited routing adds kernels to the router; it does not
 change how many rows a device sends, because every row goes to its expert on its own.
@@ -6,8 +6,9 @@ change how many rows a device sends, because every row goes to its expert on its
 A router sends each token to some of the experts, which are gated feed-forward layers. Which ones is data:
 operations assume that experts have equally many tokens, `NetworkRun.expert_load` times as many on the busiest
 device of expert parallelism. Kernels are those of HuggingFace's eager code, which runs one expert after the
-other (Llama 4: all experts on all tokens), or those of Megatron-LM (`tunebench.workloads.networks.megatron`). The loss that balances experts is
-part of Megatron-LM's router. HuggingFace's code computes it once per pass, which is left out.
+other (Llama 4: all experts on all tokens), or those of Megatron-LM
+(`tunebench.workloads.networks.megatron`). The loss that balances experts is part of Megatron-LM's router.
+HuggingFace's code computes it once per pass, which is left out.
 
 Source: transformers 4.36, `models/mixtral/modeling_mixtral.py`.
 """

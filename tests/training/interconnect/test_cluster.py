@@ -65,6 +65,10 @@ def test_a_cluster_shares_devices_out() -> None:
     assert (cluster.devices_per_node, cluster.devices) == (8, 16)
     assert (cluster.inside.name, cluster.between.name) == ("nvlink3", "net-200")
     assert Cluster.of(A100, devices=4, link="pcie4").inside.name == "pcie4"
+    for devices, nodes in ((8, 1), (12, 2), (64, 8), (9, 3), (11, 11)):
+        usual = Cluster.of(A100, devices=devices)
+        assert (usual.nodes, usual.devices) == (nodes, devices)
+    assert Cluster.of(A100, devices=64).between.name == "net-200"
     with pytest.raises(InputError, match="must divide"):
         Cluster.of(A100, devices=9, nodes=2)
 

@@ -28,6 +28,7 @@ from tunebench._foreign_file import interpreting, read_table
 from tunebench.device import Device
 from tunebench.errors import InputError, UnknownName
 from tunebench.training.interconnect.cluster import (
+    PER_NODE,
     Cluster,
     Link,
     described_link,
@@ -48,9 +49,6 @@ EXAMPLE = '"64 x h100-sxm, 8 a node, nvlink4, net-400"'
 
 _KINDS = ("nvlink", "pcie")
 """Kinds of links within a node: each is the generation that a product has."""
-
-PER_NODE = 8
-"""Devices per node if a text does not say; fewer if the cluster has fewer."""
 
 MEMORY_MARGIN = 0.07
 """Share of the usable memory that plans leave free by default: predicted memory is off by 6.5 %."""

@@ -19,6 +19,7 @@ from tunebench.device import Device
 from tunebench.errors import InputError, UnknownName
 
 __all__ = [
+    "PER_NODE",
     "Cluster",
     "Link",
     "ProcessGroup",
@@ -109,6 +110,10 @@ class ProcessGroup:
         return self.local * self.nodes
 
 
+PER_NODE = 8
+"""Most devices of a node if nothing says how many it has."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """Nodes with the same number of devices of the same kind.
@@ -124,7 +129,7 @@ class Cluster:
 
     inside: Link
     between: Link
-    devices_per_node: int = 8
+    devices_per_node: int = PER_NODE
     nodes: int = 1
     nodes_per_switch: int = 0
     oversubscription: float = 1.0
@@ -147,7 +152,7 @@ class Cluster:
         device: Device,
         *,
         devices: int,
-        nodes: int = 1,
+        nodes: int | None = None,
         link: str | None = None,
         network: str | None = None,
     ) -> Cluster:
@@ -156,7 +161,7 @@ class Cluster:
         Args:
             device: The product.
             devices: Number of devices in total; every node gets the same share.
-            nodes: Number of nodes.
+            nodes: Number of nodes; None for as few as have up to `PER_NODE` devices each.
             link: Link within a node, by name or as text for `find_link`; None for the usual one.
             network: Link between nodes, by name or as text for `find_link`; None for the usual one.
 
@@ -164,6 +169,9 @@ class Cluster:
             InputError: if the nodes do not divide the devices, or the product's links are unknown.
             UnknownName: if there is no link of that name.
         """
+        if nodes is None:
+            counts = range(-(-devices // PER_NODE), devices + 1)
+            nodes = next((count for count in counts if devices % count == 0), 1)
         if nodes < 1 or devices < nodes or devices % nodes:
             raise InputError(f"{nodes} nodes must divide the number of devices, got {devices} devices")
         inside = find_link(link) if link else link_of(device, network=False)

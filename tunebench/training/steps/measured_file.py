@@ -90,9 +90,7 @@ def _measured(values: Mapping[str, Any], device: Device | None) -> MeasuredStep:
     except (TypeError, AttributeError) as error:
         raise InputError(f"a value has the wrong type: {error}") from None
     links = {key: values[key] for key in ("link", "network") if values.get(key) is not None}
-    cluster = Cluster.of(
-        found, devices=parallelism.devices, nodes=values.get("nodes", _nodes(parallelism)), **links
-    )
+    cluster = Cluster.of(found, devices=parallelism.devices, nodes=values.get("nodes"), **links)
     prediction = predict_step(network(values["model"]), found, run, cluster, parallelism)
     return MeasuredStep(seconds=float(time_s), prediction=prediction)
 
@@ -104,8 +102,3 @@ def _chosen(values: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
         for key, value in values.items()
         if key in names
     }
-
-
-def _nodes(parallelism: Parallelism) -> int:
-    """Return the nodes of 8 devices that a step needs."""
-    return max(1, -(-parallelism.devices // 8))
