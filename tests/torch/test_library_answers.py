@@ -21,7 +21,7 @@ from tunebench.device import find, local_cpu
 from tunebench.kernels import variant as find_variant
 from tunebench.kernels.common import library, library_gpu
 from tunebench.outcome import Result
-from tunebench.torch.compiler import _group_planner, _kernel_operator
+from tunebench.torch.compiler import _group_planner, _kernel_operator, inductor
 from tunebench.torch.functional import custom_op
 from tunebench.torch.functional.linear import GEMM
 from tunebench.workloads import parse
@@ -47,6 +47,21 @@ def record(tmp_path: Path, workload: str, program: str) -> str:
     variant = f"{workload.partition(':')[0]}/library_cpu"
     record_outcome(tmp_path / "a.db", workload, local_cpu(), variant, f"program={program}", measured(1.0))
     return variant
+
+
+def record_faster(tmp_path: Path) -> None:
+    """Record that oneDNN computes the layer `LINEAR` in half of the time that torch takes."""
+    workload, variant = parse(LINEAR), find_variant("gemm/library_cpu")
+    config = variant.space.parse("program=onednn")
+    revision, device = variant.revision(workload, config), local_cpu()
+    key = TrialKey(device=device.key, workload=LINEAR, variant=variant.key, revision=revision, config=config)
+    versus = {"ratio": 2.0, "low": 1.9, "high": 2.1, "probability": 0.99}
+    verdict = Verdict(versus_default="itself", comparison={"libraries": {"torch": versus}})
+    with open_store(tmp_path / "a.db") as store:
+        store.begin_run(RunStart(device=device, workload=LINEAR, sampler="bound", seed=0))
+        result = Result(outcome=measured(3.0))
+        store.record(key, result, bound_us=0.1, purpose="finalist", verdict=verdict)
+    dispatch.forget()
 
 
 @contextmanager
@@ -205,17 +220,7 @@ def test_saved_model_calls_the_library_for_weights(tmp_path: Path) -> None:
 def test_remembered_plan_reports_calls_of_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNEBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    workload, variant = parse(LINEAR), find_variant("gemm/library_cpu")
-    config = variant.space.parse("program=onednn")
-    revision, device = variant.revision(workload, config), local_cpu()
-    key = TrialKey(device=device.key, workload=LINEAR, variant=variant.key, revision=revision, config=config)
-    versus = {"ratio": 2.0, "low": 1.9, "high": 2.1, "probability": 0.99}
-    verdict = Verdict(versus_default="itself", comparison={"libraries": {"torch": versus}})
-    with open_store(tmp_path / "a.db") as store:
-        store.begin_run(RunStart(device=device, workload=LINEAR, sampler="bound", seed=0))
-        result = Result(outcome=measured(3.0))
-        store.record(key, result, bound_us=0.1, purpose="finalist", verdict=verdict)
-    dispatch.forget()
+    record_faster(tmp_path)
     model, x = nn.Linear(6, 5), torch.randn(7, 6)
     translate = _group_planner.translate
     planned: list[str] = []
@@ -229,3 +234,43 @@ def test_remembered_plan_reports_calls_of_libraries(tmp_path: Path, monkeypatch:
             torch.testing.assert_close(compiled(x), model(x))
         assert len(planned) == times
         assert [(call.variant, call.by) for call in calls] == [("gemm/library_cpu", "tunebench")]
+
+
+class Decoder(nn.Module):
+    """A layer, attention to a cache that grows by the results, and the layer again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (7, 5), and the cache, longer by 7 rows."""
+        y = self.layer(x)
+        cache = torch.cat((cache, y))
+        attended = torch.softmax(y @ cache.t(), -1) @ cache
+        return self.layer(torch.cat((attended, x[:, :1]), 1)).relu(), cache
+
+
+def test_layers_of_constant_size_run_by_libraries_for_all_lengths_of_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inductor, "missing_compiler", lambda device: "not in tests")
+    record_faster(tmp_path)
+    torch._dynamo.reset()
+    model, lengths = Decoder(), 40
+    translate, planned = _group_planner.translate, list[str]()
+    monkeypatch.setattr(_group_planner, "translate", lambda *args: planned.append("") or translate(*args))
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    compiled, cache = served.compile(model), torch.randn(3, 5)
+    for _ in range(lengths):
+        x, calls = torch.randn(7, 6), list[dispatch.DispatchedCall]()
+        with torch.no_grad(), served.watching(calls.append):
+            results, expected = compiled(x, cache), model(x, cache)
+        torch.testing.assert_close(results, expected)
+        assert [(str(call.workload), call.by) for call in calls] == [(LINEAR, "tunebench")] * 2
+        cache = results[1].clamp(-2, 2)
+    assert len(planned) == torch._dynamo.utils.counters["stats"]["unique_graphs"] - graphs == 2
+    calls.clear()
+    with torch.no_grad(), served.prefer("torch"), served.watching(calls.append):  # excludes that graph
+        torch.testing.assert_close(compiled(x, cache), model(x, cache))
+    assert not calls

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
+from tunebench.errors import InputError
 from tunebench.index_map import IndexMap
 from tunebench.workload import Workload
 
@@ -19,6 +21,7 @@ __all__ = [
     "has_strides",
     "innermost_extent",
     "is_dense",
+    "is_static",
     "kernel_strides",
     "matrix_order",
     "operand_broadcast",
@@ -26,6 +29,7 @@ __all__ = [
     "reduced_strides",
     "reduction_map",
     "strides_in_order",
+    "typical_tensor",
 ]
 
 
@@ -40,6 +44,31 @@ def is_dense(tensor: Any) -> bool:
             return False
         expected *= extent
     return True
+
+
+def is_static(tensor: torch.Tensor) -> bool:
+    """Return whether a traced tensor has constant sizes and strides."""
+    return all(isinstance(extent, int) for extent in (*tensor.shape, *tensor.stride()))
+
+
+def typical_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a traced tensor with the sizes and strides of the call that was traced, which no guard reads.
+
+    Raises:
+        InputError: if a size depends on data.
+    """
+    if is_static(tensor):
+        return tensor
+    shape, strides = ([_typical(extent) for extent in extents] for extents in (tensor.shape, tensor.stride()))
+    with unset_fake_temporarily(), FakeTensorMode():
+        return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+
+
+def _typical(extent: int | torch.SymInt) -> int:
+    size = extent if isinstance(extent, int) else extent.node.hint
+    if size is None:
+        raise InputError("sizes that depend on data")
+    return int(size)
 
 
 def innermost_extent(tensor: Any) -> int:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from tunebench.torch._layout import is_static
 from tunebench.torch._tensor import DTYPES
 
 __all__ = ["fuse_attention"]
@@ -41,7 +42,7 @@ def fuse_attention(graph: fx.Graph) -> int:
         graph: FX graph of ATen operators without mutation, with a fake tensor in `meta["val"]` of each node.
     """
     count = 0
-    for softmax in [node for node in graph.nodes if node.target in _SOFTMAX]:
+    for softmax in [node for node in graph.nodes if node.target in _SOFTMAX and is_static(_val(node))]:
         pattern = _match(softmax)
         if pattern is not None:
             count += _replace(pattern)

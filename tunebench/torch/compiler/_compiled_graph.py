@@ -1,9 +1,10 @@
 """Graph that is compiled anew for each preference and each set of sizes.
 
 Compiling takes seconds, so a set of sizes must recur before it is compiled: the n-th set is compiled at its
-n^2-th call, and torch's graph for all sizes runs it before. A cache of keys and values that grows with each
+n^2-th call, and the graph for all sizes runs it before. A cache of keys and values that grows with each
 token has a new length in each call; in n^2 generated sequences it is compiled for about n lengths. A model
-that is called with few sizes is soon compiled for all of them.
+that is called with few sizes is soon compiled for all of them. In the graph for all sizes, kernels run the
+groups whose sizes are constant, such as the linear layers of a new token.
 """
 
 from __future__ import annotations
@@ -22,14 +23,18 @@ from torch._dynamo.convert_frame import compile_lock
 from tunebench.dispatch import preference
 from tunebench.dispatch.cpu import forked
 from tunebench.torch._aten_workload import signature
+from tunebench.torch._layout import is_static
 
-__all__ = ["Compiled", "CompiledGraph", "is_static"]
+__all__ = ["Compiled", "CompiledGraph"]
 
 Compiled = Callable[..., Any]
 """Runs a graph that Dynamo traced."""
 
+Compiler = Callable[[fx.GraphModule, Sequence[Any], Callable[[], Compiled]], Compiled]
+"""Compiles a graph for its inputs, or by the function that compiles it by torch alone."""
+
 MOST_SIZES = 64
-"""Sets of sizes of one graph that are compiled; torch runs the graph for all further sizes."""
+"""Sets of sizes of one graph that are compiled; the graph for all sizes runs further ones."""
 
 
 class CompiledGraph:
@@ -39,6 +44,7 @@ class CompiledGraph:
         module: The graph.
         inputs: Its inputs while Dynamo traces; sizes may be symbolic.
         compiler: Compiles the graph for constant sizes.
+        for_all_sizes: Compiles the graph for all sizes, while Dynamo traces it.
         by_inductor: Compiles a graph by inductor alone.
     """
 
@@ -46,7 +52,8 @@ class CompiledGraph:
         self,
         module: fx.GraphModule,
         inputs: Sequence[Any],
-        compiler: Callable[[fx.GraphModule, Sequence[Any], Callable[[], Compiled]], Compiled],
+        compiler: Compiler,
+        for_all_sizes: Compiler,
         by_inductor: Callable[[fx.GraphModule, Sequence[Any]], Compiled],
     ) -> None:
         self._module, self._compiler, self._by_inductor = module, compiler, by_inductor
@@ -54,14 +61,17 @@ class CompiledGraph:
         self._known: dict[tuple[Any, ...], Compiled] = {}
         self._calls = Counter[tuple[Any, ...]]()
         self._by_torch: Compiled | None = None
+        self._for_all_sizes: Compiled | None = None
         self._is_full = False
         self._is_on_cpu = any(
             isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in inputs
         )
-        if self._places:
-            self._by_torch = by_inductor(module, inputs)
-        else:
+        if not self._places:
             self._known[preference(),] = self._compiled(inputs)
+        elif preference() == "faster":
+            self._for_all_sizes = for_all_sizes(module, inputs, functools.partial(self._torch, inputs))
+        else:
+            self._for_all_sizes = self._torch(inputs)
 
     def __call__(self, *arguments: Any) -> Any:
         if forked() and self._is_on_cpu:  # kernels use threads, which a forked process lacks
@@ -74,30 +84,45 @@ class CompiledGraph:
         return compiled(*arguments)
 
     def _new(self, key: tuple[Any, ...], inputs: Sequence[Any]) -> Compiled:
-        """Compile the graph for new sizes, or return the graph by torch if sizes are too many or rare."""
-        if self._places and preference() == "faster":
-            self._calls[key] += 1
-            if self._calls[key] < (len(self._known) + 1) ** 2:
-                return self._torch(inputs)
+        """Compile the graph for new sizes, or return that for all sizes if sizes are too many or rare."""
+        for_all_sizes = self._while_rare(key)
+        if for_all_sizes is not None:
+            return for_all_sizes
         if len(self._known) < MOST_SIZES:
             return self._known.setdefault(key, self._compiled(inputs))
         if not self._is_full:
             self._is_full = True
             warnings.warn(
-                f"torch runs a graph for further sizes of its inputs: it is compiled for {MOST_SIZES}; "
-                "pad inputs to fewer sizes to run them by kernels",
+                f"a graph gets no kernels for further sizes of its inputs: it is compiled for {MOST_SIZES}; "
+                "pad inputs to fewer sizes",
                 stacklevel=3,
             )
-        return self._torch(inputs)
+        assert self._for_all_sizes is not None  # else there are no further sizes
+        return self._for_all_sizes
+
+    def _while_rare(self, key: tuple[Any, ...]) -> Compiled | None:
+        """Return what runs sizes that have not recurred often enough to be compiled; None if they have."""
+        has_kernels, preferred = self._by_torch is None, preference()
+        if self._for_all_sizes is None or preferred == "tunebench":
+            return None
+        if preferred == "torch" and not has_kernels:
+            return None
+        self._calls[key] += 1
+        if self._calls[key] >= (len(self._known) + 1 + has_kernels) ** 2:
+            return None
+        return self._module if preferred == "torch" else self._for_all_sizes
 
     def _compiled(self, inputs: Sequence[Any]) -> Compiled:
         return self._compiler(self._module, inputs, functools.partial(self._torch, inputs))
 
     def _torch(self, inputs: Sequence[Any]) -> Compiled:
-        """Return the graph compiled by inductor alone."""
-        if self._by_torch is None:
-            self._by_torch = self._by_inductor(self._module, inputs)
-        return self._by_torch
+        """Return the graph compiled by inductor alone, for the given sizes or for all."""
+        if self._by_torch is not None:
+            return self._by_torch
+        compiled = self._by_inductor(self._module, inputs)
+        if not self._places or self._for_all_sizes is None:  # the sizes are those that Dynamo traced
+            self._by_torch = compiled
+        return compiled
 
 
 @contextmanager
@@ -121,8 +146,3 @@ def _dynamic_places(module: fx.GraphModule) -> tuple[int, ...]:
         for index, value in enumerate(values)
         if isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and not is_static(value))
     )
-
-
-def is_static(tensor: torch.Tensor) -> bool:
-    """Return whether a traced tensor has constant sizes and strides."""
-    return all(isinstance(extent, int) for extent in (*tensor.shape, *tensor.stride()))

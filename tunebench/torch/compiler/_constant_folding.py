@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from tunebench.torch._aten_workload import bound_arguments
+from tunebench.torch._layout import is_static
 from tunebench.torch.compiler._aten_argument import is_view, traced
 
 __all__ = ["fold_constants"]
@@ -73,7 +74,9 @@ def _fill_by_number(graph: fx.Graph, node: fx.Node) -> None:
         return
     result = traced(node)
     name, number = _FILLED.get(node.target._schema.name, ("", None))
-    if number is None or not isinstance(result, Tensor) or not result.is_contiguous():
+    if number is None or not isinstance(result, Tensor):
+        return
+    if not is_static(result) or not result.is_contiguous():
         return
     if name:
         number = bound_arguments(node.target, node.args, node.kwargs)[name]

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tunebench.device import Device
 from tunebench.dispatch import Preference, choose, preference
 from tunebench.errors import InputError
 from tunebench.graph.partition_plan import PartitionPlan, plan_partition
+from tunebench.torch._layout import is_static, typical_tensor
 from tunebench.torch._tensor import device_of
 from tunebench.torch.compiler._attention_pattern import fuse_attention
-from tunebench.torch.compiler._compiled_graph import is_static
 from tunebench.torch.compiler._constant_folding import fold_constants
 from tunebench.torch.compiler._fused_call import FusedCall
 from tunebench.torch.compiler._graph_rewriter import GraphRewriter, fused_call
@@ -101,14 +101,19 @@ class GroupPlanner:
         """
         began = time.monotonic()
         device, ordinal = _device(module)
+        if _has_varying_sizes(module.graph) and not is_inference(module):
+            raise NoGroupsError
         if is_inference(module):
             fuse_attention(module.graph)
             fuse_rms_norms(module.graph)
         fold_constants(module)
         repeat_casts(module.graph)
+        varying = _varying_nodes(module.graph)
         rewriter, planned = GraphRewriter(module), []
         for phase, part in parts_of(module).items():
-            partition, calls = self._planned(part, phase, device, ordinal)
+            if varying:
+                _set_typical_sizes(part.graph)
+            partition, calls = self._planned(part, phase, device, ordinal, varying)
             planned.append((partition, calls))
             for call in calls:
                 if call.by == "tunebench" and (reason := may_run(call)):
@@ -124,11 +129,11 @@ class GroupPlanner:
         return rewriter.rewrite()
 
     def _planned(
-        self, part: fx.GraphModule, phase: Phase, device: Device, ordinal: int
+        self, part: fx.GraphModule, phase: Phase, device: Device, ordinal: int, varying: frozenset[str]
     ) -> tuple[PartitionPlan, list[FusedCall]]:
         """Return the plan of a graph, and its groups that tuned kernels may run."""
         constants = constant_inputs(phase) if self.constants is None else self.constants
-        translation = translate(part.graph, self.name, phase, constants)
+        translation = translate(part.graph, self.name, phase, constants, varying)
         preferred = preference()
         # Workloads that were not measured would run by torch anyway.
         partition = plan_partition(
@@ -164,15 +169,50 @@ def _device(module: fx.GraphModule) -> tuple[Device, int]:
     Raises:
         InputError: if tuned kernels cannot run the graph.
     """
-    leaves = [leaf for node in module.graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
-    if any(isinstance(leaf, torch.Tensor) and not is_static(leaf) for leaf in leaves):
-        raise InputError("sizes that depend on data")
     inputs = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
     devices = {value.device for value in inputs if isinstance(value, torch.Tensor)}
     device = device_of(devices.pop()) if len(devices) == 1 else f"tensors on {len(devices)} devices"
     if isinstance(device, str):
         raise InputError(device)
     return device
+
+
+def _has_varying_sizes(graph: fx.Graph) -> bool:
+    """Return whether a graph has tensors whose sizes change between calls.
+
+    Raises:
+        InputError: if a size depends on data.
+    """
+    leaves = [leaf for node in graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
+    varying = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not is_static(leaf)]
+    for leaf in varying:
+        typical_tensor(leaf)
+    return bool(varying)
+
+
+def _varying_nodes(graph: fx.Graph) -> frozenset[str]:
+    """Return the names of the nodes that read or write a tensor, or a number, of sizes that change."""
+    changing = {node for node in graph.nodes if not all(map(_is_constant, tree_leaves(node.meta.get("val"))))}
+    return frozenset(
+        node.name for node in graph.nodes if node in changing or not changing.isdisjoint(node.all_input_nodes)
+    )
+
+
+def _is_constant(value: object) -> bool:
+    """Return whether a traced value has the same sizes in each call."""
+    if isinstance(value, torch.Tensor):
+        return is_static(value)
+    return not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def _set_typical_sizes(graph: fx.Graph) -> None:
+    """Replace sizes that change, in the traced tensors of a graph, by those of the call that was traced.
+
+    Decisions about the graph then limit no size of the model's inputs.
+    """
+    for node in graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = tree_map_only(torch.Tensor, typical_tensor, node.meta["val"])
 
 
 def _log_plan(partition: PartitionPlan, calls: Iterable[FusedCall], preferred: Preference) -> None:

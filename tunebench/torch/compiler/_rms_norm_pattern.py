@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import fx
 
+from tunebench.torch._layout import is_static
+
 __all__ = ["fuse_rms_norms"]
 
 aten = torch.ops.aten
@@ -26,7 +28,8 @@ def fuse_rms_norms(graph: fx.Graph) -> int:
     Args:
         graph: FX graph of ATen operators without mutation, with a fake tensor in `meta["val"]` of each node.
     """
-    patterns = [_match(node) for node in graph.nodes if node.target is aten.rsqrt.default]
+    roots = [node for node in graph.nodes if node.target is aten.rsqrt.default and is_static(_val(node))]
+    patterns = [_match(node) for node in roots]
     norms = [pattern for pattern in patterns if pattern is not None]
     for norm in norms:
         _replace(norm)

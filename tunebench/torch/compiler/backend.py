@@ -101,7 +101,7 @@ class Backend:
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         """Compile a graph that Dynamo traced."""
         by_inductor = functools.partial(compile_by_inductor, config=self._inductor)
-        return CompiledGraph(module, inputs, self._compiled, by_inductor)
+        return CompiledGraph(module, inputs, self._compiled, self._compiled_for_all_sizes, by_inductor)
 
     def _compiled(
         self, module: fx.GraphModule, inputs: Sequence[Any], by_torch: Callable[[], Compiled]
@@ -113,12 +113,24 @@ class Backend:
             inputs: Its inputs.
             by_torch: Compiles the graph by inductor alone.
         """
+        return self._compiled_unless_known(module, inputs, by_torch, "")
+
+    def _compiled_for_all_sizes(
+        self, module: fx.GraphModule, inputs: Sequence[Any], by_torch: Callable[[], Compiled]
+    ) -> Compiled:
+        """Compile a graph while Dynamo traces it; torch runs the operations whose sizes change."""
+        return self._compiled_unless_known(module, inputs, by_torch, "all sizes")
+
+    def _compiled_unless_known(
+        self, module: fx.GraphModule, inputs: Sequence[Any], by_torch: Callable[[], Compiled], sizes: str
+    ) -> Compiled:
+        """Compile a graph, from its plan if an earlier process made one for the same sizes."""
         if preference() == "torch" or self._has_no_records(inputs):
             return by_torch()
         where = input_device(inputs)
         if preference() != "faster" or where is None:
             return self._compiled_anew(module, inputs, by_torch, None)
-        key = PlanKey.of(module, inputs, where[0], repr(sorted(self._inductor.items())))
+        key = PlanKey.of(module, inputs, where[0], sizes + repr(sorted(self._inductor.items())))
         remembered = key.find()
         if remembered is not None and not remembered.groups:
             self._leave("no group ran by a tuned kernel when it was planned, and nothing was recorded since")

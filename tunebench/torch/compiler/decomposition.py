@@ -14,6 +14,7 @@ from torch._C import DispatchKey
 from torch._decomp import get_decompositions
 from torch.nn import functional
 
+from tunebench.torch._layout import is_static
 from tunebench.torch._tensor import DTYPES
 
 __all__ = ["DECOMPOSITIONS", "attention_as_on_gpu", "repeat_casts"]
@@ -171,7 +172,7 @@ def _widens(node: fx.Node) -> bool:
     """Return whether a node only converts 16-bit numbers to float32: same device, same strides."""
     (source,) = node.all_input_nodes
     result, read = node.meta.get("val"), source.meta.get("val")
-    if not isinstance(result, Tensor) or not isinstance(read, Tensor):
+    if not isinstance(result, Tensor) or not isinstance(read, Tensor) or not is_static(result):
         return False
     same = result.device == read.device and result.stride() == read.stride()
     return same and result.dtype == torch.float32 and read.dtype in DTYPES and read.itemsize == 2

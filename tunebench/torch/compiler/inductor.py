@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import default_partition
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -251,6 +252,7 @@ def _decompose(
     with (
         torch.no_grad(),
         torch._C._DisableAutocast(),
+        enable_python_dispatcher(),  # for sizes that change between calls
         torch.fx.traceback.preserve_node_meta(),
     ):
         traced = make_fx(functools.partial(_run, module), decomposition_table=table)(

@@ -80,6 +80,7 @@ def translate(
     name: str,
     phase: Literal["inference", "forward", "backward"],
     constants: Container[int] = (),
+    varying: Container[str] = (),
 ) -> Translation:
     """Return the graph of a traced step.
 
@@ -88,13 +89,14 @@ def translate(
         name: Name of the model.
         phase: Phase of the step.
         constants: Places of the placeholders that are the same in every step.
+        varying: Names of nodes that read or write sizes that change between calls; torch runs them.
     """
-    return _Translator(name, phase, constants).run(graph)
+    return _Translator(name, phase, constants, varying).run(graph)
 
 
 class _Translator:
-    def __init__(self, name: str, phase: Any, constants: Container[int]) -> None:
-        self._name, self._phase, self._constants = name, phase, constants
+    def __init__(self, name: str, phase: Any, constants: Container[int], varying: Container[str]) -> None:
+        self._name, self._phase, self._constants, self._varying = name, phase, constants, varying
         self._held = GraphValues()
         self._concatenations: dict[str, tuple[str, ...]] = {}
         self._nodes: list[Node] = []
@@ -170,6 +172,14 @@ class _Translator:
     # -- nodes ---------------------------------------------------------------------------------------------
 
     def _call(self, node: fx.Node) -> None:
+        if node.name in self._varying:  # a view, too: its readers would address memory by its sizes
+            if writes := self._written(node):
+                self._calls[node.name] = node
+                reads, reason = self._reads(node, {}), "sizes that change between calls"
+                self._nodes.append(
+                    Node(name=node.name, target=_target(node), reads=reads, writes=writes, reason=reason)
+                )
+            return
         if is_view(node):
             (base,) = [read for read in node.all_input_nodes if read in self._held.value_of][:1] or [None]
             if isinstance(traced(node), Tensor):
