@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.optim.asgd import asgd
-from torch.optim.nadam import nadam
-from torch.optim.radam import radam
 
-from tunebench.training.coexecution._call import (
-    Call,
-    Constant,
-    Number,
-    Operation,
-    Variable,
-    flat,
-    replaced,
-)
+from tunebench.training.coexecution._call import Constant, Number, Operation, Variable, flat
 from tunebench.training.coexecution._function import SHARING, Kind
 from tunebench.training.coexecution._path import End, Node, Update
 from tunebench.training.coexecution._script import python_runner, script_runner
@@ -41,63 +27,18 @@ _BESIDE_US = 200
 """Work of a backward pass that another thread receives at a time, in microseconds."""
 
 
-_ROUNDED_APART = frozenset((asgd, nadam, radam))
-"""Functions of optimizers that round in another way on lists of tensors.
-
-Source: 300 updates of three tensors by each optimizer of torch 2.13 that has such functions; these three
-differ from the first update on, the others never.
-"""
-
-
-def _chooses_foreach(call: Call) -> bool:
-    """Return whether the program leaves it to torch whether an update uses functions on lists."""
-    given = dict(call.kwargs)
-    if call.function in _ROUNDED_APART:
-        return False
-    return (
-        _has_foreach(call.function)
-        and all(given.get(name, Constant(None)) == Constant(None) for name in ("foreach", "fused"))
-        and _keeps_gradients(call)
-    )
-
-
-def _keeps_gradients(call: Call) -> bool:
-    """Return whether the functions on lists leave gradients as they are.
-
-    Those of SGD with Nesterov momentum and of Adamax use the memory of gradients for other values.
-    """
-    tensors: dict[int, Tensor] = {}
-
-    def leaf(pattern: Any) -> Any:
-        if isinstance(pattern, Variable):
-            return tensors.setdefault(pattern.index, torch.ones(1))
-        return call.numbers[pattern.index] if isinstance(pattern, Number) else pattern.value
-
-    kwargs = {key: replaced(value, leaf) for key, value in call.kwargs} | {"foreach": True}
-    args = replaced(call.args, leaf)
-    with torch.no_grad():
-        call.function(*args, **kwargs)
-    return all(gradient._version == 0 for gradient in args[1])
-
-
-@functools.cache
-def _has_foreach(function: Callable[..., Any]) -> bool:
-    return "foreach" in inspect.signature(function).parameters
-
-
-def build(nodes: Sequence[Node], end: End, *, scripts: bool = True, foreach: bool = True) -> None:
+def build(nodes: Sequence[Node], end: End, *, scripts: bool = True) -> None:
     """Build the segments of a path.
 
     Args:
         nodes: Its nodes without the root.
         end: Its end.
-        scripts: Whether TorchScript runs operations; else generated Python.
-        foreach: Whether updates of parameters use functions on lists of tensors.
+        scripts: Whether TorchScript runs operations; else Python, by the calls of eager mode.
 
     Raises:
         RuntimeError: TorchScript has no such operator or argument.
     """
-    _Builder(nodes, end, scripts, foreach).build()
+    _Builder(nodes, end, scripts).build()
 
 
 @dataclass(slots=True)
@@ -122,11 +63,10 @@ class _Stop:
 
 
 class _Builder:
-    def __init__(self, nodes: Sequence[Node], end: End, scripts: bool, foreach: bool) -> None:
+    def __init__(self, nodes: Sequence[Node], end: End, scripts: bool) -> None:
         self._nodes = nodes
         self._end = end
         self._scripts = scripts
-        self._foreach = foreach
         self._values = [spec.value for spec in end.specs]
         self._given_values = {spec.value for spec in end.specs if spec.given}
         self._number_types: dict[int, type] = {}
@@ -273,7 +213,8 @@ class _Builder:
             free |= _defined(_listed(items))
             freed = tuple(sorted((_read(_listed(items)) & free) - needed))
             if isinstance(items, Update):
-                parts.append(self._update(items, freed))
+                writes = {index for operation in items.call.operations for index in operation.writes}
+                parts.append(UpdatePiece(update=items, writes=self._given(writes), drops=freed))
             else:
                 parts.append(self._piece(items, needed, freed, beside=beside))
         count = sum(len(item.call.operations) if isinstance(item, Update) else 1 for item in stop.items)
@@ -286,17 +227,6 @@ class _Builder:
             operations=count,
             runner="TorchScript" if self._scripts else "Python",
             site=stop.node.call.site if stop.node is not None else "the end of the iteration",
-        )
-
-    def _update(self, update: Update, drops: tuple[int, ...]) -> UpdatePiece:
-        call = update.call
-        decided = self._scripts and not any(map(_reads_number, call.operations))
-        return UpdatePiece(
-            update=update,
-            foreach=self._foreach and _chooses_foreach(call),
-            writes=self._given({index for operation in call.operations for index in operation.writes}),
-            operations=self._piece(call.operations, set(), (), beside=False) if decided else None,
-            drops=drops,
         )
 
     def _given(self, values: set[int]) -> tuple[int, ...]:
@@ -382,10 +312,6 @@ def _is_identity(operation: Operation) -> bool:
     return operation.operator is torch.ops.aten.detach.default and operation.outputs == (
         operation.args[0].index,
     )
-
-
-def _reads_number(operation: Operation) -> bool:
-    return "_local_scalar_dense" in operation.operator.name()
 
 
 def _parts(operation: Operation) -> list[Operation]:

@@ -23,6 +23,7 @@ __all__ = [
     "Value",
     "Variable",
     "flat",
+    "holds_tensor",
     "replaced",
 ]
 
@@ -276,14 +277,21 @@ class Call:
 
 
 def flat(tree: Any) -> Iterator[Any]:
-    """Return the leaves of nested tuples and lists."""
+    """Return the leaves of a nested pattern."""
     if isinstance(tree, (tuple, list)):
         for each in tree:
             yield from flat(each)
     elif isinstance(tree, dict):
         yield from flat(tuple(tree.values()))
+    elif isinstance(tree, Structure):
+        yield from flat(tree.parts)
     else:
         yield tree
+
+
+def holds_tensor(tree: Any) -> bool:
+    """Return whether arguments hold a tensor."""
+    return any(isinstance(leaf, Tensor) for leaf in flat(tree))
 
 
 def replaced(tree: Any, leaf: Callable[[Any], Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -11,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
-from tunebench.training.coexecution._call import Call, Variable
+from tunebench.training.coexecution._call import Call, Variable, holds_tensor
 from tunebench.training.coexecution._function import (
     ALWAYS,
     NATIVE,
@@ -22,15 +23,15 @@ from tunebench.training.coexecution._function import (
     clear_gradients,
     optimizer_functions,
 )
-from tunebench.training.coexecution._matching import MISS, follower, holds_tensor
+from tunebench.training.coexecution._matching import MISS, follower
 from tunebench.training.coexecution._modes import enter, thread_state, without_modes
 from tunebench.training.coexecution._path import End, Node, PathTree
 from tunebench.training.coexecution._placeholder import placeholder, spent, without_memory
 from tunebench.training.coexecution._recorder import Recorder, call_site
 from tunebench.training.coexecution._repeating import repeat
-from tunebench.training.coexecution._run import Run, real_arguments, rebuilt, same_storage, unseen
+from tunebench.training.coexecution._run import Run, rebuilt, same_storage, unseen
 from tunebench.training.coexecution._runner import GraphRunner, is_usable
-from tunebench.training.coexecution._segment import Piece, Segment, UpdatePiece, running
+from tunebench.training.coexecution._segment import Piece, Segment, Updated, UpdatePiece, called, running
 from tunebench.training.coexecution._sizes import at, is_instance
 from tunebench.training.coexecution._testing import FORCED
 
@@ -79,10 +80,18 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         tree: The known paths; None to record the iteration.
         diverge_at: Number of the call that counts as unknown, or None.
         threaded: Whether pieces run in another thread, concurrently with Python.
+        updated: What runs functions of optimizers that update parameters.
+        saves: Whether memory is saved that a recorded iteration writes.
     """
 
     def __init__(
-        self, tree: PathTree | None, diverge_at: int | None = None, *, threaded: bool = False
+        self,
+        tree: PathTree | None,
+        diverge_at: int | None = None,
+        *,
+        threaded: bool = False,
+        updated: Updated = called,
+        saves: bool = True,
     ) -> None:
         super().__init__()
         self.outcome = Outcome()
@@ -100,6 +109,8 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         self._written: dict[int, list[tuple[int, torch.UntypedStorage]]] = {}
         self.diverge_at = diverge_at
         self.threaded = threaded and is_usable()
+        self._updated = updated
+        self._saves = saves
         self._graph = GraphRunner()
         self._exits = contextlib.ExitStack()
 
@@ -108,14 +119,14 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
     def begin(self) -> None:
         """Begin the iteration."""
         if self.choices is None:
-            self._record(Recorder())
+            self._record(Recorder(saves=self._saves))
         self._exits.enter_context(self)
 
     def end(self, error: BaseException | None) -> None:
         """End the iteration: everything it computed is there, as after eager mode."""
         try:
             if self.choices is not None:
-                with torch._C.DisableTorchFunction():
+                with torch._C.DisableTorchFunction(), _pop_mode_temporarily():
                     self._finish(error)
         finally:
             self._exits.close()
@@ -297,13 +308,13 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
     def _fetch(self, node: Node, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = self.run
         self._run(node.segment)
-        given, named = real_arguments(call, run, node.specs)
+        given, named = rebuilt(call, run, functools.partial(run.real, specs=node.specs))
         with torch.no_grad():
             result = call.function(*given, **named)
         self._fetched[len(self.nodes)] = result
         if call.function in SHARING and isinstance(call.args[0], Variable):
             index = call.args[0].index
-            self._shared[index] = run.real(call.args[0], node.specs)
+            self._shared[index] = run.real(index, node.specs)
         return result
 
     def _note_contents(self) -> None:
@@ -364,7 +375,8 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
 
     def _ask_sizes(self, call: Call) -> None:
         """Find sizes of results by a run of the call on tensors without memory."""
-        args, kwargs = rebuilt(call, self.run, without_memory)
+        objects = self.run.objects
+        args, kwargs = rebuilt(call, self.run, lambda index: without_memory(objects[index]))
         with torch.no_grad():
             result = call.function(*args, **kwargs)
         if not self.run.has_sizes(call, result):
@@ -383,18 +395,17 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
                 for position, part in enumerate(segment.parts):
                     if position < saved:
                         self._save(part)
-                    if isinstance(part, UpdatePiece):
-                        self._graph.take(values)
-                    elif part.beside and self.threaded:
+                    if isinstance(part, Piece) and part.beside and self.threaded:
                         self._graph.start(part, values, numbers)
-                        self._graph.drop(values, part.drops)
-                        continue
                     else:
                         self._graph.take(values, part.inputs, part.touches, part.changes)
-                    began = time.perf_counter()
-                    can_take_back = position < saved
-                    part.run(values, numbers)
-                    self.outcome.graph_s += time.perf_counter() - began
+                        began = time.perf_counter()
+                        can_take_back = position < saved
+                        if isinstance(part, UpdatePiece):
+                            part.run(values, numbers, self._updated)
+                        else:
+                            part.run(values, numbers)
+                        self.outcome.graph_s += time.perf_counter() - began
                     self._graph.drop(values, part.drops)
                 if segment.waits:
                     needs = segment.needs
@@ -434,7 +445,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         reason = FORCED if len(nodes) == self.diverge_at else reason
         self.outcome.divergence = (site[-1] if site else "?", reason)
         self.choices = None
-        recorder = self.outcome.recorder = Recorder()
+        recorder = self.outcome.recorder = Recorder(saves=self._saves)
         state = thread_state()
         with without_modes():
             self._take_back()

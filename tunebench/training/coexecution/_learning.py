@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
-from collections.abc import Callable
-
 from tunebench.training.coexecution._building import build
 from tunebench.training.coexecution._call import Variable
 from tunebench.training.coexecution._function import Kind
+from tunebench.training.coexecution._memory import return_freed_memory
 from tunebench.training.coexecution._merging import merge
 from tunebench.training.coexecution._path import End, Node, PathTree, clear
 from tunebench.training.coexecution._recorder import Recorder
@@ -29,12 +26,8 @@ music_transformer), so all take about 50 MiB. Three programs of `benchmarks.prog
 repeat have at most 1,100 operations.
 """
 
-_RUNNERS = (
-    {"scripts": True, "foreach": True},
-    {"scripts": True, "foreach": False},
-    {"scripts": False, "foreach": False},
-)
-"""Ways to run segments, in the order of preference; the last runs the same calls as eager mode."""
+_SCRIPTS = (True, False)
+"""Whether TorchScript runs segments, in the order of preference; else the same calls as in eager mode do."""
 
 
 def learn(tree: PathTree, recorder: Recorder) -> tuple[str, str] | None:
@@ -65,7 +58,7 @@ def learn(tree: PathTree, recorder: Recorder) -> tuple[str, str] | None:
             clear(*path)
     for others, other in tree.paths:
         if other.ready and other is not end and other.segment is None:
-            build(others, other, **_RUNNERS[other.runners])
+            build(others, other, scripts=_SCRIPTS[other.runners])
     if end.refused is not None:
         return end.refused, recorder.calls[-1].site
     if reason is None:
@@ -95,14 +88,14 @@ def _differing(
     end.runners = max([end.runners, *(other.runners for _, other in sharing)])
     clear(nodes, end)
     try:
-        build(nodes, end, **_RUNNERS[end.runners])
+        build(nodes, end, scripts=_SCRIPTS[end.runners])
         return_memory(recorder)
         reason = difference(recorder, nodes, end, sizes)
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
     if reason is not None:
         end.runners += 1
-        if end.runners == len(_RUNNERS):
+        if end.runners == len(_SCRIPTS):
             end.refused = f"its graph gives other results: {reason}"
     return reason
 
@@ -114,29 +107,14 @@ _RETURNED_BYTES = 1 << 25
 def return_memory(recorder: Recorder) -> None:
     """Return freed memory to the system: a record leaves small objects between tensors that are gone."""
     if recorder.made_bytes >= _RETURNED_BYTES:
-        _trim()
+        return_freed_memory()
 
 
 def release(tree: PathTree) -> None:
     """Forget all paths, and return their memory to the system."""
     tree.forget(0)
     forget()
-    _trim()
-
-
-def _trim() -> None:
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
-
-
-@functools.cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    """Return the function of glibc, or None in another C library."""
-    try:
-        return getattr(ctypes.CDLL(None), "malloc_trim", None)
-    except (OSError, TypeError):
-        return None
+    return_freed_memory()
 
 
 def _escaping(recorder: Recorder) -> set[int]:

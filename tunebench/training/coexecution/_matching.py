@@ -8,28 +8,25 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from tunebench.training.coexecution._call import Constant, Number, Structure, TensorSpec, Variable
+from tunebench.training.coexecution._call import (
+    Constant,
+    Number,
+    Structure,
+    TensorSpec,
+    Variable,
+    holds_tensor,
+)
 from tunebench.training.coexecution._function import Kind
 from tunebench.training.coexecution._modes import thread_state
 from tunebench.training.coexecution._path import Node
 from tunebench.training.coexecution._placeholder import placeholder, placeholder_with
 from tunebench.training.coexecution._run import unseen
 
-__all__ = ["MISS", "follower", "holds_tensor"]
+__all__ = ["MISS", "follower"]
 
 MISS = object()
 """The result of following another call."""
-
-
-def holds_tensor(tree: Any) -> bool:
-    """Return whether arguments hold a tensor."""
-    if isinstance(tree, (tuple, list)):
-        return any(holds_tensor(each) for each in tree)
-    if isinstance(tree, dict):
-        return any(holds_tensor(each) for each in tree.values())
-    return isinstance(tree, Tensor)
 
 
 def follower(node: Node) -> Callable[..., Any]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from tunebench.training.coexecution._call import Constant, Operation, Value
+from tunebench.training.coexecution._call import Constant, Operation, Value, flat
 
 __all__ = [
     "allocates",
@@ -72,10 +72,12 @@ _SCALING = _names(
 _ALLOCATING = _names("empty empty_like empty_strided new_empty new_empty_strided")
 
 
+@functools.cache
 def _base(operator: Any) -> str:
     return str(operator.name()).removeprefix("aten::").split(".")[0]
 
 
+@functools.cache
 def is_random(operator: Any) -> bool:
     """Return whether an operator draws random numbers."""
     return torch.Tag.nondeterministic_seeded in operator.tags
@@ -93,18 +95,26 @@ def scales(operator: Any) -> bool:
 
 def written(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     """Return the tensors among the arguments that an operator writes."""
-    found: list[Tensor] = []
-    for position, argument in enumerate(operator._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        found += [
+    tensors: list[Tensor] = []
+    for position, name in _written_arguments(operator):
+        value = args[position] if position < len(args) else kwargs.get(name)
+        tensors += [
             each for each in (value if isinstance(value, (list, tuple)) else [value]) if each is not None
         ]
     for position in _HIDDEN_WRITES.get(_base(operator), ()):
         if args[5] and args[position] is not None:
-            found.append(args[position])
-    return found
+            tensors.append(args[position])
+    return tensors
+
+
+@functools.cache
+def _written_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
+    """Return positions and names of the arguments that an operator writes, according to its schema."""
+    return tuple(
+        (position, argument.name)
+        for position, argument in enumerate(operator._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
 
 
 def depends_on_data(operation: Operation, reads: Sequence[torch.dtype]) -> bool:
@@ -154,7 +164,7 @@ def cost_us(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
     """Return a rough time of an operator on one core in microseconds."""
     if operator.is_view:
         return 0.5
-    size = sum(each.nbytes for each in tree_leaves((args, kwargs, result)) if isinstance(each, Tensor))
+    size = sum(each.nbytes for each in flat((args, kwargs, result)) if isinstance(each, Tensor))
     count = flop_registry.get(operator.overloadpacket)
     flops: float = count(*args, **kwargs, out_val=result) if count is not None else 0
     return _CALL_US + float(max(size / _BYTES_PER_US, flops / _FLOPS_PER_US))

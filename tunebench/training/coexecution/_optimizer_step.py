@@ -106,6 +106,8 @@ class OptimizerSteps:
 
     def run(self, optimizer: Optimizer, step: Callable[[Optimizer], Any]) -> Any:
         """Run a step of an optimizer without closure and hooks."""
+        if not self._updates.are_recorded:
+            return step(optimizer)
         prepared = self._steps.get(optimizer)
         if prepared is not None and _is_plain(optimizer):
             arguments = prepared.arguments(optimizer)

@@ -151,7 +151,7 @@ def _native(step: Any, *, makes_states: bool) -> Any:
 
     @functools.wraps(step)
     def stepped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        runs_others = args or kwargs or any(map(len, _hooks(self)))
+        runs_others = args or kwargs or _has_hooks(self)
         active = getattr(THREAD, "active", None)
         if not runs_others and active is not None and not isinstance(active, Iteration):
             return active.step_optimizer(self, step)
@@ -163,12 +163,12 @@ def _native(step: Any, *, makes_states: bool) -> Any:
     return stepped
 
 
-def _hooks(optimizer: Any) -> tuple[Any, ...]:
-    return (
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        _global_optimizer_pre_hooks,
-        _global_optimizer_post_hooks,
+def _has_hooks(optimizer: Any) -> bool:
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
     )
 
 

@@ -11,7 +11,6 @@ from tunebench.training.coexecution._call import (
     Call,
     Constant,
     Operation,
-    Structure,
     TensorSpec,
     Variable,
     flat,
@@ -244,13 +243,5 @@ def host_operations(call: Call) -> Iterable[Operation]:
 
 def _outputs_of(call: Call) -> list[int]:
     """Return the variables that a call made."""
-    results = (leaf.index for leaf in flat(_parts(call.outputs)) if isinstance(leaf, Variable))
+    results = (leaf.index for leaf in flat(call.outputs) if isinstance(leaf, Variable))
     return [index for index in (*results, *(index for _, index in call.gradients)) if index in call.specs]
-
-
-def _parts(tree: Any) -> Any:
-    if isinstance(tree, Structure):
-        return tuple(_parts(each) for each in tree.parts)
-    if isinstance(tree, (tuple, list)):
-        return tuple(_parts(each) for each in tree)
-    return tree

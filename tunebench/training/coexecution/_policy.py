@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Literal
+
+from tunebench.training.coexecution._memory import MEMORY_SHARE, resident_bytes
 
 __all__ = ["Mode", "Policy"]
 
@@ -34,6 +37,13 @@ _RECORD = 12.0
 First records of 29 programs of `benchmarks.programs` take 3 to 47 iterations, median 11.
 """
 
+_THREAD = 4
+"""Memory of iterations with another thread over that of the step.
+
+What one thread frees does not serve the other. Source: the large music_transformer with glibc, 3.2 times, and
+1.8 without threads.
+"""
+
 _RECENT = 4
 """Number of iterations whose mean cost is expected of the next one."""
 
@@ -50,6 +60,7 @@ class Policy:
     Attributes:
         mode: Whether known paths are co-executed.
         reason: Why the step runs as without co-execution; None while it is co-executed.
+        has_memory: Whether the process has memory for records of the step.
     """
 
     def __init__(self, mode: Mode = "auto") -> None:
@@ -64,6 +75,10 @@ class Policy:
         self._cost = 0.0
         self._refusals = 0
         self._decided = False
+        self._next = round(_RECORD / _SHARE)
+        self.has_memory = True
+        self._start_bytes: float | None = None
+        self._memory_share: float | None = None
         self._windows = 0
         self._threads: dict[bool, deque[float]] = {arm: deque(maxlen=_WINDOW) for arm in (False, True)}
 
@@ -81,11 +96,33 @@ class Policy:
         return self._count % (_LATER if self._decided else _EVERY) == 0
 
     def _affords(self) -> bool:
-        """Return whether the next iteration may cost what the last ones did beyond eager mode."""
-        if len(self._eager) < _WARM_UP:
+        """Return whether the next iteration may cost what the last ones did beyond eager mode.
+
+        If not, some of the following ones are not asked about: sorting times takes part of a short iteration.
+        """
+        if self._start_bytes is None:
+            self._start_bytes = resident_bytes()
+        if self._count < self._next or len(self._eager) < _WARM_UP:
             return False
-        expected = sum(self._costs) / len(self._costs) if self._costs else _RECORD * self.eager_s
-        return self._cost + expected <= _SHARE * self._count * self.eager_s
+        eager_s = self.eager_s
+        expected_s = sum(self._costs) / len(self._costs) if self._costs else _RECORD * eager_s
+        needed = math.ceil((self._cost + expected_s) / (_SHARE * eager_s))
+        self._next = min(needed, self._count + _WINDOW)
+        return self._count >= needed and self._is_small()
+
+    def _is_small(self) -> bool:
+        """Return whether the step takes little memory, which is measured before the first record."""
+        if self._memory_share is None:
+            assert self._start_bytes is not None
+            now_bytes = resident_bytes()
+            self._memory_share = share = (now_bytes - self._start_bytes) / now_bytes
+            if share > MEMORY_SHARE:
+                self.has_memory = False
+                self.reason = (
+                    f"the step takes {share:.0%} of the memory of the process, and its record would take as "
+                    'much again; mode="always" sets no limit'
+                )
+        return self.has_memory
 
     @property
     def eager_s(self) -> float:
@@ -98,6 +135,8 @@ class Policy:
 
     def threaded(self) -> bool:
         """Return whether the next iteration runs backward passes in another thread."""
+        if self._memory_share is not None and _THREAD * self._memory_share > MEMORY_SHARE:
+            return False
         inline, beside = self._threads[False], self._threads[True]
         if len(beside) < _WINDOW // 2 or self._count % _LATER < 2:
             return len(beside) < len(inline)

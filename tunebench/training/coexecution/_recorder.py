@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import sys
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,6 +28,7 @@ from tunebench.training.coexecution._call import (
     Value,
     Variable,
     flat,
+    holds_tensor,
     replaced,
 )
 from tunebench.training.coexecution._function import REPRESENTING, SHARING, Kind, kind
@@ -73,7 +75,7 @@ def call_site(frame: FrameType | None) -> tuple[str, ...]:
         if path == _STEP and frame.f_code.co_name == "__call__":
             break
         if not path.startswith(_HIDDEN):
-            site.append(f"{path}:{frame.f_lineno}")
+            site.append(sys.intern(f"{path}:{frame.f_lineno}"))  # many records of a call hold it
         frame = frame.f_back
     return tuple(reversed(site))
 
@@ -90,13 +92,16 @@ class Recorder:
         spent: Histories, by variable, through which another backward pass raises an error at once.
         made_bytes: Bytes of the results of all operations.
         reads: Number of calls that read values, by call site.
+
+    Args:
+        saves: Whether memory is saved that the iteration writes, so that its path can be checked.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, saves: bool = True) -> None:
         self.calls: list[Call] = []
         self.trace: list[TracedOperation] = []
         self.problem: tuple[str, str] | None = None
-        self.tensors = Tensors()
+        self.tensors = Tensors(saves=saves)
         self.mode: TorchDispatchMode = _OperationMode(self)
         self._current: Call | None = None
         self._site: tuple[str, ...] = ()
@@ -131,7 +136,10 @@ class Recorder:
         if self.problem is not None:
             return function(*args, **kwargs)
         call = self._begin(function, args, kwargs, found)
-        before = self._gradients_before(call, args, kwargs) if found is Kind.BACKWARD else {}
+        before: dict[int, Tensor | None] = {}
+        if found is Kind.BACKWARD and call is not None:
+            with self._understanding():
+                before = self._gradients_before(call, args, kwargs)
         self._current = call
         try:
             result = function(*args, **kwargs)
@@ -172,6 +180,14 @@ class Recorder:
         if self.problem is None:
             self.problem = (reason, self._site[-1] if self._site else "?")
 
+    @contextmanager
+    def _understanding(self) -> Iterator[None]:
+        """Refuse the iteration if a part of it is not understood."""
+        try:
+            yield
+        except NotUnderstoodError as error:
+            self.refuse(str(error))
+
     def watching_drops(self) -> AbstractContextManager[None]:
         """Refuse the iteration if the program drops a tensor and keeps a weak reference to it.
 
@@ -195,14 +211,14 @@ class Recorder:
             function=function, kind=found, args=(), kwargs=(), state=state,
             site=self._site[-1] if self._site else "?", stack=self._site,
         )  # fmt: skip
-        try:
+        with self._understanding():
             if found is Kind.UNKNOWN:
                 raise NotUnderstoodError(f"{_name(function)} is not understood")
             if state[2]:
                 raise NotUnderstoodError(state[2])
             if _len_torch_dispatch_stack() > 1:
                 raise NotUnderstoodError("another dispatch mode is active")
-            if found is Kind.CREATE or (found is Kind.COMPUTE and not _has_tensor((args, kwargs))):
+            if found is Kind.CREATE or (found is Kind.COMPUTE and not holds_tensor((args, kwargs))):
                 call.kind = Kind.CREATE
                 return call
             call.args = self._pattern(call, tuple(args))
@@ -210,32 +226,25 @@ class Recorder:
             if found is Kind.OPTIMIZER:
                 call.kwargs = tuple((key, replaced(value, functools.partial(self._number, call)))
                                     for key, value in call.kwargs)  # fmt: skip
-        except NotUnderstoodError as error:
-            self.refuse(str(error))
-            return None
-        return call
+            return call
+        return None
 
     def _end(self, call: Call, result: Any, before: dict[int, Tensor | None], args: tuple[Any, ...]) -> None:
-        if call.kind is Kind.CREATE and not call.operations and not _has_tensor(result):
+        if call.kind is Kind.CREATE and not call.operations and not holds_tensor(result):
             return  # such as torch.device
-        try:
+        with self._understanding():
             if call.kind is Kind.FETCH:
                 self._fetched(call, result)
-            elif call.kind is Kind.STATE:
-                call.result = None
             elif call.kind is Kind.BACKWARD:
                 self._gradients_after(call, before)
-            else:
+            elif call.kind is not Kind.STATE:
                 call.outputs = self._output(call, result)
             if call.kind is Kind.CREATE:
-                if not _has_tensor(result):
+                if not holds_tensor(result):
                     return
                 call.operations.clear()
             self._finish(call)
-        except NotUnderstoodError as error:
-            self.refuse(str(error))
-            return
-        self.calls.append(call)
+            self.calls.append(call)
 
     def _finish(self, call: Call) -> None:
         tensors = self.tensors
@@ -277,7 +286,7 @@ class Recorder:
             return bound if bound.holds(tensors.given[root]) else None
 
     def _fetched(self, call: Call, result: Any) -> None:
-        if _has_tensor(result):
+        if holds_tensor(result):
             raise NotUnderstoodError(f"{_name(call.function)} returned a tensor")
         for leaf in flat((call.args, call.kwargs)):
             if isinstance(leaf, Variable):
@@ -322,42 +331,31 @@ class Recorder:
     # -- gradients -------------------------------------------------------------------------------------------
 
     def _gradients_before(
-        self, call: Call | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[int, Tensor | None]:
-        if call is None:
-            return {}
-        try:
-            if kwargs.get("create_graph") or len(args) > 2:
-                raise NotUnderstoodError("backward makes a graph of its own")
-            if torch.is_anomaly_enabled() or (
-                torch.distributed.is_available() and torch.distributed.is_initialized()
-            ):
-                raise NotUnderstoodError("anomaly detection or collectives are active")
-            roots = args[0] if isinstance(args[0], (tuple, list)) else [args[0]]
-            leaves = leaves_of(roots)
-            if not kwargs.get("retain_graph"):
-                self.spent |= {
-                    index: root.grad_fn
-                    for root in roots
-                    if (index := self.tensors.index_of(root)) is not None and raises_again(root.grad_fn)
-                }
-        except NotUnderstoodError as error:
-            self.refuse(str(error))
-            return {}
-        before = {}
+        """Return the gradients that leaves have before a backward pass, by variable."""
+        if kwargs.get("create_graph") or len(args) > 2:
+            raise NotUnderstoodError("backward makes a graph of its own")
+        if torch.is_anomaly_enabled() or (
+            torch.distributed.is_available() and torch.distributed.is_initialized()
+        ):
+            raise NotUnderstoodError("anomaly detection or collectives are active")
+        roots = args[0] if isinstance(args[0], (tuple, list)) else [args[0]]
+        leaves = leaves_of(roots)
+        if not kwargs.get("retain_graph"):
+            self.spent |= {
+                index: root.grad_fn
+                for root in roots
+                if (index := self.tensors.index_of(root)) is not None and raises_again(root.grad_fn)
+            }
+        before: dict[int, Tensor | None] = {}
         for leaf in leaves:
             index = self.tensors.index_of(leaf)
             if index is None:
-                self.refuse("backward reaches a tensor that the iteration did not use")
-                return {}
+                raise NotUnderstoodError("backward reaches a tensor that the iteration did not use")
             before[index] = leaf.grad
             if leaf.grad is not None:
-                try:
-                    gradient = self.tensors.variable(leaf.grad, call.specs, given=True)
-                    call.accumulated += ((index, gradient),)
-                except NotUnderstoodError as error:
-                    self.refuse(str(error))
-                    return {}
+                call.accumulated += ((index, self.tensors.variable(leaf.grad, call.specs, given=True)),)
         return before
 
     def _gradients_after(self, call: Call, before: dict[int, Tensor | None]) -> None:
@@ -421,10 +419,8 @@ class Recorder:
                 self._outside(operator)
             return operator(*args, **kwargs)
         results: list[Any] = []
-        try:
+        with self._understanding():
             self._run_recorded(call, operator, args, kwargs, results)
-        except NotUnderstoodError as error:
-            self.refuse(str(error))
         return results[0] if results else operator(*args, **kwargs)
 
     def _outside(self, operator: Any) -> None:
@@ -537,10 +533,6 @@ def _name(function: Any) -> str:
     )
     owner, _, rest = name.partition(".")
     return f"{_OWNERS.get(owner, owner)}.{rest}" if rest else name
-
-
-def _has_tensor(tree: Any) -> bool:
-    return any(isinstance(leaf, Tensor) for leaf in flat(tree))
 
 
 def _text(value: Any) -> str:

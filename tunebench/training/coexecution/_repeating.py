@@ -60,7 +60,7 @@ def _write(run: Run, written: Sequence[tuple[int, torch.UntypedStorage]]) -> Non
 
 def _repeat(node: Node, run: Run, recorder: Recorder, fetched: Any) -> None:
     call = node.call
-    args, kwargs = rebuilt(call, run)
+    args, kwargs = rebuilt(call, run, run.objects.__getitem__)
     if call.kind is Kind.CREATE:
         result = run.result(call.outputs)
         recorder.adopt(call.function, args, kwargs, result, Kind.CREATE)

@@ -32,7 +32,7 @@ from tunebench.training.coexecution._script import operation_result
 from tunebench.training.coexecution._sizes import Numbers, Size, at, has_geometry, is_instance
 from tunebench.training.coexecution._tensors import Reference, has_foreign_view
 
-__all__ = ["Run", "difference", "real_arguments", "rebuilt", "same_storage", "unseen"]
+__all__ = ["Run", "difference", "rebuilt", "same_storage", "unseen"]
 
 
 class Run:
@@ -116,20 +116,25 @@ class Run:
         self.promised.discard(index)
         become(self.objects[index], real)
 
-    def draw(self, node: Node) -> None:
-        """Run the operations of a call that draw random numbers."""
+    def draw(self, node: Node, states: Sequence[Tensor] = ()) -> None:
+        """Run the operations of a call that draw random numbers.
+
+        Args:
+            node: The call.
+            states: State of the random number generator before each draw; none to go on from the present one.
+        """
+        remaining = iter(states)
         for operation in node.host:
+            if states and not allocates(operation.operator):
+                torch.default_generator.set_state(next(remaining))
             results = operation_result(operation, self.values, self.numbers)
             for position, result in zip(operation.outputs, results, strict=True):
                 if position is not None:
                     self.values[position] = result
 
-    def real(self, pattern: Any, specs: Sequence[TensorSpec]) -> Any:
-        """Return an argument of a call, with values in place of placeholders."""
-        if isinstance(pattern, Variable):
-            spec = specs[pattern.index]
-            return self.objects[pattern.index] if spec.given else self.values[spec.value]
-        return self.numbers[pattern.index] if isinstance(pattern, Number) else pattern.value
+    def real(self, index: int, specs: Sequence[TensorSpec]) -> Any:
+        """Return the tensor of a variable, with values if its object is a placeholder."""
+        return self.objects[index] if specs[index].given else self.values[specs[index].value]
 
     def result(self, pattern: Any) -> Any:
         """Return the result of a call to Python."""
@@ -232,34 +237,19 @@ def fits(tensor: Any, spec: TensorSpec) -> bool:
     )
 
 
-def rebuilt(
-    call: Call, run: Run, tensor: Callable[[Tensor], Tensor] | None = None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def rebuilt(call: Call, run: Run, tensor: Callable[[int], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a call of a run.
 
     Args:
         call: The call.
         run: The run.
-        tensor: Function from a tensor among them to what takes its place; None to leave them.
+        tensor: Function from a variable among them to the tensor in its place.
     """
 
     def leaf(pattern: Any) -> Any:
         if isinstance(pattern, Variable):
-            found = run.objects[pattern.index]
-            return found if tensor is None else tensor(found)
+            return tensor(pattern.index)
         return run.numbers[pattern.index] if isinstance(pattern, Number) else pattern.value
-
-    args = tuple(_unsliced(each, leaf) for each in call.args)
-    return args, {key: _unsliced(value, leaf) for key, value in call.kwargs}
-
-
-def real_arguments(
-    call: Call, run: Run, specs: Sequence[TensorSpec]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call of a run with values."""
-
-    def leaf(pattern: Any) -> Any:
-        return run.real(pattern, specs)
 
     args = tuple(_unsliced(each, leaf) for each in call.args)
     return args, {key: _unsliced(value, leaf) for key, value in call.kwargs}
@@ -314,7 +304,7 @@ class _Shadow:
             if node.sized and not node.call.same_but_numbers(call, is_instance_of):
                 return f"sizes at {call.site} do not follow from those before"
             if call.random_states:
-                self._draw(node, call)
+                run.draw(node, call.random_states)
             if node.segment is not None:
                 node.segment.run(run.values, run.numbers)
             if call.kind is Kind.FETCH and call.result is not None and not self._same_fetch(call):
@@ -324,16 +314,6 @@ class _Shadow:
         if end.segment is not None:
             end.segment.run(run.values, run.numbers)
         return self._differing_state(end)
-
-    def _draw(self, node: Node, call: Call) -> None:
-        states = iter(call.random_states)
-        for operation in node.host:
-            if not allocates(operation.operator):
-                torch.default_generator.set_state(next(states))
-            results = operation_result(operation, self._run.values, self._run.numbers)
-            for position, result in zip(operation.outputs, results, strict=True):
-                if position is not None:
-                    self._run.values[position] = result
 
     def _copy(self, tensor: Tensor) -> Tensor:
         copy = self._copies.get(tensor.untyped_storage()._cdata)
@@ -346,7 +326,8 @@ class _Shadow:
 
     def _same_fetch(self, call: Call) -> bool:
         with torch.no_grad():
-            args, kwargs = real_arguments(call, self._run, self._recorder.tensors.specs)
+            real = functools.partial(self._run.real, specs=self._recorder.tensors.specs)
+            args, kwargs = rebuilt(call, self._run, real)
             return _same_result(call.function(*args, **kwargs), call.result)
 
     def _differing_state(self, end: End) -> str | None:

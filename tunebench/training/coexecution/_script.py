@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -133,7 +134,7 @@ class _GraphWriter:
 
     def add(self, operation: Operation | Arithmetic) -> None:
         if isinstance(operation, Arithmetic):
-            arguments = [self._value(argument, float) for argument in operation.args]
+            arguments = [self._value(argument, "float") for argument in operation.args]
             (self.numbers[operation.output],) = self.call(
                 operation.operator, arguments, [torch._C.FloatType.get()]
             )
@@ -141,14 +142,9 @@ class _GraphWriter:
         operator = operation.operator
         given = dict(operation.kwargs)
         arguments = []
-        for position, argument in enumerate(operator._schema.arguments):
-            if position < len(operation.args):
-                value = operation.args[position]
-            elif argument.name in given:
-                value = given[argument.name]
-            else:
-                value = _default(argument)
-            arguments.append(self._value(value, argument.type))
+        for position, (name, kind, default) in enumerate(_parameters(operator)):
+            value = operation.args[position] if position < len(operation.args) else given.get(name, default)
+            arguments.append(self._value(value, kind))
         count = len(operator._schema.returns)
         node = self.graph.create(operator.name().split(".")[0], arguments, count)
         self.graph.appendNode(node)
@@ -163,7 +159,7 @@ class _GraphWriter:
             if index is not None:
                 self.values[index] = output
 
-    def _value(self, value: Any, kind: Any) -> Any:
+    def _value(self, value: Any, kind: str) -> Any:
         if isinstance(value, Value):
             return self.values[value.index]
         if isinstance(value, Number):
@@ -172,10 +168,9 @@ class _GraphWriter:
             return self._list(value, kind)
         return self._constant(value.value, kind)
 
-    def _list(self, values: list[Any], kind: Any) -> Any:
-        text = str(kind)
-        if "Tensor" in text:
-            return self._new_list(values, _OPTIONALS if "Optional" in text.split("List", 1)[-1] else _TENSORS)
+    def _list(self, values: list[Any], kind: str) -> Any:
+        if "Tensor" in kind:
+            return self._new_list(values, _OPTIONALS if "Optional" in kind.split("List", 1)[-1] else _TENSORS)
         if not any(isinstance(each, Number) for each in values):
             return self._constant([each.value for each in values], kind)
         key = list, repr(values), ""
@@ -184,27 +179,26 @@ class _GraphWriter:
         return self._constants[key]
 
     def _new_list(self, values: list[Any], kind: Any) -> Any:
-        node = self.graph.create("prim::ListConstruct", [self._value(each, None) for each in values], 1)
+        node = self.graph.create("prim::ListConstruct", [self._value(each, "") for each in values], 1)
         self.graph.appendNode(node)
         node.output().setType(kind)
         return node.output()
 
-    def _constant(self, value: Any, kind: Any) -> Any:
+    def _constant(self, value: Any, kind: str) -> Any:
         """Return a constant; equal ones are one node, because nodes take most of the memory of a path."""
         if isinstance(value, torch.memory_format):
             value = _MEMORY_FORMATS[value]
         held = getattr(value, "tensor", None)
         if isinstance(held, Tensor):
             return self.graph.insertConstant(held)
-        text = str(kind)
-        if "float" in text and isinstance(value, int) and not isinstance(value, bool):
+        if "float" in kind and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
-        if "List[float]" in text and isinstance(value, list):
+        if "List[float]" in kind and isinstance(value, list):
             value = [float(each) for each in value]
         is_empty = isinstance(value, list) and not value
-        key = type(value), repr(value), text if is_empty else ""
+        key = type(value), repr(value), kind if is_empty else ""
         if key not in self._constants:
-            self._constants[key] = self._new_constant(value, text)
+            self._constants[key] = self._new_constant(value, kind)
         return self._constants[key]
 
     def _new_constant(self, value: Any, kind: str) -> Any:
@@ -235,11 +229,17 @@ class _GraphWriter:
             self.graph.registerOutput(self.graph.insertConstant(None))
 
 
-def _default(argument: Any) -> Any:
-    value = argument.default_value
-    if isinstance(value, (list, tuple)):
-        return [Constant(each) for each in value]
-    return Constant(value)
+@functools.cache
+def _parameters(operator: Any) -> tuple[tuple[str, str, Any], ...]:
+    """Return the name, type and default of each argument of an operator."""
+    return tuple(
+        (argument.name, str(argument.type), _pattern(argument.default_value))
+        for argument in operator._schema.arguments
+    )
+
+
+def _pattern(value: Any) -> Any:
+    return [Constant(each) for each in value] if isinstance(value, (list, tuple)) else Constant(value)
 
 
 def python_runner(

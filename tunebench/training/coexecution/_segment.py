@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,7 +13,7 @@ from tunebench.training.coexecution._call import Number, Operation, Variable, re
 from tunebench.training.coexecution._path import Update
 from tunebench.training.coexecution._script import Runner
 
-__all__ = ["Piece", "Segment", "UpdatePiece", "running"]
+__all__ = ["Piece", "Segment", "UpdatePiece", "Updated", "called", "running"]
 
 
 @contextmanager
@@ -31,6 +31,15 @@ def running() -> Iterator[None]:
         torch._C._set_graph_executor_optimize(optimize)
         torch._C._set_grad_enabled(enabled)
         torch.set_autocast_enabled("cpu", autocast)
+
+
+Updated = Callable[[Callable[..., None], tuple[Any, ...], dict[str, Any]], None]
+"""What runs a function of torch that updates parameters, from the function and its arguments."""
+
+
+def called(function: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Call a function."""
+    function(*args, **kwargs)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -82,42 +91,39 @@ class Piece:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class UpdatePiece:
-    """An update of parameters by a function of an optimizer.
+    """An update of parameters by a function of an optimizer, after all pieces that began before.
 
     Attributes:
         update: The update.
-        foreach: Whether it uses functions on lists of tensors.
         writes: First given variables of each memory that it writes.
-        operations: Its operations with the numbers that it had when it was recorded; None if something else
-            decides them.
         drops: Values that nothing needs after it.
     """
 
     update: Update
-    foreach: bool
     writes: tuple[int, ...]
-    operations: Piece | None
     drops: tuple[int, ...]
+    inputs: ClassVar[None] = None
+    touches: ClassVar[frozenset[int]] = frozenset()
+    changes: ClassVar[frozenset[int]] = frozenset()
 
-    def run(self, values: list[Any], numbers: dict[int, Any]) -> None:
-        """Run it on values and numbers by index."""
+    def run(self, values: list[Any], numbers: dict[int, Any], updated: Updated = called) -> None:
+        """Run it on values and numbers by index.
+
+        Args:
+            values: The values.
+            numbers: The numbers.
+            updated: What runs the function of torch.
+        """
         call = self.update.call
-        if self.operations is not None and all(
-            numbers[index] == value for index, value in call.numbers.items()
-        ):
-            self.operations.run(values, numbers)
-            return
-        known = self.update.values
+        values_of = self.update.values
 
         def leaf(pattern: Any) -> Any:
             if isinstance(pattern, Variable):
-                return values[known[pattern.index]]
+                return values[values_of[pattern.index]]
             return numbers[pattern.index] if isinstance(pattern, Number) else pattern.value
 
         kwargs = {key: replaced(value, leaf) for key, value in call.kwargs}
-        if self.foreach:
-            kwargs |= {"foreach": True}
-        call.function(*replaced(call.args, leaf), **kwargs)
+        updated(call.function, replaced(call.args, leaf), kwargs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

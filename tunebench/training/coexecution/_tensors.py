@@ -121,9 +121,13 @@ class Tensors:
         geometry: The geometry of each value.
         given: Tensors with the memory of the given ones, by variable; the given ones can be dropped.
         saved: By identity of a given storage: the storage, and its contents before the iteration wrote it.
+
+    Args:
+        saves: Whether such contents are saved.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, saves: bool = True) -> None:
+        self._saves = saves
         self.specs: list[TensorSpec] = []
         self.geometry: list[Geometry] = []
         self.given: dict[int, Tensor] = {}
@@ -289,7 +293,7 @@ class Tensors:
         """Save the contents of a given storage before the iteration writes it."""
         storage = tensor.untyped_storage()
         known = self._roots.get(storage._cdata)
-        if known is not None and known[1] >= 0 and storage._cdata not in self.saved:
+        if self._saves and known is not None and known[1] >= 0 and storage._cdata not in self.saved:
             self.saved[storage._cdata] = (storage, storage.clone())
 
 

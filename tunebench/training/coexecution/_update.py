@@ -30,6 +30,7 @@ from tunebench.training.coexecution._call import (
     flat,
     replaced,
 )
+from tunebench.training.coexecution._memory import MEMORY_SHARE, resident_bytes
 from tunebench.training.coexecution._operator import allocates, is_random
 from tunebench.training.coexecution._run import same
 from tunebench.training.coexecution._script import Runner, script_runner
@@ -49,8 +50,8 @@ _RECORDS = 8
 _MEAN_ELEMENTS = 1 << 16
 """Mean number of elements of a tensor above which kernels take nearly all of the time of an update."""
 
-_BYTES = 1 << 26
-"""Memory of all tensors of an update up to which it is recorded, because a record copies them."""
+_COPIES = 2
+"""Number of copies of all tensors of an update that a record needs."""
 
 _WARMUPS = 4
 """Number of runs of a record that are not timed, because TorchScript prepares a function in the first."""
@@ -87,7 +88,7 @@ class Updates:
     def run(self, function: Update, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Update parameters as a function of torch does."""
         records = self._records.get(function)
-        if (records is None and self._tries[function] == _RECORDS) or not _is_plain(args):
+        if (records is None and not self._is_due(function)) or not _is_plain(args):
             function(*args, **kwargs)
             return
         start_ns = time.perf_counter_ns()
@@ -98,11 +99,19 @@ class Updates:
                 self._run(record, function, args, kwargs, tensors, start_ns)
                 return
         if self._tries[function] < _RECORDS and tensors and not any(tensor is None for tensor in tensors):
-            self._calls[function] += 1
-            if self._calls[function] > _CALLS:
-                self._tries[function] += 1
-                self._learn(function, args, kwargs)
+            self._tries[function] += 1
+            self._learn(function, args, kwargs)
         function(*args, **kwargs)
+
+    def _is_due(self, function: Update) -> bool:
+        """Count a call of a function without records; return whether it may be recorded."""
+        self._calls[function] += 1
+        return self._calls[function] > _CALLS and self._tries[function] < _RECORDS
+
+    @property
+    def are_recorded(self) -> bool:
+        """Return whether there is any record."""
+        return bool(self._records)
 
     def _run(
         self,
@@ -253,7 +262,7 @@ def _recorded(function: Update, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     named = {name: _Traced(kwargs[name], recording, index) for index, name in enumerate(numbers)}
     copies = _copies(args)
     recording.add_inputs(chain.from_iterable(copies))
-    with _Functions(recording), _Operators(recording):
+    with torch._C._EnableTorchFunction(), _Functions(recording), _Operators(recording):
         function(*copies, **{**kwargs, **named})
     record = Record(
         counts=tuple(map(len, args)),
@@ -285,10 +294,10 @@ def _check(tensors: Sequence[Any], kwargs: dict[str, Any]) -> None:
         raise NotUnderstoodError("the optimizer updates lists of tensors already (fused or foreach)")
     if any(tensor.is_complex() for tensor in tensors):
         raise NotUnderstoodError("a parameter is complex")
-    if sum(tensor.nbytes for tensor in tensors) > _BYTES or (
-        sum(map(torch.numel, tensors)) > _MEAN_ELEMENTS * len(tensors)
-    ):
+    if sum(map(torch.numel, tensors)) > _MEAN_ELEMENTS * len(tensors):
         raise NotUnderstoodError("kernels take nearly all of the time of large parameters")
+    if _COPIES * sum(tensor.nbytes for tensor in tensors) > MEMORY_SHARE * resident_bytes():
+        raise NotUnderstoodError("parameters, gradients and states are too much to copy")
 
 
 def _other(number: float) -> float:

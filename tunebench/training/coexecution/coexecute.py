@@ -78,7 +78,7 @@ class Coexecution:
         self._updates = Updates()
         self._optimizer_steps = OptimizerSteps(self._updates)
         self._whole_steps = WholeSteps()
-        self._segments: dict[tuple[str, str, int], list[Any]] = {}
+        self._segments: dict[tuple[str, str, int], tuple[int, float]] = {}
         self._counts = Counter[str]()
         self._times: dict[str, float] = dict.fromkeys(
             ("traced", "diverged", "coexecuted", "graph", "waiting"), 0.0
@@ -131,7 +131,13 @@ class Coexecution:
             return self
         self._tree = self._tree_of(settings())
         tree = self._tree if self._is_known() else None
-        iteration = Iteration(tree, _testing.take(), threaded=self._policy.threaded())
+        iteration = Iteration(
+            tree,
+            _testing.take(),
+            threaded=self._policy.threaded(),
+            updated=self._updates.run,
+            saves=self._policy.mode != "report",
+        )
         THREAD.active = iteration
         self._active.append((iteration, time.perf_counter()))
         iteration.begin()
@@ -160,7 +166,9 @@ class Coexecution:
         THREAD.active = self
         self._counts["eager"] += 1
         try:
-            return self._whole_steps.run(step, args, kwargs)
+            if self._policy.has_memory:
+                return self._whole_steps.run(step, args, kwargs)
+            return step(*args, **kwargs)
         finally:
             THREAD.active = None
 
@@ -181,14 +189,13 @@ class Coexecution:
         """Return whether the next iteration runs as without co-execution."""
         if _testing.is_forced():
             return False
-        if torch.overrides._len_torch_function_stack() or _len_torch_dispatch_stack():
-            self._fallbacks["?", "another mode of torch is active"] += 1
+        if self._policy.runs_eagerly():
             return True
-        reason = eager_reason()
+        modes = torch.overrides._len_torch_function_stack() or _len_torch_dispatch_stack()
+        reason = "another mode of torch is active" if modes else eager_reason()
         if reason is not None:
             self._fallbacks["?", reason] += 1
-            return True
-        return self._policy.runs_eagerly()
+        return reason is not None
 
     def _tree_of(self, state: tuple[Any, ...]) -> PathTree:
         """Return the paths that were recorded with some settings of torch."""
@@ -214,9 +221,9 @@ class Coexecution:
         self._times["graph"] += outcome.graph_s
         self._times["waiting"] += outcome.waiting_s
         for segment, segment_s in outcome.segments:
-            runs = self._segments.setdefault((segment.site, segment.runner, segment.operations), [0, 0.0])
-            runs[0] += 1
-            runs[1] += segment_s
+            key = segment.site, segment.runner, segment.operations
+            runs, seconds_before = self._segments.get(key, (0, 0.0))
+            self._segments[key] = runs + 1, seconds_before + segment_s
         if outcome.divergence is not None:
             self._divergences[outcome.divergence] += 1
         if recorder is None and outcome.path and outcome.path[-1].end is not None:

@@ -28,7 +28,6 @@ _ADVICE = {
     "does not see": "move the call out of the step",
     "returned a": "make the call before the step",
     "an argument of": "pass tensors and Python numbers",
-    "an argument of type": "pass tensors and Python numbers",
     "shows the history": "print tensor.detach()",
     "weak reference": "keep what it needs instead",
     " raised ": "check what the call gets before it",
@@ -111,10 +110,10 @@ class CoexecutionReport:
         fallbacks: Why and where iterations could only run as in eager mode, most frequent first.
         eager: Iterations that ran as without co-execution, to time them or because that is faster.
         returned: Why the step runs as without co-execution from now on; None if it is co-executed.
-        updates: Updates of eager iterations by optimizers of torch that ran as one function each.
+        updates: Updates by optimizers of torch that ran as one recorded function each.
         heads: Eager iterations whose part up to the backward pass ran as one function.
         plain_heads: Why that of no further iteration does, or None.
-        plain_updates: Why updates of eager iterations run as in eager mode, by torch's function.
+        plain_updates: Why updates run as in eager mode, by torch's function.
         graph: The merged traces.
         runners: Who runs the operations of a call site, ``file:line``, of paths that can be co-executed.
         fetches: Call sites at which Python reads values of tensors.
@@ -178,7 +177,7 @@ class CoexecutionReport:
         if self.plain_heads is not None:
             lines.append(f"no further part up to a backward pass runs as one function: {self.plain_heads}")
         if self.updates:
-            lines.append(f"{self.updates} updates of eager iterations ran as one function each")
+            lines.append(f"{self.updates} updates ran as one function each")
         lines += [
             f"updates by {name} run as in eager mode: {reason}" for name, reason in self.plain_updates.items()
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 __all__ = ["BasicBlock", "TraceGraph", "TracedOperation", "number_occurrences"]
 
@@ -45,19 +45,9 @@ def number_occurrences(trace: Iterable[TracedOperation]) -> list[TracedOperation
     seen: Counter[TracedOperation] = Counter()
     numbered = []
     for operation in trace:
-        key = _with_occurrence(operation, 0)
-        numbered.append(_with_occurrence(operation, seen[key]))
-        seen[key] += 1
+        numbered.append(replace(operation, occurrence=seen[operation]))
+        seen[operation] += 1
     return numbered
-
-
-def _with_occurrence(operation: TracedOperation, occurrence: int) -> TracedOperation:
-    return TracedOperation(
-        operator=operation.operator,
-        attributes=operation.attributes,
-        site=operation.site,
-        occurrence=occurrence,
-    )
 
 
 Node = TracedOperation | None
@@ -83,18 +73,9 @@ class TraceGraph:
         self.edges.update(itertools.pairwise(path))
         return len(self.edges) > before
 
-    def merged(self, other: TraceGraph) -> TraceGraph:
-        """Return the graph of both graphs' traces."""
-        return TraceGraph(self.edges | other.edges)
-
     def operations(self) -> set[TracedOperation]:
         """Return all operations."""
         return {node for edge in self.edges for node in edge if node is not None}
-
-    def branches(self) -> list[TracedOperation]:
-        """Return the operations after which iterations took different paths, sorted."""
-        following = Counter(before for before, _ in self.edges)
-        return sorted(node for node, count in following.items() if node is not None and count > 1)
 
     def blocks(self) -> list[BasicBlock]:
         """Return the basic blocks; the first is the start, the last the end of an iteration.
