@@ -125,7 +125,11 @@ def test_nothing_fits_is_an_answer(run_json: Run, run_text: Run) -> None:
     shown = run_json(*small)
     assert shown["best"] is None
     assert shown["missing_bytes"] > 0
-    assert "nothing fits: the least memory is" in run_text(*small)
+    text = run_text(*small)
+    assert "nothing fits: the least memory is" in text
+    assert "host 512GB 200" in text  # and no copies to divide parameters among
+    assert "--full-sharding" not in text
+    assert "--full-sharding" in run_text(*small, "--cluster", "2 x l4, 4GB", "--fix", "tensor=1,pipeline=1")
 
 
 def test_missing_host_memory_is_named(run_text: Run, tmp_path: Path) -> None:

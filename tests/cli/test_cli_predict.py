@@ -203,7 +203,7 @@ def test_a_model_on_several_devices(run_json: Run, run_text: Run) -> None:
 @pytest.mark.slow
 def test_insufficient_memory_is_reported(capsys: pytest.CaptureFixture[str], run_json: Run) -> None:
     typed = ["--model", "llama-3-70b", "--seq", "64", "--dtype", "bf16"]
-    warning = "warning: llama-3-70b does not fit into h100-sxm: it has 80 GiB"
+    warning = "warning: llama-3-70b does not fit into h100-sxm: it has 80 GiB, parameters need 131 GiB"
     assert cli.run(["predict", *typed, "--device", "h100-sxm"]) == 0
     assert warning in capsys.readouterr().err
     assert cli.run(["compare", *typed, "--device", "h100-sxm", "--device", "mi300x"]) == 0

@@ -476,10 +476,10 @@ class ModelRequest:
         if self.memory(prediction):  # the report has a verdict
             return
         if needed is not None and 0 < device.memory_bytes < needed:
+            kinds = "parameters, gradients and optimizer states" if prediction.run.trains else "parameters"
             console(stderr=True).print(
                 f"warning: {prediction.network} does not fit into {device.name}: it has "
-                f"{device.memory_bytes / 2**30:.0f} GiB, parameters, gradients and optimizer states need "
-                f"{needed / 2**30:.0f} GiB",
+                f"{device.memory_bytes / 2**30:.0f} GiB, {kinds} need {needed / 2**30:.0f} GiB",
                 soft_wrap=True,
             )
 

@@ -173,10 +173,16 @@ class ClusterReport:
                 to.print(f"each node lacks {size_text(missing)} of {resource}", soft_wrap=True)
         kinds = ", ".join(f"{name} {size_text(size)}" for name, size in least.memory.kinds.items() if size)
         to.print(f"memory of rank {least.memory.rank}: {kinds}", soft_wrap=True)
-        to.print(
-            "use more devices, devices with more memory, shorter sequences, or fewer values of --fix",
-            soft_wrap=True,
-        )
+        to.print("; ".join(self._remedies()), soft_wrap=True)
+
+    def _remedies(self) -> Iterator[str]:
+        """Yield what to change if nothing fits."""
+        job, machine = self.answer.job, self.answer.machine
+        if not job.full_sharding and machine.links.devices > 1:
+            yield "allow plans that divide parameters among copies (--full-sharding)"
+        if not machine.host_bytes:
+            yield "give the host memory of a node, such as 'host 512GB 200', to keep states there"
+        yield "use more devices, devices with more memory, shorter sequences, or fewer values of --fix"
 
     @property
     def _has_experts(self) -> bool:

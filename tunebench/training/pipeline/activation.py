@@ -63,7 +63,8 @@ def architecture_of(network: Network) -> Architecture:
     if not isinstance(network, Transformer) or network.architecture.family in _OTHERS:
         raise InputError(
             f"activations of {network.name} are not known: expected a transformer of one stack of layers on "
-            "text, such as gpt2, opt, bert, llama or mixtral; for other models give the costs of the stages"
+            "text, such as gpt2, opt, bert, llama or mixtral; for other models give the costs of the stages "
+            "(plan pipeline), or the module as FILE.py:FUNCTION (plan cluster)"
         )
     return network.architecture
 
