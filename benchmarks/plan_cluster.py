@@ -32,7 +32,7 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "training"
 
 NOTE = """\
 t, c, p, d: tensor, context, pipeline and data parallelism; v: stages of a device; b: sequences in a
-micro-batch. Batch is in sequences. `search`: seconds to find the best plan. `with reasons`: also ten best
+micro-batch; ends as 1 + 2 layers: as how many the embedding and the head count. Batch is in sequences. `search`: seconds to find the best plan. `with reasons`: also ten best
 plans, the front, and five plans with other memory, links, batch and times. MFU counts all scores of
 attention, of which a causal kernel computes half."""
 
@@ -181,6 +181,7 @@ def plan_text(plan: ClusterPlan) -> str:
     extra = {
         f"e{plan.expert}": plan.expert > 1,
         f"experts shared by {plan.expert_tensor}": plan.expert_tensor > 1,
+        f"ends as {plan.embedding_layers} + {plan.head_layers} layers": plan.head_layers > 0,
         plan.schedule: plan.splits_backward,
         f"recompute {plan.recompute} {plan.recompute_layers or ''}".rstrip(): plan.recompute != "none",
         "gathered keys": plan.context_gather,

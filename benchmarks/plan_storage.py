@@ -244,10 +244,10 @@ def _print_without_offloading() -> None:
     print(
         "\n### V100 without offloading\n\n"
         "GPT-2 of 40 layers of width 1536 (arXiv 1909.08053), 8 sequences of 1024 tokens, with "
-        "recomputation: 1,288 ms at 62.4 TFLOPS, and 39 TFLOPS before (nv-adlr.github.io/MegatronLMV1). So these FLOPs, 80 "
-        "TFLOP in a step, do count recomputation: there are 66 without. Nothing is fitted. The version of the "
-        "paper is predicted 1.2 times too fast as a typical program. If ZeRO-Infinity counts in the same way, "
-        "about 1.4 of its factor of 1.6 belongs to storage and sharding.\n"
+        "recomputation: 1,288 ms at 62.4 TFLOPS, and 39 TFLOPS before (nv-adlr.github.io/MegatronLMV1). So "
+        "these FLOPs, 80 TFLOP in a step, do count recomputation: there are 66 without. Nothing is fitted. "
+        "The version of the paper is predicted 1.2 times too fast as a typical program. If ZeRO-Infinity "
+        "counts in the same way, about 1.4 of its factor of 1.6 belongs to storage and sharding.\n"
     )
     print("| Megatron-LM | published step, s | predicted, tuned | predicted, typical |\n|---|---|---|---|")
     v100, net = devices.find("v100-sxm2"), gpt("gpt-1.2b", 40, 1536, 16, 1024)
