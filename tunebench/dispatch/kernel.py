@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -13,6 +14,12 @@ from tunebench.variant import Variant
 from tunebench.workload import Tensor, Workload
 
 __all__ = ["BoundKernel", "cache"]
+
+SMALL_BYTES, SMALL_FLOPS = 2**16, 2**20
+"""Kernels with at most this traffic and these operations run on one thread: waking others takes longer.
+
+torch's own limit is 32,768 elements (`at::internal::GRAIN_SIZE`).
+"""
 
 
 class BoundKernel(ABC):
@@ -36,6 +43,12 @@ class BoundKernel(ABC):
 
     def __repr__(self) -> str:
         return f"<kernel of {self.variant.key} with {self.config} for {self.workload}>"
+
+    @functools.cached_property
+    def is_small(self) -> bool:
+        """Whether one thread of a CPU runs the kernel as fast as several."""
+        traffic_bytes = self.workload.traffic().total_bytes
+        return traffic_bytes <= SMALL_BYTES and self.workload.flops() <= SMALL_FLOPS
 
     @abstractmethod
     def run(self, *tensors: Any, **options: Any) -> None:

@@ -14,7 +14,7 @@ from tunebench.dispatch.cpu import SharedCpuKernel
 from tunebench.dispatch.numba_threads import set_thread_count
 from tunebench.dtype import DType
 from tunebench.errors import InputError
-from tunebench.workload import Tensor, Workload
+from tunebench.workload import Tensor
 
 __all__ = [
     "DTYPES",
@@ -61,19 +61,20 @@ def device_of(device: torch.device) -> tuple[Device, int] | str:
 
 def launch(kernel: BoundKernel, tensors: Sequence[Any]) -> None:
     """Run a kernel on its inputs and outputs, whose memory has the workload's layout; scalars are numbers."""
-    first = next(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
     pairs = zip(tensors, kernel.tensors, strict=True)
+    if isinstance(kernel, SharedCpuKernel):
+        _use_threads_of_torch(kernel)
+        kernel.run_at(*[_address(tensor, spec.shape) for tensor, spec in pairs])
+        return
     if isinstance(kernel, LibraryKernel):
         kernel.run(*[_dense(tensor, spec.shape) for tensor, spec in pairs])
         return
+    first = next(tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
     if first.is_cuda:
         _launch_on_gpu(kernel, tensors, first.device)
         return
     _use_threads_of_torch(kernel)
-    if isinstance(kernel, SharedCpuKernel):
-        kernel.run_at(*[_address(tensor, spec.shape) for tensor, spec in pairs])
-    else:
-        kernel.run(*[_array(tensor, spec.shape) for tensor, spec in pairs])
+    kernel.run(*[_array(tensor, spec.shape) for tensor, spec in pairs])
 
 
 def library_results(kernel: BoundKernel, inputs: Sequence[Any]) -> list[torch.Tensor] | None:
@@ -102,21 +103,9 @@ def _stored(result: torch.Tensor, spec: Tensor) -> torch.Tensor:
     return result.contiguous() if result.dtype == dtype else result.to(dtype).contiguous()
 
 
-SMALL_BYTES, SMALL_FLOPS = 2**16, 2**20
-"""Kernels with at most this traffic and these operations run on one thread: waking others takes longer.
-
-torch's own limit is 32,768 elements (`at::internal::GRAIN_SIZE`).
-"""
-
-
-@functools.lru_cache(maxsize=65536)
-def _is_small(workload: Workload) -> bool:
-    return workload.traffic().total_bytes <= SMALL_BYTES and workload.flops() <= SMALL_FLOPS
-
-
 def _use_threads_of_torch(kernel: BoundKernel) -> None:
     """Run a kernel on as many threads as torch's own, so that `torch.set_num_threads` limits it too."""
-    set_thread_count(1 if _is_small(kernel.workload) else torch.get_num_threads())
+    set_thread_count(1 if kernel.is_small else torch.get_num_threads())
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tunebench.dispatch import Dispatcher, KernelChoice, LibraryKernel, Preference
-from tunebench.dispatch.choice import BoundChoice
+from tunebench.dispatch import Dispatcher, LibraryKernel, Preference
 from tunebench.graph.group import FusedGroup
 from tunebench.torch._tensor import library_results
 from tunebench.torch.compiler._kernel_check import store_wrong_result, wrong_result
@@ -51,9 +50,8 @@ class GroupKernel:
         if library is None:
             return run_kernel(inputs, str(self.dispatcher.workload), self.layouts)
         read, written = layouts_of(self.layouts)
-        results = library_results(
-            library, [spec.read(tensor) for spec, tensor in zip(read, inputs, strict=True)]
-        )
+        laid_out = [spec.flat(spec.read(tensor)) for spec, tensor in zip(read, inputs, strict=True)]
+        results = library_results(library, laid_out)
         assert results is not None
         return [spec.view(result) for spec, result in zip(written, results, strict=True)]
 
@@ -113,14 +111,6 @@ class FusedCall:
         """Workloads whose library the compiled graph calls by itself."""
         kernels = self.kernels if self.by == "tunebench" else ()
         return tuple(kernel for kernel in kernels if kernel.library is not None)
-
-    def notify_watchers(self) -> None:
-        """Report to watchers that torch runs the group, or that the compiled graph has called libraries."""
-        for kernel in self.inlined:
-            kernel.dispatcher.notify(kernel.dispatcher.bound_choice("tunebench"))
-        for kernel in self.kernels if self.by == "torch" else ():
-            choice = KernelChoice(workload=kernel.dispatcher.workload, reason=self.reason)
-            kernel.dispatcher.notify(BoundChoice(0, choice, None))
 
     def missing_kernel(self, preferred: Preference) -> str:
         """Return why no kernel runs a workload of the group; empty if kernels run all.

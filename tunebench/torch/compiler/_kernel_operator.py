@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tunebench.dispatch import BoundKernel, dispatcher
+from tunebench.dispatch import BoundKernel, LibraryKernel, dispatcher
 from tunebench.dispatch.choice import BoundChoice
+from tunebench.dispatch.cpu import SharedCpuKernel
 from tunebench.dispatch.watch import is_watched
 from tunebench.errors import InputError
 from tunebench.torch._layout import has_strides
@@ -30,6 +31,7 @@ __all__ = [
     "KEEPS_PRIMITIVES",
     "KernelTensor",
     "check_later_kernels",
+    "compiled_call",
     "keep_primitives",
     "layouts_of",
     "layouts_text",
@@ -77,9 +79,12 @@ class KernelTensor:
         On a GPU, tensors whose memory is not aligned to 16 bytes are copied too: loads are 16 bytes wide.
         """
         has_layout = tensor.stride() == self.strides or has_strides(tensor, self.strides)
-        is_aligned = not tensor.is_cuda or tensor.data_ptr() % 16 == 0
-        if tensor.dtype != self.dtype or not has_layout or not is_aligned:
-            tensor = self.empty(tensor.device).copy_(tensor)
+        if tensor.dtype != self.dtype or not has_layout or (tensor.is_cuda and tensor.data_ptr() % 16):
+            return self.empty(tensor.device).copy_(tensor)
+        return tensor
+
+    def flat(self, tensor: Tensor) -> Tensor:
+        """Return the memory of a tensor if a kernel reads that by an index map, else the tensor."""
         return tensor.as_strided((self.extent,), (1,)) if self.extent else tensor
 
 
@@ -121,20 +126,44 @@ class _KernelCall:
         self._made: BoundChoice | None = None
         self._refused: BoundKernel | None = None
 
-    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        made = self._dispatcher.bound_choice("tunebench")
-        if made is not self._made:
-            made = self._changed(made, tensors[0].device)
-        if is_watched():
-            self._dispatcher.notify(made)
-        read = [spec.read(tensor) for spec, tensor in zip(self._inputs, tensors, strict=True)]
-        assert made.kernel is not None
-        results = library_results(made.kernel, read)
+    def __call__(self, *tensors: Tensor) -> None:
+        """Run on the inputs and into the outputs, which have exactly the layout that the kernel writes."""
+        kernel, count = self._kernel(tensors[0].device), len(self._inputs)
+        launch(kernel, [*self._read(kernel, tensors[:count]), *tensors[count:]])
+
+    def results(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Run on the inputs, and return new outputs."""
+        device = tensors[0].device
+        kernel = self._kernel(device)
+        read = self._read(kernel, tensors)
+        results = library_results(kernel, read)
         if results is not None:
             return [spec.view(result) for spec, result in zip(self._outputs, results, strict=True)]
-        written = [spec.empty(tensors[0].device) for spec in self._outputs]
-        launch(made.kernel, [*read, *written])
+        written = [spec.empty(device) for spec in self._outputs]
+        launch(kernel, [*read, *written])
         return written
+
+    @property
+    def allocates(self) -> bool:
+        """Whether the kernel is a library's call that allocates its results, so that outputs cost a copy."""
+        kernel = self._dispatcher.bound_choice("tunebench").kernel
+        return isinstance(kernel, LibraryKernel) and kernel.results is not None
+
+    def _kernel(self, device: torch.device) -> BoundKernel:
+        """Return the kernel to run now, and report the call to watchers."""
+        made = self._dispatcher.bound_choice("tunebench")
+        if made is not self._made:
+            made = self._changed(made, device)
+        if is_watched():
+            self._dispatcher.notify(made)
+        assert made.kernel is not None
+        return made.kernel
+
+    def _read(self, kernel: BoundKernel, tensors: Sequence[Tensor]) -> list[Tensor]:
+        read = [spec.read(tensor) for spec, tensor in zip(self._inputs, tensors, strict=True)]
+        if isinstance(kernel, SharedCpuKernel):  # takes addresses
+            return read
+        return [spec.flat(tensor) for spec, tensor in zip(self._inputs, read, strict=True)]
 
     def _changed(self, made: BoundChoice, device: torch.device) -> BoundChoice:
         """Return the dispatcher's new choice, or the previous one if the new one must not run."""
@@ -184,11 +213,22 @@ _call = functools.cache(_KernelCall)
 
 
 def _run(inputs: list[Tensor], workload: str, layouts: str) -> list[Tensor]:
-    return _call(workload, layouts, inputs[0].device)(inputs)
+    return _call(workload, layouts, inputs[0].device).results(inputs)
 
 
 def _fake(inputs: list[Tensor], workload: str, layouts: str) -> list[Tensor]:
     return [spec.empty(inputs[0].device) for spec in layouts_of(layouts)[1]]
+
+
+def compiled_call(workload: str, layouts: str, device: str) -> _KernelCall:
+    """Return the call of a workload's kernel, for code that a compiler generates.
+
+    Args:
+        workload: Canonical text of the workload.
+        layouts: Text that `layouts_text` returned.
+        device: Name of the tensors' device.
+    """
+    return _call(workload, layouts, torch.device(device))
 
 
 LIBRARY.define(

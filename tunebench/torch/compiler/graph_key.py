@@ -17,7 +17,7 @@ from tunebench.device import Device
 from tunebench.kernels import loaded_files
 from tunebench.torch._tensor import device_of
 
-__all__ = ["graph_key", "input_device"]
+__all__ = ["graph_key", "input_device", "source_hash"]
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 
@@ -36,8 +36,9 @@ def graph_key(module: fx.GraphModule, inputs: Sequence[Any], device: Device, mod
     """
     modules = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
     parts = (
-        *(__version__, _source(), torch.__version__, device.key, mode, *loaded_files()),
+        *(__version__, source_hash(), torch.__version__, device.key, mode, *loaded_files()),
         *(str(torch.is_grad_enabled()), str(torch.is_autocast_enabled(_type_of(inputs)))),
+        str(torch.get_num_threads()) if device.kind == "cpu" else "",
         *(part.code for part in modules),
         *map(_described, inputs),
     )
@@ -52,7 +53,8 @@ def input_device(inputs: Iterable[Any]) -> tuple[Device, int] | None:
 
 
 @functools.cache
-def _source() -> str:
+def source_hash() -> str:
+    """Return a hash of names, sizes and times of the source files that decide plans and compiled graphs."""
     folders = ("graph", "kernels", "torch", "training", "workloads")
     return source_state([_PACKAGE], [_PACKAGE / folder for folder in folders])
 

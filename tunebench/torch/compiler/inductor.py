@@ -22,9 +22,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils._triton import has_triton
 
 from tunebench.errors import InputError
+from tunebench.torch.compiler import _kernel_lowering  # noqa: F401 - registers the lowering
 from tunebench.torch.compiler._flex_attention import replace_flex_attention
 from tunebench.torch.compiler._kernel_operator import keep_primitives, require_layouts
 from tunebench.torch.compiler.decomposition import DECOMPOSITIONS
+from tunebench.torch.compiler.graph_key import source_hash
 
 if TYPE_CHECKING:
     from tunebench.torch.compiler.capture import Phase
@@ -153,8 +155,11 @@ class _RewritingPass(CustomGraphPass):  # type: ignore[misc]
         self._rewrite, self._table, self._plan = rewrite, table, plan
 
     def uuid(self) -> str:
-        """Return the name of the plan; inductor's cache key contains the rewritten graph itself."""
-        return f"tunebench {self._plan}"
+        """Return the version of the generated calls, and the name of the plan.
+
+        The key of inductor's cache contains the rewritten graph itself.
+        """
+        return f"tunebench {source_hash()} {self._plan}"
 
     def __call__(self, graph: fx.Graph) -> None:
         module = graph.owning_module
