@@ -127,13 +127,15 @@ def test_each_compiled_model_of_many_runs_by_kernels(ran: set[Workload]) -> None
 
 
 def test_modes_and_options_are_checked_and_passed_to_inductor(ran: set[Workload]) -> None:
-    def chosen(**options_given: Any) -> tuple[bool, bool, dict[str, Any]]:
+    def chosen(**options_given: Any) -> tuple[bool | None, bool, dict[str, Any]]:
         made = backend_of(served.compile(**options_given)(Perceptron()))
         return made._benchmark, made._check, made._inductor
 
-    assert chosen() == chosen(mode="default") == chosen(options={"check": False}) == (False, False, {})
-    assert chosen(check=True) == chosen(options={"check": True}) == (False, True, {})
-    assert chosen(mode="reduce-overhead") == (False, False, {"triton.cudagraphs": True})
+    assert chosen() == chosen(mode="default") == chosen(options={"check": False}) == (None, False, {})
+    assert chosen(check=True) == chosen(options={"check": True}) == (None, True, {})
+    assert chosen(benchmark=True)[:2] == chosen(options={"benchmark": True})[:2] == (True, True)
+    assert chosen(benchmark=False)[:2] == (False, False)
+    assert chosen(mode="reduce-overhead") == (None, False, {"triton.cudagraphs": True})
     assert chosen(mode="max-autotune-no-cudagraphs")[0]
     assert chosen(options={"epilogue_fusion": False})[2] == {"epilogue_fusion": False}
     with pytest.raises(UnknownName, match=r"unknown mode 'fast'\. Known: default, "):

@@ -644,6 +644,10 @@ def test_inductor_compiles_what_kernels_do_not_run(training: bool, request: pyte
             if training:
                 y.sum().backward()
                 z.sum().backward()
+            # Inductor allocates the outputs, and calls kernels without torch's dispatcher.
+            patch.setattr(_kernel_operator._KernelCall, "results", None)
+            torch.testing.assert_close(compiled(x), y)
+            exact(x.double())  # changes the running statistics, too
     torch.testing.assert_close(y.double(), z, rtol=1e-4, atol=1e-4)
     assert {workload.operator for workload in ran} >= {"gemm"}
     assert len(copies) >= 3
@@ -683,18 +687,26 @@ class Slowed:
 
 
 @pytest.mark.parametrize(("ours_us", "torch_us", "winner"), [(2.0, 3.0, "tunebench"), (3.0, 2.0, "torch")])
+@pytest.mark.parametrize("calls_before", [0, 5])
 def test_race_keeps_the_faster_and_has_no_other_effect(
-    ours_us: float, torch_us: float, winner: str, monkeypatch: pytest.MonkeyPatch
+    ours_us: float, torch_us: float, winner: str, calls_before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, races, x = [0.0], list[_race.Race](), torch.ones(3)
     ours, by_torch = (Slowed(monkeypatch, us, clock) for us in (ours_us, torch_us))
-    raced = _race.Raced(ours, by_torch, {0}, races.append)
+    # The second call is timed; after that one, it has to run for this long.
+    after_s = (calls_before - 2) * ours_us / 1e6 if calls_before else 0.0
+    raced = _race.Raced(ours, lambda arguments: by_torch, {0}, races.append, after_s=after_s)
+    for call in range(calls_before):
+        assert raced(x)[0].tolist() == [2.0 ** (call + 1) + ours_us] * 3
+        assert not by_torch.runs
+    x.fill_(1.0)
     assert raced(x)[0].tolist() == [2.0 + min(ours_us, torch_us)] * 3
     assert raced(x)[0].tolist() == [4.0 + min(ours_us, torch_us)] * 3
     (race,) = races
     assert race.winner == winner
     assert race.ratio == pytest.approx(torch_us / ours_us)
-    assert {ours.runs, by_torch.runs} == {1 + _race.MOST_ROUNDS, 3 + _race.MOST_ROUNDS}
+    runs = {ours.runs - calls_before, by_torch.runs}
+    assert runs == {1 + _race.MOST_ROUNDS, 3 + _race.MOST_ROUNDS}
 
 
 @pytest.mark.parametrize("winner", ["tunebench", "torch"])
@@ -865,6 +877,51 @@ def test_compiled_graphs_with_kernels_are_found_again_until_a_record_of_theirs_c
         assert compiled()[0] == 0
         shutil.rmtree(os.environ["TORCHINDUCTOR_CACHE_DIR"])
         assert compiled()[0] == (2 if training else 1)
+
+
+@pytest.mark.parametrize(("winner", "training"), [("tunebench", False), ("torch", True)])
+def test_result_of_a_race_is_remembered(
+    winner: str, training: bool, planned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    softmax, calls, races = "softmax:rows=4,cols=16,dtype=f32", list[DispatchedCall](), list[int]()
+    x = torch.randn(4, 16, requires_grad=training)
+    _record(softmax, ratio=2.0)
+    monkeypatch.setattr(_race.Race, "winner", winner)
+
+    def results(run: Callable[[Any], Any]) -> list[Any]:
+        y = run(x)
+        return [y, *(torch.autograd.grad(y.square().sum(), x) if training else ())]
+
+    def compiled(**options: Any) -> str:
+        """Return by whom the graph runs after a race, if there was one; note whether there was one."""
+        torch._dynamo.reset()
+        planned.clear()
+        calls.clear()
+        run, expected = served.compile(nn.Softmax(-1), **options), results(nn.Softmax(-1))
+        torch.testing.assert_close(results(run), expected)
+        backend_of(run).race_next()
+        torch.testing.assert_close(results(run), expected)
+        with served.watching(calls.append):
+            torch.testing.assert_close(results(run), expected)
+        races.append(len(backend_of(run)._races))
+        (by,) = {call.by for call in calls if str(call.workload) == softmax}
+        return by
+
+    with reference_bindings(), torch.set_grad_enabled(training):
+        assert [compiled(), compiled()] == [winner, winner]
+        assert bool(planned) == (winner != "torch")  # without inductor, no compiled graph is found
+        if winner == "torch":
+            assert "in this model torch.compile takes" in calls[0].reason
+        assert compiled(benchmark=False) == "tunebench"
+        _record(softmax, ratio=3.0)
+        assert compiled() == winner
+        torch.use_deterministic_algorithms(True)
+        try:
+            _record(softmax, ratio=4.0)
+            assert compiled() == "tunebench"
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert races == [1, 0, 0, 1, 0]
 
 
 def test_plans_in_a_folder_that_others_may_write_are_not_read(planned: list[str], tmp_path: Path) -> None:

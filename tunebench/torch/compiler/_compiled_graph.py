@@ -9,7 +9,6 @@ groups whose sizes are constant, such as the linear layers of a new token.
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -25,12 +24,14 @@ from tunebench.dispatch.cpu import forked
 from tunebench.torch._aten_workload import signature
 from tunebench.torch._layout import is_static
 
-__all__ = ["Compiled", "CompiledGraph"]
+__all__ = ["Compiled", "CompiledGraph", "GraphCompiler", "compiled_at_call"]
 
 Compiled = Callable[..., Any]
 """Runs a graph that Dynamo traced."""
+GraphCompiler = Callable[[Sequence[Any]], Compiled]
+"""Compiles a graph for the sizes of some inputs."""
 
-Compiler = Callable[[fx.GraphModule, Sequence[Any], Callable[[], Compiled]], Compiled]
+Compiler = Callable[[fx.GraphModule, Sequence[Any], GraphCompiler], Compiled]
 """Compiles a graph for its inputs, or by the function that compiles it by torch alone."""
 
 MOST_SIZES = 64
@@ -43,7 +44,7 @@ class CompiledGraph:
     Args:
         module: The graph.
         inputs: Its inputs while Dynamo traces; sizes may be symbolic.
-        compiler: Compiles the graph for constant sizes.
+        compiler: Compiles the graph for constant sizes; its last argument compiles it by inductor alone.
         for_all_sizes: Compiles the graph for all sizes, while Dynamo traces it.
         by_inductor: Compiles a graph by inductor alone.
     """
@@ -69,7 +70,7 @@ class CompiledGraph:
         if not self._places:
             self._known[preference(),] = self._compiled(inputs)
         elif preference() == "faster":
-            self._for_all_sizes = for_all_sizes(module, inputs, functools.partial(self._torch, inputs))
+            self._for_all_sizes = for_all_sizes(module, inputs, self._torch)
         else:
             self._for_all_sizes = self._torch(inputs)
 
@@ -113,7 +114,7 @@ class CompiledGraph:
         return self._module if preferred == "torch" else self._for_all_sizes
 
     def _compiled(self, inputs: Sequence[Any]) -> Compiled:
-        return self._compiler(self._module, inputs, functools.partial(self._torch, inputs))
+        return self._compiler(self._module, inputs, self._torch)
 
     def _torch(self, inputs: Sequence[Any]) -> Compiled:
         """Return the graph compiled by inductor alone, for the given sizes or for all."""
@@ -123,6 +124,17 @@ class CompiledGraph:
         if not self._places or self._for_all_sizes is None:  # the sizes are those that Dynamo traced
             self._by_torch = compiled
         return compiled
+
+
+def compiled_at_call(compiler: GraphCompiler, arguments: Sequence[Any]) -> Compiled:
+    """Compile a graph at one of its calls.
+
+    Args:
+        compiler: Compiles the graph.
+        arguments: Arguments of the call.
+    """
+    with _compiling():
+        return compiler(arguments)
 
 
 @contextmanager

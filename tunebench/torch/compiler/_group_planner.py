@@ -28,7 +28,7 @@ from tunebench.torch.compiler._fused_call import FusedCall
 from tunebench.torch.compiler._graph_rewriter import GraphRewriter, fused_call
 from tunebench.torch.compiler._group_check import difference
 from tunebench.torch.compiler._kernel_operator import check_later_kernels
-from tunebench.torch.compiler._plan_cache import PlannedGroup
+from tunebench.torch.compiler._plan_cache import PlannedGroup, RememberedRace
 from tunebench.torch.compiler._rms_norm_pattern import fuse_rms_norms
 from tunebench.torch.compiler.capture import Phase, constant_inputs
 from tunebench.torch.compiler.decomposition import repeat_casts
@@ -56,7 +56,7 @@ class GroupPlanner:
         plans: Plan of inference, or of forward and backward.
         fused: Groups of each plan that were planned for tuned kernels, in the plan's order.
         mutated: Places of inputs that the graph changes.
-        may_repeat: Whether it can run several times, on copies of the inputs that it changes.
+        may_repeat: Whether it can be timed, running several times on copies of the inputs that it changes.
         seconds: Time that `rewritten` took.
     """
 
@@ -85,6 +85,16 @@ class GroupPlanner:
             )
             for call in self.calls
         ]
+
+    def race(self, seconds: float, ratio: float | None) -> RememberedRace:
+        """Return what a race of the graph against torch needs.
+
+        Args:
+            seconds: Seconds in which the graph was compiled.
+            ratio: Result of the race, if there was one.
+        """
+        mutated = tuple(self.mutated) if self.may_repeat else None
+        return RememberedRace(seconds=seconds, mutated=mutated, ratio=ratio)
 
     def rewritten(
         self, module: fx.GraphModule, may_run: Callable[[FusedCall], str] = lambda call: ""
@@ -123,7 +133,8 @@ class GroupPlanner:
         self.plans = [partition for partition, _ in planned]
         self.fused = [calls for _, calls in planned]
         self.seconds += time.monotonic() - began
-        self.mutated, self.may_repeat = mutated_inputs(module), is_repeatable(module)
+        # What is faster for the sizes of one call may be slower for others.
+        self.mutated, self.may_repeat = mutated_inputs(module), is_repeatable(module) and not varying
         if not any(call.by == "tunebench" for call in self.calls):
             raise NoGroupsError
         return rewriter.rewrite()

@@ -31,7 +31,7 @@ from tunebench.workloads import parse
 if TYPE_CHECKING:
     from tunebench.graph.partition_plan import PartitionPlan
 
-__all__ = ["PlanKey", "PlannedGroup", "RememberedPlan"]
+__all__ = ["PlanKey", "PlannedGroup", "RememberedPlan", "RememberedRace"]
 
 _FOLDER = "plans"
 
@@ -60,10 +60,29 @@ class PlannedGroup:
             choice = KernelChoice(workload=workload, reason=self.reason)
             dispatcher(workload, device, ordinal).notify(BoundChoice(0, choice, None))
 
+    def left_to_torch(self, reason: str) -> PlannedGroup:
+        """Return the group as run by torch for a reason."""
+        return PlannedGroup(workloads=self.workloads, reason=self.reason or reason)
+
     def has_kernels(self, device: Device, ordinal: int) -> bool:
         """Return whether kernels run all workloads of the group, and load them."""
         choices = (dispatcher(parse(text), device, ordinal) for text in self.workloads)
         return all(chosen.bound_choice("tunebench").kernel is not None for chosen in choices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RememberedRace:
+    """The race of a planned graph against torch, or what it needs.
+
+    Attributes:
+        seconds: Seconds in which the graph was compiled without caches.
+        mutated: Places of inputs that the graph changes; None if it cannot be repeated.
+        ratio: Torch's time divided by that of tuned kernels; None if they have not raced.
+    """
+
+    seconds: float
+    mutated: tuple[int, ...] | None
+    ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +93,24 @@ class RememberedPlan:
         compiled_as: Name of the plan in the keys of torch's caches.
         groups: Its groups that were planned for tuned kernels; torch compiles a graph without any.
         path: File of the plans themselves.
+        race: What a race of the graph against torch needs.
     """
 
     compiled_as: str
     groups: tuple[PlannedGroup, ...]
     path: Path
+    race: RememberedRace
 
     @property
-    def unreported(self) -> list[PlannedGroup]:
-        """Groups whose compiled graph does not report what runs them: torch, or libraries."""
-        return [group for group in self.groups if group.reason or group.inlined]
+    def is_left_to_torch(self) -> bool:
+        """Whether no group runs by a kernel."""
+        return all(group.reason for group in self.groups)
+
+    @property
+    def reason(self) -> str:
+        """Why torch runs the graph, if it does."""
+        reason = self.groups[0].reason if self.groups else "no group ran by a tuned kernel"
+        return f"{reason} when it was planned, and nothing was recorded since"
 
     def has_kernels(self, device: Device, ordinal: int) -> bool:
         """Return whether kernels run all groups that were left to them, and load these kernels."""
@@ -97,6 +124,15 @@ class RememberedPlan:
         except (OSError, AttributeError, ImportError, EOFError, pickle.UnpicklingError):
             return []
         return plans
+
+
+def _race_of(stored: Mapping[str, Any]) -> RememberedRace:
+    mutated = stored["mutated"]
+    return RememberedRace(
+        seconds=float(stored["seconds"]),
+        mutated=None if mutated is None else tuple(mutated),
+        ratio=stored["ratio"],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +173,7 @@ class PlanKey:
     def find(self) -> RememberedPlan | None:
         """Return the plan of the graph, if there is one and it is valid."""
         try:
-            path = cache_folder() / _FOLDER / f"{self.text}.json"
+            path = self._path
             stored = json.loads(read_private(path))
             if not self._is_valid(stored, path):
                 return None
@@ -153,10 +189,32 @@ class PlanKey:
                 for group in stored["groups"]
             )
             return RememberedPlan(
-                compiled_as=stored["compiled_as"], groups=groups, path=path.with_suffix(".pickle")
+                compiled_as=stored["compiled_as"],
+                groups=groups,
+                path=path.with_suffix(".pickle"),
+                race=_race_of(stored["race"]),
             )
         except (OSError, TunebenchError, ValueError, KeyError, TypeError):
             return None
+
+    def remember_race(self, compiled_as: str, ratio: float, groups: Sequence[PlannedGroup]) -> None:
+        """Remember the result of a race, if the graph still has the plan that raced.
+
+        Args:
+            compiled_as: Name of the plan.
+            ratio: Torch's time divided by that of tuned kernels.
+            groups: The groups after the race.
+        """
+        with contextlib.suppress(OSError, TunebenchError, ValueError, KeyError, TypeError):
+            stored = json.loads(read_private(self._path))
+            if stored["compiled_as"] == compiled_as:
+                stored["race"]["ratio"] = ratio
+                stored["groups"] = [dataclasses.asdict(group) for group in groups]
+                write_private(self._path, json.dumps(stored).encode())
+
+    @property
+    def _path(self) -> Path:
+        return cache_folder() / _FOLDER / f"{self.text}.json"
 
     def _is_valid(self, stored: dict[str, Any], path: Path) -> bool:
         records = self.records()
@@ -174,6 +232,7 @@ class PlanKey:
         compiled_as: str,
         groups: Sequence[PlannedGroup],
         partitions: Sequence[PartitionPlan],
+        race: RememberedRace,
     ) -> None:
         """Remember a plan; a folder that cannot be written is ignored.
 
@@ -183,6 +242,7 @@ class PlanKey:
             compiled_as: Name of the plan in the keys of torch's caches.
             groups: Groups that were planned for tuned kernels.
             partitions: The plans.
+            race: What a race of the graph needs.
         """
         if not records or self.records() != records:
             return
@@ -194,6 +254,7 @@ class PlanKey:
                 "answers": answers_state(asked, self.device),
                 "compiled_as": compiled_as,
                 "groups": [dataclasses.asdict(group) for group in groups],
+                "race": dataclasses.asdict(race),
             }
             folder = create_folder(cache_folder(), _FOLDER)
             write_private(folder / f"{self.text}.pickle", pickle.dumps(list(partitions)))

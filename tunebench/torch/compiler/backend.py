@@ -27,16 +27,23 @@ from tunebench.answer import tried_operators
 from tunebench.dispatch import preference
 from tunebench.dispatch.watch import is_watched
 from tunebench.errors import InputError, TunebenchError, UnknownName
-from tunebench.torch.compiler._compiled_graph import Compiled, CompiledGraph
-from tunebench.torch.compiler._plan_cache import PlanKey, RememberedPlan
+from tunebench.torch.compiler._compiled_graph import (
+    Compiled,
+    CompiledGraph,
+    GraphCompiler,
+    compiled_at_call,
+)
+from tunebench.torch.compiler._plan_cache import PlanKey, RememberedPlan, RememberedRace
 from tunebench.torch.compiler._race import Race, Raced
 from tunebench.torch.compiler.graph_key import input_device
 from tunebench.torch.compiler.inductor import OWN_LIMIT, compile_by_inductor, rewrite_in_place
 
 if TYPE_CHECKING:
+    from tunebench.device import Device
     from tunebench.graph.partition_plan import PartitionPlan
     from tunebench.torch.compiler._fused_call import FusedCall
     from tunebench.torch.compiler._group_planner import GroupPlanner
+    from tunebench.torch.compiler._plan_cache import PlannedGroup
 
 __all__ = ["OPTIONS", "Backend", "backend", "backend_of", "compile", "plans", "register_compiled"]
 
@@ -51,7 +58,7 @@ class Backend:
 
     Args:
         name: Name of the model.
-        benchmark: Whether to time groups against torch inside the model (see `compile`).
+        benchmark: When to time groups against torch inside the model (see `compile`).
         check: Whether to compare the results of groups with torch's (see `compile`).
         inductor: Options of inductor.
 
@@ -69,12 +76,13 @@ class Backend:
         self,
         name: str = "model",
         *,
-        benchmark: bool = False,
+        benchmark: bool | None = None,
         check: bool = False,
         inductor: Mapping[str, Any] | None = None,
     ) -> None:
-        self._name, self._benchmark, self._check = name, benchmark, check or benchmark
+        self._name, self._benchmark, self._check = name, benchmark, check or bool(benchmark)
         self._inductor = dict(inductor or {})
+        self._races: list[Raced] = []
         self._plans: list[Callable[[], Sequence[PartitionPlan]]] = []
         self.fused: list[list[FusedCall]] = []
         self.skipped: list[str] = []
@@ -89,7 +97,12 @@ class Backend:
     @property
     def needs_inductor(self) -> bool:
         """Whether an option applies to inductor alone."""
-        return self._benchmark or bool(self._inductor)
+        return bool(self._benchmark or self._inductor)
+
+    def race_next(self) -> None:
+        """Let every graph that is to race against torch race at its next call."""
+        for raced in self._races:
+            raced.race_next()
 
     def __reduce__(self) -> tuple[Callable[[], Backend], tuple[()]]:
         """Copy and pickle the options alone: a copy of a compiled model compiles its own graphs."""
@@ -103,47 +116,51 @@ class Backend:
         by_inductor = functools.partial(compile_by_inductor, config=self._inductor)
         return CompiledGraph(module, inputs, self._compiled, self._compiled_for_all_sizes, by_inductor)
 
-    def _compiled(
-        self, module: fx.GraphModule, inputs: Sequence[Any], by_torch: Callable[[], Compiled]
-    ) -> Compiled:
+    def _compiled(self, module: fx.GraphModule, inputs: Sequence[Any], by_torch: GraphCompiler) -> Compiled:
         """Compile a graph with constant sizes.
 
         Args:
             module: The graph.
             inputs: Its inputs.
-            by_torch: Compiles the graph by inductor alone.
+            by_torch: Compiles it by inductor alone.
         """
         return self._compiled_unless_known(module, inputs, by_torch, "")
 
     def _compiled_for_all_sizes(
-        self, module: fx.GraphModule, inputs: Sequence[Any], by_torch: Callable[[], Compiled]
+        self, module: fx.GraphModule, inputs: Sequence[Any], by_torch: GraphCompiler
     ) -> Compiled:
         """Compile a graph while Dynamo traces it; torch runs the operations whose sizes change."""
         return self._compiled_unless_known(module, inputs, by_torch, "all sizes")
 
     def _compiled_unless_known(
-        self, module: fx.GraphModule, inputs: Sequence[Any], by_torch: Callable[[], Compiled], sizes: str
+        self, module: fx.GraphModule, inputs: Sequence[Any], by_torch: GraphCompiler, sizes: str
     ) -> Compiled:
         """Compile a graph, from its plan if an earlier process made one for the same sizes."""
         if preference() == "torch" or self._has_no_records(inputs):
-            return by_torch()
+            return by_torch(inputs)
         where = input_device(inputs)
         if preference() != "faster" or where is None:
             return self._compiled_anew(module, inputs, by_torch, None)
-        key = PlanKey.of(module, inputs, where[0], sizes + repr(sorted(self._inductor.items())))
+        mode = repr((sizes, sorted(self._inductor.items()), self._benchmark))
+        key = PlanKey.of(module, inputs, where[0], mode)
         remembered = key.find()
-        if remembered is not None and not remembered.groups:
-            self._leave("no group ran by a tuned kernel when it was planned, and nothing was recorded since")
-            return by_torch()
+        if remembered is not None and self._may_leave(remembered):
+            self._leave(remembered.reason)
+            return _watched(by_torch(inputs), where, lambda: remembered.groups)
         if remembered is not None and self.reuse and remembered.has_kernels(*where):
             return self._compiled_again(module, inputs, by_torch, key, remembered)
-        return self._compiled_anew(module, inputs, by_torch, key)
+        ratio = None if remembered is None else remembered.race.ratio
+        return self._compiled_anew(module, inputs, by_torch, key, ratio=ratio)
+
+    def _may_leave(self, remembered: RememberedPlan) -> bool:
+        """Return whether torch runs a graph with a plan: it has no groups, or torch won its race."""
+        return not remembered.groups or (remembered.is_left_to_torch and self._benchmark is None)
 
     def _compiled_again(
         self,
         module: fx.GraphModule,
         inputs: Sequence[Any],
-        by_torch: Callable[[], Compiled],
+        by_torch: GraphCompiler,
         key: PlanKey,
         remembered: RememberedPlan,
     ) -> Compiled:
@@ -154,45 +171,103 @@ class Backend:
                 module, inputs, _plan_again, plan=remembered.compiled_as, config=self._inductor
             )
         except _PlanAgainError:  # torch's caches have been emptied, or the graph cannot be in them
-            return self._compiled_anew(module, inputs, by_torch, key)
+            return self._compiled_anew(module, inputs, by_torch, key, ratio=remembered.race.ratio)
         self._plans.append(functools.cache(remembered.partitions))
+        groups = list(remembered.groups)
+
+        def end(race: Race) -> None:
+            if race.winner == "torch":
+                groups[:] = [group.left_to_torch(race.reason) for group in groups]
+            key.remember_race(remembered.compiled_as, race.ratio, groups)
+
+        ours = self._raced(ours, inputs, by_torch, remembered.race, end)
         self.seconds["inductor"] += time.monotonic() - began
-        where = input_device(inputs)
-        assert where is not None
-        return _watched(
-            ours, [functools.partial(group.notify_watchers, *where) for group in remembered.unreported]
-        )
+        return _watched(ours, input_device(inputs), lambda: groups)
 
     def _compiled_anew(
         self,
         module: fx.GraphModule,
         inputs: Sequence[Any],
-        by_torch: Callable[[], Compiled],
+        by_torch: GraphCompiler,
         key: PlanKey | None,
+        *,
+        ratio: float | None = None,
     ) -> Compiled:
-        """Plan and compile a graph, and remember the plan under its key."""
-        from tunebench.torch.compiler._group_planner import NoGroupsError
+        """Plan and compile a graph, and remember the plan under its key.
 
+        Args:
+            module: The graph.
+            inputs: Its inputs.
+            by_torch: Compiles it by inductor alone.
+            key: Key of the plan; None if it is not remembered.
+            ratio: Result of the race that its kernels have won; None if they have not raced.
+        """
         planner, began = self._planner(), time.monotonic()
         records = "" if key is None else key.records()
         plan = "" if key is None or not records or not self.reuse else key.plan_name(records)
-        try:
-            ours = compile_by_inductor(module, inputs, planner.rewritten, plan=plan, config=self._inductor)
-        except NoGroupsError:
-            ours = by_torch()
-        except InputError as error:
-            self._skip(str(error))
-            ours = by_torch()
-        else:
-            if self._benchmark and planner.may_repeat:
-                ours = Raced(ours, by_torch(), planner.mutated, functools.partial(_end_race, planner))
+
+        def end(race: Race) -> None:
+            if race.winner == "torch":
+                for call in planner.calls:
+                    call.leave_to_torch(race.reason)
+            if key is not None and plan:
+                key.remember_race(plan, race.ratio, planner.groups)
+
+        grouped = self._grouped(module, inputs, planner, plan)
+        race = planner.race(time.monotonic() - began, ratio)
+        ours = by_torch(inputs) if grouped is None else self._raced(grouped, inputs, by_torch, race, end)
         self._keep(planner)
         has_kernels = any(call.by == "tunebench" for call in planner.calls)
         # What missed a kernel may have it the next time.
         if key is not None and planner.plans and (not planner.calls or (plan and has_kernels)):
-            key.remember(records, plan, planner.groups, planner.plans)
+            key.remember(records, plan, planner.groups, planner.plans, race)
         self.seconds["inductor"] += time.monotonic() - began - planner.seconds
-        return _watched(ours, [call.notify_watchers for call in planner.calls])
+        return _watched(ours, input_device(inputs), lambda: planner.groups)
+
+    def _grouped(
+        self, module: fx.GraphModule, inputs: Sequence[Any], planner: GroupPlanner, plan: str
+    ) -> Compiled | None:
+        """Compile a graph with groups; return None if torch runs it."""
+        from tunebench.torch.compiler._group_planner import NoGroupsError
+
+        try:
+            return compile_by_inductor(module, inputs, planner.rewritten, plan=plan, config=self._inductor)
+        except NoGroupsError:
+            return None
+        except InputError as error:
+            self._skip(str(error))
+            return None
+
+    def _raced(
+        self,
+        ours: Compiled,
+        inputs: Sequence[Any],
+        by_torch: GraphCompiler,
+        race: RememberedRace,
+        end: Callable[[Race], None],
+    ) -> Compiled:
+        """Return a graph that races against torch, unless it has done so or must not.
+
+        With `benchmark`, it races at its first call; by default when it has run for as long as compiling it
+        took, so that the second compilation costs at most as much as the steps so far.
+        """
+        is_fixed = torch.are_deterministic_algorithms_enabled() or self._inductor.get("triton.cudagraphs")
+        by_default = self._benchmark is None and preference() == "faster" and not is_fixed
+        if race.mutated is None or race.ratio is not None or not (self._benchmark or by_default):
+            return ours
+        torch_graph = by_torch(inputs) if self._benchmark else None
+
+        def compiler(arguments: Sequence[Any]) -> Compiled:
+            return torch_graph or compiled_at_call(by_torch, arguments)
+
+        def log_and_end(result: Race) -> None:
+            _log.info("%s: %s runs a graph: %s", self._name, result.winner, result.reason)
+            end(result)
+
+        after_s = 0.0 if self._benchmark else race.seconds
+        raced = Raced(ours, compiler, race.mutated, log_and_end, after_s=after_s)
+        self._races.append(raced)
+        return raced
 
     def _planner(self) -> GroupPlanner:
         from tunebench.torch.compiler._group_planner import GroupPlanner
@@ -253,23 +328,18 @@ def _plan_again(module: fx.GraphModule) -> fx.GraphModule:
     raise _PlanAgainError
 
 
-def _end_race(planner: GroupPlanner, race: Race) -> None:
-    """Leave the groups of a graph to torch if torch won the race."""
-    if race.winner == "torch":
-        for call in planner.calls:
-            call.leave_to_torch(f"in this model torch.compile takes {race.ratio:.2f} times as long")
-
-
-def _watched(run: Compiled, notifications: Sequence[Callable[[], None]]) -> Compiled:
+def _watched(
+    run: Compiled, where: tuple[Device, int] | None, groups: Callable[[], Iterable[PlannedGroup]]
+) -> Compiled:
     """Return a compiled graph that reports to watchers what it does not report by itself."""
-    if not notifications:
+    if where is None or not groups():
         return run
 
     def watched(*arguments: Any) -> Any:
         result = run(*arguments)
         if is_watched():
-            for notify in notifications:
-                notify()
+            for group in groups():
+                group.notify_watchers(*where)
         return result
 
     return watched
@@ -352,7 +422,7 @@ def compile(  # noqa: A001 - torch's name
     dynamic: bool | None = None,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
-    benchmark: bool = False,
+    benchmark: bool | None = None,
     check: bool = False,
     memory_budget: int | str | None = None,
 ) -> Any:
@@ -371,7 +441,10 @@ def compile(  # noqa: A001 - torch's name
             `benchmark` too.
         options: `benchmark` and `check` by name, and options of inductor.
         benchmark: Whether to also compile without groups, run both alternately at the first call, and keep
-            the faster one. A kernel's time in the model can differ from its time alone.
+            the faster one: a kernel's time in the model can differ from its time alone. By default, this
+            happens once the model has run for as long as compiling it took, and later processes know the
+            result; not with deterministic algorithms, CUDA graphs, or kernels that are preferred. With False,
+            it does not happen.
         check: Whether to compare each group with torch in float64, on random data with the strides of its
             inputs. Torch runs a group that differs, with a warning. `benchmark` checks too.
         memory_budget: Deprecated; use ``tunebench.training.fit(model, budget, tuned_kernels=True)``.
@@ -395,7 +468,10 @@ def compile(  # noqa: A001 - torch's name
             check=check,
             memory_budget=memory_budget,
         )
-    checked |= {name: True for name, value in (("benchmark", benchmark), ("check", check)) if value}
+    if benchmark is not None:
+        checked["benchmark"] = benchmark
+    if check:
+        checked["check"] = True
     if not callable(model):
         raise InputError(f"expected a torch.nn.Module or a function, got {type(model).__name__}")
     made = Backend(getattr(model, "__name__", type(model).__name__), **checked)
@@ -425,8 +501,8 @@ def register_compiled(compiled: Any, made_by: Backend) -> None:
 def plans(compiled: Any) -> tuple[PartitionPlan, ...]:
     """Return the plans of all graphs that a compiled model has compiled so far.
 
-    A graph has none where nothing was tuned on the device, and where it had no groups when another process
-    compiled it, unless tuned kernels are preferred (`prefer`).
+    A graph has none where nothing was tuned on the device, and where it had no groups, or torch was faster,
+    when another process compiled it, unless tuned kernels are preferred (`prefer`).
 
     Args:
         compiled: Result of `compile` or ``torch.compile(module, backend="tunebench")``, or a copy of it.

@@ -101,7 +101,7 @@ def time_model(
     rounds: int = 20,
     training: bool = False,
     torch_compile: bool = True,
-    benchmark: bool = False,
+    benchmark: bool | None = None,
     library: bool | None = None,
 ) -> ModelTimes:
     """Time a model's step by eager torch, by `torch.compile` and by `tunebench.torch.compile`.
@@ -115,7 +115,8 @@ def time_model(
         training: Whether a step is forward and backward, with gradients of ones for everything the model
             returns, instead of inference.
         torch_compile: Whether to time `torch.compile` too, which needs a compiler.
-        benchmark: Whether to compile with `benchmark`.
+        benchmark: Value of `benchmark` of `compile`. By default, graphs race against torch after the first
+            step, as they would later.
         library: Deprecated name of `torch_compile`.
 
     Raises:
@@ -160,7 +161,7 @@ def _timed(
     step: Step,
     *,
     torch_compile: bool,
-    benchmark: bool,
+    benchmark: bool | None,
 ) -> ModelTimes:
     ours = compile_ours(model, benchmark=benchmark, check=True)
     ways: dict[str, Callable[..., Any]] = {"eager": model}
@@ -170,6 +171,7 @@ def _timed(
     device = inputs[0].device
     calls = {way: functools.partial(step, run, inputs) for way, run in ways.items()}
     first_s = {way: timed(device, call) / 1e6 for way, call in calls.items()}
+    backend_of(ours).race_next()  # in the untimed steps
     times = time_in_turn(calls, device, (rounds, rounds), 0.0, WARM_UP)
     medians = {
         way: median_interval([a / b for a, b in zip(samples_us, times["tunebench"], strict=True)])
