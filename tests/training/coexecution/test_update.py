@@ -65,14 +65,14 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use each record, whether or not it is faster here."""
-    recorded = _update._recorded
+    recorded = _update.recorded
 
     def chosen(*arguments: Any) -> Any:
         record = recorded(*arguments)
         record.times.decided = record.times._is_faster = True
         return record
 
-    monkeypatch.setattr(_update, "_recorded", chosen)
+    monkeypatch.setattr(_update, "recorded", chosen)
 
 
 @contextmanager

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import pickle
 import random
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tunebench.training import coexecute
-from tunebench.training.coexecution import _head_tracing, _whole_step
+from tunebench.training.coexecution import _head_graph, _head_tracing, _whole_step
 from tunebench.training.coexecution._head_graph import HeadGraph
 
 pytestmark = pytest.mark.slow
@@ -61,6 +64,7 @@ def compare(
     results = []
     for coexecuted in (False, True):
         step: Any
+        torch.manual_seed(0)
         step, model = make()
         if coexecuted:
             step = coexecute(step)
@@ -232,6 +236,7 @@ def test_change_between_steps_is_noticed(change: Callable[[nn.Module], Any]) -> 
 def test_settings_and_classes_that_change_are_noticed() -> None:
     """Changes of the process, each for one step or two."""
     square, forward = Tensor.square, Doubled.forward
+    originals: dict[str, Any] = {}
 
     def before(index: int, model: nn.Module) -> None:
         torch.use_deterministic_algorithms(index == 7)
@@ -240,10 +245,16 @@ def test_settings_and_classes_that_change_are_noticed() -> None:
         torch.autograd.set_detect_anomaly(index == 10)
         Doubled.forward = (lambda self, x: x * 3) if index in (11, 12) else forward  # type: ignore[method-assign]
         Tensor.square = Tensor.abs if index == 14 else square
+        for owner, name in ((torch.optim.SGD, "step"), (sys.modules["torch.optim.sgd"], "sgd")):
+            if index == 16:
+                originals[name] = getattr(owner, name)
+                setattr(owner, name, lambda *args, **kwargs: None)
+            elif index == 17:
+                setattr(owner, name, originals[name])
 
     threads = torch.get_num_threads()
     try:
-        assert compare(simple(), batches(18), before).runs >= 3
+        assert compare(simple(), batches(19), before).runs >= 4
     finally:
         Doubled.forward, Tensor.square = forward, square  # type: ignore[method-assign]
         torch.set_num_threads(threads)
@@ -282,10 +293,10 @@ def test_seed_in_a_step_is_refused() -> None:
 
 
 def test_sizes_have_heads_of_their_own() -> None:
-    """Each needs a trace, and five iterations until its record is trusted."""
+    """Each needs a trace, and five iterations until its record is trusted; momenta are made in another."""
     sizes = [(batch[: 4 + index % 2],) for index, (batch,) in enumerate(batches(16))]
     heads = compare(simple(), sizes)
-    assert heads.runs == 6
+    assert heads.runs == 5
     assert len(heads._graphs) == 2
 
 
@@ -411,3 +422,183 @@ def test_heads_are_left_if_they_do_not_pay(slower: bool, monkeypatch: pytest.Mon
     heads = step._whole_steps
     assert heads.runs >= 24, (heads.reason, [graph.reason or graph.misfit for graph in heads._graphs])
     assert (heads.reason is None) is not slower
+
+
+def with_optimizer(make_optimizer: Callable[..., Any], body: Callable[..., Any]) -> Make:
+    """Return what makes a model with its optimizer as an attribute, and a step."""
+
+    def make() -> tuple[Callable[..., Any], nn.Module]:
+        model = network()
+        optimizer = make_optimizer(model)
+        object.__setattr__(model, "optimizer", optimizer)
+        return body(model, optimizer), model
+
+    return make
+
+
+def updating(model: nn.Module, optimizer: Any) -> Callable[..., Any]:
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def _group(model: Any) -> dict[str, Any]:
+    return model.optimizer.param_groups[0]  # type: ignore[no-any-return]
+
+
+def _load(model: Any) -> None:
+    model.optimizer.load_state_dict(copy.deepcopy(model.optimizer.state_dict()))
+
+
+def _replace_state(model: Any) -> None:
+    state = model.optimizer.state[model[0].weight]
+    state["exp_avg"] = torch.ones_like(state["exp_avg"])
+
+
+def _hooked(model: Any) -> None:
+    def halve(optimizer: Any, args: Any, kwargs: Any) -> None:
+        model[0].weight.grad.mul_(0.5)
+
+    model.handle = model.optimizer.register_step_pre_hook(halve)
+
+
+def _hooked_globally(model: Any) -> None:
+    def halve(optimizer: Any, args: Any, kwargs: Any) -> None:
+        model[0].weight.detach().mul_(0.5)
+
+    model.handle = register_optimizer_step_post_hook(halve)
+
+
+def _replace_step(model: Any) -> None:
+    step = type(model.optimizer).step
+
+    def twice() -> None:
+        step(model.optimizer)
+        step(model.optimizer)
+
+    model.optimizer.step = twice
+
+
+OPTIMIZER_CHANGES: dict[int, Callable[[Any], Any]] = {
+    8: lambda model: _group(model).update(lr=0.05),
+    10: lambda model: _group(model).update(weight_decay=0.1),
+    18: _load,
+    26: _replace_state,
+    34: lambda model: model.optimizer.state[model[4].bias]["exp_avg_sq"].add_(0.1),
+    36: _hooked,
+    37: lambda model: model.handle.remove(),
+    38: _hooked_globally,
+    39: lambda model: model.handle.remove(),
+    40: _replace_step,
+    41: lambda model: vars(model.optimizer).pop("step"),
+    42: lambda model: _group(model).update(lr=1),
+    43: lambda model: _group(model).update(lr=0.01, betas=(0.5, 0.9)),
+    51: lambda model: _group(model)["params"].pop(),
+    53: lambda model: model.optimizer.add_param_group({"params": [model[4].bias], "lr": 0.2}),
+}
+
+
+def test_changes_of_an_optimizer_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each changes what the update does, between two steps."""
+    monkeypatch.setattr(_head_graph, "_PLANS", 16)
+    make = with_optimizer(lambda model: torch.optim.Adam(model.parameters(), lr=0.1), updating)
+
+    def before(index: int, model: nn.Module) -> None:
+        OPTIMIZER_CHANGES.get(index, lambda model: None)(model)
+
+    heads = compare(make, batches(56), before)
+    assert heads.runs >= 16
+    assert heads._with_updates
+
+
+def test_update_is_part_of_the_head() -> None:
+    """The optimizer's step is not called from Python, and all that it makes can be read afterwards."""
+    kept: list[Any] = []
+
+    def body(model: nn.Module, optimizer: Any) -> Callable[..., Any]:
+        weight = model[0].weight
+        average = weight.detach().clone()
+
+        def step(x: Tensor) -> tuple[Tensor, ...]:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            with torch.no_grad():
+                average.mul_(0.9).add_(weight, alpha=0.1)
+            kept.append(weight.grad)
+            return loss.detach(), average.clone(), weight.grad.norm(), weight.detach().clone()
+
+        return step
+
+    heads = compare(
+        with_optimizer(lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), body),
+        batches(12),
+    )
+    assert heads.runs >= 3
+    assert [len(graph._plan.updates) for graph in heads._graphs] == [1]
+    half = len(kept) // 2
+    assert all(map(torch.equal, kept[:half], kept[half:]))
+
+
+def test_rates_that_the_step_sets_by_another_name() -> None:
+    """Dynamo changes the dictionary after the graph, so the head must end before the update."""
+
+    def body(model: nn.Module, optimizer: Any) -> Callable[..., Any]:
+        group = optimizer.param_groups[0]
+
+        def step(x: Tensor, index: int) -> Tensor:
+            group["lr"] = 0.1 if index < 9 else 0.1 / index
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    make = with_optimizer(lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), body)
+    compare(make, [(x, index) for index, (x,) in enumerate(batches(14))])
+
+
+def test_update_in_a_function_of_the_step() -> None:
+    """A head goes on to the end of a function that steps: other updates, and gradients that are cleared."""
+
+    def make() -> tuple[Callable[..., Any], nn.Module]:
+        model = nn.ModuleList([network(), nn.Linear(4, 1)])
+        optimizers = [
+            torch.optim.AdamW(model[0].parameters()),
+            torch.optim.SGD(model[1].parameters(), lr=0.1),
+        ]
+        schedule = torch.optim.lr_scheduler.StepLR(optimizers[0], 2, 0.5)
+
+        def train(x: Tensor) -> Tensor:
+            features = model[0](x)
+            first = model[1](features.detach()).mean()
+            first.backward()
+            optimizers[1].step()
+            second = features.square().mean() - model[1](features).mean()
+            second.backward()
+            optimizers[0].step()
+            optimizers[0].zero_grad()
+            optimizers[1].zero_grad()
+            return first.detach() + second.detach()
+
+        def step(x: Tensor, index: int) -> Tensor:
+            loss = train(x)
+            schedule.step()
+            if index == 9:
+                raise IndexError("after the update")
+            return loss
+
+        return step, model
+
+    heads = compare(make, [(batch, index) for index, (batch,) in enumerate(batches(14))])
+    assert heads.runs >= 3
+    assert any(graph._plan is not None and len(graph._plan.updates) == 2 for graph in heads._graphs)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +15,30 @@ from torch.nn import Parameter
 from torch.nn.modules.module import _has_any_global_hook
 from torch.optim import Optimizer
 from torch.overrides import _len_torch_function_stack
-from torch.utils._python_dispatch import TorchDispatchMode, _len_torch_dispatch_stack
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _len_torch_dispatch_stack,
+)
 
 from tunebench.training.coexecution._autograd import HOOKED_NODES, are_held
 from tunebench.training.coexecution._call import Constant, Number, Operation, Value, flat, replaced
-from tunebench.training.coexecution._head_tracing import BACKWARD, CLEAR, Method, optimizers
-from tunebench.training.coexecution._modes import eager_reason, settings
+from tunebench.training.coexecution._head_tracing import BACKWARD, CLEAR, CLIP, UPDATE, Method, optimizers
+from tunebench.training.coexecution._head_update import (
+    HeadUpdate,
+    UpdateEntry,
+    UpdateWriter,
+    optimizer_tensors,
+    states_of,
+)
+from tunebench.training.coexecution._modes import current_settings, eager_reason
 from tunebench.training.coexecution._operator import may_raise, written
+from tunebench.training.coexecution._optimizer_step import same_objects
 from tunebench.training.coexecution._run import same
 from tunebench.training.coexecution._script import Runner, script_runner
-from tunebench.training.coexecution._segment import running
 from tunebench.training.coexecution._tensors import NotUnderstoodError
 
-__all__ = ["HeadGraph", "OperationRecorder", "RepeatError", "UnconfirmedError"]
+__all__ = ["HeadGraph", "OperationRecorder", "RepeatError", "UnconfirmedError", "active_recorder"]
 
 _CONFIRMATIONS = 2
 """Number of iterations in which eager mode must run the operations of a head before it is trusted."""
@@ -37,6 +49,9 @@ _CHECKS = 2
 _MOST_CHECKS = 8
 """Number of such replays after which other numbers of Python are no longer checked."""
 
+_PLANS = 4
+"""Number of times that a head is recorded again, because its optimizers got other states or options."""
+
 _BYTES = 1 << 28
 """Memory of the inputs of a graph up to which they are copied to check it."""
 
@@ -46,7 +61,7 @@ _WRITTEN_BYTES = 1 << 22
 _TYPES = (Tensor, Parameter)
 _RESULTS = (Tensor, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 _PLAIN = {
-    BACKWARD, CLEAR, torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast,
+    BACKWARD, CLEAR, UPDATE, torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast,
     torch.amp.autocast_mode._exit_autocast,
 }  # fmt: skip
 """Functions without results that are nodes of heads."""
@@ -54,9 +69,9 @@ _PLAIN = {
 _SCALING = {
     operator.add, operator.sub, operator.mul, operator.truediv, operator.lt, operator.le, operator.gt,
     operator.ge, operator.iadd, operator.isub, operator.imul, operator.itruediv, torch.add, torch.sub,
-    torch.mul, torch.div, torch.scalar_tensor,
+    torch.mul, torch.div, torch.scalar_tensor, "add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_",
 }  # fmt: skip
-"""Functions that give a number to an operation as it is."""
+"""Functions and methods that give a number to an operation as it is."""
 
 
 class RepeatError(BaseException):
@@ -96,19 +111,22 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch does 
         metadata: Shape, strides and type of each value.
         first: The tensors that are no results, by index.
         numbers: Indices of numbers of Python, by their text.
+        raises: Whether an operation can raise an error.
+        raises_late: Whether one can after an update.
         problem: Why the operations cannot be replayed, or None.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations: list[Operation] = []
+        self.operations: list[Operation | UpdateEntry] = []
         self.metadata: list[tuple[Any, ...]] = []
         self.first: dict[int, Tensor] = {}
         self.numbers: dict[str, int] = {}
-        self.raises = False
+        self.raises = self.raises_late = False
         self._written: set[int] = set()
         self.problem: str | None = None
         self._indices: dict[tuple[Any, ...], int] = {}
+        self._pauses = False
         self._storages: list[Any] = []  # no tensor: autograd takes over gradients that nothing else holds
 
     def index(self, tensor: Tensor) -> int | None:
@@ -120,10 +138,31 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch does 
         self.first.clear()
         self._storages.clear()
         self._indices.clear()
+        for entry in self.operations:
+            if isinstance(entry, UpdateEntry):
+                entry.gradients.clear()
+
+    def has_updates(self) -> bool:
+        """Return whether an optimizer updated parameters."""
+        return any(isinstance(entry, UpdateEntry) for entry in self.operations)
 
     def written_storages(self) -> set[int]:
         """Return the addresses of memory that operations write."""
         return self._written
+
+    def update(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run a function that updates parameters, and note it as one entry."""
+        if self.problem is None and not all(isinstance(tensors, list) for tensors in args):
+            self.problem = f"{function.__name__} gets other arguments than lists of tensors"
+        if self.problem is None:
+            indices = [self.index(tensor) for tensor in (*args[0], *args[1])]
+            tensors = list(args[0]), *map(list, args[2:])
+            self.operations.append(UpdateEntry(function, tensors, kwargs, list(args[1]), indices))
+        self._pauses = True
+        try:
+            function(*args, **kwargs)
+        finally:
+            self._pauses = False
 
     def _add(self, tensor: Tensor) -> int:
         index = len(self.metadata)
@@ -149,7 +188,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch does 
         """Run an operation and record it."""
         kwargs = kwargs or {}
         reads = func is torch.ops.aten._local_scalar_dense.default or func.namespace == "profiler"
-        if reads or self.problem is not None:
+        if reads or self._pauses or self.problem is not None:
             return func(*args, **kwargs)
         try:
             arguments = replaced(args, self._argument)
@@ -202,8 +241,18 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch does 
             outputs=tuple(None if leaf is None else self._add(leaf) for leaf in results),
             is_list=isinstance(result, list), is_random=torch.Tag.nondeterministic_seeded in func.tags,
         )  # fmt: skip
-        self.raises = self.raises or may_raise(operation, [tensor.dtype for tensor in tensors])
+        raises = may_raise(operation, [tensor.dtype for tensor in tensors])
+        self.raises = self.raises or raises
+        self.raises_late = self.raises_late or (
+            raises and self.has_updates() and not _returns_number(operation)
+        )
         self.operations.append(operation)
+
+
+def active_recorder() -> OperationRecorder | None:
+    """Return the recorder of operations that is the innermost mode of this thread, or None."""
+    mode = _get_current_dispatch_mode()
+    return mode if isinstance(mode, OperationRecorder) else None
 
 
 def matches(head: OperationRecorder, whole: OperationRecorder, values: Sequence[float]) -> bool:
@@ -218,16 +267,26 @@ def matches(head: OperationRecorder, whole: OperationRecorder, values: Sequence[
         values: The numbers of Python that are inputs of the head.
     """
     count = len(head.operations)
-    while count and head.operations[count - 1].operator is torch.ops.aten.scalar_tensor.default:
+    while count and _returns_number(head.operations[count - 1]):
         count -= 1
     made = len(head.metadata) - len(head.operations) + count
     if len(whole.operations) < count or head.metadata[:made] != whole.metadata[:made]:
         return False
-    return all(
+    pairs = zip(head.operations[:count], whole.operations[:count], strict=True)
+    return all(_is_same_operation(ours, theirs, values) for ours, theirs in pairs)
+
+
+def _returns_number(entry: Operation | UpdateEntry) -> bool:
+    return isinstance(entry, Operation) and entry.operator is torch.ops.aten.scalar_tensor.default
+
+
+def _is_same_operation(ours: Any, theirs: Any, values: Sequence[float]) -> bool:
+    if isinstance(ours, UpdateEntry) or isinstance(theirs, UpdateEntry):
+        return isinstance(ours, UpdateEntry) and ours.is_same(theirs)
+    return (
         ours.same_but_constants(theirs)
         and [name for name, _ in ours.kwargs] == [name for name, _ in theirs.kwargs]
         and _same_arguments(ours, theirs, values)
-        for ours, theirs in zip(head.operations[:count], whole.operations[:count], strict=True)
     )
 
 
@@ -278,22 +337,27 @@ class _Plan:
 
     Attributes:
         runner: The function.
-        inputs: Positions of its inputs among the arguments of the graph.
+        inputs: Positions of its inputs among the arguments of the graph, without owned parameters.
         constants: Tensors that the graph holds, which are inputs after those.
+        sources: Arguments from which numbers of Python are computed, and their positions.
         arithmetic: Nodes that compute numbers of Python, in order.
         numbers: Those of them that are inputs.
         values: The numbers in the record.
         outputs: What the graph returns.
         leaves: Positions of arguments that are leaves of autograd.
-        extra: Parameters of cleared optimizers that are no arguments.
-        cleared: Positions of arguments that are parameters of cleared optimizers, and these parameters.
+        extra: Parameters of optimizers that are no arguments.
+        owned: Parameters of optimizers by position among the arguments.
         gradients: Positions among leaves and extra parameters, and of their gradients among the results;
             None without one.
         fresh: Positions of those that have no gradient before the head.
         written: Positions of arguments that it writes.
         takes_back: Whether it can fail.
         random: Whether it draws random numbers.
-        groups: Optimizers whose gradients it clears, and their parameters.
+        groups: Optimizers whose gradients it clears and that do not step, and their parameters.
+        updates: Steps of optimizers.
+        listed: The owned parameters that it reads, then states, which are its first input.
+        listed_positions: Positions of these parameters.
+        states: The states.
         settings: The settings of torch in the record.
         hooked_nodes: Number of hooks of nodes of autograd until then.
         checks: Number of replays on copies that were equal.
@@ -303,20 +367,25 @@ class _Plan:
     runner: Runner
     inputs: list[int]
     constants: list[Tensor]
+    sources: list[tuple[torch.fx.Node, int]]
     arithmetic: list[torch.fx.Node]
     numbers: list[torch.fx.Node]
     values: list[Any]
     outputs: list[_Output]
     leaves: list[int]
     extra: list[Tensor]
-    cleared: list[tuple[int, Tensor]]
+    owned: dict[int, Tensor]
     gradients: list[tuple[int, int | None]]
     fresh: list[int]
     written: list[int]
     takes_back: bool
     random: bool
     groups: list[tuple[Optimizer, list[Tensor]]]
-    settings: tuple[Any, ...] = field(default_factory=settings)
+    updates: list[HeadUpdate]
+    listed: Any
+    listed_positions: list[int]
+    states: list[Tensor]
+    settings: list[Any] = field(default_factory=current_settings)
     hooked_nodes: int = field(default_factory=lambda: HOOKED_NODES[0])
     checks: int = 0
     free: bool = False
@@ -325,33 +394,57 @@ class _Plan:
         """Return leaves and extra parameters."""
         return [args[position] for position in self.leaves] + self.extra
 
-    def environment(self, args: Sequence[Any], placeholders: Sequence[torch.fx.Node]) -> dict[Any, Any]:
+    def environment(self, args: Sequence[Any]) -> dict[Any, Any]:
         """Return the numbers of Python by node."""
-        values: dict[Any, Any] = dict(zip(placeholders, args, strict=True))
+        if not self.sources:
+            return {}
+        values: dict[Any, Any] = {node: args[position] for node, position in self.sources}
         for node in self.arithmetic:
             arguments = [values[leaf] if isinstance(leaf, torch.fx.Node) else leaf for leaf in node.args]
             values[node] = arguments[0].item() if node.op == "call_method" else node.target(*arguments)
         return values
 
-    def misfit(self, args: Sequence[Any]) -> str | None:
+    def misfit(self, args: Sequence[Any], parameters: Sequence[Tensor]) -> str | None:
         """Return what else than the arguments decides what the head does, or None."""
-        parameters = self.parameters(args)
         if not all(parameters[position].grad is None for position in self.fresh):
             return "gradients are there before it"
-        if any(map(_has_hooks, parameters)) or self.hooked_nodes != HOOKED_NODES[0]:
+        if _have_hooks(parameters) or self.hooked_nodes != HOOKED_NODES[0]:
             return "hooks run in its backward pass"
-        if not all(args[position].is_leaf for position in self.leaves):
+        if not all(map(_IS_LEAF, parameters)):
             return "a tensor has a history from before the iteration"
         if not all(
-            _same_objects(_parameters(optimizer), group) for optimizer, group in self.groups
-        ) or not all(args[position] is parameter for position, parameter in self.cleared):
+            same_objects(_parameters(optimizer), group) for optimizer, group in self.groups
+        ) or not all(map(operator.is_, map(args.__getitem__, self.owned), self.owned.values())):
             return "an optimizer has other parameters"
-        return _mode_reason() or (None if settings() == self.settings else "settings of torch changed")
+        if not all(map(HeadUpdate.is_plain, self.updates)):
+            return "a step of an optimizer has hooks"
+        return _mode_reason() or (
+            None if current_settings() == self.settings else "settings of torch changed"
+        )
 
-    def run(self, args: Sequence[Any], numbers: Sequence[Any]) -> Sequence[Any]:
-        """Run the function."""
-        with running():
-            results = self.runner(*[args[position] for position in self.inputs], *self.constants, *numbers)
+    def update_numbers(self) -> list[float] | None:
+        """Return the numbers of the updates; None if an optimizer would do anything else."""
+        numbers: list[float] = []
+        for update in self.updates:
+            values = update.numbers()
+            if values is None:
+                return None
+            numbers += values
+        return numbers
+
+    def run(self, args: Sequence[Any], numbers: Sequence[Any], listed: Any = None) -> Sequence[Any]:
+        """Run the function, on other parameters and states if they are given; `misfit` excludes autocast."""
+        inputs = [args[position] for position in self.inputs]
+        optimizes, enabled = torch._C._get_graph_executor_optimize(), torch.is_grad_enabled()
+        torch._C._set_graph_executor_optimize(False)
+        torch._C._set_grad_enabled(False)
+        try:
+            results = self.runner(
+                self.listed if listed is None else listed, *inputs, *self.constants, *numbers
+            )
+        finally:
+            torch._C._set_graph_executor_optimize(optimizes)
+            torch._C._set_grad_enabled(enabled)
         return results or ()
 
 
@@ -359,12 +452,12 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _same_objects(one: Sequence[Any], two: Sequence[Any]) -> bool:
-    return len(one) == len(two) and all(map(operator.is_, one, two))
+_IS_LEAF = operator.attrgetter("is_leaf")
+_HOOKS = operator.attrgetter("_backward_hooks"), operator.attrgetter("_post_accumulate_grad_hooks")
 
 
-def _has_hooks(tensor: Any) -> bool:
-    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
+def _have_hooks(tensors: Sequence[Tensor]) -> bool:
+    return any(map(_HOOKS[0], tensors)) or any(map(_HOOKS[1], tensors))
 
 
 def _mode_reason() -> str | None:
@@ -408,11 +501,11 @@ class HeadGraph:
         self.reason: str | None = None
         self._module = module
         self._known = known
-        self._methods = _methods(module, methods)
+        self._methods = _methods(module, methods, known)
         self._plan: _Plan | None = None
         self._confirmations = 0
+        self._plans = 0
         self._recorded: tuple[OperationRecorder, list[float]] | None = None
-        self._placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         try:
             _check_nodes(list(module.graph.nodes))
         except NotUnderstoodError as error:
@@ -428,19 +521,39 @@ class HeadGraph:
         self.runs += 1
         if self.reason is not None:
             raise RepeatError(self.reason)
-        if not all(getattr(owner, name, None) == function for owner, name, function in self._methods):
+        if not self._has_methods():
             self._miss("a method of a class was replaced")
         plan = self._plan
         if plan is None:
             return self._run_first(args)
-        misfit = plan.misfit(args)
+        parameters = plan.parameters(args)
+        misfit = plan.misfit(args, parameters)
         if misfit is not None:
             self._miss(misfit)
-        values = plan.environment(args, self._placeholders)
+        updates = plan.update_numbers()
+        if updates is None:
+            self._plan_again()
+            self._miss("an optimizer would do another update")
+        values = plan.environment(args)
         numbers = [values[node] for node in plan.numbers]
         if plan.checks < _CHECKS or not (plan.free or numbers == plan.values):
-            return self._checked(plan, args, numbers)
-        return self._replayed(plan, args, values, numbers)
+            return self._checked(plan, args, numbers, updates)
+        return self._replayed(plan, args, parameters, values, [*numbers, *updates])
+
+    def _has_methods(self) -> bool:
+        """Return whether classes have the methods from which the graph was traced."""
+        try:
+            return all(read(owner) == functions for read, owner, functions in self._methods)
+        except AttributeError:
+            return False
+
+    def _plan_again(self) -> None:
+        """Forget the plan, because states or options of an optimizer were replaced."""
+        self._plan = None
+        self._confirmations = 0
+        self._plans += 1
+        if self._plans > _PLANS:
+            self.reason = "states or options of an optimizer change again and again"
 
     def release(self) -> None:
         """Release what was recorded; the graph does not run any more."""
@@ -459,7 +572,7 @@ class HeadGraph:
         elif not matches(head, iteration, values):  # a record ends at its problem, here often after the head
             self.reason = iteration.problem or "eager mode runs other operations than its trace"
 
-    def _miss(self, misfit: str) -> None:
+    def _miss(self, misfit: str) -> NoReturn:
         """End the call before anything ran.
 
         Raises:
@@ -469,7 +582,7 @@ class HeadGraph:
         raise MisfitError(misfit)
 
     def _run_as_it_is(self, args: Sequence[Any]) -> Any:
-        with optimizers(self._known), _taken_back(args, _leaves(args, self._known)):
+        with optimizers(self._known), _taken_back(args, self._known):
             return self._module(*args)
 
     def _run_first(self, args: Sequence[Any]) -> Any:
@@ -481,7 +594,8 @@ class HeadGraph:
         if are_held(parameter for parameter in parameters if parameter.requires_grad):
             self._miss("a graph of autograd from before the iteration is held, and may have hooks")
         before = _thread_modes()
-        with optimizers(self._known), _taken_back(args, parameters):
+        states = states_of(self._known)
+        with optimizers(self._known), _taken_back(args, self._known):
             recorder = OperationRecorder()
             numbers = _Numbers(self._module, recorder)
             gradients = [parameter.grad for parameter in parameters]
@@ -490,6 +604,8 @@ class HeadGraph:
                     results = numbers.run(*args)
                 if _thread_modes() != before:
                     raise NotUnderstoodError("the head changes modes of torch")
+                if not same_objects(states, states_of(self._known)):
+                    self._miss("an optimizer makes states")
             except NotUnderstoodError as error:
                 self.reason = _first_line(error)
                 raise RepeatError from error
@@ -505,7 +621,14 @@ class HeadGraph:
             self.reason = _first_line(error)
         return results
 
-    def _replayed(self, plan: _Plan, args: Sequence[Any], values: dict[Any, Any], numbers: Any) -> Any:
+    def _replayed(
+        self,
+        plan: _Plan,
+        args: Sequence[Any],
+        parameters: Sequence[Tensor],
+        values: dict[Any, Any],
+        numbers: Any,
+    ) -> Any:
         state = torch.get_rng_state() if plan.takes_back and plan.random else None
         before = [(args[position], args[position].detach().clone()) for position in plan.written]
         try:
@@ -517,22 +640,28 @@ class HeadGraph:
             self.reason = "an operation of the head raised an error"
             raise RepeatError from error
         self.replays += 1
-        parameters = plan.parameters(args)
         for position, result in plan.gradients:
             parameters[position].grad = None if result is None else results[result]
+        for update in plan.updates:
+            update.finish()
         return tuple(_output(output, args, results, values) for output in plan.outputs)
 
-    def _checked(self, plan: _Plan, args: Sequence[Any], numbers: list[Any]) -> Any:
+    def _checked(
+        self, plan: _Plan, args: Sequence[Any], numbers: list[Any], update_numbers: Sequence[float]
+    ) -> Any:
         """Run the graph as it is, and compare it with the function on copies."""
         state = torch.get_rng_state()
-        copies = _copies(args)
+        copies, states = _copies(args), _copies(plan.states)
         outputs = self._run_as_it_is(args)
         after = torch.get_rng_state()
         torch.set_rng_state(state)
         try:
-            results = plan.run(copies, numbers)
-            equal = torch.equal(after, torch.get_rng_state()) and _are_equal(
-                plan, args, copies, outputs, results
+            listed = [*(copies[position] for position in plan.listed_positions), *states]
+            results = plan.run(copies, [*numbers, *update_numbers], listed)
+            equal = (
+                torch.equal(after, torch.get_rng_state())
+                and _are_equal(plan, args, copies, outputs, results)
+                and all(map(same, plan.states, states))
             )
         except Exception:
             equal = False
@@ -556,15 +685,32 @@ def _is_plain(tensor: Tensor) -> bool:
     return type(tensor) in _TYPES and tensor.is_cpu and tensor.layout is torch.strided
 
 
-def _methods(module: torch.fx.GraphModule, methods: Sequence[Method]) -> list[Method]:
-    """Return the methods that a graph was traced from: Dynamo looks at their classes only when it traces."""
+def _methods(
+    module: torch.fx.GraphModule, methods: Sequence[Method], known: Sequence[Optimizer]
+) -> list[tuple[Callable[[Any], Any], Any, Any]]:
+    """Return how to read the methods that a graph was traced from, their classes, and what is read.
+
+    Dynamo looks at classes only when it traces.
+    """
     nodes = module.graph.nodes
     names = {node.target for node in nodes if node.op == "call_method"}
     for operation in {node.target for node in nodes if getattr(node.target, "__module__", "") == "_operator"}:
         name = operation.__name__.strip("_")
         names |= {f"__{name}__", f"__r{name}__"}
-    owners = [(nn.Module, "__call__"), *((Tensor, name) for name in sorted(names))]
-    return [*methods, *((owner, name, getattr(owner, name, None)) for owner, name in owners)]
+    by_owner: dict[Any, set[str]] = {nn.Module: {"__call__"}, Tensor: names}
+    for owner, name, _ in methods:
+        by_owner.setdefault(owner, set()).add(name)
+    for optimizer in known:
+        by_owner.setdefault(type(optimizer), set()).update(("step", "zero_grad"))
+        for module_name in {
+            owner.__module__ for owner in type(optimizer).__mro__
+        }:  # with the function of updates
+            by_owner.setdefault(sys.modules[module_name], set()).add(module_name.rpartition(".")[2])
+    readers = [
+        (operator.attrgetter(*sorted(name for name in names if hasattr(owner, name)), "__doc__"), owner)
+        for owner, names in by_owner.items()
+    ]
+    return [(read, owner, read(owner)) for read, owner in readers]
 
 
 def _thread_modes() -> tuple[bool, ...]:
@@ -632,22 +778,35 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def _taken_back(args: Sequence[Any], parameters: Sequence[Tensor]) -> Iterator[None]:
+def _taken_back(args: Sequence[Any], known: Sequence[Optimizer]) -> Iterator[None]:
     """Take back what a graph wrote before an error, which the step in eager mode raises again."""
     state = torch.get_rng_state()
+    parameters = _leaves(args, known)
     gradients = [parameter.grad for parameter in parameters]
-    values = _copies(gradients)
-    before = [(arg, copy) for arg, copy in zip(args, _copies(args), strict=True) if isinstance(arg, Tensor)]
+    tensors = [arg for arg in (*args, *gradients, *optimizer_tensors(known)) if isinstance(arg, Tensor)]
+    tensors = list({id(tensor): tensor for tensor in tensors}.values())
+    before = list(zip(tensors, _copies(tensors), strict=True))
+    states = [{key: dict(value) for key, value in optimizer.state.items()} for optimizer in known]
     try:
         yield
     except (Exception, RepeatError) as error:
-        pairs = zip(gradients, values, strict=True)
-        _restore(before + [(one, two) for one, two in pairs if one is not None], state)
+        _restore(before, state)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
+        for optimizer, values in zip(known, states, strict=True):
+            _restore_states(optimizer.state, values)
         if isinstance(error, RepeatError):
             raise
         raise RepeatError from error
+
+
+def _restore_states(state: dict[Any, Any], before: dict[Any, dict[str, Any]]) -> None:
+    for key in [key for key in state if key not in before]:
+        del state[key]
+    for key, values in before.items():
+        for name in [name for name in state[key] if name not in values]:
+            del state[key][name]
+        state[key].update(values)
 
 
 def _restore(before: Sequence[tuple[Tensor, Tensor]], state: Tensor | None) -> None:
@@ -691,6 +850,7 @@ class _Planner:
         numbers: _Numbers,
     ) -> None:
         self._nodes = list(module.graph.nodes)
+        self._placeholders = [node for node in self._nodes if node.op == "placeholder"]
         self._constants = [*module.parameters(), *module.buffers()]
         self._args = args
         self._results = results
@@ -716,60 +876,104 @@ class _Planner:
         recorder = self._recorder
         if recorder.problem is not None:
             raise NotUnderstoodError(recorder.problem)
-        groups = self._cleared(known)
-        clears = {id(parameter) for _, group in groups for parameter in group}
+        calls = self._calls(known)
+        groups = [(optimizer, _parameters(optimizer)) for optimizer in known if optimizer in calls]
+        owned = {id(parameter) for _, group in groups for parameter in group}
         pairs = [
             (parameter, gradient)
             for parameter, gradient in zip(parameters, before, strict=True)
-            if id(parameter) in self._positions or id(parameter) in clears
+            if id(parameter) in self._positions or id(parameter) in owned
         ]
         kept = [parameter for parameter, _ in pairs]
-        self._check(kept)
+        operations, writer = self._operations(known)
+        states = [state for state, _ in writer.states.values()]
+        self._check(kept, states)
         inputs, constants, order = self._inputs()
         outputs = self._outputs(kept)
-        gradients, fresh = self._gradients(pairs, clears)
+        gradients, fresh = self._gradients(pairs, *self._clears(known))
+        numbers = [*range(len(self._numbers.nodes)), *writer.numbers]
+        positions = dict(zip(inputs, order, strict=False))
+        listed = [position for position in positions if id(self._args[position]) in owned]
+        passed = [position for position in positions if id(self._args[position]) not in owned]
         return _Plan(
             runner=script_runner(
-                recorder.operations,
-                order,
-                dict.fromkeys(range(len(self._numbers.nodes)), float),
+                operations,
+                [*map(positions.__getitem__, passed), *order[len(inputs) :]],
+                dict.fromkeys(numbers, float),
                 self._returned,
+                [*map(positions.__getitem__, listed), *(index for _, index in writer.states.values())],
             ),
-            inputs=inputs, constants=constants, arithmetic=self._arithmetic(outputs),
+            listed=_script_list([*map(self._args.__getitem__, listed), *states]),
+            listed_positions=listed,
+            inputs=passed, constants=constants, sources=self._sources(outputs),
+            arithmetic=self._arithmetic(outputs),
             numbers=self._numbers.nodes, values=self._numbers.values, outputs=outputs,
             leaves=[self._positions[id(leaf)] for leaf in kept if id(leaf) in self._positions],
             extra=[leaf for leaf in kept if id(leaf) not in self._positions],
-            cleared=[
-                (self._positions[id(leaf)], leaf)
+            owned={
+                self._positions[id(leaf)]: leaf
                 for leaf in kept
-                if id(leaf) in clears and id(leaf) in self._positions
-            ],
+                if id(leaf) in owned and id(leaf) in self._positions
+            },
             gradients=gradients, fresh=fresh, written=self._written(inputs, order),
             takes_back=recorder.raises,
-            random=any(operation.is_random for operation in recorder.operations), groups=groups,
+            random=any(isinstance(entry, Operation) and entry.is_random for entry in operations),
+            groups=[pair for pair in groups if UPDATE not in calls[pair[0]]],
+            updates=writer.updates, states=states,
         )  # fmt: skip
 
-    def _check(self, parameters: Sequence[Tensor]) -> None:
+    def _calls(self, known: Sequence[Optimizer]) -> dict[Optimizer, list[Any]]:
+        """Return the functions by which the head clears gradients of optimizers or lets them step."""
+        calls: dict[Optimizer, list[Any]] = {}
+        for node in self._nodes:
+            if node.target in (CLEAR, UPDATE):
+                calls.setdefault(known[node.args[0]], []).append(node.target)
+        return calls
+
+    def _clears(self, known: Sequence[Optimizer]) -> tuple[set[int], set[int]]:
+        """Return the parameters whose gradients are cleared before anything else, and those cleared later."""
+        clears: tuple[set[int], set[int]] = set(), set()
+        is_later = False
+        for node in self._nodes:
+            is_later = is_later or node.target in (BACKWARD, UPDATE, CLIP)
+            if node.target is CLEAR:
+                clears[is_later].update(map(id, _parameters(known[node.args[0]])))
+        return clears
+
+    def _operations(self, known: Sequence[Optimizer]) -> tuple[list[Any], UpdateWriter]:
+        """Return the operations, with those of updates."""
+        recorder = self._recorder
+        if recorder.has_updates() and recorder.raises_late:
+            raise NotUnderstoodError("an operation after an update can raise an error")
+        writer = UpdateWriter(len(recorder.metadata), len(self._numbers.nodes))
+        order = [known[node.args[0]] for node in self._nodes if node.target is UPDATE]
+        entries = [entry for entry in recorder.operations if isinstance(entry, UpdateEntry)]
+        if len(entries) != sum(len(optimizer.param_groups) for optimizer in order):
+            raise NotUnderstoodError("a step of an optimizer does more than an update")
+        operations: list[Any] = []
+        pending: list[UpdateEntry] = []
+        for entry in recorder.operations:
+            if not isinstance(entry, UpdateEntry):
+                operations.append(entry)
+                continue
+            pending.append(entry)
+            if len(pending) == len(order[0].param_groups):
+                operations += writer.operations(order.pop(0), pending)
+                pending = []
+        return operations, writer
+
+    def _check(self, parameters: Sequence[Tensor], states: Sequence[Tensor]) -> None:
         reason = _mode_reason()
         if reason is not None:
             raise NotUnderstoodError(reason)
-        if any(map(_has_hooks, parameters)):
+        if _have_hooks(parameters):
             raise NotUnderstoodError("hooks run in the backward pass")
         tensors = [arg for arg in self._args if isinstance(arg, Tensor)]
         if any(tensor.requires_grad and not tensor.is_leaf for tensor in tensors):
             raise NotUnderstoodError("a tensor has a history from before the iteration")
-        storages = {tensor.untyped_storage()._cdata for tensor in tensors}
-        if len(storages) < len(tensors):
+        storages = {tensor.untyped_storage()._cdata for tensor in (*tensors, *states)}
+        if len(storages) < len(tensors) + len(states):
             raise NotUnderstoodError("two arguments share memory")
-
-    def _cleared(self, known: Sequence[Optimizer]) -> list[tuple[Optimizer, list[Tensor]]]:
-        """Return the optimizers whose gradients the head clears before its backward passes."""
-        calls = [node for node in self._nodes if node.target in (CLEAR, BACKWARD)]
-        targets = [node.target for node in calls]
-        if CLEAR in targets[targets.index(BACKWARD) :]:
-            raise NotUnderstoodError("gradients are cleared between two backward passes")
-        positions = {node.args[0] for node in calls if node.target is CLEAR}
-        return [(known[position], _parameters(known[position])) for position in sorted(positions)]
 
     def _inputs(self) -> tuple[list[int], list[Tensor], list[int]]:
         """Return positions of arguments, constants, and the indices of their values."""
@@ -801,16 +1005,18 @@ class _Planner:
         return written
 
     def _gradients(
-        self, pairs: Sequence[tuple[Tensor, Tensor | None]], clears: set[int]
+        self, pairs: Sequence[tuple[Tensor, Tensor | None]], first: set[int], later: set[int]
     ) -> tuple[list[tuple[int, int | None]], list[int]]:
         """Return the gradients that the head sets, and which of them must be none before."""
         gradients: list[tuple[int, int | None]] = []
         fresh = []
         for position, (parameter, before) in enumerate(pairs):
             gradient = parameter.grad
-            if id(parameter) not in clears:
-                if gradient is before:
+            if id(parameter) not in first:
+                if gradient is before and id(parameter) not in later:
                     continue
+                if before is not None:
+                    raise NotUnderstoodError("gradients are there before the head")
                 fresh.append(position)
             if gradient is None:
                 gradients.append((position, None))
@@ -853,6 +1059,13 @@ class _Planner:
             raise NotUnderstoodError("the head returns a view of a parameter")
         return _Output("result", self._return(result), result.requires_grad)
 
+    def _sources(self, outputs: Sequence[_Output]) -> list[tuple[torch.fx.Node, int]]:
+        """Return the arguments from which numbers of Python are computed, and their positions."""
+        used = {output.index for output in outputs if output.kind == "number"} | set(self._numbers.nodes)
+        for node in self._arithmetic(outputs):
+            used.update(leaf for leaf in node.args if isinstance(leaf, torch.fx.Node))
+        return [(node, position) for position, node in enumerate(self._placeholders) if node in used]
+
     def _arithmetic(self, outputs: Sequence[_Output]) -> list[torch.fx.Node]:
         """Return the nodes that compute numbers of Python, in order."""
         needed = {output.index for output in outputs if output.kind == "number"} | set(self._numbers.nodes)
@@ -865,6 +1078,11 @@ class _Planner:
                     raise NotUnderstoodError("Python computes a number in a way that is not understood")
                 needed.update(leaf for leaf in node.args if isinstance(leaf, torch.fx.Node))
         return [node for node in self._nodes if node in needed and node.op != "placeholder"]
+
+
+def _script_list(tensors: list[Any]) -> Any:
+    """Return a list whose elements TorchScript takes as they are; it holds the tensors, not their memory."""
+    return torch._C.ScriptList(tensors) if tensors else tensors
 
 
 def _is_freed(tensor: Tensor, parameters: Sequence[Tensor]) -> bool:

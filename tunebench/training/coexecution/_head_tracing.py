@@ -1,8 +1,8 @@
-"""Trace heads of steps by Dynamo: a graph with backward passes as nodes, guards, side effects of Python.
+"""Trace heads of steps by Dynamo: a graph with backward passes and updates as nodes, guards, side effects.
 
-The head ends at the first thing after a backward pass that is not understood, at the latest where an
-optimizer steps. What follows runs as without co-execution, so nothing that Dynamo reads is changed by
-code that it does not see.
+The head ends at the first thing after a backward pass that is not understood, at the latest after the
+statement in which an optimizer steps. What follows runs as without co-execution, so nothing that Dynamo reads
+is changed by code that it does not see, and lists that grow in each step decide nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-__all__ = ["BACKWARD", "CLEAR", "Method", "optimizers", "traced"]
+from tunebench.training.coexecution._optimizer_step import CLASSES
+from tunebench.training.coexecution._patching import has_hooks
+
+__all__ = ["BACKWARD", "CLEAR", "CLIP", "UPDATE", "Method", "optimizers", "traced"]
 
 Method = tuple[type, str, Any]
 """A class, the name of an attribute, and what it was."""
@@ -62,7 +65,14 @@ def CLEAR(position: int) -> None:  # noqa: N802
     current[position].zero_grad()
 
 
-def _clip(parameters: list[Tensor], max_norm: float, norm_type: float) -> Tensor:
+def UPDATE(position: int) -> None:  # noqa: N802
+    """Let an optimizer of `optimizers` step; only a graph that runs as it is calls it."""
+    current: list[Optimizer] = _THREAD.optimizers
+    current[position].step()
+
+
+def CLIP(parameters: list[Tensor], max_norm: float, norm_type: float) -> Tensor:  # noqa: N802
+    """Clip gradients."""
     if _is_fake(parameters[0]):
         return torch.empty((), dtype=parameters[0].dtype)
     return clip_grad_norm_(parameters, max_norm, norm_type)
@@ -70,7 +80,7 @@ def _clip(parameters: list[Tensor], max_norm: float, norm_type: float) -> Tensor
 
 def _clipped(parameters: Any, max_norm: float, norm_type: float = 2.0) -> Tensor:
     """Clip gradients, as the trace sees it."""
-    return _clip(list(parameters), max_norm, norm_type)
+    return CLIP(list(parameters), max_norm, norm_type)
 
 
 @contextmanager
@@ -90,8 +100,13 @@ def traced(
     known: list[Optimizer],
     methods: list[Method],
     count: Callable[[], None],
-) -> Callable[..., Any]:
+    *,
+    with_updates: bool,
+) -> tuple[Callable[..., Any], Any]:
     """Return a function that runs the step, and traces its head where no trace of it is valid.
+
+    While the second result is the thread's callback of evaluated frames, the step itself does this, without
+    the preparations of the first trace.
 
     Args:
         step: A function of Python.
@@ -99,16 +114,18 @@ def traced(
         known: The optimizers that traced heads clear, which are appended.
         methods: The methods that the last trace looked through.
         count: Called before each trace.
+        with_updates: Whether heads go on where an optimizer steps.
     """
     import torch._dynamo as dynamo
 
-    for function in (BACKWARD, CLEAR, _clip):
+    for function in (BACKWARD, CLEAR, UPDATE, CLIP):
         torch.fx.node.has_side_effect(function)
-    dynamo.allow_in_graph(_clip)
+    dynamo.allow_in_graph(CLIP)
     context = dynamo.optimize(backend)
-    context.callback = _Callback(context.callback, step.__code__, known, methods, count)
-    compiled: Callable[..., Any] = context(step)
-    return compiled
+    context.callback = _Callback(
+        context.callback, step.__code__, methods, count, partial(_of_optimizer, known, with_updates)
+    )
+    return context(step), context.callback
 
 
 class _Callback:
@@ -118,15 +135,15 @@ class _Callback:
         self,
         callback: Any,
         code: CodeType,
-        known: list[Optimizer],
         methods: list[Method],
         count: Callable[[], None],
+        of_optimizer: Callable[..., Any],
     ) -> None:
         self._torchdynamo_orig_backend = callback
         self._code = code
-        self._known = known
         self._methods = methods
         self._count = count
+        self._of_optimizer = of_optimizer
 
     def __call__(self, frame: Any, entry: Any, state: Any) -> Any:
         """Trace the step, and run any other function as it is."""
@@ -141,28 +158,30 @@ class _Callback:
         self._count()
         self._methods.clear()
         try:
-            with compile_lock, _opaque(self._known, self._methods):
+            with compile_lock, _opaque(self._of_optimizer, self._methods):
                 return self._torchdynamo_orig_backend(frame, entry, state)
         except Exception:  # private parts of another torch: the frame runs as it is
             return ConvertFrameReturn()
 
 
 @contextmanager
-def _opaque(known: list[Optimizer], methods: list[Method]) -> Iterator[None]:
+def _opaque(of_optimizer: Callable[..., Any], methods: list[Method]) -> Iterator[None]:
     """Let Dynamo trace backward passes and cleared gradients as nodes, and end traces where needed.
 
     Dynamo's guards do not see that a method of a class is replaced, so these are noted.
     """
     from torch._dynamo import config, decorators
+    from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.variables import builder, misc, user_defined
     from torch._dynamo.variables.functions import UserFunctionVariable, WrapperUserFunctionVariable
     from torch._dynamo.variables.optimizer import OptimizerVariable
     from torch._dynamo.variables.tensor import TensorVariable
 
     changes: list[tuple[Any, str, Any]] = [
+        (InstructionTranslator, "step", partial(_instruction, InstructionTranslator.step)),
         (TensorVariable, "method_backward", _backward),
         (TensorVariable, "method_attr_grad", partial(_gradient, TensorVariable.method_attr_grad)),
-        (OptimizerVariable, "var_getattr", partial(_of_optimizer, known, OptimizerVariable.var_getattr)),
+        (OptimizerVariable, "var_getattr", partial(of_optimizer, OptimizerVariable.var_getattr)),
         (
             UserFunctionVariable,
             "call_function",
@@ -172,6 +191,8 @@ def _opaque(known: list[Optimizer], methods: list[Method]) -> Iterator[None]:
         (builder, "_automatic_dynamic", partial(_with_fixed_sizes, builder._automatic_dynamic)),
         (decorators, "disable", partial(_undisturbed, decorators.disable)),
         *((module, "call_random_fn", _random) for module in (misc, user_defined)),
+        # sizes are never dynamic, so marks of them, five attributes of each tensor, decide nothing
+        (torch._C._dynamo.guards.GuardManager, "add_dimension_marking_guard", lambda *args: None),
     ]
     logger = logging.getLogger("torch._dynamo")
     level = logger.level
@@ -199,6 +220,20 @@ def _end(reason: str) -> None:
     from torch._dynamo.exc import unimplemented
 
     unimplemented(gb_type="end of the head", context=reason, explanation=reason, hints=[])
+
+
+def _instruction(step: Any, self: Any) -> Any:
+    """Process an instruction of the step, or end the head before a statement after an update."""
+    is_done = getattr(self.output, "has_updates", False) and not self.stack
+    if not (is_done and self.should_compile_partial_graph() and self.is_non_empty_graph()):
+        return step(self)
+    self.current_instruction = self.instructions[self.instruction_pointer]
+    self.instruction_pointer += 1
+    self.current_speculation = self.speculate()
+    if not self.current_speculation.failed(self):
+        self.current_speculation.fail_and_restart_analysis(False)
+    self.step_graph_break(self.current_instruction)
+    return False
 
 
 def _check_pending(tx: Any) -> None:
@@ -235,28 +270,64 @@ def _gradient(read: Any, self: Any, tx: Any) -> Any:
     return read(self, tx)
 
 
-def _of_optimizer(known: list[Optimizer], read: Any, self: Any, tx: Any, name: str) -> Any:
+def _of_optimizer(
+    known: list[Optimizer], with_updates: bool, read: Any, self: Any, tx: Any, name: str
+) -> Any:
     from torch._dynamo.guards import GuardBuilder, install_guard
     from torch._dynamo.variables import LambdaVariable
 
-    if name != "zero_grad":
+    optimizer = self.value
+    if name != "zero_grad" and not (with_updates and name == "step"):
         _end("an attribute of an optimizer is read")
+
+    def node(function: Any) -> Any:
+        install_guard(self.source.make_guard(GuardBuilder.ID_MATCH))
+        if not any(optimizer is other for other in known):
+            known.append(optimizer)
+        return _node(tx, function, (next(index for index, other in enumerate(known) if other is optimizer),))
 
     def cleared(*args: Any, **kwargs: Any) -> Any:
         sets_none = [argument.as_python_constant() is True for argument in (*args, *kwargs.values())]
-        if not all(sets_none) or "zero_grad" in vars(self.value) or not _is_plain(self.value):
+        is_plain = "zero_grad" not in vars(optimizer) and type(optimizer).zero_grad is Optimizer.zero_grad
+        if not all(sets_none) or not is_plain:
             _end("gradients are cleared in another way")
-        install_guard(self.source.make_guard(GuardBuilder.ID_MATCH))
-        if not any(self.value is optimizer for optimizer in known):
-            known.append(self.value)
-        position = next(index for index, optimizer in enumerate(known) if optimizer is self.value)
-        return _node(tx, CLEAR, (position,))
+        return node(CLEAR)
 
-    return LambdaVariable(cleared)
+    def stepped(*args: Any, **kwargs: Any) -> Any:
+        if args or kwargs or not steps_as_recorded(optimizer):
+            _end("an optimizer steps in another way")
+        effects = tx.output.side_effects
+        for belonging in _belongings(optimizer):
+            variable = effects.id_to_variable.get(id(belonging))
+            if variable is not None and variable.mutation_type is not None and effects.is_modified(variable):
+                _end("what belongs to an optimizer is changed before its step")
+        tx.output.has_updates = True
+        return node(UPDATE)
+
+    return LambdaVariable(cleared if name == "zero_grad" else stepped)
 
 
-def _is_plain(optimizer: Optimizer) -> bool:
-    return type(optimizer).zero_grad is Optimizer.zero_grad
+def steps_as_recorded(optimizer: Optimizer) -> bool:
+    """Return whether the step of an optimizer is one of torch's without hooks, which can be recorded."""
+    own = vars(optimizer).get("step")
+    return (
+        type(optimizer) in CLASSES
+        and (own is None or getattr(own, "_wrapped_by_lr_sched", False))
+        and not has_hooks(optimizer)
+    )
+
+
+def _belongings(optimizer: Optimizer) -> Iterator[Any]:
+    """Return the objects in which an optimizer keeps options and states."""
+    yield optimizer
+    yield vars(optimizer)
+    yield optimizer.defaults
+    yield optimizer.param_groups
+    yield optimizer.state
+    for group in optimizer.param_groups:
+        yield group
+        yield group["params"]
+    yield from optimizer.state.values()
 
 
 def _called(methods: list[Method], call: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:

@@ -11,7 +11,15 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["SETTERS", "eager_reason", "enter", "settings", "thread_state", "without_modes"]
+__all__ = [
+    "SETTERS",
+    "current_settings",
+    "eager_reason",
+    "enter",
+    "settings",
+    "thread_state",
+    "without_modes",
+]
 
 _SMALLEST_NORMAL = sys.float_info.min
 
@@ -50,13 +58,19 @@ _PRECISIONS = (("generic", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("m
 
 def settings() -> tuple[Any, ...]:
     """Return the settings of torch on which results depend. A path is valid for those of its record."""
+    return tuple(map(repr, current_settings()))
+
+
+def current_settings() -> list[Any]:
+    """Return these settings as they are; some are lists."""
     precision = getattr(torch._C, "_get_fp32_precision_getter", None)
-    return (
-        *(repr(getter()) for getter in SETTERS.values()),
-        *((precision(*arguments) for arguments in _PRECISIONS) if precision is not None else ()),
-        (torch.backends.opt_einsum.enabled, torch.backends.opt_einsum.strategy),
+    return [
+        *[getter() for getter in SETTERS.values()],
+        *([precision(*arguments) for arguments in _PRECISIONS] if precision is not None else ()),
+        torch.backends.opt_einsum.enabled,
+        torch.backends.opt_einsum.strategy,
         torch.is_autocast_cache_enabled(),
-    )
+    ]
 
 
 def eager_reason() -> str | None:

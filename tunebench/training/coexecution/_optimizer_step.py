@@ -17,10 +17,13 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from tunebench.training.coexecution._update import Record, Updates, UsedRecord
 
-__all__ = ["OptimizerSteps"]
+__all__ = ["CLASSES", "OptimizerStep", "OptimizerSteps", "is_plain", "optimizer_step", "same_objects"]
 
-_CLASSES = frozenset((Adadelta, Adagrad, Adam, AdamW, Adamax, NAdam, RMSprop, SGD))
+CLASSES = frozenset((Adadelta, Adagrad, Adam, AdamW, Adamax, NAdam, RMSprop, SGD))
 """Optimizers whose step collects tensors from states and gradients, and updates them by a function."""
+
+_DECIDING = ("grad_scale", "found_inf", "_init_group")
+"""Attributes of an optimizer that change what its step does."""
 
 _TRIES = 4
 """Number of times that a step of an optimizer is prepared, because its states or options were replaced."""
@@ -34,6 +37,7 @@ class _Group:
         group: The group of the optimizer.
         options: Its options without the learning rate, which must be equal, and their types.
         parameters: Its parameters.
+        updated: Those that the update changes.
         states: Their states in the order of the arguments of torch's function.
         counts: Lengths of the function's lists.
         kwargs: Options of the function.
@@ -43,6 +47,7 @@ class _Group:
     group: dict[str, Any]
     options: tuple[list[Any], list[type]]
     parameters: list[Tensor]
+    updated: list[Tensor]
     states: list[Tensor]
     counts: tuple[int, ...]
     kwargs: dict[str, Any]
@@ -50,17 +55,30 @@ class _Group:
 
     def arguments(self) -> tuple[list[Tensor], dict[str, Any]] | None:
         """Return tensors and options for the record; None if the step would run another update."""
-        group = self.group
-        if not _same_objects(group["params"], self.parameters) or _options(group) != self.options:
+        kwargs = self.named()
+        if kwargs is None or len(self.updated) < len(self.parameters):
             return None
         gradients: list[Any] = [parameter.grad for parameter in self.parameters]
         tensors = [*self.parameters, *gradients, *self.states]
-        kwargs = {**self.kwargs, "lr": group["lr"]}
         return (tensors, kwargs) if self.record.matches(self.counts, kwargs, tensors) else None
+
+    def named(self) -> dict[str, Any] | None:
+        """Return the options of torch's function; None with other parameters or options than recorded."""
+        group = self.group
+        if not same_objects(group["params"], self.parameters) or _options(group) != self.options:
+            return None
+        return {**self.kwargs, "lr": group["lr"]}
+
+    def numbers(self) -> list[float] | None:
+        """Return the numbers for the record; None if the step would run another update."""
+        kwargs = self.named()
+        if kwargs is None or not self.record.has_options(kwargs):
+            return None
+        return [kwargs[name] for name in self.record.numbers]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
+class OptimizerStep:
     """A step of an optimizer.
 
     Attributes:
@@ -77,15 +95,36 @@ class _Step:
     values: list[Tensor]
     parts: tuple[_Group, ...]
 
+    def is_of(self, optimizer: Optimizer) -> bool:
+        """Return whether an optimizer has these groups and states, and its step does nothing else."""
+        return (
+            optimizer.param_groups is self.groups
+            and optimizer.state is self.state
+            and same_objects(self.groups, [part.group for part in self.parts])
+            and same_objects(list(self.state.values()), self.states)
+            and same_objects(_values(self.states), self.values)
+            and is_plain(optimizer)
+        )
+
+    def updates_all(self) -> bool:
+        """Return whether it updates all parameters."""
+        return all(len(part.updated) == len(part.parameters) for part in self.parts)
+
+    def numbers(self, optimizer: Optimizer) -> list[float] | None:
+        """Return the numbers for the records of all groups; None if the step would do anything else."""
+        if not self.is_of(optimizer):
+            return None
+        numbers: list[float] = []
+        for part in self.parts:
+            values = part.numbers()
+            if values is None:
+                return None
+            numbers += values
+        return numbers
+
     def arguments(self, optimizer: Optimizer) -> list[tuple[list[Tensor], dict[str, Any]]] | None:
         """Return the arguments of the record of each group; None if the step would do anything else."""
-        if (
-            optimizer.param_groups is not self.groups
-            or optimizer.state is not self.state
-            or not _same_objects(self.groups, [part.group for part in self.parts])
-            or not _same_objects(list(self.state.values()), self.states)
-            or not _same_objects(_values(self.states), self.values)
-        ):
+        if not self.is_of(optimizer):
             return None
         arguments = []
         for part in self.parts:
@@ -101,7 +140,7 @@ class OptimizerSteps:
 
     def __init__(self, updates: Updates) -> None:
         self._updates = updates
-        self._steps: weakref.WeakKeyDictionary[Optimizer, _Step] = weakref.WeakKeyDictionary()
+        self._steps: weakref.WeakKeyDictionary[Optimizer, OptimizerStep] = weakref.WeakKeyDictionary()
         self._tries: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
     def run(self, optimizer: Optimizer, step: Callable[[Optimizer], Any]) -> Any:
@@ -109,7 +148,7 @@ class OptimizerSteps:
         if not self._updates.are_recorded:
             return step(optimizer)
         prepared = self._steps.get(optimizer)
-        if prepared is not None and _is_plain(optimizer):
+        if prepared is not None:
             arguments = prepared.arguments(optimizer)
             if arguments is not None:
                 self._update(prepared, arguments)
@@ -123,14 +162,14 @@ class OptimizerSteps:
             result = step(optimizer)
         finally:
             self._updates.used = None
-        if used and _is_plain(optimizer):
-            prepared = _prepared(optimizer, used)
-            if prepared is not None:
+        if used and is_plain(optimizer):
+            prepared = optimizer_step(optimizer, used)
+            if prepared is not None and prepared.updates_all():
                 self._tries[optimizer] = tries + 1
                 self._steps[optimizer] = prepared
         return result
 
-    def _update(self, step: _Step, arguments: Sequence[tuple[list[Tensor], dict[str, Any]]]) -> None:
+    def _update(self, step: OptimizerStep, arguments: Sequence[tuple[list[Tensor], dict[str, Any]]]) -> None:
         enabled = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
         try:
@@ -141,39 +180,48 @@ class OptimizerSteps:
             torch._C._set_grad_enabled(enabled)
 
 
-def _prepared(optimizer: Optimizer, used: Sequence[UsedRecord]) -> _Step | None:
-    """Return the step of an optimizer that ran recorded updates; None if it did anything else."""
+def optimizer_step(optimizer: Optimizer, used: Sequence[UsedRecord]) -> OptimizerStep | None:
+    """Return the step of an optimizer that ran recorded updates; None if it did anything else.
+
+    Args:
+        optimizer: The optimizer.
+        used: The records of its groups, with the arguments of torch's function.
+    """
     groups = optimizer.param_groups
-    if type(optimizer) not in _CLASSES or len(used) != len(groups):
+    if type(optimizer) not in CLASSES or len(used) != len(groups):
         return None
     states = list(optimizer.state.values())
     values = _values(states)
     if not all(isinstance(value, Tensor) for value in values):
         return None
+    if not all(map(_is_fixed, chain.from_iterable(_options(group)[0] for group in groups))):
+        return None
     parts = []
     for group, (record, args, kwargs) in zip(groups, used, strict=True):
-        if kwargs.get("lr") is not group["lr"] or not _same_objects(group["params"], args[0]):
+        members = set(map(id, group["params"]))
+        if kwargs.get("lr") is not group["lr"] or not members.issuperset(map(id, args[0])):
             return None
         parts.append(
             _Group(
                 group=group,
                 options=_options(group),
-                parameters=args[0],
+                parameters=list(group["params"]),
+                updated=args[0],
                 states=list(chain.from_iterable(args[2:])),
                 counts=tuple(map(len, args)),
                 kwargs=kwargs,
                 record=record,
             )
         )
-    return _Step(groups=groups, state=optimizer.state, states=states, values=values, parts=tuple(parts))
+    return OptimizerStep(
+        groups=groups, state=optimizer.state, states=states, values=values, parts=tuple(parts)
+    )
 
 
-def _is_plain(optimizer: Optimizer) -> bool:
+def is_plain(optimizer: Optimizer) -> bool:
     """Return whether nothing but its groups and states decides what the step of an optimizer does."""
     return (
-        not hasattr(optimizer, "grad_scale")
-        and not hasattr(optimizer, "found_inf")
-        and "_init_group" not in vars(optimizer)
+        vars(optimizer).keys().isdisjoint(_DECIDING)
         and not torch.autograd._profiler_enabled()
         and not _len_torch_dispatch_stack()
         and not _len_torch_function_stack()
@@ -186,9 +234,17 @@ def _options(group: dict[str, Any]) -> tuple[list[Any], list[type]]:
     return values, list(map(type, values))
 
 
+def _is_fixed(option: Any) -> bool:
+    """Return whether an option can only change by another object."""
+    if isinstance(option, tuple):
+        return all(map(_is_fixed, option))
+    return isinstance(option, (float, int, str, type(None)))
+
+
 def _values(states: Sequence[dict[str, Any]]) -> list[Any]:
     return list(chain.from_iterable(map(dict.values, states)))
 
 
-def _same_objects(one: Sequence[Any], two: Sequence[Any]) -> bool:
+def same_objects(one: Sequence[Any], two: Sequence[Any]) -> bool:
+    """Return whether two sequences hold the same objects."""
     return len(one) == len(two) and all(map(operator.is_, one, two))

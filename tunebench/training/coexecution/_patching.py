@@ -18,7 +18,7 @@ from tunebench.training.coexecution._function import optimizer_classes, optimize
 from tunebench.training.coexecution._iteration import Iteration
 from tunebench.training.coexecution._modes import SETTERS
 
-__all__ = ["THREAD", "patch", "unpatch"]
+__all__ = ["THREAD", "has_hooks", "patch", "unpatch"]
 
 THREAD = threading.local()
 """The co-execution that is active in a thread: a step within a step belongs to the outer one."""
@@ -151,7 +151,7 @@ def _native(step: Any, *, makes_states: bool) -> Any:
 
     @functools.wraps(step)
     def stepped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        runs_others = args or kwargs or _has_hooks(self)
+        runs_others = args or kwargs or has_hooks(self)
         active = getattr(THREAD, "active", None)
         if not runs_others and active is not None and not isinstance(active, Iteration):
             return active.step_optimizer(self, step)
@@ -163,7 +163,8 @@ def _native(step: Any, *, makes_states: bool) -> Any:
     return stepped
 
 
-def _has_hooks(optimizer: Any) -> bool:
+def has_hooks(optimizer: Any) -> bool:
+    """Return whether hooks run before or after a step of an optimizer."""
     return bool(
         optimizer._optimizer_step_pre_hooks
         or optimizer._optimizer_step_post_hooks

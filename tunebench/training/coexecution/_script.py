@@ -30,6 +30,7 @@ def script_runner(
     inputs: Sequence[int],
     numbers: dict[int, type],
     outputs: Sequence[int],
+    listed: Sequence[int] | None = None,
 ) -> Runner:
     """Return a TorchScript function that runs operations in order, with the kernels of eager mode.
 
@@ -38,11 +39,13 @@ def script_runner(
         inputs: Indices of the values that they read and that exist before.
         numbers: Types of the Python numbers that they read, by index, in the order of the arguments.
         outputs: Indices of the values to return.
+        listed: Indices of further such values, which are the first argument, a list; None without one. A
+            `torch._C.ScriptList` of them is passed on without a conversion of each.
 
     Raises:
         RuntimeError: TorchScript has no such operator or argument.
     """
-    writer = _GraphWriter(inputs, numbers)
+    writer = _GraphWriter(inputs, numbers, listed=listed)
     for operation in operations:
         writer.add(operation)
     writer.finish([writer.values[index] for index in outputs])
@@ -108,11 +111,21 @@ def _future(count: int) -> Any:
 class _GraphWriter:
     """Writes a graph of TorchScript."""
 
-    def __init__(self, inputs: Sequence[int], numbers: dict[int, type], futures: Sequence[Any] = ()) -> None:
+    def __init__(
+        self,
+        inputs: Sequence[int],
+        numbers: dict[int, type],
+        futures: Sequence[Any] = (),
+        listed: Sequence[int] | None = None,
+    ) -> None:
         self.graph = torch._C.Graph()
         self.futures = [self._input(kind) for kind in futures]
         self._constants: dict[tuple[type, str, str], Any] = {}
-        self.values = {index: self._input(_TENSOR) for index in inputs}
+        self.values: dict[int, Any] = {}
+        if listed is not None:
+            parts = self.call("prim::ListUnpack", [self._input(_TENSORS)], [_TENSOR] * len(listed))
+            self.values.update(zip(listed, parts, strict=True))
+        self.values.update((index, self._input(_TENSOR)) for index in inputs)
         self.numbers = {
             index: self._input(torch._C.FloatType.get() if number is float else _INT)
             for index, number in numbers.items()

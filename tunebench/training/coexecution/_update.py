@@ -36,7 +36,7 @@ from tunebench.training.coexecution._run import same
 from tunebench.training.coexecution._script import Runner, script_runner
 from tunebench.training.coexecution._tensors import NotUnderstoodError
 
-__all__ = ["Record", "Updates", "UsedRecord"]
+__all__ = ["Record", "Updates", "UsedRecord", "recorded"]
 
 _CALLS = 400
 """Number of updates by a function before one is recorded.
@@ -149,7 +149,10 @@ class Updates:
 
     def _learn(self, function: Update, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
-            record = _recorded(function, args, kwargs)
+            tensors = list(chain.from_iterable(args))
+            _check(tensors, kwargs)
+            _check_size(tensors)
+            record = recorded(function, args, kwargs)
         except Exception as error:  # torch's function runs next, and raises what is to be raised
             self._give_up(function, f"{error}".strip().split("\n")[0][:200])
         else:
@@ -206,6 +209,8 @@ class Record:
         constants: Those of them that must be equal, with their values.
         numbers: Those of them that are inputs.
         guards: Comparisons of inputs, with the other number and the result that they must have.
+        entries: Its operations; values and numbers count from the inputs.
+        total_numbers: Number of inputs and of numbers that it computes.
         runner: The TorchScript function, of tensors and numbers.
         times: Its times and those of torch's function.
     """
@@ -216,24 +221,32 @@ class Record:
     constants: tuple[tuple[str, Any], ...]
     numbers: tuple[str, ...]
     guards: tuple[tuple[str, Callable[[Any, Any], bool], Any, bool], ...]
+    entries: Sequence[Operation | Arithmetic]
+    total_numbers: int
     runner: Runner
     times: _Times = field(default_factory=_Times)
 
     def matches(self, counts: tuple[int, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]) -> bool:
         """Return whether torch's function would run the recorded operations."""
-        if counts != self.counts or tuple(kwargs) != self.options:
+        if counts != self.counts or not self.has_options(kwargs):
+            return False
+        parameters = tensors[: counts[0]]
+        return (
+            _TYPES.issuperset(map(type, tensors))
+            and [(tensor.dtype, tensor.is_cpu) for tensor in parameters] == self.parameters
+            and {tensor.layout for tensor in tensors[counts[0] : 2 * counts[0]]} == _LAYOUTS
+        )
+
+    def has_options(self, kwargs: dict[str, Any]) -> bool:
+        """Return whether torch's function would run the recorded operations with some options."""
+        if tuple(kwargs) != self.options:
             return False
         for name, constant in self.constants:
             value = kwargs[name]
             if value is not constant and (type(value) is not type(constant) or value != constant):
                 return False
-        parameters = tensors[: counts[0]]
-        return (
-            all(type(kwargs[name]) is float for name in self.numbers)
-            and all(compare(kwargs[name], value) == result for name, compare, value, result in self.guards)
-            and _TYPES.issuperset(map(type, tensors))
-            and [(tensor.dtype, tensor.is_cpu) for tensor in parameters] == self.parameters
-            and {tensor.layout for tensor in tensors[counts[0] : 2 * counts[0]]} == _LAYOUTS
+        return all(type(kwargs[name]) is float for name in self.numbers) and all(
+            compare(kwargs[name], value) == result for name, compare, value, result in self.guards
         )
 
     def run(self, tensors: Sequence[Tensor], kwargs: dict[str, Any]) -> None:
@@ -249,8 +262,13 @@ def _is_dense(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.is_cpu
 
 
-def _recorded(function: Update, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record:
+def recorded(function: Update, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record:
     """Record an update on copies and compare it with torch's function.
+
+    Args:
+        function: The function of torch that updates parameters.
+        args: Its lists of tensors.
+        kwargs: Its options.
 
     Raises:
         NotUnderstoodError: The update cannot be recorded, or is not worth it.
@@ -271,6 +289,8 @@ def _recorded(function: Update, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         constants=tuple(item for item in kwargs.items() if item[0] not in numbers),
         numbers=numbers,
         guards=tuple((numbers[index], *guard) for index, *guard in recording.guards),
+        entries=recording.entries,
+        total_numbers=recording.numbers,
         runner=script_runner(
             recording.entries, range(len(tensors)), dict.fromkeys(range(len(numbers)), float), ()
         ),
@@ -294,6 +314,9 @@ def _check(tensors: Sequence[Any], kwargs: dict[str, Any]) -> None:
         raise NotUnderstoodError("the optimizer updates lists of tensors already (fused or foreach)")
     if any(tensor.is_complex() for tensor in tensors):
         raise NotUnderstoodError("a parameter is complex")
+
+
+def _check_size(tensors: Sequence[Tensor]) -> None:
     if sum(map(torch.numel, tensors)) > _MEAN_ELEMENTS * len(tensors):
         raise NotUnderstoodError("kernels take nearly all of the time of large parameters")
     if _COPIES * sum(tensor.nbytes for tensor in tensors) > MEMORY_SHARE * resident_bytes():

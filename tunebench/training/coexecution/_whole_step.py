@@ -7,6 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -72,6 +73,9 @@ class WholeSteps:
         self._graphs: list[HeadGraph] = []
         self._optimizers: list[Optimizer] = []
         self._compiled: Callable[..., Any] | None = None
+        self._callback: Any = None
+        self._with_updates = True
+        self._code: CodeType | None = None
         self._methods: list[Method] = []
         self._traces = 0
         self._total_s = 0.0
@@ -115,8 +119,16 @@ class WholeSteps:
         if not inspect.isfunction(function) or sys.gettrace() is not None:
             self.reason = "the step is no plain function"
             return
+        self._code = function.__code__
         try:
-            self._compiled = traced(step, self._graph, self._optimizers, self._methods, self._count_trace)
+            self._compiled, self._callback = traced(
+                step,
+                self._graph,
+                self._optimizers,
+                self._methods,
+                self._count_trace,
+                with_updates=self._with_updates,
+            )
         except Exception as error:  # Dynamo may not support this version of Python
             self.reason = f"Dynamo cannot trace: {error}".split("\n")[0][:200]
 
@@ -160,10 +172,11 @@ class WholeSteps:
 
     def _call(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an iteration by a valid trace; without one, trace it if that is affordable."""
-        if self._affords() or not self._traces:
+        if not self._traces:
             assert self._compiled is not None
             return self._compiled(*args, **kwargs)
-        before = torch._C._dynamo.eval_frame.set_eval_frame(False)  # traces are used, but nothing is traced
+        callback = self._callback if self._affords() else False  # traces are used, but nothing is traced
+        before = torch._C._dynamo.eval_frame.set_eval_frame(callback)
         try:
             return step(*args, **kwargs)
         finally:
@@ -184,7 +197,9 @@ class WholeSteps:
     def _give_up(self) -> None:
         """Leave a step as it is whose heads do not run as one function."""
         reasons = [graph.reason for graph in self._graphs if graph.reason is not None]
-        if self._traces and not self._graphs:
+        if self._with_updates and reasons and len(reasons) == len(self._graphs):
+            self._trace_without_updates()
+        elif self._traces and not self._graphs:
             self.reason = "Dynamo does not understand the step up to its backward pass"
         elif reasons and len(reasons) == len(self._graphs):
             self.reason = f"the head of the step cannot run as one function: {reasons[-1]}"
@@ -197,6 +212,17 @@ class WholeSteps:
             )
         if self.reason is not None:
             self._release()
+
+    def _trace_without_updates(self) -> None:
+        """Trace heads again that end where an optimizer steps."""
+        for graph in self._graphs:
+            graph.release()
+        if self._code is not None:
+            torch._C._dynamo.eval_frame.reset_code(self._code)
+        self._graphs = []
+        self._compiled = self._callback = self._code = None
+        self._with_updates = False
+        self._traces = self._wasted = 0
 
     def _decide(self) -> None:
         """Leave a step as it is that does not become faster."""
@@ -213,6 +239,6 @@ class WholeSteps:
             self._release()
 
     def _release(self) -> None:
-        self._compiled = None
+        self._compiled = self._callback = None
         for graph in self._graphs:
             graph.release()

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from tunebench.errors import InputError
 from tunebench.training.coexecution import _testing
+from tunebench.training.coexecution._head_graph import active_recorder
 from tunebench.training.coexecution._iteration import Iteration
 from tunebench.training.coexecution._learning import learn, release, return_memory
 from tunebench.training.coexecution._modes import eager_reason, settings
@@ -174,7 +175,10 @@ class Coexecution:
 
     def update(self, function: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Handle a call of a function of an optimizer in an iteration that runs as without co-execution."""
-        if self._policy.mode == "report":
+        recorder = active_recorder()
+        if recorder is not None:
+            recorder.update(function, args, kwargs)
+        elif self._policy.mode == "report":
             function(*args, **kwargs)
         else:
             self._updates.run(function, args, kwargs)

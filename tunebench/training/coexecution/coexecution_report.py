@@ -111,7 +111,7 @@ class CoexecutionReport:
         eager: Iterations that ran as without co-execution, to time them or because that is faster.
         returned: Why the step runs as without co-execution from now on; None if it is co-executed.
         updates: Updates by optimizers of torch that ran as one recorded function each.
-        heads: Eager iterations whose part up to the backward pass ran as one function.
+        heads: Eager iterations whose part up to the backward pass, or to the update, ran as one function.
         plain_heads: Why that of no further iteration does, or None.
         plain_updates: Why updates run as in eager mode, by torch's function.
         graph: The merged traces.
@@ -173,9 +173,13 @@ class CoexecutionReport:
         if self.returned is not None:
             lines.append(f"runs as without co-execution: {self.returned}")
         if self.heads:
-            lines.append(f"{self.heads} eager iterations ran up to the backward pass as one function")
+            lines.append(
+                f"{self.heads} eager iterations ran up to the backward pass or the update as one function"
+            )
         if self.plain_heads is not None:
-            lines.append(f"no further part up to a backward pass runs as one function: {self.plain_heads}")
+            lines.append(
+                f"no further part up to a backward pass or an update runs as one function: {self.plain_heads}"
+            )
         if self.updates:
             lines.append(f"{self.updates} updates ran as one function each")
         lines += [
