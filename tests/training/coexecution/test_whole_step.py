@@ -509,7 +509,8 @@ def test_changes_of_an_optimizer_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
     make = with_optimizer(lambda model: torch.optim.Adam(model.parameters(), lr=0.1), updating)
 
     def before(index: int, model: nn.Module) -> None:
-        OPTIMIZER_CHANGES.get(index, lambda model: None)(model)
+        if index in OPTIMIZER_CHANGES:
+            OPTIMIZER_CHANGES[index](model)
 
     heads = compare(make, batches(56), before)
     assert heads.runs >= 16
@@ -602,3 +603,29 @@ def test_update_in_a_function_of_the_step() -> None:
     heads = compare(make, [(batch, index) for index, (batch,) in enumerate(batches(14))])
     assert heads.runs >= 3
     assert any(graph._plan is not None and len(graph._plan.updates) == 2 for graph in heads._graphs)
+
+
+def test_gradients_from_before_a_step_are_used() -> None:
+    """The step clears them at its end, after the head; one parameter is in no loss."""
+
+    def body(model: nn.Module, optimizer: Any) -> Callable[..., Any]:
+        def step(x: Tensor) -> tuple[Tensor, Tensor]:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach(), model.spare.detach().clone()
+
+        return step
+
+    def optimizer(model: Any) -> Any:
+        object.__setattr__(model, "spare", nn.Parameter(torch.ones(2)))
+        return torch.optim.SGD([*model.parameters(), model.spare], lr=0.1, momentum=0.9)
+
+    def before(index: int, model: Any) -> None:
+        if index == 8:
+            model.spare.grad = torch.ones(2)
+        if index == 10:
+            model[0].weight.grad = torch.ones(6, 8)
+
+    assert compare(with_optimizer(optimizer, body), batches(12), before).runs >= 2

@@ -931,12 +931,12 @@ class _Planner:
         return calls
 
     def _clears(self, known: Sequence[Optimizer]) -> tuple[set[int], set[int]]:
-        """Return the parameters whose gradients are cleared before anything else, and those cleared later."""
+        """Return parameters whose gradients are cleared first, and those cleared or updated by later."""
         clears: tuple[set[int], set[int]] = set(), set()
         is_later = False
         for node in self._nodes:
             is_later = is_later or node.target in (BACKWARD, UPDATE, CLIP)
-            if node.target is CLEAR:
+            if node.target in (CLEAR, UPDATE):
                 clears[is_later].update(map(id, _parameters(known[node.args[0]])))
         return clears
 
