@@ -6,7 +6,7 @@ other calls. `prefer` changes that choice, and `watching` and `dispatch_report` 
 - `functional`: the functions, each a custom operator of torch
 - `compiler`: `compile`, a backend of `torch.compile` that runs groups of operations by tuned kernels; its
   `saving` has `save` and `load`, which keep a compiled model in a file
-- `patching`: `patch`, which replaces a model's modules
+- `patching`: `patch`, which replaces a model's modules, and `pack`, which packs their weights
 - `profiling`: `profile`, which counts the workloads that a program runs
 
 >>> import torch
@@ -50,12 +50,14 @@ if TYPE_CHECKING:
     from tunebench.torch.compiler.timing import ModelTimes, time_model
     from tunebench.torch.patching.functions import patched_calls
     from tunebench.torch.patching.model import PatchReport, patch, unpatch
+    from tunebench.torch.patching.packing import PackReport, pack, unpack
     from tunebench.torch.profiling.profiler import DemandProfile, profile
 
 __all__ = [
     "DemandProfile",
     "LoadedModel",
     "ModelTimes",
+    "PackReport",
     "PatchReport",
     "add_layer_norm",
     "add_rms_norm",
@@ -70,6 +72,7 @@ __all__ = [
     "load",
     "log_softmax",
     "matmul",
+    "pack",
     "patch",
     "patched_calls",
     "plans",
@@ -82,6 +85,7 @@ __all__ = [
     "set_preference",
     "softmax",
     "time_model",
+    "unpack",
     "unpatch",
     "watching",
 ]
@@ -90,15 +94,18 @@ _LAZY = {
     "DemandProfile": "profiling.profiler",
     "LoadedModel": "compiler.saving.load",
     "ModelTimes": "compiler.timing",
+    "PackReport": "patching.packing",
     "PatchReport": "patching.model",
     "compile": "compiler.backend",
     "load": "compiler.saving.load",
+    "pack": "patching.packing",
     "patch": "patching.model",
     "patched_calls": "patching.functions",
     "plans": "compiler.backend",
     "profile": "profiling.profiler",
     "save": "compiler.saving.save",
     "time_model": "compiler.timing",
+    "unpack": "patching.packing",
     "unpatch": "patching.model",
 }
 """Modules of the names that dispatch does not need; each is imported on first use."""
