@@ -256,10 +256,16 @@ KEEPS_PRIMITIVES = torch.torch_version.TorchVersion(torch.__version__) >= (2, 13
 
 
 def keep_primitives(graph: fx.Graph) -> None:
-    """Make inductor call oneDNN's primitives, which calls of libraries contain, as they are."""
+    """Make inductor call oneDNN's primitives, which calls of libraries contain, as they are.
+
+    Inductor's patterns add post-operations to calls by position, and then require a constant weight.
+    """
     for node in graph.nodes:
         if getattr(node.target, "namespace", "") == "mkldnn":
             node.meta["custom"] = {**node.meta.get("custom", {}), "fallback_to_eager": True}
+            last = len(node.args) - 1
+            node.kwargs = {**node.kwargs, node.target._schema.arguments[last].name: node.args[last]}
+            node.args = node.args[:last]
 
 
 def require_layouts(graph: fx.Graph) -> None:
