@@ -513,25 +513,31 @@ def test_settings_that_another_function_reads_are_part_of_a_path(setter: Callabl
 
 
 def test_leaving_a_path_at_any_call_is_invisible() -> None:
-    expected, effects = _outcome(lambda step: step, 6)
-    for call in range(0, 60, 4):
+    """After some steps that are recorded, each step leaves the path one call later than the one before."""
+    recorded, places = 4, 20
+    expected, effects = _outcome(lambda step: step, recorded + places)
+    steps: list[Any] = []
 
-        def wrap(step: Callable[..., Any], call: int = call) -> Callable[..., Any]:
-            coexecuted = coexecute(step)
-            calls = itertools.count()
+    def wrap(step: Callable[..., Any]) -> Callable[..., Any]:
+        steps.append(coexecute(step))
+        calls = itertools.chain([-1] * recorded, range(places))
 
-            def run(*args: Any) -> Any:
-                with _testing.forced():
-                    if next(calls) == 4:
-                        with _testing.diverge_at(call):
-                            return coexecuted(*args)
-                    return coexecuted(*args)
+        def run(*args: Any) -> Any:
+            with _testing.forced(), _testing.diverge_at(next(calls)):
+                return steps[0](*args)
 
-            return run
+        return run
 
-        got, effects_seen = _outcome(wrap, 6)
-        assert effects == effects_seen, call
-        assert all(torch.equal(tensor, two) for tensor, two in zip(expected, got, strict=True)), call
+    actual, effects_seen = _outcome(wrap, recorded + places)
+    assert effects == effects_seen
+    assert all(map(torch.equal, expected, actual))
+    assert _left(steps[0]) >= 15
+
+
+def _left(step: Any) -> int:
+    """Return how many iterations of a step left a path because a test forced them."""
+    divergences = coexecute.report(step).divergences
+    return sum(place.count for place in divergences if place.reason == _testing.FORCED)
 
 
 def test_objects_that_outlive_a_step_are_tensors() -> None:
@@ -747,6 +753,22 @@ def test_advice_of_an_analysis_follows_from_its_times() -> None:
         "Pass fused=True to Adam: a step takes 20% less time.",
         "Decorate the step with coexecute: a step takes 25% less time.",
     )
+
+
+def test_an_analysis_names_the_place_where_paths_never_repeat() -> None:
+    lengths = itertools.count(1)
+
+    def step(x: Tensor) -> float:
+        for _ in range(next(lengths)):
+            x = x * 2
+        return float(x.sum().item())
+
+    analysis = coexecute.analyze(step, [torch.ones(2)] * 8)
+    assert analysis.coexecuted_ms is None
+    place = f"{__file__}:{step.__code__.co_firstlineno + 2}"
+    assert any(line.startswith("To be co-executed") and place in line for line in analysis.advice())
+    assert f"left the known paths at {place}" in str(analysis)
+    assert "(2 iterations)" in str(analysis)
 
 
 def test_an_analysis_needs_some_batches() -> None:

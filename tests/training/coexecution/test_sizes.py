@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -239,24 +240,25 @@ def test_parts_of_a_tensor_at_changing_places() -> None:
 
 @pytest.mark.parametrize("name", ["attention", "counted", "in place"])
 def test_leaving_a_path_with_sizes_at_any_call_is_invisible(name: str) -> None:
-    make = _program(COMPUTE[name], _lengths)
-    expected = run_program(make, lambda step: step, 10)
-    for call in range(0, 24, 3):
+    """After some steps that are recorded, each step leaves the path two calls later than the one before."""
+    make, recorded, places = _program(COMPUTE[name], _lengths), 7, 12
+    expected = run_program(make, lambda step: step, recorded + places)
+    steps: list[Any] = []
 
-        def wrap(step: Step, call: int = call) -> Step:
-            coexecuted = coexecute(step)
+    def wrap(step: Step) -> Step:
+        steps.append(coexecute(step))
+        calls = itertools.chain([-1] * recorded, range(0, 2 * places, 2))
 
-            def run(*inputs: Tensor) -> Tensor:
-                with _testing.diverge_at(call if len(seen) == 7 else -1):
-                    seen.append(call)
-                    return coexecuted(*inputs)
+        def run(*inputs: Tensor) -> Tensor:
+            with _testing.forced(), _testing.diverge_at(next(calls)):
+                result: Tensor = steps[0](*inputs)
+                return result
 
-            seen: list[int] = []
-            return run
+        return run
 
-        with _testing.forced():
-            got = run_program(make, wrap, 10)
-        assert differences(expected, got) == [], call
+    assert differences(expected, run_program(make, wrap, recorded + places)) == []
+    divergences = coexecute.report(steps[0]).divergences
+    assert sum(place.count for place in divergences if place.reason == _testing.FORCED) >= 7
 
 
 # -- formulas ------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def thread_state() -> tuple[Any, ...]:
     autocast = torch.is_autocast_enabled("cpu")
     other = None
     if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
-        other = "saved-tensor hooks are active"
+        other = "saved-tensor hooks are active, as within checkpoint"
     elif torch.is_inference_mode_enabled():
         other = "inference mode is active"
     elif torch._C._functorch.peek_interpreter_stack() is not None:

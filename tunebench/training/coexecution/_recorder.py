@@ -266,7 +266,7 @@ class Recorder:
                             call.checked[index] = (tuple(shape), *others)
             reads_number = "_local_scalar_dense" in operation.operator.name()
             if reads_number and call.kind not in (Kind.FETCH, Kind.OPTIMIZER):
-                raise NotUnderstoodError(f"{_name(call.function)} decides by a value of a tensor")
+                raise NotUnderstoodError(f"{_name(call.function)} reads a tensor as a number")
         self._abstract_number(call)
 
     def _bound(self, operation: Operation) -> Bound | None:

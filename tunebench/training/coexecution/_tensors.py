@@ -329,5 +329,7 @@ def _check(tensor: Tensor) -> None:
         raise NotUnderstoodError(f"a tensor is a {type(tensor).__name__}")
     if tensor.layout is not torch.strided or tensor.device.type != "cpu":
         raise NotUnderstoodError(f"a tensor has layout {tensor.layout} on {tensor.device}")
-    if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor._backward_hooks:
-        raise NotUnderstoodError("a tensor is quantized, a lazy conjugate, or has hooks")
+    if tensor._backward_hooks:
+        raise NotUnderstoodError("a tensor has hooks")
+    if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+        raise NotUnderstoodError("a tensor is quantized, or a conjugate that torch has not computed yet")

@@ -30,6 +30,9 @@ _UPDATES = 15
 _WARM_UP = 2
 """Number of steps before times count: libraries initialize, and optimizers make their states."""
 
+_PLACES = 3
+"""Number of places at which steps left the known paths that are named."""
+
 _WORTH = 0.02
 """Part of a step's time from which on a gain is advised."""
 
@@ -102,6 +105,12 @@ class StepAnalysis:
             if (change := advice(place.reason))
         }
         lines += [f"To be co-executed, at {change}." for change in reasons.values()]
+        if self.coexecuted_ms is None and not self.report.fallbacks and self.report.divergences:
+            site = self.report.divergences[0].site
+            lines.append(
+                f"To be co-executed, steps must repeat a path: at {site} they went on in another way than "
+                "before, by a branch, a loop of another length, or another size."
+            )
         if self.coexecuted_ms is not None and self.coexecuted_ms < (1 - _WORTH) * self.eager_ms:
             gain = 1 - self.coexecuted_ms / self.eager_ms
             lines.append(f"Decorate the step with coexecute: a step takes {gain:.0%} less time.")
@@ -115,7 +124,7 @@ class StepAnalysis:
         else:
             speed = self.eager_ms / self.coexecuted_ms
             lines.append(
-                f"co-execution: {self.coexecuted_ms:.2f} ms a step on {self.paths} known paths, "
+                f"co-execution: {self.coexecuted_ms:.2f} ms a step, {self.paths} known paths, "
                 f"{speed:.2f} of eager mode's speed"
             )
         lines += [
@@ -125,10 +134,8 @@ class StepAnalysis:
             f"update by {update.optimizer}: {update.update_ms:.3f} ms, fused {update.fused_ms:.3f} ms"
             for update in self.updates
         ]
-        lines += [
-            f"only in eager mode because of {place.site}: {place.reason} ({place.count})"
-            for place in self.report.fallbacks
-        ]
+        lines += [f"left the known paths at {place}" for place in self.report.divergences[:_PLACES]]
+        lines += [f"only in eager mode because of {place}" for place in self.report.fallbacks]
         return "\n".join([*lines, *(f"advice: {line}" for line in self.advice())])
 
 

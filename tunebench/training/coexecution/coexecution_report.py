@@ -21,8 +21,9 @@ _ADVICE = {
     "before the iteration": "detach carried state where the step ends, not where the next one begins",
     "outlives the iteration": "detach it",
     "other results": "report it: co-execution must give the results of eager mode",
-    "decides by a value": "read the value with .item() and branch in Python (not possible for LBFGS)",
+    "as a number": "pass a number, such as alpha=rate.item() (not possible for LBFGS, which does so itself)",
     "random numbers": "draw from torch.rand or torch.randn and transform the draws",
+    "requires_grad_ changed": "make the tensor before the step, with requires_grad=True",
     "in place": "use the function that returns a new tensor, such as index_add for index_add_",
     "is not understood": "move the call out of the step",
     "does not see": "move the call out of the step",
@@ -44,6 +45,7 @@ _ADVICE = {
     "shares the memory": "clone what NumPy or another library shares",
     "with another type": "clone the tensor before it is viewed with another type",
     "has layout": "use dense tensors of the processor",
+    "quantized": "use tensors that are not quantized, and resolve_conj",
     "a tensor is a ": "use plain tensors and parameters",
     "no operator of ATen": "use operators of torch",
     "outside of torch's Python functions": "call the function of torch in Python",
@@ -69,6 +71,10 @@ class Divergence:
     site: str
     reason: str
     count: int
+
+    def __str__(self) -> str:
+        """Return the place, the reason and the number of iterations."""
+        return f"{self.site}: {self.reason} ({self.count} iteration{'s' if self.count != 1 else ''})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,9 +170,9 @@ class CoexecutionReport:
             f"{each.seconds * 1e3:.1f} ms"
             for each in self.segments[:10]
         ]
-        lines += [f"diverged at {each.site}: {each.reason} ({each.count})" for each in self.divergences]
+        lines += [f"left the known paths at {divergence}" for divergence in self.divergences]
         lines += [
-            f"only in eager mode because of {fallback.site}: {fallback.reason} ({fallback.count})"
+            f"only in eager mode because of {fallback}"
             + (f"; {change}" if (change := advice(fallback.reason)) else "")
             for fallback in self.fallbacks
         ]
