@@ -97,9 +97,7 @@ class PackedLinear(nn.Linear):  # type: ignore[misc]
             raise InputError("packed layers have no gradients: call the model under torch.no_grad()")
         if input.dtype != torch.float32 or input.device.type != "cpu":
             raise InputError(f"expected an f32 tensor on a processor, got {input.dtype} on {input.device}")
-        return torch.ops.tunebench.packed_linear(
-            input, self._number, self.out_features, self.bias
-        )
+        return torch.ops.tunebench.packed_linear(input, self._number, self.out_features, self.bias)
 
     # -- the weight ----------------------------------------------------------------------------------------
 
