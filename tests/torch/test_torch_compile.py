@@ -709,6 +709,17 @@ def test_race_keeps_the_faster_and_has_no_other_effect(
     assert runs == {1 + _race.MOST_ROUNDS, 3 + _race.MOST_ROUNDS}
 
 
+def test_kernels_stay_where_memory_is_short_for_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(arguments: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    races, x, ours = list[_race.Race](), torch.ones(3), Slowed(monkeypatch, 2.0, [0.0])
+    raced = _race.Raced(ours, fail, {0}, races.append)
+    assert raced(x)[0].tolist() == [4.0] * 3
+    assert raced(x)[0].tolist() == [6.0] * 3
+    assert (ours.runs, races) == (2, [])
+
+
 @pytest.mark.parametrize("winner", ["tunebench", "torch"])
 def test_model_runs_by_the_winner_of_its_race(winner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Perceptron(), torch.randn(2, 4, 8)

@@ -91,7 +91,7 @@ class Raced:
                 return self._ours(*arguments)
             with self._lock:
                 if self._winner is None:
-                    self._winner = self._ours = self._won(arguments)
+                    self._winner = self._ours = self._won_or_ours(arguments)
         return self._winner(*arguments)
 
     def _timed(self, arguments: Sequence[Any]) -> Any:
@@ -100,6 +100,13 @@ class Raced:
         taken_us = timed(_device_of(arguments), lambda: results.append(self._ours(*arguments)))
         self._due = min(self._due, 2 + self._after_s * 1e6 / max(taken_us, 1.0))
         return results[0]
+
+    def _won_or_ours(self, arguments: Sequence[Any]) -> Callable[..., Any]:
+        """Return the faster implementation, or the one with kernels if memory is short for a race."""
+        try:
+            return self._won(arguments)
+        except torch.OutOfMemoryError:
+            return self._ours
 
     def _won(self, arguments: Sequence[Any]) -> Callable[..., Any]:
         """Return the faster implementation."""
