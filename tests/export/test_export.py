@@ -178,6 +178,7 @@ WORKLOADS = {
     "gemm": "gemm:m=4096,n=1096,k=64,dtype=f16,epilogue=bias+residual",
     "gemm/cuda_wgmma_promoted": "gemm:m=300,n=72,k=400,dtype=e4m3,trans=nt,accumulate=f32",
     "scaled_gemm": "scaled_gemm:m=300,n=328,k=64,dtype=bf16,bias=true",
+    "scatter_add": "scatter_add:rows=300,cols=40,bins=77,dtype=bf16,base=true",
     "gated_gemm": "gated_gemm:m=300,n=328,k=64,dtype=bf16",
     "grouped_gemm": "grouped_gemm:groups=7,m=100,n=72,k=64,dtype=bf16,skew=zipf",
     "grouped_gemm/cuda_wgmma_promoted": "grouped_gemm:groups=7,m=100,n=72,k=400,dtype=e4m3,trans=nt,"

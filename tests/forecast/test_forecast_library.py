@@ -34,6 +34,8 @@ EVERY = [
         "gated_gemm:m=16,n=11008,k=4096,dtype=bf16",
         "scaled_gemm:m=1,n=14336,k=4096,dtype=bf16,weight=i4,scales=group",
         "scaled_gemm:m=4096,n=4096,k=4096,dtype=e4m3,scales=block",
+        "scatter_add:rows=1,cols=1,bins=2147483647,dtype=f16,skipped=0",
+        "scatter_add:rows=2147483647,cols=128,bins=1,dtype=f32,base=true",
         "grouped_gemm:groups=64,m=1,n=64,k=64,dtype=f16,skew=one",
         f"{CONV},dtype=f16,epilogue=scale+bias+residual+relu",
         f"{CONV},dtype=tf32,groups=64,direction=wgrad",

@@ -54,6 +54,7 @@ WORKLOADS = (
     "softmax:rows=4096,cols=1000,dtype=f32,prologue=scale+mask",
     "softmax:rows=8,cols=100000,dtype=f16,log=true",
     "softmax:rows=8,cols=100000,dtype=f32,prologue=scale,direction=backward",
+    "scatter_add:rows=4096,cols=128,bins=1000,dtype=f16,base=true",
     "cross_entropy:rows=64,cols=50257,dtype=f16",
     "cross_entropy:rows=64,cols=50257,dtype=f16,direction=backward",
     "layernorm:rows=4096,cols=1024,dtype=bf16",

@@ -54,6 +54,7 @@ PATHS = [
     "attention:batch=2,heads=4,seq_q=37,head_dim=20,dtype=f32,seq_k=45,heads_k=2,causal=true",
     "attention:batch=2,heads=2,seq_q=9,head_dim=16,dtype=f32,direction=backward",
     "scaled_gemm:m=19,n=32,k=48,dtype=i8",
+    "scatter_add:rows=50,cols=24,bins=60,dtype=f16,skipped=3",
     "scaled_gemm:m=7,n=9,k=256,dtype=f32,weight=i4,scales=group,shift=true,bias=true",
 ]
 GEMM = parse("gemm:m=32,n=48,k=64,dtype=f32")

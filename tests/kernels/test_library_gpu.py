@@ -73,6 +73,7 @@ PATHS = [
     "gated_gemm:m=7,n=33,k=13,dtype=f32,activation=silu",
     "grouped_gemm:groups=2,m=16,n=16,k=16,dtype=bf16",
     "scaled_gemm:m=19,n=32,k=48,dtype=i8",
+    "scatter_add:rows=90,cols=40,bins=7,dtype=bf16,index=i32,base=true,wraps=true",
     "scaled_gemm:m=7,n=9,k=256,dtype=f32,weight=i4,scales=group,shift=true,bias=true",
     "batchnorm_stats:rows=16,cols=8,dtype=f32",
     "elementwise:rows=5,cols=13,dtype=f32,expression=alpha*gelu(x+bias),vectors=bias,scalars=alpha",

@@ -20,6 +20,7 @@ from numba.core.registry import cpu_target
 from tests.kernels import kernel_checks as checks
 from tests.support import package_variants
 from tunebench.device import local_cpu
+from tunebench.dtype import numpy_dtype
 from tunebench.variant import NumbaCpuVariant
 from tunebench.workload import Workload
 from tunebench.workloads import parse, suite, suites
@@ -99,6 +100,7 @@ DEFAULT = [
     "strided_reduction:shape=5x7x30x11,dtype=bf16,expression=gelu(x)*y,reduce=sum,axes=2,then=x*0.5,"
     "operands=x.f16.1_5_35_1050.if0_0_1_0_-3_20+y.f32.0_0_-1_0.at29",
     "strided_reduction:shape=700x3,dtype=f32,expression=x,operands=x.bf16.3_1,reduce=min,axes=2",
+    "scatter_add:rows=90,cols=40,bins=7,dtype=bf16,index=i32,base=true,wraps=true",
     "batchnorm_stats:rows=603,cols=75,dtype=f32",
     "batchnorm_stats:rows=301,cols=131,dtype=f16,eps=0.25,momentum=1",
     "batchnorm_stats:rows=303,cols=75,dtype=bf16,direction=backward,act=relu",
@@ -123,6 +125,8 @@ FURTHER = [
     "softmax:rows=11,cols=131,dtype=f32",
     "gated_gemm:m=7,n=33,k=13,dtype=f16,activation=sigmoid,out=f32",
     "scaled_gemm:m=7,n=150,k=300,dtype=e4m3,scales=block,bias=true",
+    "scatter_add:rows=37,cols=21,bins=11,dtype=f32",
+    "scatter_add:rows=50,cols=24,bins=60,dtype=f16,skipped=3",
     "scaled_gemm:m=19,n=35,k=45,dtype=i8,scales=tensor,out=f32",
     "scaled_gemm:m=3,n=48,k=160,dtype=f32,weight=e4m3,scales=group,group=32",
     "grouped_gemm:groups=3,m=7,n=33,k=13,dtype=f16,skew=one,out=f32",
@@ -194,6 +198,7 @@ def test_results_are_right(
     [
         "strided_elementwise:shape=7x5,dtype=f32,expression=x,operands=x.f32.0_1.byi.i64.1_0_0_5_11",
         "strided_reduction:shape=7x3x5,dtype=f32,expression=x,reduce=sum,operands=x.f32.0_1_0.byi.i64.5_0_1_0_3_11",
+        "scatter_add:rows=7,cols=5,bins=11,dtype=f32,skipped=2",
     ],
 )
 def test_kernels_raise_for_an_index_that_is_not_valid(text: str) -> None:
@@ -206,9 +211,11 @@ def test_kernels_raise_for_an_index_that_is_not_valid(text: str) -> None:
     for index in (11, -1, 2**40):
         out = np.empty(workload.outputs()[0].shape, "f4")
         arrays = {**workload.draw(np.random.default_rng(0)), "out": out}
-        arrays |= {tensor.name: np.empty(tensor.shape, "f4") for tensor in variant.scratch(workload, config)}
-        arrays["i"][4] = index
-        with pytest.raises(IndexError, match="an index in i is out of range"):
+        scratch = variant.scratch(workload, config)
+        arrays |= {tensor.name: np.empty(tensor.shape, numpy_dtype(tensor.dtype)) for tensor in scratch}
+        (name,) = (tensor.name for tensor in workload.inputs() if tensor.dtype == "i64")
+        arrays[name][4] = index
+        with pytest.raises(IndexError, match=f"an index in {name} is out of range"):
             kernel(*(arrays[name] for name in variant.arguments(workload, config)))
 
 

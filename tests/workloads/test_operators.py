@@ -33,6 +33,7 @@ from tunebench.workloads.operators.gemm import Gemm
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 from tunebench.workloads.operators.layernorm import LayerNorm
 from tunebench.workloads.operators.scaled_gemm import ScaledGemm
+from tunebench.workloads.operators.scatter_add import ScatterAdd
 from tunebench.workloads.operators.softmax import Softmax
 
 Array = NDArray[Any]
@@ -789,11 +790,19 @@ def _run_layernorm(workload: LayerNorm, inputs: Mapping[str, Array], terms: int 
     return y.astype(numpy_dtype(workload.dtype))
 
 
+def _run_scatter_add(workload: ScatterAdd, inputs: Mapping[str, Array], terms: int | None = None) -> Array:
+    out = inputs["base"].astype(np.float32) if workload.base else np.zeros(workload.outputs()[0].shape, "f4")
+    places = workload.places(inputs["index"][:terms])
+    np.add.at(out, places[places >= 0], inputs["x"][:terms][places >= 0].astype(np.float32))
+    return out.astype(numpy_dtype(workload.dtype))
+
+
 RUN: dict[str, Callable[..., Array]] = {
     "gemm": _run_gemm,
     "gated_gemm": _run_gated_gemm,
     "grouped_gemm": _run_grouped_gemm,
     "scaled_gemm": _run_scaled_gemm,
+    "scatter_add": _run_scatter_add,
     "conv2d": _run_conv2d,
     "cross_entropy": _run_cross_entropy,
     "softmax": _run_softmax,
@@ -828,6 +837,9 @@ EMULATED = [
     "scaled_gemm:m=61,n=67,k=499,dtype=f16",
     "scaled_gemm:m=61,n=67,k=320,dtype=e4m3,scales=group,out=f16",
     "scaled_gemm:m=61,n=67,k=320,dtype=i8,out=f32",
+    "scatter_add:rows=4099,cols=67,bins=3,dtype=f32",
+    "scatter_add:rows=997,cols=67,bins=61,dtype=bf16,base=true,wraps=true",
+    "scatter_add:rows=61,cols=67,bins=99,dtype=f16,index=i32,skipped=5",
     "gemm:m=61,n=67,k=129,dtype=e4m3,trans=nt",
     "gemm:m=61,n=67,k=997,dtype=i8,trans=tn",
     *(
@@ -894,9 +906,8 @@ def test_a_kernel_without_the_last_term_is_not_within_tolerance(text: str) -> No
     inputs = workload.draw(np.random.default_rng(9))
     reference = workload.reference(_f64(inputs))[workload.outputs()[0].name]
     run = RUN[workload.operator]
-    terms = {"conv2d": "c", "softmax": "cols", "layernorm": "cols", "cross_entropy": "cols"}.get(
-        workload.operator, "k"
-    )
+    along_cols = dict.fromkeys(("softmax", "layernorm", "cross_entropy"), "cols")
+    terms = {"conv2d": "c", "scatter_add": "rows", **along_cols}.get(workload.operator, "k")
     wrong = _share(workload, run(workload, inputs, terms=getattr(workload, terms) - 1), reference)
     assert wrong.max() > 1
 

@@ -190,6 +190,10 @@ def _gated_gemm(workload: GatedGemm, device: Device) -> Iterator[LibraryKernel]:
     yield from _parts(workload, device)
 
 
+def _scatter_add(workload: Workload, device: Device) -> Iterator[LibraryKernel]:
+    yield _rows("elementwise", workload, "additions by index predicted as an elementwise operation")
+
+
 def _scaled_gemm(workload: ScaledGemm, device: Device) -> Iterator[LibraryKernel]:
     """Yield the product of 8-bit types, or the conversion of the weights and the product of their results."""
     w = workload
@@ -395,6 +399,7 @@ OPERATORS: dict[str, Callable[[Any, Device], Iterator[LibraryKernel]]] = {
     "reduction": _reduction,
     "rmsnorm": _norm,
     "scaled_gemm": _scaled_gemm,
+    "scatter_add": _scatter_add,
     "softmax": _softmax,
     "strided_elementwise": _strided,
     "strided_reduction": _strided,

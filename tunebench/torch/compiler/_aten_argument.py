@@ -24,6 +24,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "residual": ("self",),
     },
     "scaled_gemm": {},
+    "scatter_add": {"x": ("x",), "index": ("index",), "base": ("base",)},
     "grouped_gemm": {"a": ("self", "input"), "b": ("mat2", "weight"), "offsets": ("offs",)},
     "conv2d": {"x": ("input",), "w": ("weight",), "bias": ("bias",), "dy": ("grad_output",)},
     "transposed": {"dy": ("input",), "w": ("weight",), "x": ("grad_output",)},

@@ -18,6 +18,7 @@ from tunebench.torch.compiler.translation import Translation
 from tunebench.workload import MAX_SIZE
 from tunebench.workloads import parse
 from tunebench.workloads.common.strided_workload import StridedWorkload
+from tunebench.workloads.operators.scatter_add import ScatterAdd
 
 __all__ = ["GraphRewriter", "fused_call"]
 
@@ -46,6 +47,9 @@ def fused_call(
             for source, (_, readers) in workload.gathered.items():
                 node = translation.sources[group.role(index, source)]
                 limits[node] = min([limits.get(node, MAX_SIZE), *(gather.extent for _, gather in readers)])
+        if isinstance(workload, ScatterAdd):
+            node = translation.sources[group.role(index, "index")]
+            limits[node] = min(limits.get(node, MAX_SIZE), workload.bins)
         inputs = [read_input(spec, group.role(index, spec.name)) for spec in workload.inputs()]
         outputs = [region.output(spec, group.role(index, spec.name)) for spec in workload.outputs()]
         layouts = layouts_text([layout for _, layout in inputs], [output.written for output in outputs])

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from tunebench.graph.group import FusedGroup
 from tunebench.torch._layout import has_strides, strides_in_order
 from tunebench.torch._tensor import stored_type
+from tunebench.torch.compiler._aten_argument import number_of
 from tunebench.torch.compiler._derived_tensor import DerivedTensor
 from tunebench.torch.compiler._kernel_operator import KernelTensor
 from tunebench.torch.compiler.translation import Translation
@@ -61,6 +62,8 @@ class GroupRegion:
         while queue:
             node = queue.pop()
             for before in node.all_input_nodes:
+                if number_of(before) is not None:  # a part of `module`; kernels know it
+                    continue
                 if not self._is_inside(before):
                     inputs[before] = None
                 elif before not in seen:

@@ -43,9 +43,10 @@ from tunebench.torch.compiler._derived_tensor import (
     filter_slice,
     zero_bias,
 )
-from tunebench.torch.compiler._flex_attention import flex_call_of
+from tunebench.torch.compiler._flex_attention import FlexCall, flex_call_of
 from tunebench.torch.compiler._graph_values import STORED, GraphValues
 from tunebench.torch.compiler._scaled_product import ScaledProduct, call_of, scaled_products
+from tunebench.torch.compiler._scatter import SCATTERS, ScatterCall, scatter_of
 from tunebench.torch.compiler._whole_number import is_exact_in_int8
 from tunebench.workloads import parse
 from tunebench.workloads import workload as make_workload
@@ -198,12 +199,15 @@ class _Translator:
         self._nodes.append(Node(name=node.name, target=_target(node), reads=reads, writes=writes, **fields))
 
     def _reads(self, node: fx.Node, fields: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the values that own the memory that a call reads; numbers in its expression are not read."""
-        operand_values = {operand.value for operand in fields.get("operands", {}).values()}
+        """Return the values that own the memory that a call reads; numbers that kernels know are not read."""
+        read_by_kernel = {operand.value for operand in fields.get("operands", {}).values()}
+        knows_numbers = "expression" in fields
+        if fields.get("roles") and node.target._schema.name in SCATTERS:
+            read_by_kernel, knows_numbers = set(map(self._held.memory_of, fields["roles"].values())), True
         read_nodes = [read for read in node.all_input_nodes if read in self._held.value_of]
         memory = [(read, self._held.memory_of(self._held.value_of[read])) for read in read_nodes]
         is_number = [
-            "expression" in fields and owner not in operand_values and number_of(read) is not None
+            knows_numbers and owner not in read_by_kernel and number_of(read) is not None
             for read, owner in memory
         ]
         owners = (owner for (_, owner), number in zip(memory, is_number, strict=True) if not number)
@@ -251,6 +255,9 @@ class _Translator:
             return self._batch_norm_fields(arguments)
         if name in _SCALED_CALLS:
             return self._scaled_fields(node, arguments)
+        if name in SCATTERS:
+            scatter = scatter_of(node, name, arguments)
+            return {"reason": scatter} if isinstance(scatter, str) else self._called_fields(scatter)
         if name in _BY_BATCH:
             add_value = functools.partial(self._held.add, None)
             return _BY_BATCH[name](node, arguments, self._held.as_f32, add_value)
@@ -358,9 +365,15 @@ class _Translator:
     def _flex_fields(self, node: fx.Node) -> dict[str, Any]:
         """Return the fields of a call of flex_attention."""
         call = flex_call_of(node)
-        if isinstance(call, str):
-            return {"reason": call}
-        return {"workloads": (call.text,), "roles": self._held.roles(parse(call.text), call.arguments)}
+        return {"reason": call} if isinstance(call, str) else self._called_fields(call)
+
+    def _called_fields(self, call: FlexCall | ScatterCall) -> dict[str, Any]:
+        """Return the fields of a call whose arguments are the tensors of one workload."""
+        roles = self._held.roles(parse(call.text), dict(call.arguments))
+        copied = sum(
+            self._held.values[value].nbytes for value in roles.values() if value in self._held.copied
+        )
+        return {"workloads": (call.text,), "roles": roles, "copied": copied}
 
     def _scaled_fields(self, node: fx.Node, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a call that is one product of quantised matrices."""
