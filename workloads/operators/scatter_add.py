@@ -11,7 +11,7 @@ from tunebench.dimension import AtLeast
 from tunebench.dtype import itemsize, numpy_dtype, underflow, unit_roundoff
 from tunebench.errors import InputError
 from tunebench.stress import Stress
-from tunebench.workload import Category, Reference, Size, Tensor, Tolerance, Traffic, Workload
+from tunebench.workload import AllowedChanges, Category, Reference, Size, Tensor, Tolerance, Traffic, Workload
 from tunebench.workloads.common.accumulation import F32, sum_error_of
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class ScatterAdd(Workload):
 
     operator: ClassVar[str] = "scatter_add"
     category: ClassVar[Category | None] = "reduction"
+    allowed_changes: ClassVar[AllowedChanges] = AllowedChanges(items=("rows",))
 
     rows: Size
     cols: Size
