@@ -142,9 +142,8 @@ WORKLOADS = {
         "scaled_gemm:m=35,n=150,k=300,dtype=e4m3,scales=block,bias=true",
     ),
     "scatter_add": (
-        "scatter_add:rows=37,cols=21,bins=11,dtype=f32",
+        "scatter_add:rows=37,cols=21,bins=11,dtype=f32,skipped=3",
         "scatter_add:rows=90,cols=40,bins=7,dtype=bf16,index=i32,base=true,wraps=true",
-        "scatter_add:rows=50,cols=24,bins=60,dtype=f16,skipped=3",
     ),
     "grouped_gemm": (
         "grouped_gemm:groups=5,m=67,n=53,k=43,dtype=f32",
