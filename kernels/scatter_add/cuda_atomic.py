@@ -147,11 +147,12 @@ class CudaAtomicScatterAdd(CudaVariant[ScatterAdd]):
         (tiling,) = self.tiles(workload, config)
         sums = "sums" if self._rounds(workload) else "out"
         of_sums = workload.bins * workload.cols // wide
-        whole = {"grid": (ceil_div(of_sums, threads), 1, 1), "block": (threads, 1, 1)}
+        grid, block = (ceil_div(of_sums, threads), 1, 1), (threads, 1, 1)
         start = Launch(
             entry=f"scatter_start<{dtype}, {flag(workload.base)}, {threads}, {wide}>",
             arguments=("base" if workload.base else "x", sums, Scalar("long long", of_sums)),
-            **whole,
+            grid=grid,
+            block=block,
         )
         kinds = (
             f"{dtype}, {ctype(workload.index)}, {workload.bins}, {workload.skipped}, {flag(workload.wraps)}"
@@ -160,7 +161,7 @@ class CudaAtomicScatterAdd(CudaVariant[ScatterAdd]):
         add = Launch(
             entry=f"scatter_rows<{kinds}, {threads}, {vector}, {unroll}>",
             grid=(tiling.count, 1, 1),
-            block=(threads, 1, 1),
+            block=block,
             arguments=("x", "index", sums, Scalar("long long", vectors), Scalar("int", workload.cols)),
         )
         if not self._rounds(workload):
@@ -168,7 +169,8 @@ class CudaAtomicScatterAdd(CudaVariant[ScatterAdd]):
         end = Launch(
             entry=f"scatter_end<{dtype}, {threads}, {wide}>",
             arguments=("sums", "out", Scalar("long long", of_sums)),
-            **whole,
+            grid=grid,
+            block=block,
         )
         return (start, add, end)
 

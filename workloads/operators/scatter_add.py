@@ -111,7 +111,7 @@ class ScatterAdd(Workload):
         used, starts, counts = np.unique(places[order], return_index=True, return_counts=True)
         shape = (self.bins, self.cols)
         value = inputs["base"] * 1.0 if self.base else np.zeros(shape)
-        squares, terms = np.square(value), (np.abs(value) > 0.0) * 1.0
+        squares, terms = np.square(value), np.where(np.abs(value) > 0.0, 1.0, 0.0)
         if len(order):
             x = inputs["x"][order]
             value[used] += np.add.reduceat(x, starts, axis=0)
