@@ -52,7 +52,13 @@ def test_best_plans_and_front_are_those_of_all_plans(objective: Objective, fitti
         "time": lambda priced: priced.step.time_us,
         "memory": lambda priced: (priced.memory.total, priced.step.time_us),
     }
-    best = sorted(map(keys[objective], fitting))[:5]
+    # Schedules with the same order of passes, as the V-shaped ones of two ranks have, count once.
+    distinct = {
+        (str({**priced.plan.values, "schedule": ""}), priced.step.time_us, priced.memory.total): priced
+        for priced in fitting
+    }
+    assert len(distinct) < len(fitting)
+    best = sorted(map(keys[objective], distinct.values()))[:5]
     assert [keys[objective](priced) for priced in result.best] == best
     front = {
         (priced.step.time_us, priced.memory.total)

@@ -196,9 +196,10 @@ class TrainingCluster:
         between = f", {cluster.between.name} between {cluster.nodes} nodes" if cluster.nodes > 1 else ""
         limit_w = self.device.power_limit_w
         limited = f" at {significant(limit_w)} W" if limit_w else ""
+        inside = f" by {cluster.inside.name}" if cluster.devices_per_node > 1 else ""
         return (
-            f"{cluster.devices} x {self.device.name}{limited}, {cluster.devices_per_node} a node by "
-            f"{cluster.inside.name}{between}"
+            f"{cluster.devices} x {self.device.name}{limited}, {cluster.devices_per_node} a node"
+            f"{inside}{between}"
         )
 
     def with_nodes(self, nodes: int) -> Cluster:

@@ -9,7 +9,7 @@ its bounds.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -101,7 +101,8 @@ class SearchResult:
 
     Attributes:
         objective: What was minimised.
-        best: The best plans that fit, best first; none if nothing fits.
+        best: The best plans that fit, best first; none if nothing fits. Schedules that order the passes of a
+            plan in the same way count once.
         front: Plans for which no other that fits has both a shorter step and less memory, shortest step
             first.
         proof: How all plans were closed.
@@ -285,7 +286,7 @@ class ClusterSearch:
                 if second >= least:
                     continue
             if candidate.level == 2:
-                if len(best) < top:
+                if len(best) < top and not self._repeats(candidate.plan, best):
                     best.append(candidate.plan)
                 if second < least:
                     least = second
@@ -302,6 +303,16 @@ class ClusterSearch:
             value = self._values(candidate.time_us, candidate.memory, candidate.plan.devices)
             heapq.heappush(heap, (*value, index, candidate))
         return best, points, levels
+
+    def _repeats(self, plan: ClusterPlan, listed: Sequence[ClusterPlan]) -> bool:
+        """Return whether a listed plan has the same order of passes by a schedule of another name."""
+        values = {**plan.values, "schedule": ""}
+        return any(
+            {**other.values, "schedule": ""} == values
+            and self.pricer.step_us(other) == self.pricer.step_us(plan)
+            and self.memory.of(other).total == self.memory.of(plan).total
+            for other in listed
+        )
 
     @staticmethod
     def _devices(plans: PlanTable) -> NDArray[np.int64]:
