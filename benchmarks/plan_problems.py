@@ -172,7 +172,7 @@ def _print_problem(problem: Problem) -> None:
         )
         return
     best = result.best[0]
-    price_gap = best.step.time_us / search.pricer.bound_us(best.plan) - 1
+    price_gap = max(0.0, best.step.time_us / search.pricer.bound_us(best.plan) - 1)
     closed = f"{proof.too_large}, {proof.bounded_by_passes}, {proof.bounded_by_step}"
     print(
         f"| {problem.name} | {problem.cluster} | {problem.batch}, {problem.seq} | {plan_text(best.plan)} | "

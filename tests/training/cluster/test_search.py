@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +50,7 @@ def test_best_plans_and_front_are_those_of_all_plans(objective: Objective, fitti
     search = ClusterSearch(JOB, MACHINE, objective=objective, fixed=FIXED)
     result = search.run(5)
     assert {plan.schedule for plan in search.plans} == set(PLANNED_SCHEDULES)
-    keys = {
+    keys: dict[str, Callable[[PricedPlan], Any]] = {
         "time": lambda priced: priced.step.time_us,
         "memory": lambda priced: (priced.memory.total, priced.step.time_us),
     }
