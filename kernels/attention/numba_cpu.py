@@ -364,7 +364,7 @@ def _packed_scores(
     """Return the function that computes scores by a product with packed keys."""
     mr, nr, keys, dim = config["mr"], config["nr"], room.keys, room.dim
     first_k, first_score, pack = room.k, room.scores, packer(workload.dtype, dim, nr, fastmath)
-    multiply = strided_product(mr, nr, a_strides=(dim, 1), b_pitch=nr, sums_pitch=keys, adds=False)
+    multiply = strided_product(mr, nr, a_strides=(dim, 1), b_pitch=nr, adds=False)
 
     @jitted(fastmath)
     def scores(k: Any, at: int, count: int, seen: int, buffer: Any) -> None:
@@ -372,7 +372,7 @@ def _packed_scores(
         for n in range(0, seen, nr):
             for m in range(0, count, mr):
                 target = first_score + m * keys + n
-                multiply(dim, buffer, m * dim, buffer, first_k + n * dim, buffer, target)
+                multiply(dim, buffer, m * dim, buffer, first_k + n * dim, buffer, target, keys)
 
     return scores
 
@@ -384,7 +384,7 @@ def _packed_results(
     mr, nr, keys, dim, columns = config["mr"], config["nr"], room.keys, room.dim, room.columns
     first_v, first_score, first_result = room.v, room.scores, room.results
     widen = widener(workload.dtype, fastmath)
-    multiply = strided_product(mr, nr, a_strides=(keys, 1), b_pitch=nr, sums_pitch=columns)
+    multiply = strided_product(mr, nr, a_strides=(keys, 1), b_pitch=nr)
 
     @jitted(fastmath)
     def results(v: Any, at: int, count: int, seen: int, buffer: Any) -> None:
@@ -395,7 +395,7 @@ def _packed_results(
         for n in range(0, dim, nr):
             for m in range(0, count, mr):
                 p, target = first_score + m * keys, first_result + m * columns + n
-                multiply(seen, buffer, p, buffer, first_v + n * keys, buffer, target)
+                multiply(seen, buffer, p, buffer, first_v + n * keys, buffer, target, columns)
 
     return results
 

@@ -351,31 +351,30 @@ def _products(
         nr,
         a_strides=(pitch, 1),
         b_pitch=nr,
-        sums_pitch=rows,
         unroll=config["unroll"],
         adds=False,
     )
-    gradients = strided_product(mr, wide, a_strides=(1, rows), b_pitch=pitch, sums_pitch=pitch)
-    shares = strided_product(mr, wide, a_strides=(rows, 1), b_pitch=pitch, sums_pitch=pitch)
+    gradients = strided_product(mr, wide, a_strides=(1, rows), b_pitch=pitch)
+    shares = strided_product(mr, wide, a_strides=(rows, 1), b_pitch=pitch)
 
     @jitted(fastmath)
     def multiply_scores(buffer: Any, left: int, right: int, to: int, count: int, used: int) -> None:
         for n in range(0, used, nr):
             for m in range(0, count, mr):
                 row, strip = left + m * pitch, right + n * head_dim
-                scores(head_dim, buffer, row, buffer, strip, buffer, to + m * rows + n)
+                scores(head_dim, buffer, row, buffer, strip, buffer, to + m * rows + n, rows)
 
     @jitted(fastmath)
     def multiply_gradients(buffer: Any, left: int, right: int, to: int, count: int, used: int) -> None:
         for n in range(0, pitch, wide):
             for m in range(0, used, mr):
-                gradients(count, buffer, left + m, buffer, right + n, buffer, to + m * pitch + n)
+                gradients(count, buffer, left + m, buffer, right + n, buffer, to + m * pitch + n, pitch)
 
     @jitted(fastmath)
     def add_shares(buffer: Any, left: int, right: int, sums: Any, to: int, count: int, used: int) -> None:
         for n in range(0, pitch, wide):
             for m in range(0, count, mr):
-                shares(used, buffer, left + m * rows, buffer, right + n, sums, to + m * pitch + n)
+                shares(used, buffer, left + m * rows, buffer, right + n, sums, to + m * pitch + n, pitch)
 
     return multiply_scores, multiply_gradients, add_shares
 

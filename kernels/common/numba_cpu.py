@@ -10,13 +10,17 @@ that writes one array and reads another, and take much of the compile time.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from tunebench.dtype import DType
+from tunebench.workload import Workload
 
-__all__ = ["address", "exp2", "exponential", "inlined", "jitted", "load", "rank", "store"]
+T = TypeVar("T")
+
+__all__ = ["address", "exp2", "exponential", "inlined", "jitted", "load", "rank", "shared", "store"]
 
 
 @functools.cache
@@ -111,6 +115,25 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
     made: Callable[..., Any] = numba.njit(inline="always")(function)
     return made
+
+
+def shared(make: Callable[..., T]) -> Callable[..., T]:
+    """Decorate a function that makes jitted functions for a workload and further arguments.
+
+    Workloads that differ only in sizes share them, so they must not depend on sizes. A process that compiles
+    several configurations translates them to LLVM's code once.
+    """
+    made: dict[tuple[Any, ...], T] = {}
+
+    @functools.wraps(make)
+    def make_once(workload: Workload, *arguments: Any) -> T:
+        values = (getattr(workload, field.name) for field in dataclasses.fields(workload))
+        key = (type(workload), *(value for value in values if type(value) is not int), *arguments)
+        if key not in made:
+            made[key] = make(workload, *arguments)
+        return made[key]
+
+    return make_once
 
 
 @functools.cache

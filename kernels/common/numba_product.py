@@ -10,6 +10,7 @@ van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS Functionality", 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -18,7 +19,7 @@ from tunebench.device import Device
 from tunebench.dtype import DType
 from tunebench.kernels.common.numba_cpu import inlined, jitted, load
 from tunebench.space import Config, Constraint, Parameter, Space, Table
-from tunebench.variant import Costs, NumbaCpuVariant, ceil_div
+from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar, ceil_div
 from tunebench.workloads.operators.gated_gemm import GatedGemm
 from tunebench.workloads.operators.gemm import Gemm
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
@@ -32,7 +33,6 @@ __all__ = [
     "Operand",
     "constraints",
     "expert",
-    "micro_kernel",
     "registers_hold",
     "stored_line",
     "strided_product",
@@ -64,7 +64,11 @@ PARAMETERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocking:
-    """Block sizes of a configuration: constants of the machine code."""
+    """Block sizes of a configuration.
+
+    `mc` and `nc` are arguments of kernels, so that configurations that differ only in the number of strips
+    share machine code. The others are constants of it.
+    """
 
     mr: int
     nr: int
@@ -90,19 +94,19 @@ class Blocking:
         return (1, self.mr) if self.a_panel == "columns" else (self.depth, 1)
 
     @property
-    def b_origin(self) -> int:
-        """Offset of the packed columns in a worker's buffer; packed rows start at 0."""
-        return self.mc * self.depth
+    def arguments(self) -> tuple[Scalar, Scalar]:
+        """The last arguments of a kernel: `mc` and `nc`."""
+        return Scalar("long long", self.mc), Scalar("long long", self.nc)
 
-    @property
-    def sums_origin(self) -> int:
-        """Offset of the tile in a worker's buffer."""
-        return (self.mc + self.nc) * self.depth
+    def buffer_size(self) -> Callable[[int, int], int]:
+        """Return the inlined function of `mc` and `nc` for the size of a worker's buffer, in f32 elements."""
+        depth = self.depth
 
-    @property
-    def buffer_size(self) -> int:
-        """Size of a worker's buffer, in f32 elements."""
-        return self.sums_origin + self.mc * self.nc
+        @inlined
+        def size(mc: int, nc: int) -> int:
+            return (mc + nc) * depth + mc * nc
+
+        return size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +133,7 @@ def stored_line(dtype: DType, place: Callable[..., Any]) -> Callable[[int], Call
     """
     read = load(dtype)
 
+    @functools.cache
     def line(stride: int) -> Callable[..., None]:
         @jitted()
         def pack_line(
@@ -218,6 +223,10 @@ class NumbaCpuProduct(NumbaCpuVariant[W]):
             return f"{self.key} multiplies f32, tf32, f16 and bf16, not {workload.dtype}"
         return None
 
+    def arguments(self, workload: W, config: Config) -> tuple[Argument, ...]:
+        """Return all tensors, and the rows and columns of a tile."""
+        return (*self.tensors(workload, config), *Blocking(**config).arguments)
+
     def costs(self, workload: W, table: Table, device: Device) -> Costs:
         """Count the multiply-adds of the product, without those on padding."""
         return Costs(blocks=1, full_blocks=0, threads=1, fma=float(workload.flops() // 2))
@@ -228,9 +237,9 @@ def walker(
 ) -> Callable[..., None]:
     """Return the jitted function that computes a worker's share of the tiles.
 
-    Its arguments are `(operands, sizes, products, buffer, worker, workers)`: `operands` is passed on to lines
-    and `write`, `sizes` is the address of m, n, k of each product (int64), `buffer` that of the worker's
-    `Blocking.buffer_size` elements.
+    Its arguments are `(operands, sizes, products, block, buffer, worker, workers)`: `operands` is passed to
+    lines and `write`, `sizes` is the address of m, n, k of each product (int64), `block` the rows and columns
+    of a tile (`mc` and `nc` of `Blocking`), and `buffer` the address of the worker's `buffer_size` elements.
 
     Args:
         blocking: Block sizes.
@@ -240,18 +249,19 @@ def walker(
             sums of row i, from column j on.
         fastmath: LLVM flags.
     """
-    mc, nc = blocking.mc, blocking.nc
     tile = _tile(blocking, a, b, write)
 
     @jitted(fastmath)
-    def walk(operands: Any, sizes: Any, products: int, buffer: Any, worker: int, workers: int) -> None:
-        turn = 0
+    def walk(
+        operands: Any, sizes: Any, products: int, block: Any, buffer: Any, worker: int, workers: int
+    ) -> None:
+        turn, mc, nc = 0, block[0], block[1]
         for z in range(products):
             m, n, k = sizes[3 * z], sizes[3 * z + 1], sizes[3 * z + 2]
             for i in range(0, m, mc):
                 for j in range(0, n, nc):
                     if turn % workers == worker:
-                        tile(operands, z, i, j, min(mc, m - i), min(nc, n - j), k, buffer)
+                        tile(operands, z, i, j, min(mc, m - i), min(nc, n - j), k, block, buffer)
                     turn += 1
 
     return walk
@@ -261,37 +271,38 @@ def _tile(blocking: Blocking, a: Operand, b: Operand, write: Callable[..., None]
     """Return the inlined function that computes and stores one tile."""
     import numpy as np
 
-    mr, nr, nc, depth = blocking.mr, blocking.nr, blocking.nc, blocking.depth
-    b_origin, sums_origin = blocking.b_origin, blocking.sums_origin
-    pack_a = _pack(a, mr, blocking.a_strides, 0, blocking)
-    pack_b = _pack(b, nr, (1, nr), b_origin, blocking)
-    multiply = micro_kernel(blocking)
+    mr, nr, depth = blocking.mr, blocking.nr, blocking.depth
+    pack_a = _pack(a, mr, blocking.a_strides, blocking)
+    pack_b = _pack(b, nr, (1, nr), blocking)
+    multiply = strided_product(mr, nr, a_strides=blocking.a_strides, b_pitch=nr, unroll=blocking.unroll)
     zero = np.float32(0)
 
     @inlined
-    def tile(operands: Any, z: int, i: int, j: int, rows: int, cols: int, k: int, buffer: Any) -> None:
+    def tile(
+        operands: Any, z: int, i: int, j: int, rows: int, cols: int, k: int, block: Any, buffer: Any
+    ) -> None:
+        mc, nc = block
+        b_origin, sums_origin = mc * depth, (mc + nc) * depth  # packed rows start at 0
         m_panels, n_panels = (rows + mr - 1) // mr, (cols + nr - 1) // nr
         for at in range(sums_origin, sums_origin + m_panels * mr * nc):
             buffer[at] = zero
         for start in range(0, k, depth):
             terms = min(depth, k - start)
-            pack_b(operands, z, j, cols, start, terms, buffer)
-            padded = pack_a(operands, z, i, rows, start, terms, buffer)
+            pack_b(operands, z, j, cols, start, terms, buffer, b_origin)
+            padded = pack_a(operands, z, i, rows, start, terms, buffer, 0)
             for n_panel in range(n_panels):
                 for m_panel in range(m_panels):
                     a_at, b_at = m_panel * mr * depth, b_origin + n_panel * nr * depth
                     sums_at = sums_origin + m_panel * mr * nc + n_panel * nr
-                    multiply(padded, buffer, a_at, buffer, b_at, buffer, sums_at)
+                    multiply(padded, buffer, a_at, buffer, b_at, buffer, sums_at, nc)
         for row in range(rows):
             write(operands, z, i + row, j, cols, buffer, sums_origin + row * nc)
 
     return tile
 
 
-def _pack(
-    operand: Operand, width: int, strides: tuple[int, int], origin: int, blocking: Blocking
-) -> Callable[..., int]:
-    """Return the inlined function that packs strips of `width` rows or columns, from `origin` on.
+def _pack(operand: Operand, width: int, strides: tuple[int, int], blocking: Blocking) -> Callable[..., int]:
+    """Return the inlined function that packs strips of `width` rows or columns, from `origin` of a buffer on.
 
     It returns the number of terms, rounded up with zeros to a multiple of what the micro-kernel adds
     together.
@@ -300,7 +311,6 @@ def _pack(
         operand: Reader of the operand.
         width: Rows or columns of a strip.
         strides: Distances between neighbours in a strip, across and along the depth.
-        origin: Offset of the strips in the buffer.
         blocking: Block sizes.
     """
     import numpy as np
@@ -311,7 +321,9 @@ def _pack(
     depth, unroll, zero = blocking.depth, blocking.unroll, np.float32(0)
 
     @inlined
-    def pack(operands: Any, z: int, first: int, extent: int, start: int, terms: int, buffer: Any) -> int:
+    def pack(
+        operands: Any, z: int, first: int, extent: int, start: int, terms: int, buffer: Any, origin: int
+    ) -> int:
         padded = (terms + unroll - 1) // unroll * unroll
         for strip in range((extent + width - 1) // width):
             base, begin = origin + strip * width * depth, strip * width
@@ -328,18 +340,6 @@ def _pack(
         return padded
 
     return pack
-
-
-def micro_kernel(blocking: Blocking) -> Callable[..., None]:
-    """Return the `strided_product` that adds the product of two packed strips to a tile's sums."""
-    return strided_product(
-        blocking.mr,
-        blocking.nr,
-        a_strides=blocking.a_strides,
-        b_pitch=blocking.nr,
-        sums_pitch=blocking.nc,
-        unroll=blocking.unroll,
-    )
 
 
 class _Vectors:
@@ -383,21 +383,19 @@ def strided_product(
     *,
     a_strides: tuple[int, int],
     b_pitch: int,
-    sums_pitch: int,
     unroll: int = 1,
     adds: bool = True,
 ) -> Callable[..., None]:
-    """Return the intrinsic `(terms, a, a_at, b, b_at, sums, sums_at)` for a product of mr x nr sums.
+    """Return the intrinsic `(terms, a, a_at, b, b_at, sums, sums_at, pitch)` for a product of mr x nr sums.
 
-    Operands and sums are f32: an address, and an offset from there. The code is LLVM vectors, because LLVM
-    does not reliably keep the sums of a loop over arrays in registers.
+    Operands and sums are f32: an address, and an offset from there; rows of sums are `pitch` apart. The code
+    is LLVM vectors, because LLVM does not reliably keep the sums of a loop over arrays in registers.
 
     Args:
         mr: Rows.
         nr: Columns, a multiple of `LANES`.
         a_strides: Strides of the left operand: across, and along the terms.
         b_pitch: Distance between terms in the right operand, whose columns are contiguous.
-        sums_pitch: Distance between rows of sums.
         unroll: Terms per iteration; `terms` must be a multiple of it.
         adds: Whether the product is added to the sums, or replaces them.
     """
@@ -407,11 +405,15 @@ def strided_product(
     from numba.extending import intrinsic
 
     index = ir.IntType(64)
-    places = {(i, j): index(i * sums_pitch + j * LANES) for i in range(mr) for j in range(nr // LANES)}
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         a, b, sums = (builder.gep(arguments[i], [arguments[i + 1]]) for i in (1, 3, 5))
-        vectors = _Vectors(builder)
+        vectors, pitch = _Vectors(builder), arguments[7]
+        places = {
+            (i, j): builder.add(builder.mul(pitch, index(i)), index(j * LANES))
+            for i in range(mr)
+            for j in range(nr // LANES)
+        }
 
         def add_term(p: Any) -> None:
             """Add the outer product of column p of the rows and row p of the columns."""
@@ -436,9 +438,9 @@ def strided_product(
 
     @intrinsic  # type: ignore[untyped-decorator]
     def multiply(
-        _typing: Any, terms: Any, a: Any, a_at: Any, b: Any, b_at: Any, sums: Any, sums_at: Any
+        _typing: Any, terms: Any, a: Any, a_at: Any, b: Any, b_at: Any, sums: Any, sums_at: Any, pitch: Any
     ) -> Any:
         at = types.int64
-        return types.void(at, a, at, b, at, sums, at), generate
+        return types.void(at, a, at, b, at, sums, at, at), generate
 
     return multiply  # type: ignore[no-any-return]

@@ -15,12 +15,13 @@ Visin, "A guide to convolution arithmetic for deep learning", 2016 (gradients). 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels.common.numba_cpu import address, inlined, jitted, load
+from tunebench.kernels.common.numba_cpu import address, inlined, jitted, load, shared
 from tunebench.kernels.common.numba_product import (
     PARAMETERS,
     Blocking,
@@ -80,16 +81,17 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
         return Costs(blocks=1, full_blocks=0, threads=1, fma=float(pairs * executed))
 
     def arguments(self, workload: Conv2d, config: Config) -> tuple[Argument, ...]:
-        """Return all tensors: another one for a missing scale, bias, residual or prologue vector."""
+        """Return all tensors, another one for a missing vector or residual, then sizes."""
         first, second = (tensor.name for tensor in workload.inputs()[:2])
         sizes = (workload.stride, workload.pad, workload.pad_w, workload.dilation, workload.groups)
         return (
             *(first, second, *epilogue_tensors(workload), *operands(workload), workload.outputs()[0].name),
             *(Scalar("long long", size) for size in sizes),
+            *Blocking(**config).arguments,
         )
 
     def kernel(self, workload: Conv2d, config: Config) -> Callable[..., None]:
-        """Return the kernel of images, others and vectors, out, and sizes: stride, pads, dilation and groups.
+        """Return the kernel of images, others, vectors, out, and sizes: stride, pads, dilation, groups, tile.
 
         Others are filters, or dy for wgrad. Vectors are scale, bias and residual, then scale and shift of the
         prologue.
@@ -99,7 +101,7 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
 
         blocking = Blocking(**config)
         walk = walker(blocking, *_operands(workload), _write(workload), self.fastmath)
-        plan, size, address_of = _plan(workload), blocking.buffer_size, address()
+        plan, size, address_of = _plan(workload), blocking.buffer_size(), address()
         fprop, wgrad = workload.direction == "fprop", workload.direction == "wgrad"
         last = workload.layout == "nhwc"
         height, width, channel = (1, 2, 3) if last else (2, 3, 1)
@@ -120,6 +122,8 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
             pad_w: int,
             dilation: int,
             groups: int,
+            mc: int,
+            nc: int,
         ) -> None:
             filters = out if wgrad else others
             grid = others if wgrad else out
@@ -138,7 +142,7 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
             step, spread = (stride, 1) if fprop or wgrad else (1, stride)
             high, wide = images.shape[height], images.shape[width]
             tall, long, whole = grid.shape[height], grid.shape[width], r * s
-            buffers = np.empty((workers, size), np.float32)
+            buffers = np.empty((workers, size(mc, nc)), np.float32)
             for worker in numba.prange(workers):
                 # Numba's parallel loops take arrays and numbers from outside, but no tuples.
                 sources = address_of(images), address_of(others)
@@ -147,7 +151,8 @@ class NumbaCpuConv2d(NumbaCpuVariant[Conv2d]):
                 shape, target = (high, wide, own, results, groups, step), (tall, long, spread, whole, kinds)
                 operands = (inputs, address_of(out), address_of(taps), address_of(grids), shape, target)
                 buffer = address_of(buffers[worker])
-                walk(operands, address_of(sizes), groups * kinds, buffer, np.int64(worker), workers)
+                block = (mc, nc)
+                walk(operands, address_of(sizes), groups * kinds, block, buffer, np.int64(worker), workers)
 
         return conv2d
 
@@ -168,6 +173,7 @@ def _met(axis: ConvAxis) -> int:
 # A product z is one group and one kind; only dgrad has more than one kind, the residues modulo the stride.
 
 
+@shared
 def _plan(workload: Conv2d) -> Callable[..., Any]:
     """Return the jitted function that computes taps and grids."""
     import numpy as np
@@ -200,6 +206,7 @@ def _plan(workload: Conv2d) -> Callable[..., Any]:
     return plan
 
 
+@shared
 def _operands(workload: Conv2d) -> tuple[Operand, Operand]:
     """Return the readers of rows and columns of the product."""
     last, wgrad = workload.layout == "nhwc", workload.direction == "wgrad"
@@ -239,6 +246,7 @@ def _patches_nhwc(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
 
     pixel_of, zero = _pixel(workload), np.float32(0)
 
+    @functools.cache
     def line(stride: int) -> Callable[..., None]:
         @jitted()
         def pack_line(
@@ -277,6 +285,7 @@ def _patches_nchw(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
 
     pixel_of, zero = _pixel(workload), np.float32(0)
 
+    @functools.cache
     def line(stride: int) -> Callable[..., None]:
         @jitted()
         def pack_line(
@@ -335,6 +344,7 @@ def _filters(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
         tap, which = taps[(kind * target[3] + term // own) * 3], group * own + term % own
         return inputs[1], (which * target[3] + tap) * results
 
+    @functools.cache
     def line(stride: int) -> Callable[..., None]:
         @jitted()
         def over_terms(
@@ -369,6 +379,7 @@ def _gradients(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
         gradients, results, groups = operands[0][1], operands[4][3], operands[4][4]
         return gradients, (pixel * groups + z) * results
 
+    @functools.cache
     def line(stride: int) -> Callable[..., None]:
         @jitted()
         def over_pixels(
@@ -389,6 +400,7 @@ def _gradients(workload: Conv2d) -> Callable[[int], Callable[..., None]]:
     return stored_line(stored, over_filters) if workload.layout == "nhwc" else line
 
 
+@shared
 def _write(workload: Conv2d) -> Callable[..., None]:
     """Return the function that applies the epilogue to a part of a row of the product, and stores it."""
     finish = finisher(workload)

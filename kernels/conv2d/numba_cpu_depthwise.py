@@ -12,11 +12,12 @@ depthwise and pointwise convolutions on mobile devices", AAAI 2020.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels.common.numba_cpu import address, inlined, jitted, load, store
+from tunebench.kernels.common.numba_cpu import address, inlined, jitted, load, shared, store
 from tunebench.kernels.conv2d._conv import pairs_inside
 from tunebench.kernels.conv2d._numba_conv import depthwise_limit, epilogue_tensors, finisher
 from tunebench.space import Config, Parameter, Space, Table
@@ -221,6 +222,7 @@ def _whole_filter(workload: Conv2d, config: Config, fastmath: frozenset[str]) ->
     return whole
 
 
+@shared
 def _one_tap(workload: Conv2d, fastmath: frozenset[str]) -> Callable[..., None]:
     """Return the function that adds one tap of one pixel to the sums of `count` channels."""
     read = load(workload.inputs()[0].dtype)
@@ -233,6 +235,7 @@ def _one_tap(workload: Conv2d, fastmath: frozenset[str]) -> Callable[..., None]:
     return one
 
 
+@functools.cache
 def _clear() -> Callable[..., None]:
     import numpy as np
 
@@ -246,6 +249,7 @@ def _clear() -> Callable[..., None]:
     return clear
 
 
+@shared
 def _finish(workload: Conv2d) -> Callable[..., None]:
     """Return the function that finishes and stores the sums of `count` channels of a pixel."""
     finish = finisher(workload)

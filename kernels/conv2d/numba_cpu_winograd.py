@@ -14,13 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench.device import Device
-from tunebench.kernels.common.numba_cpu import address, jitted, load
+from tunebench.kernels.common.numba_cpu import address, jitted, load, shared
 from tunebench.kernels.common.numba_product import (
     BUFFER_BYTES,
     LANES,
-    Blocking,
-    micro_kernel,
     registers_hold,
+    strided_product,
     usual_sums,
 )
 from tunebench.kernels.conv2d import _winograd
@@ -114,33 +113,41 @@ class NumbaCpuWinograd(NumbaCpuVariant[Conv2d]):
         return Costs(blocks=1, full_blocks=0, threads=1, fma=products)
 
     def arguments(self, workload: Conv2d, config: Config) -> tuple[Argument, ...]:
-        """Return all tensors: the output for a missing scale, bias or residual, which is not read."""
+        """Return all tensors, the output for a missing scale, bias or residual, then padding and tiles."""
         images = "x" if workload.direction == "fprop" else "dy"
         pad = workload.pad if workload.direction == "fprop" else 2 - workload.pad
         out = workload.outputs()[0].name
-        return (images, "w", *epilogue_tensors(workload), out, Scalar("long long", pad))
+        sizes = (pad, config["mr"] * config["m_panels"])
+        tensors = (images, "w", *epilogue_tensors(workload), out)
+        return (*tensors, *(Scalar("long long", size) for size in sizes))
 
     def kernel(self, workload: Conv2d, config: Config) -> Callable[..., None]:
-        """Return the kernel `(images, filters, scale, bias, residual, out, pad)`."""
+        """Return the kernel `(images, filters, scale, bias, residual, out, pad, tiles)`."""
         import numba
         import numpy as np
 
-        blocking = _blocking(config)
-        m, nr, tiles_together = config["m"], config["nr"], blocking.mc
-        points, depth = (m + 2) ** 2, config["depth"]
+        m, nr, depth = config["m"], config["nr"], config["depth"]
+        points = (m + 2) ** 2
         transform_filters = _transform_filters(workload, m, nr)
-        walk, address_of = _walk(workload, m, blocking), address()
-        fixed = points * depth + points * tiles_together * depth + m * m * LANES
+        walk, address_of = _walk(workload, config), address()
         # A query inside the kernel would put an address of this process into the machine code.
         workers = np.int64(numba.config.NUMBA_NUM_THREADS)
 
         def conv2d(
-            images: Any, filters: Any, scale: Any, bias: Any, residual: Any, out: Any, pad: int
+            images: Any,
+            filters: Any,
+            scale: Any,
+            bias: Any,
+            residual: Any,
+            out: Any,
+            pad: int,
+            tiles: int,
         ) -> None:
             own, wanted = images.shape[3], out.shape[3]
             strips = (wanted + nr - 1) // nr
             transformed = np.empty(strips * points * own * nr, np.float32)
-            buffers = np.empty((workers, fixed + points * tiles_together * strips * nr), np.float32)
+            patches, sums = points * depth * (1 + tiles), points * tiles * strips * nr
+            buffers = np.empty((workers, patches + sums + m * m * LANES), np.float32)
             high, wide = images.shape[1], images.shape[2]
             tall, long = out.shape[1], out.shape[2]
             for worker in numba.prange(workers):
@@ -153,22 +160,17 @@ class NumbaCpuWinograd(NumbaCpuVariant[Conv2d]):
                 # Numba's parallel loops take arrays and numbers from outside, but no tuples.
                 added = (address_of(scale), address_of(bias), address_of(residual))
                 operands = ((address_of(images), address_of(filters), *added), address_of(out))
-                shape = (high, wide, own, tall, long, wanted, down, across, pad)
+                shape = (high, wide, own, tall, long, wanted, down, across, pad, tiles)
                 total = images.shape[0] * down * across
-                for first in range(worker * tiles_together, total, workers * tiles_together):
-                    count = min(tiles_together, total - first)
+                for first in range(worker * tiles, total, workers * tiles):
+                    count = min(tiles, total - first)
                     buffer = address_of(buffers[worker])
                     walk(operands, shape, address_of(transformed), buffer, np.int64(first), count)
 
         return conv2d
 
 
-def _blocking(config: Config) -> Blocking:
-    """Return the block sizes of the product: the sums of each strip of channels are separate."""
-    sizes = {name: config[name] for name in ("mr", "nr", "m_panels", "depth", "unroll")}
-    return Blocking(**sizes, n_panels=1, a_panel="rows")
-
-
+@shared
 def _transform_filters(workload: Conv2d, m: int, nr: int) -> Callable[..., None]:
     """Return the function that transforms a worker's share of the filters to (strips, points, own, nr).
 
@@ -213,19 +215,20 @@ def _transform_filters(workload: Conv2d, m: int, nr: int) -> Callable[..., None]
     return transform
 
 
-def _walk(workload: Conv2d, m: int, blocking: Blocking) -> Callable[..., None]:
+def _walk(workload: Conv2d, config: Config) -> Callable[..., None]:
     """Return `(operands, shape, filters, buffer, first, count)`, which computes a block of tiles."""
     import numpy as np
 
-    points, tiles, depth, mr, nr = (m + 2) ** 2, blocking.mc, blocking.depth, blocking.mr, blocking.nr
+    m, depth, mr, nr = config["m"], config["depth"], config["mr"], config["nr"]
+    points = (m + 2) ** 2
     transformed = points * depth
-    sums = transformed + points * tiles * depth
-    multiply, zero = micro_kernel(blocking), np.float32(0)
-    gather, finish = _gather(workload, m, blocking), _store_tile(workload, m, blocking)
+    multiply = strided_product(mr, nr, a_strides=(depth, 1), b_pitch=nr, unroll=config["unroll"])
+    gather, finish, zero = _gather(workload, m, depth), _store_tile(workload, m, nr, depth), np.float32(0)
 
     @jitted()
     def walk(operands: Any, shape: Any, filters: Any, buffer: Any, first: int, count: int) -> None:
-        own, wanted = shape[2], shape[5]
+        own, wanted, tiles = shape[2], shape[5], shape[9]
+        sums = transformed + points * tiles * depth
         strips, panels = (wanted + nr - 1) // nr, (count + mr - 1) // mr
         for at in range(sums, sums + strips * points * tiles * nr):
             buffer[at] = zero
@@ -239,14 +242,15 @@ def _walk(workload: Conv2d, m: int, blocking: Blocking) -> Callable[..., None]:
                     for panel in range(panels):
                         a_at = transformed + (point * tiles + panel * mr) * depth
                         to = sums + ((strip * points + point) * tiles + panel * mr) * nr
-                        multiply(terms, buffer, a_at, filters, b_at, buffer, to)
+                        multiply(terms, buffer, a_at, filters, b_at, buffer, to, nr)
         for tile in range(count):
             finish(operands, shape, first + tile, buffer, sums + tile * nr)
 
     return walk
 
 
-def _gather(workload: Conv2d, m: int, blocking: Blocking) -> Callable[..., None]:
+@shared
+def _gather(workload: Conv2d, m: int, depth: int) -> Callable[..., None]:
     """Return the function that transforms the inputs of one tile, with zeros outside the image.
 
     Its arguments are `(operands, shape, tile, start, terms, buffer, to)`, for channels from `start` on.
@@ -254,16 +258,16 @@ def _gather(workload: Conv2d, m: int, blocking: Blocking) -> Callable[..., None]
     """
     import numpy as np
 
-    n, depth = m + 2, blocking.depth
+    n = m + 2
     read, zero = load(workload.inputs()[0].dtype), np.float32(0)
     in_place = workload.inputs()[0].dtype == "f32"
     to_points = sandwich(_winograd.transform(m).input)
-    apart = blocking.mc * depth
 
     @jitted()
     def gather(operands: Any, shape: Any, tile: int, start: int, terms: int, buffer: Any, to: int) -> None:
         images = operands[0][0]
         high, wide, own, down, across, pad = shape[0], shape[1], shape[2], shape[6], shape[7], shape[8]
+        apart = shape[9] * depth
         above = tile // across
         top, left = above % down * m - pad, tile % across * m - pad
         image = above // down
@@ -290,21 +294,18 @@ def _gather(workload: Conv2d, m: int, blocking: Blocking) -> Callable[..., None]
     return gather
 
 
-def _store_tile(workload: Conv2d, m: int, blocking: Blocking) -> Callable[..., None]:
+@shared
+def _store_tile(workload: Conv2d, m: int, nr: int, depth: int) -> Callable[..., None]:
     """Return the function that transforms the sums of one tile back, and stores its pixels."""
-    n, points, tiles, nr = m + 2, (m + 2) ** 2, blocking.mc, blocking.nr
+    n, points = m + 2, (m + 2) ** 2
     from_points = sandwich(_winograd.transform(m).output)
     finish = finisher(workload)
-    pixels_at = (
-        points * blocking.depth + points * tiles * blocking.depth
-    )  # sums begin here; pixels follow them
-    apart = tiles * nr
 
     @jitted()
     def store_tile(operands: Any, shape: Any, tile: int, buffer: Any, sums: int) -> None:
-        tall, long, wanted, down, across = shape[3], shape[4], shape[5], shape[6], shape[7]
-        strips = (wanted + nr - 1) // nr
-        pixels = pixels_at + strips * points * apart
+        tall, long, wanted, down, across, tiles = shape[3], shape[4], shape[5], shape[6], shape[7], shape[9]
+        strips, apart = (wanted + nr - 1) // nr, tiles * nr
+        pixels = points * depth * (1 + tiles) + strips * points * apart  # after the patches and the sums
         above = tile // across
         top, left, image = above % down * m, tile % across * m, above // down
         for channel in range(0, wanted, LANES):

@@ -55,7 +55,7 @@ class NumbaCpuGatedGemm(NumbaCpuProduct[GatedGemm]):
         return Config({**config, "nr": nr, "n_panels": max(2, config["n_panels"])})
 
     def kernel(self, workload: GatedGemm, config: Config) -> Callable[..., None]:
-        """Return the kernel `(a, b_gate, b_up, c)` for these types, this layout and activation."""
+        """Return the kernel `(a, b_gate, b_up, c, mc, nc)` for these types, this layout and activation."""
         import numba
         import numpy as np
 
@@ -68,19 +68,19 @@ class NumbaCpuGatedGemm(NumbaCpuProduct[GatedGemm]):
             _write(workload, blocking.nr),
             self.fastmath,
         )
-        nr, size, address_of = blocking.nr, blocking.buffer_size, address()
+        nr, size, address_of = blocking.nr, blocking.buffer_size(), address()
         # A query inside the kernel would put an address of this process into the machine code.
         workers = np.int64(numba.config.NUMBA_NUM_THREADS)
 
-        def gated_gemm(a: Any, b_gate: Any, b_up: Any, c: Any) -> None:
+        def gated_gemm(a: Any, b_gate: Any, b_up: Any, c: Any, mc: int, nc: int) -> None:
             m, n, k = c.shape[0], c.shape[1], a.shape[1]
             sizes = np.empty(3, np.int64)
             sizes[0], sizes[1], sizes[2] = m, (n + nr - 1) // nr * 2 * nr, k
-            buffers = np.empty((workers, size), np.float32)
+            buffers = np.empty((workers, size(mc, nc)), np.float32)
             for worker in numba.prange(workers):
                 operands = (address_of(a), (address_of(b_gate), address_of(b_up)), address_of(c), n, k)
                 buffer = address_of(buffers[worker])
-                walk(operands, address_of(sizes), 1, buffer, np.int64(worker), workers)
+                walk(operands, address_of(sizes), 1, (mc, nc), buffer, np.int64(worker), workers)
 
         return gated_gemm
 

@@ -38,11 +38,12 @@ class NumbaCpuGemm(NumbaCpuProduct[Gemm]):
         return expert(extents, device, "rows" if workload.trans[0] == "n" else "columns")
 
     def arguments(self, workload: Gemm, config: Config) -> tuple[Argument, ...]:
-        """Return all tensors: c for a missing bias or residual, a for a missing scale or shift."""
-        return ("a", "b", *added(workload), *operands(workload), "c")
+        """Return all tensors: c for a missing bias or residual, a for scale or shift; then the tile."""
+        tensors = ("a", "b", *added(workload), *operands(workload), "c")
+        return (*tensors, *Blocking(**config).arguments)
 
     def kernel(self, workload: Gemm, config: Config) -> Callable[..., None]:
-        """Return the kernel `(a, b, bias, residual, scale, shift, c)` for these types and transposes."""
+        """Return the kernel `(a, b, bias, residual, scale, shift, c, mc, nc)` for types and transposes."""
         import numba
         import numpy as np
 
@@ -54,23 +55,25 @@ class NumbaCpuGemm(NumbaCpuProduct[Gemm]):
             _write(workload),
             self.fastmath,
         )
-        a_depth, size, address_of = 2 if workload.trans[0] == "n" else 1, blocking.buffer_size, address()
+        a_depth, size, address_of = 2 if workload.trans[0] == "n" else 1, blocking.buffer_size(), address()
         # A query inside the kernel would put an address of this process into the machine code.
         workers = np.int64(numba.config.NUMBA_NUM_THREADS)
 
-        def gemm(a: Any, b: Any, bias: Any, residual: Any, scale: Any, shift: Any, c: Any) -> None:
+        def gemm(
+            a: Any, b: Any, bias: Any, residual: Any, scale: Any, shift: Any, c: Any, mc: int, nc: int
+        ) -> None:
             batch, m, n, k = c.shape[0], c.shape[1], c.shape[2], a.shape[a_depth]
             a_lines, b_lines, a_length, b_length = a.shape[1], b.shape[1], a.shape[2], b.shape[2]
             sizes = np.empty((batch, 3), np.int64)
             for z in range(batch):
                 sizes[z, 0], sizes[z, 1], sizes[z, 2] = m, n, k
-            buffers = np.empty((workers, size), np.float32)
+            buffers = np.empty((workers, size(mc, nc)), np.float32)
             for worker in numba.prange(workers):
                 arrays = address_of(a), address_of(b), address_of(c), address_of(scale), address_of(shift)
                 added = address_of(bias), address_of(residual)
                 operands = (arrays, added, (a_lines, b_lines), (a_length, b_length), m, n)
                 buffer = address_of(buffers[worker])
-                walk(operands, address_of(sizes), batch, buffer, np.int64(worker), workers)
+                walk(operands, address_of(sizes), batch, (mc, nc), buffer, np.int64(worker), workers)
 
         return gemm
 

@@ -36,11 +36,11 @@ class NumbaCpuGroupedGemm(NumbaCpuProduct[GroupedGemm]):
         return expert((rows, workload.n, workload.k), device, "rows")
 
     def arguments(self, workload: GroupedGemm, config: Config) -> tuple[Argument, ...]:
-        """Return a, b, offsets and c."""
-        return ("a", "b", "offsets", "c")
+        """Return a, b, offsets, c, and the tile."""
+        return ("a", "b", "offsets", "c", *Blocking(**config).arguments)
 
     def kernel(self, workload: GroupedGemm, config: Config) -> Callable[..., None]:
-        """Return the kernel `(a, b, offsets, c)` for these types and this layout of b."""
+        """Return the kernel `(a, b, offsets, c, mc, nc)` for these types and this layout of b."""
         import numba
         import numpy as np
 
@@ -52,22 +52,22 @@ class NumbaCpuGroupedGemm(NumbaCpuProduct[GroupedGemm]):
             _write(workload),
             self.fastmath,
         )
-        size, address_of = blocking.buffer_size, address()
+        size, address_of = blocking.buffer_size(), address()
         # A query inside the kernel would put an address of this process into the machine code.
         workers = np.int64(numba.config.NUMBA_NUM_THREADS)
 
-        def grouped_gemm(a: Any, b: Any, offsets: Any, c: Any) -> None:
+        def grouped_gemm(a: Any, b: Any, offsets: Any, c: Any, mc: int, nc: int) -> None:
             groups, n, k = b.shape[0], c.shape[1], a.shape[1]
             lines, length = b.shape[1], b.shape[2]
             sizes = np.empty((groups, 3), np.int64)
             for z in range(groups):
                 sizes[z, 0], sizes[z, 1], sizes[z, 2] = offsets[z + 1] - offsets[z], n, k
-            buffers = np.empty((workers, size), np.float32)
+            buffers = np.empty((workers, size(mc, nc)), np.float32)
             for worker in numba.prange(workers):
                 arrays = address_of(a), address_of(b), address_of(c)
                 operands = (arrays, address_of(offsets), n, k, lines, length)
                 buffer = address_of(buffers[worker])
-                walk(operands, address_of(sizes), groups, buffer, np.int64(worker), workers)
+                walk(operands, address_of(sizes), groups, (mc, nc), buffer, np.int64(worker), workers)
 
         return grouped_gemm
 

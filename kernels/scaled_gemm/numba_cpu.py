@@ -39,12 +39,13 @@ class NumbaCpuScaledGemm(NumbaCpuProduct[Any]):
         return expert((workload.m, workload.n, workload.k), device, "rows")
 
     def arguments(self, workload: ScaledGemm, config: Config) -> tuple[Argument, ...]:
-        """Return all tensors, with c for a missing one, which is not read."""
+        """Return all tensors, with c for a missing one, which is not read; then the tile."""
         arguments = _scaled.arguments(workload, 1)
-        return tuple(argument for argument in arguments if not isinstance(argument, Scalar))
+        tensors = (argument for argument in arguments if not isinstance(argument, Scalar))
+        return (*tensors, *Blocking(**config).arguments)
 
     def kernel(self, workload: ScaledGemm, config: Config) -> Callable[..., None]:
-        """Return the kernel `(a, b, scale_a, scale_b, shift, bias, c)` for these types and scales."""
+        """Return the kernel `(a, b, scale_a, scale_b, shift, bias, c, mc, nc)` for these types and scales."""
         import numba
         import numpy as np
 
@@ -56,21 +57,31 @@ class NumbaCpuScaledGemm(NumbaCpuProduct[Any]):
             _write(workload),
             self.fastmath,
         )
-        size, address_of = blocking.buffer_size, address()
+        size, address_of = blocking.buffer_size(), address()
         # A query inside the kernel would put an address of this process into the machine code.
         workers = np.int64(numba.config.NUMBA_NUM_THREADS)
 
-        def scaled_gemm(a: Any, b: Any, scale_a: Any, scale_b: Any, shift: Any, bias: Any, c: Any) -> None:
+        def scaled_gemm(
+            a: Any,
+            b: Any,
+            scale_a: Any,
+            scale_b: Any,
+            shift: Any,
+            bias: Any,
+            c: Any,
+            mc: int,
+            nc: int,
+        ) -> None:
             m, n, k = c.shape[0], c.shape[1], a.shape[1]
             sizes = np.empty(3, np.int64)
             sizes[0], sizes[1], sizes[2] = m, n, k
-            buffers = np.empty((workers, size), np.float32)
+            buffers = np.empty((workers, size(mc, nc)), np.float32)
             for worker in numba.prange(workers):
                 matrices = address_of(a), address_of(b), address_of(c)
                 numbers = address_of(scale_a), address_of(scale_b), address_of(shift), address_of(bias)
                 operands = (matrices, numbers, n, k)
                 buffer = address_of(buffers[worker])
-                walk(operands, address_of(sizes), 1, buffer, np.int64(worker), workers)
+                walk(operands, address_of(sizes), 1, (mc, nc), buffer, np.int64(worker), workers)
 
         return scaled_gemm
 

@@ -11,13 +11,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 from numba.core.bytecode import FunctionIdentity
+from numba.core.codegen import CPUCodeLibrary
 
+from tunebench import kernels
 from tunebench.compile import numba_cpu
 from tunebench.compile.numba_cpu import compile_numba_cpu, fingerprint_of, key_numba_cpu, load_numba_cpu
+from tunebench.compile.numba_linking import linked_once
+from tunebench.device import local_cpu
 from tunebench.kernels import load_file, module_name
+from tunebench.kernels.common.numba_cpu import jitted
 from tunebench.kernels.common.numba_product import strided_product
 from tunebench.space import Config
 from tunebench.variant import NumbaCpuVariant
@@ -70,10 +76,56 @@ def test_binaries_of_one_kernel_do_not_share_symbols(variant: NumbaCpuVariant[An
     assert numbers[0] != numbers[1]
 
 
+def test_functions_of_a_kernel_are_translated_as_parts_of_it_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's function stays callable, and errors of functions are raised with their objects."""
+
+    @numba.njit  # type: ignore[untyped-decorator]
+    def entered(value: float) -> float:
+        return value + 1
+
+    @jitted()
+    def checked(value: float) -> float:
+        if value < 0:
+            raise ValueError("negative", "value")
+        return value * 2
+
+    def kernel(x: Any) -> None:
+        checked(x[0])
+        for i in numba.prange(len(x)):
+            x[i] = checked(entered(x[i]))
+
+    compiled: list[str] = []
+    translate = CPUCodeLibrary._finalize_final_module
+
+    def counted(library: Any) -> None:
+        compiled.append(library.name.rpartition(".")[2])
+        translate(library)
+
+    monkeypatch.setattr(CPUCodeLibrary, "_finalize_final_module", counted)
+    dispatcher = numba.njit(parallel=True, error_model="numpy")(kernel)
+    with linked_once(dispatcher.targetctx.codegen(), kernel.__qualname__):
+        dispatcher.compile("void(float64[::1])")
+    assert sorted({*compiled} - {"nrt"}) == ["entered", "kernel"]  # the first in a process compiles nrt
+    assert entered(1.0) == 2.0
+    assert dispatcher.overloads[dispatcher.signatures[0]].library._finalized
+    dispatcher(x := np.array([1.0, 2.0]))
+    assert x.tolist() == [4.0, 6.0]
+    with pytest.raises(ValueError, match="negative"):
+        dispatcher(np.array([-3.0]))
+
+
+def test_strips_of_a_tile_are_arguments_of_one_binary() -> None:
+    workload = parse("conv2d:n=1,c=64,h=8,w=8,k=64,r=3,s=3,stride=1,pad=1,dtype=f32,layout=nhwc")
+    for variant in kernels.variants(workload):
+        if isinstance(variant, NumbaCpuVariant) and variant.refuses(workload, local_cpu()) is None:
+            default = variant.default(workload, local_cpu())
+            more = Config({**default, "m_panels": 2 * default["m_panels"]})
+            assert key_numba_cpu(variant, workload, default) == key_numba_cpu(variant, workload, more)
+            assert variant.arguments(workload, default) != variant.arguments(workload, more)
+
+
 def test_fingerprint_depends_on_what_an_intrinsic_generates() -> None:
-    products = [
-        strided_product(2, 16, a_strides=(1, 2), b_pitch=pitch, sums_pitch=16) for pitch in (16, 32, 16)
-    ]
+    products = [strided_product(2, 16, a_strides=(1, 2), b_pitch=pitch) for pitch in (16, 32, 16)]
     first, wider, same = map(fingerprint_of, products)
     assert first == same != wider
 

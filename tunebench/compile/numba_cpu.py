@@ -44,7 +44,7 @@ def key_numba_cpu(variant: NumbaCpuVariant[Any], workload: Workload, config: Con
     import numba
 
     return binary_key(
-        "numba-cpu 4",
+        "numba-cpu 5",
         fingerprint_of(variant.kernel(workload, config)),
         str(_signature(variant, workload, config)),
         ",".join(sorted(variant.fastmath)),
@@ -200,9 +200,12 @@ def _name_apart() -> None:
 def _compile(dispatcher: Any, signature: Any) -> None:
     from numba.core import errors
 
+    from tunebench.compile.numba_linking import linked_once
+
     _name_apart()
+    codegen = dispatcher.targetctx.codegen()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), linked_once(codegen, dispatcher.py_func.__qualname__):
             warnings.simplefilter("ignore", errors.NumbaWarning)  # advice to the author of the kernel
             dispatcher.compile(signature)
     except errors.NumbaError as error:
