@@ -23,6 +23,7 @@ from tunebench.executor import WorkerExecutor
 from tunebench.measure.baseline import Baseline
 from tunebench.measure.timing import Protocol
 from tunebench.outcome import Crashed, Outcome, Predicted, Result
+from tunebench.space import Config
 from tunebench.task import Task
 from tunebench.tuning import Plan, Progress, TuningSummary, scheduler, tunable
 from tunebench.tuning.budget_scheduler import FIRST
@@ -41,7 +42,12 @@ Answer = Callable[[Task], Outcome]
 
 def slow(task: Task) -> Outcome:
     """Return a time of one to two milliseconds that depends on the configuration."""
-    return measured(1000.0 + sum(str(task.config).encode()) * 7919 % 1000)
+    return measured(time_us_of(task.config))
+
+
+def time_us_of(config: Config) -> float:
+    """Return the time of a configuration for `slow`, in microseconds."""
+    return 1000.0 + sum(str(config).encode()) * 7919 % 1000
 
 
 class Fake(InstantExecutor[Task]):
@@ -277,6 +283,21 @@ def test_all_workloads_get_a_trial_where_time_is_short(
     run(THREE, 1_000_000, tmp_path / "a.db", minutes=0.2)
     assert len(fake.searched) == 3
     assert fake.searched.total() < FIRST
+
+
+def test_a_workload_begins_with_what_is_fastest_for_the_nearest(tmp_path: Path, use: Use) -> None:
+    larger = SOFTMAX.replace("rows=64", "rows=128")
+    for sampler, begins in (("surrogate", True), ("random", False)):
+        fake = use()
+        database = tmp_path / f"{sampler}.db"
+        run({SOFTMAX: 99, larger: 1}, 20, database, sampler=sampler, variants=("numba_cpu",))
+        tried = [
+            [task.config for task in fake.tasks if str(task.workload) == workload and not task.thorough]
+            for workload in (SOFTMAX, larger)
+        ]
+        best = min(tried[0][:5], key=time_us_of)
+        assert tried[0][0] == tried[1][0] != best  # the default
+        assert (tried[1][1] == best) == begins
 
 
 def test_known_finalists_are_neither_searched_nor_timed_again(tmp_path: Path, use: Use) -> None:

@@ -148,6 +148,12 @@ def test_another_kind_of_device_is_ignored(store: Store) -> None:
     assert start(store) == WarmStart()
 
 
+@pytest.mark.parametrize("text", ["softmax:rows=16,columns=32", "recorded:kernel=Xgemm"])
+def test_records_of_texts_that_are_no_workload_are_ignored(store: Store, text: str) -> None:
+    fill(store, {copy: measured(7.0) for copy in range(30)}, workload=text)
+    assert start(store) == WarmStart()
+
+
 def test_related_workloads_are_used_when_this_one_was_never_tuned(store: Store) -> None:
     times = {copy: measured(7.0) for copy in range(30)}
     near, far, unrelated = (
@@ -177,18 +183,17 @@ def test_related_workloads_are_used_when_this_one_was_never_tuned(store: Store) 
         ("softmax:rows=128,cols=512,dtype=f32", 5.0),
         ("softmax:rows=16,cols=32,dtype=f16", math.inf),
         ("layernorm:rows=16,cols=32,dtype=f32", math.inf),
-        ("softmax:rows=16,columns=32", math.inf),
-        ("recorded:kernel=Xgemm", math.inf),
     ],
 )
 def test_distance_is_in_doublings(other: str, doublings: float) -> None:
-    assert distance(parse(WORKLOAD), other) == doublings
+    assert distance(parse(WORKLOAD), parse(other)) == doublings
 
 
-def test_another_eps_is_no_farther() -> None:
-    rows = "layernorm:rows=64,cols=512,dtype=f16"
-    assert distance(parse(f"{rows},eps=1e-12"), rows) == 0
-    assert distance(parse(rows), "layernorm:rows=128,cols=512,dtype=f16,eps=0.001") == 1
+def test_another_eps_is_no_farther_and_a_fused_operation_as_far_as_a_doubling() -> None:
+    rows, product = "layernorm:rows=64,cols=512,dtype=f16", "gemm:m=8,n=8,k=16,dtype=f32"
+    assert distance(parse(rows), parse(f"{rows},eps=1e-12")) == 0
+    assert distance(parse(rows), parse("layernorm:rows=128,cols=512,dtype=f16,eps=0.001")) == 1
+    assert distance(parse(product), parse(f"{product},epilogue=bias")) == 1
 
 
 # -- use of a warm start by tune ---------------------------------------------------------------------

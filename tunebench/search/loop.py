@@ -19,7 +19,7 @@ from tunebench.task import Executor
 
 T = TypeVar("T")
 
-__all__ = ["Budget", "optimality_proof", "run_search"]
+__all__ = ["Budget", "optimality_proof", "run_search", "share_of"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -150,11 +150,18 @@ def _propose(searches: Sequence[VariantSearch], incumbent_us: float) -> Proposal
 
 
 def _share(search: VariantSearch, incumbent_us: float) -> float:
-    """Return the weight of a variant: 1 for the fastest and for untried ones, at least 0.05.
-
-    If other objectives than the time count, all variants have the same.
-    """
+    """Return the weight of a variant; if other objectives than the time count, all have the same."""
     if not search.goal.is_time or not np.isfinite(search.best_us) or not np.isfinite(incumbent_us):
-        return 1.0
+        return search.share
+    return share_of(search.best_us, incumbent_us)
+
+
+def share_of(best_us: float, incumbent_us: float) -> float:
+    """Return the share of the trials of a variant: 1 for the fastest, at least 0.05.
+
+    Args:
+        best_us: Its best time, in microseconds.
+        incumbent_us: Best time of all variants, in microseconds.
+    """
     # The fourth power: a variant that is twice as slow gets a sixteenth of the trials, but never none.
-    return float(max(0.05, (incumbent_us / search.best_us) ** 4))
+    return float(max(0.05, (incumbent_us / best_us) ** 4))

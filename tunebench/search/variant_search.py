@@ -74,6 +74,7 @@ class VariantSearch:
         trusted: Whether the bounds prune: until one of them is violated.
         postponed: The configurations postponed at the last proposal.
         asked: Number of proposals, without audits.
+        share: Its share of the trials before it has a time, relative to the fastest variant.
         best_us: Best time so far of what the goal allows, in microseconds; infinite without one.
         goal: The objectives.
 
@@ -107,6 +108,7 @@ class VariantSearch:
         self._reopened: list[int] = []  # pruned rows to propose again, which samplers treat as tried
         self._rng = np.random.default_rng(seed)
         self.asked = 0
+        self.share = 1.0
         self.best_us = math.inf
         self._first: list[Config] = []
         self._learned_pruner = LearnedPruner(prospects) if learned_pruner else None

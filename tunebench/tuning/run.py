@@ -62,6 +62,7 @@ __all__ = [
     "deadline",
     "prepare",
     "search",
+    "takes_hints",
     "time_finalists",
     "tune_one",
 ]
@@ -191,12 +192,18 @@ def _observed_names(setup: TuningSetup) -> set[str]:
     return metric_names(observers)
 
 
-def _warm_starts(context: RunContext) -> dict[str, WarmStart]:
-    """Return the warm start of each variant; predictions need none."""
+def takes_hints(context: RunContext) -> bool:
+    """Return whether a run begins with what is fast elsewhere; predictions and random samples do not."""
     plan = context.setup.plan
     sampled = plan.sampler == "random" and not plan.learned_pruner
-    if not plan.warm or context.setup.predicts or sampled or not context.goal.is_time:
+    return plan.warm and not context.setup.predicts and not sampled and context.goal.is_time
+
+
+def _warm_starts(context: RunContext) -> dict[str, WarmStart]:
+    """Return the warm start of each variant."""
+    if not takes_hints(context):
         return {}
+    plan = context.setup.plan
     return warm_starts(
         context.setup.store,
         context.workload,

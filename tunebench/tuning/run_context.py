@@ -128,6 +128,12 @@ class RunContext:
         """Time of the incumbent, in microseconds; infinite before the first success."""
         return min((search.best_us for search in self.searches), default=float("inf"))
 
+    def best_us_of(self, variant: str) -> float:
+        """Return the best time of a variant, in microseconds; infinite before its first success."""
+        return min(
+            (search.best_us for search in self.searches if search.key == variant), default=float("inf")
+        )
+
     @property
     def gap_is_meaningful(self) -> bool:
         """Whether the best time over `bound_us` says something: the rates of the device are not assumed."""

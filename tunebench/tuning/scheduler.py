@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from tunebench.errors import ClusterLost, DatabaseError, TunebenchError
 from tunebench.executor import WorkerExecutor
 from tunebench.outcome import time_us
-from tunebench.search.loop import optimality_proof
+from tunebench.search.loop import optimality_proof, share_of
 from tunebench.task import Task
 from tunebench.tuning import run
 from tunebench.tuning.baseline_rounds import stage_for
@@ -23,6 +23,7 @@ from tunebench.tuning.budget_scheduler import ROUND, BudgetScheduler, TaskState
 from tunebench.tuning.run_context import RunContext, TuningSetup
 from tunebench.tuning.run_report import finish, stored_best
 from tunebench.tuning.summary import TuningSummary, WorkloadResult, WorkloadStatus, with_shares
+from tunebench.tuning.warm import FARTHEST, RELATED, distance
 from tunebench.tuning.weighted_workload import WeightedWorkload
 from tunebench.tuning.workload_report import Progress, ProgressCallback, Report
 
@@ -135,12 +136,38 @@ class SharedBudget:
         """Run up to `trials` further trials of one workload."""
         assert weighted.context is not None
         context, budget = weighted.context, weighted.context.budget
+        if run.takes_hints(context):
+            self._start_from_related(weighted, context)
         budget.trials = budget.done + trials
         self._work(weighted, context, lambda: run.search(context, executor))
         # The search ended before its trials were used up: nothing is open any more.
         short = budget.done < budget.trials and not budget.is_overdue
         budget.trials = budget.done
         self._update_task_state(weighted, context, closed=short or bool(weighted.error))
+
+    def _start_from_related(self, weighted: WeightedWorkload, context: RunContext) -> None:
+        """Begin with what is fastest for the nearest workloads of the suite, and with their variants."""
+        related = self._related(weighted)
+        for nearby in related:
+            for search in context.searches:
+                timed = [timed for timed in nearby.state.timed if timed.search.key == search.key]
+                if timed:
+                    search.first(min(timed, key=lambda candidate: candidate.search_us).config)
+        for search in context.searches:
+            best_us = related[0].best_us_of(search.key) if related else math.inf
+            # A library takes no time to compile, and no answer may be slower than it.
+            if math.isfinite(best_us) and context.variants[search.key].variant.is_predictable:
+                search.share = share_of(best_us, related[0].best_us)
+
+    def _related(self, weighted: WeightedWorkload) -> list[RunContext]:
+        """Return the runs of the nearest workloads that have a time, the nearest first."""
+        near = [
+            (distance(weighted.workload, other.workload), other.context)
+            for other in self._workloads.values()
+            if other is not weighted and other.context is not None and math.isfinite(other.best_us)
+        ]
+        near = sorted((run for run in near if run[0] <= FARTHEST), key=lambda run: run[0])
+        return [context for _, context in near[:RELATED]]
 
     def _work(self, weighted: WeightedWorkload, context: RunContext, work: Callable[[], None]) -> None:
         """Work on one workload; an error ends this workload, an interruption ends all."""

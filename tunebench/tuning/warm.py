@@ -30,7 +30,7 @@ from tunebench.workloads import parse
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["WarmStart", "WarmStartSource", "distance", "warm_starts"]
+__all__ = ["FARTHEST", "RELATED", "WarmStart", "WarmStartSource", "distance", "warm_starts"]
 
 LEAST_TIMED = 20
 """Timed configurations of this workload elsewhere below which related workloads are used as well."""
@@ -46,6 +46,9 @@ RELATED = 2
 
 FARTHEST = 3.0
 """Largest distance of a related workload: three doublings of one dimension, or a mix of several."""
+
+FUSION = 1.0
+"""Distance of workloads of which one has another fused operation, such as a residual, in doublings."""
 
 FIRST = 5
 """Number of best configurations elsewhere to try first."""
@@ -126,7 +129,7 @@ def warm_starts(
 
 def _ranked(spaces: Sequence[MeasuredSpace], workload: Workload, device: Device) -> list[MeasuredSpace]:
     """Return the places within `FARTHEST`: by nearest workload, most similar device, most records."""
-    apart = {text: distance(workload, text) for text in {space.workload for space in spaces}}
+    apart = {text: _distance(workload, text) for text in {space.workload for space in spaces}}
     near = [space for space in spaces if apart[space.workload] <= FARTHEST]
     return sorted(
         near,
@@ -140,27 +143,34 @@ def _ranked(spaces: Sequence[MeasuredSpace], workload: Workload, device: Device)
     )
 
 
-def distance(workload: Workload, text: str) -> float:
+def _distance(workload: Workload, text: str) -> float:
+    """Return the distance of a workload and a text, infinite if it is no valid workload."""
+    try:
+        return distance(workload, parse(text))
+    except InputError:
+        return math.inf
+
+
+def distance(workload: Workload, compared: Workload) -> float:
     """Return the Euclidean distance of two workloads in the logarithm (base 2) of their sizes.
 
     Args:
         workload: The first workload.
-        text: Text of the second.
+        compared: The second.
 
     Returns:
-        The distance; real numbers such as an eps are ignored. Infinity if any other field differs, or if the
-        text is not a valid workload.
+        The distance; a fused operation counts `FUSION`, and real numbers such as an eps are ignored. Infinity
+        if any other field differs.
     """
-    try:
-        compared = parse(text)
-    except InputError:
-        return math.inf
     if type(compared) is not type(workload):
         return math.inf
     squares = 0.0
     for field in dataclasses.fields(workload):
         mine, theirs = getattr(workload, field.name), getattr(compared, field.name)
         if mine == theirs or isinstance(mine, float):
+            continue
+        if field.name in workload.allowed_changes.fusions:
+            squares += FUSION**2
             continue
         if not (_is_size(mine) and _is_size(theirs)):
             return math.inf
