@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch._functorch.config
 from torch import Tensor, fx, nn
+from torch._decomp import get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.distributed._tools.mem_tracker import MemTracker
@@ -42,7 +43,7 @@ from tunebench.errors import InputError
 from tunebench.training.fitting.fit import fit
 from tunebench.training.memory import PlanEffort, size_text
 
-__all__ = ["main"]
+__all__ = ["Checkpointed", "Step", "Trained", "main", "partitioned"]
 
 BUDGETS = (0.8, 0.5, 0.2, 0.0)
 """Fractions of saved bytes for torch's partitioner."""
@@ -113,16 +114,35 @@ _FEW = 1024
 """Elements below which a tensor stays in memory."""
 
 
-def _partitioned(model: nn.Module, fraction: float) -> Step:
-    """Return a model that saves what torch's partitioner chooses, without decompositions."""
+def partitioned(model: nn.Module, fraction: float, *, divided: bool = False) -> Step:
+    """Return a model that saves what torch's partitioner chooses, and runs operation by operation.
+
+    Args:
+        model: The model.
+        fraction: Fraction of the saved bytes.
+        divided: Whether batch normalisation runs as several operations, which can be repeated.
+    """
 
     def partition(*arguments: Any, **more: Any) -> Any:
         with torch._functorch.config.patch(activation_memory_budget=fraction):
             return min_cut_rematerialization_partition(*arguments, **more)
 
-    backend = aot_autograd(fw_compiler=_boxed, bw_compiler=_boxed, partition_fn=partition)
+    backend = aot_autograd(
+        fw_compiler=_boxed,
+        bw_compiler=_boxed,
+        partition_fn=partition,
+        decompositions=get_decompositions(_BATCH_NORM) if divided else None,
+    )
     compiled: Step = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
     return compiled
+
+
+_BATCH_NORM = [
+    torch.ops.aten._native_batch_norm_legit_functional,
+    torch.ops.aten._batch_norm_with_update_functional,
+    torch.ops.aten.native_batch_norm_backward,
+    torch.ops.aten.batch_norm_backward,
+]
 
 
 def _boxed(module: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], Any]:
@@ -190,7 +210,7 @@ def techniques(whole: WithLoss, blocks: str, folder: Path) -> Iterator[Trained]:
         yield Trained(name=name, model=model, run=model)
     for fraction in BUDGETS:
         model = copy.deepcopy(whole)
-        yield Trained(name=f"torch's budget {fraction}", model=model, run=_partitioned(model, fraction))
+        yield Trained(name=f"torch's budget {fraction}", model=model, run=partitioned(model, fraction))
     model = copy.deepcopy(whole)
     yield Trained(name="saved tensors in files", model=model, run=OnDisk(model, folder))
 

@@ -227,7 +227,7 @@ class Fitter:
         plan = self._planned(joint.step)
         recurrent_us = self._graph.recurrent_us
         views = [node for node in joint.graph.nodes if _is_view(node, joint)]
-        view_us = [0.0] * len(views) if on_gpu else measured_times(views, repeats=_VIEW_REPEATS)
+        view_us = [0.0] * len(views) if on_gpu else measured_times(views)
         timed = [
             *zip(joint.layers, (operation.time_us for operation in joint.step.operations), strict=True),
             *zip(map(layer_of, views), view_us, strict=True),
@@ -288,9 +288,6 @@ _CALL_US = 1200.0
 """Time that torch needs around a compiled step on a processor: 1.1 to 1.4 ms more than eager torch in seven
 models of 10 to 60 ms on an AMD EPYC, whose steps leave nothing of it in the caches. On a GPU, it passes while
 the device computes."""
-
-_VIEW_REPEATS = 10
-"""Runs of a view of which the shortest counts: it reads no memory, so that its first runs are not typical."""
 
 _RECURSION_LIMIT = 20_000
 """Python's limit while torch compiles its code for a step, which nests as deeply as the step has tensors."""

@@ -23,8 +23,12 @@ Times = Callable[[Sequence[fx.Node]], Sequence[float]]
 _OPAQUE = ("aten::_cudnn_rnn_backward",)
 """Operators that read the private state of another operator: made up, it may crash the process."""
 
-REPEATS = 3
-"""Runs of an operation of which the shortest counts."""
+REPEATS, MOST_REPEATS = 3, 20
+"""Least and most runs of an operation, of which the shortest counts."""
+
+ENOUGH_US = 300.0
+"""Time of all runs of an operation, in microseconds, from which `REPEATS` suffice: the first runs of short
+ones are not typical, and a recurrent network has hundreds of each kind."""
 
 
 def predicted_times(module: fx.GraphModule, device: Device) -> Times:
@@ -53,7 +57,7 @@ def predicted_times(module: fx.GraphModule, device: Device) -> Times:
     return times
 
 
-def measured_times(nodes: Sequence[fx.Node], *, repeats: int = REPEATS) -> list[float]:
+def measured_times(nodes: Sequence[fx.Node]) -> list[float]:
     """Return the times of operations that are measured alone; equal ones are measured once.
 
     An operation that cannot run alone, because its kernel expects other types than torch traced or the state
@@ -61,7 +65,6 @@ def measured_times(nodes: Sequence[fx.Node], *, repeats: int = REPEATS) -> list[
 
     Args:
         nodes: Calls of a graph, on tensors of a device in this machine.
-        repeats: Runs of each call, of which the shortest counts.
     """
     time_us_of: dict[Any, float | None] = {}
     times_us = []
@@ -69,7 +72,7 @@ def measured_times(nodes: Sequence[fx.Node], *, repeats: int = REPEATS) -> list[
     for node in nodes:
         key = (node.target, repr(tree_map(_described, (node.args, node.kwargs), is_leaf=_is_traced)))
         if key not in time_us_of:
-            time_us_of[key] = _measured_us(node, repeats)
+            time_us_of[key] = _measured_us(node)
         times_us.append(time_us_of[key])
     if torch.get_num_threads() != threads:  # Numba's kernels may share torch's OpenMP runtime
         torch.set_num_threads(threads)
@@ -80,7 +83,7 @@ def measured_times(nodes: Sequence[fx.Node], *, repeats: int = REPEATS) -> list[
     ]
 
 
-def _measured_us(node: fx.Node, repeats: int) -> float | None:
+def _measured_us(node: fx.Node) -> float | None:
     """Return the shortest time of a few runs of a call; none if it cannot run."""
     if getattr(node.target, "_schema", None) is not None and node.target._schema.name in _OPAQUE:
         return None
@@ -88,8 +91,8 @@ def _measured_us(node: fx.Node, repeats: int) -> float | None:
     leaves = tree_leaves((args, kwargs))
     on_gpu = any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves)
     clock = clock_s(spare_core=not on_gpu)
-    samples = []
-    for _ in range(repeats):
+    samples: list[float] = []
+    while len(samples) < REPEATS or (len(samples) < MOST_REPEATS and sum(samples) < ENOUGH_US):
         began = clock()
         try:
             node.target(*args, **kwargs)
