@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import warnings
@@ -254,10 +255,11 @@ def _decompose(
     Inputs and outputs keep their names and descriptions, which AOTAutograd reads.
     """
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    has_symbols = any(isinstance(node.meta.get("val"), torch.SymInt) for node in inputs)
     with (
         torch.no_grad(),
         torch._C._DisableAutocast(),
-        enable_python_dispatcher(),  # for sizes that change between calls
+        enable_python_dispatcher() if has_symbols else contextlib.nullcontext(),
         torch.fx.traceback.preserve_node_meta(),
     ):
         traced = make_fx(functools.partial(_run, module), decomposition_table=table)(
