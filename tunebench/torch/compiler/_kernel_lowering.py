@@ -42,7 +42,14 @@ if HAS_OUTPUTS:
                 wrapper.add_import_once(_IMPORT)
                 wrapper.define_kernel(name, body, gpu=False)
             self.python_kernel_name = name
+            # Inductor plans no memory for results that nothing reads, which the kernel writes.
+            outputs = self.out_variant_output_nodes
+            unread = [output for output in outputs if output.get_name() in V.graph.removed_buffers]
+            for output in unread:
+                wrapper.writeline(wrapper.make_buffer_allocation(output))
             super().codegen(wrapper)
+            for output in unread:
+                wrapper.writeline(wrapper.make_buffer_free(output))
 
         def codegen_args(self) -> list[str]:
             """Return the names of the tensors."""
