@@ -9,7 +9,7 @@ normalisations in f32) at published sizes. Groups of operations run by kernels w
 as faster (`--db`; without it, an empty one). Their results are compared with torch's first.
 
 Each step runs in three processes: torch.compile compiles in the first and tunebench in the second, both with
-empty caches on disk. Times are those of the third, which compiles with the caches of the first.
+empty caches on disk. Times are those of the third, which compiles with the caches of both.
 
 With `--tune MINUTES`, the workloads of each step are tuned first, as a user would: those of the plan, and of
 groups that may be faster once measured.
@@ -26,6 +26,7 @@ import argparse
 import logging
 import multiprocessing
 import os
+import shutil
 import sys
 import tempfile
 import warnings
@@ -144,6 +145,7 @@ def row(step: Step, rounds: int, database: Path | None) -> str:
                 _tune_in_process(step, second, database)
             by_torch = _in_process(step, first, database, 1)
             compiled = _in_process(step, second, database, 1, torch_compile=False)
+            shutil.copytree(second, first, dirs_exist_ok=True)  # files of caches are named by their contents
             times = _in_process(step, first, database, rounds)
     cells = [
         step.name,
