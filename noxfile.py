@@ -84,8 +84,11 @@ TORCH_ROOMS = ("coexecution", "fitting", "pipeline_runtime")
 NOT_QUICK = ("browser", "cuda", "emulator", "gpu", "server", "slow", "torch")
 """Marks of the tests that `quick` leaves out."""
 
+PROCESSES = min(8, (os.cpu_count() or 1) + 1)
+"""Processes that run tests: one more than cores, because many tests wait for a server or a time limit."""
+
 PARALLEL = (
-    *("--numprocesses=auto", "--maxprocesses=8", "--max-worker-restart=0"),
+    *(f"--numprocesses={PROCESSES}", "--max-worker-restart=0"),
     *("--dist=loadfile", "--no-loadscope-reorder"),
 )
 """Arguments of pytest-xdist: one process runs a whole file, which sets up its fixtures once. Long files start
@@ -129,7 +132,7 @@ def tests(session: nox.Session) -> None:
     if all(argument.startswith("--") for argument in session.posargs):
         # Code for tensor cores is what compilers have been seen to treat differently. No test waits: a third
         # process would only import the modules once more.
-        tensor_cores = ("-k", "test_default_compiles_without_problems and mma", "--maxprocesses=2")
+        tensor_cores = ("-k", "test_default_compiles_without_problems and mma", "--numprocesses=2")
         _run_with_nvrtc(session, NVRTC, "pytest", *PARALLEL, *tensor_cores, "tests/compile/test_defaults.py")
 
 
