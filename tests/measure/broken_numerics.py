@@ -458,6 +458,18 @@ def with_rounded(name: str, rounded: Callable[[Any], Any]) -> Kernel:
     return kernel
 
 
+def scattered(added: Callable[[Any, Any], Any]) -> Kernel:
+    """Return the sums of rows by their index, where `added` adds a row to those before it."""
+
+    def kernel(w: Any, t: Arrays) -> dict[str, Any]:
+        sums = np.zeros((w.bins, w.cols), F32)
+        for place, row in zip(w.places(t["index"]), np.asarray(t["x"], F32), strict=True):
+            sums[place] = added(sums[place], row)
+        return {"out": sums}
+
+    return kernel
+
+
 def sigmoid_by_exp(x: Any) -> Any:
     return np.exp(x) / (1 + np.exp(x))
 
@@ -669,6 +681,16 @@ BROKEN = (
         "scales in bf16",
         "scaled_gemm:m=33,n=48,k=256,dtype=f16,weight=i8,scales=row",
         with_rounded("scale_b", as_type(BF16)),
+    ),
+    BrokenKernel(
+        "sums in bf16",
+        "scatter_add:rows=2048,cols=16,bins=4,dtype=bf16",
+        scattered(lambda total, row: as_type(BF16)(total + row)),
+    ),
+    BrokenKernel(
+        "rows of one index overwrite each other",
+        "scatter_add:rows=64,cols=16,bins=8,dtype=f32",
+        scattered(lambda total, row: row),
     ),
 )
 
