@@ -31,6 +31,7 @@ __all__ = [
     "Blocking",
     "NumbaCpuProduct",
     "Operand",
+    "Vectors",
     "constraints",
     "expert",
     "registers_hold",
@@ -342,7 +343,7 @@ def _pack(operand: Operand, width: int, strides: tuple[int, int], blocking: Bloc
     return pack
 
 
-class _Vectors:
+class Vectors:
     """Vectors of `LANES` f32 in memory and in registers, as LLVM instructions."""
 
     def __init__(self, builder: Any) -> None:
@@ -361,9 +362,25 @@ class _Vectors:
         return self.builder.bitcast(self.builder.gep(base, [offset]), self.kind.as_pointer())
 
     def load(self, base: Any, offset: Any) -> Any:
+        """Return f32 elements."""
         return self.builder.load(self._at(base, offset), align=4)
 
+    def load_half(self, dtype: DType, base: Any, offset: Any) -> Any:
+        """Return f16 or bf16 elements, which arrays hold as 16-bit integers, in f32."""
+        from llvmlite import ir
+
+        bits_kind, wide_kind = (ir.VectorType(ir.IntType(bits), LANES) for bits in (16, 32))
+        at = self.builder.bitcast(self.builder.gep(base, [offset]), bits_kind.as_pointer())
+        bits = self.builder.load(at, align=2)
+        if dtype == "f16":
+            return self.builder.fpext(
+                self.builder.bitcast(bits, ir.VectorType(ir.HalfType(), LANES)), self.kind
+            )
+        high = self.builder.shl(self.builder.zext(bits, wide_kind), ir.Constant(wide_kind, [16] * LANES))
+        return self.builder.bitcast(high, self.kind)
+
     def store(self, value: Any, base: Any, offset: Any) -> None:
+        """Store f32 elements."""
         self.builder.store(value, self._at(base, offset), align=4)
 
     def spread(self, base: Any, offset: Any) -> Any:
@@ -408,7 +425,7 @@ def strided_product(
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         a, b, sums = (builder.gep(arguments[i], [arguments[i + 1]]) for i in (1, 3, 5))
-        vectors, pitch = _Vectors(builder), arguments[7]
+        vectors, pitch = Vectors(builder), arguments[7]
         places = {
             (i, j): builder.add(builder.mul(pitch, index(i)), index(j * LANES))
             for i in range(mr)

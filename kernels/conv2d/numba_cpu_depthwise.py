@@ -1,10 +1,11 @@
 """Depthwise conv2d for Numba on the CPU, channels last: loops along channels.
 
 Each group is one channel and one filter. Everything is a sum over taps of products of two runs of channels,
-which vectorises for every filter. Where all taps of a pixel meet the image (and dgrad has no stride), a row
-of taps or all taps are summed in registers; elsewhere taps are added one by one. dgrad is the same sum with
-the filter mirrored, or, with a stride, over the taps that reach a pixel. wgrad keeps sums of every tap for
-each thread, adds `pixels` of a row to one tap in a loop, and sums over threads in a fixed order.
+which vectorises for every filter. Where all taps of `pixels` neighbours meet the image (and dgrad has no
+stride), a row of taps or all taps are summed in registers, and neighbours share what they load; elsewhere
+taps are added one by one. dgrad is the same sum with the filter mirrored, or, with a stride, over the taps
+that reach a pixel. wgrad keeps sums of every tap for each thread, adds `pixels` of a row to one tap in a
+loop, and sums over threads in a fixed order.
 
 Layout nhwc only; `numba_cpu` is as fast for channels first. Source: Zhang, Lo and Lu, "High performance
 depthwise and pointwise convolutions on mobile devices", AAAI 2020.
@@ -18,28 +19,37 @@ from typing import Any
 
 from tunebench.device import Device
 from tunebench.kernels.common.numba_cpu import address, inlined, jitted, load, shared, store
+from tunebench.kernels.common.numba_product import LANES, Vectors
 from tunebench.kernels.conv2d._conv import pairs_inside
 from tunebench.kernels.conv2d._numba_conv import depthwise_limit, epilogue_tensors, finisher
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, Scalar
+from tunebench.workloads.common.activation import IDENTITY
 from tunebench.workloads.operators.conv2d import Conv2d
 
 SPACE = Space(
     (
         Parameter("channels", (16, 32, 64, 128, 256, 512, 1024), "channels per loop over a pixel"),
         Parameter("rows", (1, 2, 4, 8), "rows of pixels per unit of work of a thread"),
-        Parameter("taps", ("row", "all"), "taps per loop: a row of the filter, or all"),
-        Parameter("pixels", (1, 2, 4, 8), "pixels of a row per loop over a tap (wgrad)"),
+        Parameter("pixels", (1, 2, 4, 8), "pixels of a row per loop over taps"),
     ),
     (
         lambda channels, workload: (channels == 16) | (channels < 2 * workload.c),
         lambda rows, workload: (rows == 1) | (rows <= workload.h),
-        lambda taps, workload: (
-            (taps == "row") | ((workload.direction != "wgrad") & (1 < workload.r * workload.s <= 25))
-        ),
-        lambda pixels, workload: (pixels == 1) | ((workload.direction == "wgrad") & (pixels <= workload.q)),
+        lambda pixels, workload: (pixels == 1) | (pixels <= _neighbours(workload)),
     ),
 )
+
+
+def _neighbours(workload: Conv2d) -> int:
+    """Return the most pixels of a row that share a loop: one where a pixel meets other taps than the next."""
+    if workload.direction != "dgrad":
+        return workload.q
+    return workload.w if workload.stride == 1 else 1
+
+
+SMALL = 25
+"""Taps of the largest filter whose rows are written out; a loop runs over the rows of larger ones."""
 
 
 class NumbaCpuDepthwise(NumbaCpuVariant[Conv2d]):
@@ -55,12 +65,10 @@ class NumbaCpuDepthwise(NumbaCpuVariant[Conv2d]):
         return reason and f"{self.key} {reason}"
 
     def default(self, workload: Conv2d, device: Device) -> Config:
-        """Return runs of 128 channels, with all taps of a small filter together."""
+        """Return runs of 128 channels and of four pixels."""
         channels = max(c for c in (16, 32, 64, 128) if c == 16 or c < 2 * workload.c)
-        wgrad, few = workload.direction == "wgrad", 1 < workload.r * workload.s <= 9
-        pixels = max(p for p in (1, 2, 4) if p == 1 or (wgrad and p <= workload.q))
-        taps = "all" if few and not wgrad else "row"
-        return Config({"channels": channels, "rows": 1, "taps": taps, "pixels": pixels})
+        pixels = max(p for p in (1, 2, 4) if p == 1 or p <= _neighbours(workload))
+        return Config({"channels": channels, "rows": 1, "pixels": pixels})
 
     def costs(self, workload: Conv2d, table: Table, device: Device) -> Costs:
         """Count the products inside the image: none is computed with padding."""
@@ -135,10 +143,10 @@ def _row(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Callable
     dgrad mirrors the filter: pixel i then meets places i - above + tap * dilation of dy, whose pixels are
     `stride` apart there.
     """
-    r, s, block = workload.r, workload.s, config["channels"]
+    r, s, block, pixels = workload.r, workload.s, config["channels"], config["pixels"]
     dgrad, strided = workload.direction == "dgrad", workload.direction == "dgrad" and workload.stride > 1
-    whole, one = _whole_filter(workload, config, fastmath), _one_tap(workload, fastmath)
-    clear, finish = _clear(), _finish(workload)
+    several, single = (_whole_filter(workload, block, number, fastmath) for number in (pixels, 1))
+    one, clear, finish = _one_tap(workload, fastmath), _clear(), _finish(workload)
 
     @inlined
     def source_pixel(place: int, stride: int, extent: int) -> Any:
@@ -156,70 +164,180 @@ def _row(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Callable
         )
         top = i * step - above
         inside = not strided and top >= 0 and top + (r - 1) * dilation < high
-        for j in range(width):
+        down, end, j = dilation * wide * channels, wide - (s - 1) * dilation, 0
+        while j < width:
             corner = j * step - left
-            complete = inside and corner >= 0 and corner + (s - 1) * dilation < wide
+            complete = inside and corner >= 0 and corner < end
+            together = complete and j + pixels <= width and corner + (pixels - 1) * step < end
             for first in range(0, channels, block):
                 count = min(block, channels - first)
-                if complete:
-                    begin = ((image * high + top) * wide + corner) * channels + first
-                    whole(source, begin, dilation * channels, wide, taps, first, channels, sums, count)
+                begin = ((image * high + top) * wide + corner) * channels + first
+                to = ((image * height + i) * width + j) * channels + first
+                if together:
+                    several(operands, begin, down, first, to, channels, count)
+                elif complete:
+                    single(operands, begin, down, first, to, channels, count)
                 else:
-                    clear(sums, count)
+                    clear(sums, 0, count)
                     for tap in range(r * s):
                         y = source_pixel(top + tap // s * dilation, stride, high)
                         x = source_pixel(corner + tap % s * dilation, stride, wide)
                         if y >= 0 and x >= 0:
                             begin = ((image * high + y) * wide + x) * channels + first
-                            one(source, begin, taps, tap * channels + first, sums, count)
-                to = ((image * height + i) * width + j) * channels + first
-                finish(operands, sums, first, to, count)
+                            one(source, begin, taps, tap * channels + first, sums, 0, count)
+                    finish(operands, sums, 0, first, to, count)
+            j += pixels if together else 1
 
     return row
 
 
-def _whole_filter(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Callable[..., None]:
-    """Return the function that sums all taps of a pixel, for `count` channels.
+def _whole_filter(workload: Conv2d, block: int, pixels: int, fastmath: frozenset[str]) -> Callable[..., None]:
+    """Return the function that computes `pixels` neighbours in a row, for `count` channels from `first` on.
 
-    Taps are `right` elements apart. Its innermost loops run over the taps of the filter, so that the compiler
-    unrolls them.
+    Sums wait in memory of their own, which neither x nor the result can overlap: the compiler needs no check.
     """
-    import numpy as np
-
-    read, zero, s = load(workload.inputs()[0].dtype), np.float32(0), workload.s
-    together = workload.r if config["taps"] == "all" else 1
-    parts = workload.r // together
-
-    def rows_of_filter(begins: bool) -> Callable[..., None]:
-        """Return the function that sums `together` rows of the filter, or adds them to existing sums."""
-
-        @jitted(fastmath)
-        def rows(
-            x: Any, begin: int, right: int, down: int, taps: Any, tap: int, pitch: int, sums: Any, count: int
-        ) -> None:
-            for t in range(count):
-                total = zero if begins else sums[t]
-                for a in range(together):
-                    for b in range(s):
-                        pixel = read(x[begin + a * down + b * right + t])
-                        total += pixel * taps[tap + (a * s + b) * pitch + t]
-                sums[t] = total
-
-        return rows
-
-    first_rows, more_rows = rows_of_filter(True), rows_of_filter(False)
+    vectors, stack, step = (
+        _vectors_of_channels(workload, block, pixels),
+        _stack(pixels * block),
+        _step(workload),
+    )
+    one, clear, finish = _one_tap(workload, fastmath), _clear(), _finish(workload)
+    r, s, dilation, stored = workload.r, workload.s, workload.dilation, _stores_sums(workload)
 
     @jitted(fastmath)
-    def whole(
-        x: Any, begin: int, right: int, wide: int, taps: Any, first: int, pitch: int, sums: Any, count: int
-    ) -> None:
-        down = right * wide
-        first_rows(x, begin, right, down, taps, first, pitch, sums, count)
-        for part in range(1, parts):
-            tap = first + part * together * s * pitch
-            more_rows(x, begin + part * down, right, down, taps, tap, pitch, sums, count)
+    def whole(operands: Any, begin: int, down: int, first: int, to: int, channels: int, count: int) -> None:
+        x, taps, sums = operands[0][0], operands[0][1], stack()
+        summed = vectors(operands, sums, begin, down, first, to, channels, count)
+        done = summed if stored else 0
+        for pixel in range(pixels if done < count else 0):
+            at, more = pixel * block + summed, count - summed
+            clear(sums, at, more)
+            for tap in range(r * s if more > 0 else 0):
+                place = begin + tap // s * down + (pixel * step + tap % s * dilation) * channels + summed
+                one(x, place, taps, tap * channels + first + summed, sums, at, more)
+            place = to + pixel * channels + done
+            finish(operands, sums, pixel * block + done, first + done, place, count - done)
 
     return whole
+
+
+def _step(workload: Conv2d) -> int:
+    """Return how far the pixels of x that neighbours read are apart, where all taps meet the image."""
+    return 1 if workload.direction == "dgrad" else workload.stride
+
+
+def _stores_sums(workload: Conv2d) -> bool:
+    """Return whether vectors of sums are the result: f32 without an epilogue."""
+    changed = workload.has_scale or workload.has_bias or workload.has_residual or workload.has_relu
+    return workload.outputs()[0].dtype == "f32" and not changed and workload.act == IDENTITY
+
+
+def _vectors_of_channels(workload: Conv2d, block: int, pixels: int) -> Callable[..., int]:
+    """Return the function that sums vectors of channels, and returns how many channels that were."""
+    sum_taps, stored = _sum_of_taps(workload, pixels), _stores_sums(workload)
+
+    @inlined
+    def vectors(
+        operands: Any, sums: Any, begin: int, down: int, first: int, to: int, channels: int, count: int
+    ) -> int:
+        x, taps = operands[0][0], operands[0][1]
+        whole = count // LANES * LANES
+        for t in range(0, whole, LANES):
+            if stored:
+                sum_taps(x, begin + t, down, taps, first + t, channels, operands[1], to + t, channels)
+            else:
+                sum_taps(x, begin + t, down, taps, first + t, channels, sums, t, block)
+        return whole
+
+    return vectors
+
+
+def _sum_of_taps(workload: Conv2d, pixels: int) -> Callable[..., None]:
+    """Return the intrinsic that sums all taps of `pixels` neighbours, for a vector of channels.
+
+    Its arguments are `(x, at, down, taps, tap, channels, sums, sums_at, apart)`: addresses, each with an
+    offset; rows of x are `down` apart, pixels and taps `channels`, and sums `apart`. Each value of x and each
+    tap is loaded once. The code is LLVM vectors, because LLVM does not keep the sums of a loop over arrays in
+    registers if it must first check whether arrays overlap.
+    """
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils
+    from numba.extending import intrinsic
+
+    r, s, dtype, index = workload.r, workload.s, workload.inputs()[0].dtype, ir.IntType(64)
+    meetings: dict[int, list[tuple[int, int]]] = {}  # neighbours and columns of the filter, by pixel of x
+    for column in range(s):
+        for pixel in range(pixels):
+            place = pixel * _step(workload) + column * workload.dilation
+            meetings.setdefault(place, []).append((pixel, column))
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vectors = Vectors(builder)
+        read = functools.partial(vectors.load_half, dtype) if dtype in ("f16", "bf16") else vectors.load
+        x, taps, sums = (builder.gep(arguments[i], [arguments[i + 1]]) for i in (0, 3, 6))
+        down, channels, apart = arguments[2], arguments[5], arguments[8]
+        registers = [cgutils.alloca_once(builder, vectors.kind) for _ in range(pixels)]
+        for register in registers:
+            builder.store(vectors.zero, register)
+
+        def add_row(row: Any) -> None:
+            """Add the products with a row of the filter."""
+            line, number = builder.gep(x, [builder.mul(down, row)]), builder.mul(row, index(s))
+            factors = [
+                vectors.load(taps, builder.mul(channels, builder.add(number, index(column))))
+                for column in range(s)
+            ]
+            for place, pairs in sorted(meetings.items()):
+                value = read(line, builder.mul(channels, index(place)))
+                for pixel, column in pairs:
+                    vectors.multiply_add(value, factors[column], registers[pixel])
+
+        if r * s <= SMALL:
+            for row in range(r):
+                add_row(index(row))
+        else:
+            with cgutils.for_range_slice(builder, index(0), index(r), index(1), index) as (row, _):
+                add_row(row)
+        for pixel, register in enumerate(registers):
+            vectors.store(builder.load(register), sums, builder.mul(apart, index(pixel)))
+        return context.get_dummy_value()
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def sum_taps(
+        _typing: Any,
+        x: Any,
+        at: Any,
+        down: Any,
+        taps: Any,
+        tap: Any,
+        channels: Any,
+        sums: Any,
+        sums_at: Any,
+        apart: Any,
+    ) -> Any:
+        number = types.int64
+        return types.void(x, number, number, taps, number, number, sums, number, number), generate
+
+    return sum_taps  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _stack(size: int) -> Callable[[], Any]:
+    """Return the intrinsic for the address of `size` f32 elements that last until its caller returns."""
+    from numba import types
+    from numba.core import cgutils
+    from numba.extending import intrinsic
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = context.get_value_type(signature.return_type.dtype)
+        return cgutils.alloca_once(builder, kind, size=size)
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def stack(_typing: Any) -> Any:
+        return types.CPointer(types.float32)(), generate
+
+    return stack  # type: ignore[no-any-return]
 
 
 @shared
@@ -228,9 +346,9 @@ def _one_tap(workload: Conv2d, fastmath: frozenset[str]) -> Callable[..., None]:
     read = load(workload.inputs()[0].dtype)
 
     @jitted(fastmath)
-    def one(x: Any, begin: int, taps: Any, tap: int, sums: Any, count: int) -> None:
+    def one(x: Any, begin: int, taps: Any, tap: int, sums: Any, at: int, count: int) -> None:
         for t in range(count):
-            sums[t] += read(x[begin + t]) * taps[tap + t]
+            sums[at + t] += read(x[begin + t]) * taps[tap + t]
 
     return one
 
@@ -242,22 +360,22 @@ def _clear() -> Callable[..., None]:
     zero = np.float32(0)
 
     @jitted()
-    def clear(sums: Any, count: int) -> None:
+    def clear(sums: Any, at: int, count: int) -> None:
         for t in range(count):
-            sums[t] = zero
+            sums[at + t] = zero
 
     return clear
 
 
 @shared
 def _finish(workload: Conv2d) -> Callable[..., None]:
-    """Return the function that finishes and stores the sums of `count` channels of a pixel."""
+    """Return the function that finishes and stores the sums of `count` channels of a pixel, from `at` on."""
     finish = finisher(workload)
 
     @jitted()
-    def finish_all(operands: Any, sums: Any, first: int, to: int, count: int) -> None:
+    def finish_all(operands: Any, sums: Any, at: int, first: int, to: int, count: int) -> None:
         for t in range(count):
-            finish(operands, sums[t], first + t, to + t)
+            finish(operands, sums[at + t], first + t, to + t)
 
     return finish_all
 

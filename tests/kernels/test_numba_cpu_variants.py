@@ -50,6 +50,7 @@ DEFAULT = [
     f"{_CONV2D},r=2,s=3,stride=2,pad=1,pad_w=0,dtype=f16,layout=nchw,direction=wgrad",
     f"{_DEPTHWISE},r=3,s=3,stride=2,pad=1,pad_w=2,dtype=f16,epilogue=scale+bias,act=x*min(max(x+3,0),6)/6",
     f"{_DEPTHWISE},r=3,s=2,stride=2,pad=1,pad_w=0,dtype=f32,direction=dgrad",
+    f"{_DEPTHWISE},r=3,s=5,stride=1,pad=1,pad_w=2,dtype=f32",
     f"{_DEPTHWISE},r=2,s=3,stride=1,pad=0,pad_w=2,dtype=bf16,direction=wgrad,dilation=2",
     *_WINOGRAD,
     "softmax:rows=11,cols=131,dtype=f16,prologue=scale+mask",
