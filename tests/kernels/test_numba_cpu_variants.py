@@ -270,8 +270,8 @@ def test_costs_never_exceed_the_work() -> None:
         if variant.name == "numba_cpu_winograd":
             continue  # tiles are whole, however small the image
         costs = variant.costs(workload, variant.configs(workload, local_cpu()), local_cpu())
-        # Copies have no operation, and kernels may leave out those on elements that are 0. Which rows are added
-        # to each other depends on indices.
+        # Copies have no operation, and kernels may leave out those on elements that are 0. Which rows are
+        # added to each other depends on indices.
         may_have_none = workload.operator.startswith(("strided", "scatter"))
         assert may_have_none or float(np.max(costs.fma)) > 0
         assert float(np.max(costs.fma)) <= workload.flops()
