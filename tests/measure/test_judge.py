@@ -151,6 +151,16 @@ def test_changed_inputs_differ_in_a_small_part() -> None:
         assert 0 < share <= LARGEST_CHANGE
 
 
+def test_inputs_that_are_changed_again_and_again_never_stay_the_same() -> None:
+    fresh = FreshInputs(SOFTMAX, np.random.default_rng(3))
+    inputs = SlotArena(SOFTMAX, 1).inputs(0)
+    fresh.write(inputs)
+    for _ in range(1000):
+        before = inputs["x"].copy()
+        fresh.change(inputs, inputs)
+        assert (inputs["x"] != before).any()
+
+
 def test_probability_of_random_labels_is_exact() -> None:
     smaller, larger = [1.0, 2.0, 3.5], [3.0, 4.0, 5.0, 6.0]
     samples = [*smaller, *larger]

@@ -95,7 +95,11 @@ class FreshInputs:
                 start = int(self._rng.integers(array.size - length + 1))
                 draw = self._draws[int(self._rng.integers(2))][name].reshape(-1)
                 origin = int(self._rng.integers(array.size - length + 1)) if array.ndim == 1 else start
-                array.reshape(-1)[start : start + length] = draw[origin : origin + length]
+                bits = f"u{array.itemsize}"
+                changed = draw[origin : origin + length].view(bits)
+                if self._fractions[name] > 1:  # the part may have been exchanged for this one before
+                    changed = changed ^ self._rng.integers(1, self._fractions[name], dtype=changed.dtype)
+                array.reshape(-1)[start : start + length].view(bits)[...] = changed
 
     def _fractions_of(self, tensor: Tensor) -> int:
         """Return how many fractions the input's type has; 1 if the values of the input are restricted."""
