@@ -669,17 +669,11 @@ def forked(x: torch.Tensor) -> torch.jit.Future[torch.Tensor]:
     return torch.jit.fork(sums, x)
 
 if __name__ == "__main__":
-    before, count = map(int, sys.argv[1:])
-    torch.set_num_threads(before)
-    large = torch.randn(1 << 20)
     fork = torch.jit.script(forked)
-    for future in [fork(large) for _ in range(8)]:
-        future.wait()  # the threads have the number of before now
-    torch.set_num_threads(count)
 
     def train(wrap):
         torch.manual_seed(1)
-        layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(6272, 9)]
+        layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(7200, 9)]
         network = nn.Sequential(*layers)
         optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
         def step(x):
@@ -689,26 +683,27 @@ if __name__ == "__main__":
             optimizer.step()
         step = wrap(step)
         with forced():
-            for _ in range(6):
+            for _ in range(4):
                 step(torch.randn(16, 3, 32, 32))
         return list(network.parameters())
 
-    pairs = list(zip(train(lambda step: step), train(coexecute)))
-    print(all(torch.equal(one, two) for one, two in pairs), _runner.is_usable())
+    for before, count in ((1, 2), (2, 1)):
+        torch.set_num_threads(before)
+        for future in [fork(torch.randn(1 << 17)) for _ in range(8)]:
+            future.wait()  # the threads have the number of before now
+        torch.set_num_threads(count)
+        pairs = list(zip(train(lambda step: step), train(coexecute)))
+        print(all(torch.equal(one, two) for one, two in pairs), _runner.is_usable())
 """
 
 
-@pytest.mark.parametrize(
-    ("before", "count"), [(1, 2), (2, 1), pytest.param(3, 2, marks=pytest.mark.exhaustive)]
-)
-def test_threads_of_torch_get_the_number_of_threads_of_the_step(
-    before: int, count: int, tmp_path: Path, programs: Programs
-) -> None:
+def test_threads_of_torch_get_the_number_of_threads_of_the_step(tmp_path: Path, programs: Programs) -> None:
+    """First more threads than before, then fewer: the number decides the order of sums."""
     script = tmp_path / "sums.py"
     script.write_text(_SUMS, encoding="utf-8")
-    ran = programs.run([str(script), str(before), str(count)])
+    ran = programs.run([str(script)])
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines()[-1] == "True True"
+    assert ran.stdout.split() == ["True"] * 4
 
 
 _FORKED = """

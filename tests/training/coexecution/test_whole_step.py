@@ -9,16 +9,19 @@ import random
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from tests.fork_server import Programs
 from tunebench.training import coexecute
 from tunebench.training.coexecution import _head_graph, _head_tracing, _whole_step
-from tunebench.training.coexecution._head_graph import HeadGraph
+from tunebench.training.coexecution._head_graph import HeadGraph, OperationRecorder
 
 pytestmark = pytest.mark.slow
 
@@ -114,6 +117,63 @@ def test_head_runs_as_one_function() -> None:
     heads = compare(simple(), batches())
     assert heads.reason is None
     assert heads.runs >= 3
+
+
+def test_heads_that_would_take_much_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_head_graph, "resident_bytes", lambda: 4e3)
+    heads = compare(simple(), batches(4))
+    assert heads.runs == 0
+    assert "too much to copy" in heads.reason
+
+
+def test_record_holds_no_memory_of_results() -> None:
+    """Values that are gone keep their numbers, although others get their memory."""
+    with OperationRecorder() as recorder:
+        for _ in range(4):
+            result = torch.ones(1000) + 1
+            storage = StorageWeakRef(result.untyped_storage())
+            del result
+            assert storage.expired()
+    assert len(recorder.operations) == len(recorder.metadata) == len(recorder._indices) == 8
+
+
+_TRACED = """
+import sys, torch
+from tests.fork_server import Programs
+from tunebench.training import coexecute
+from tunebench.training.coexecution import _whole_step
+
+_whole_step._TRACE_S, _whole_step._SHARE = 0.0, 1e6
+model = torch.nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+@coexecute
+def step(x):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+step._policy.reason = "by a test"
+before = set(sys.modules)
+for _ in range(8):
+    step(torch.ones(6, 8))
+print(step._whole_steps.runs, *sorted({name.split(".")[0] for name in set(sys.modules) - before}))
+print(len(set(sys.modules) - before))
+"""
+
+
+def test_trace_imports_little(tmp_path: Path, programs: Programs) -> None:
+    """Inductor, torch.export and networkx are 400 modules, which take 20 MiB."""
+    script = tmp_path / "traced.py"
+    script.write_text(_TRACED, encoding="utf-8")
+    ran = programs.run([str(script)])
+    assert ran.returncode == 0, ran.stderr
+    heads, count = ran.stdout.splitlines()
+    assert int(heads.split()[0]) > 0
+    assert "networkx" not in heads.split()
+    assert int(count) < 100, heads
 
 
 def test_draws_of_python_are_refused() -> None:
@@ -356,25 +416,6 @@ def test_step_runs_as_it_is_if_dynamo_has_other_parts(monkeypatch: pytest.Monkey
     assert "Dynamo" in compare(make, batches(4)).reason
 
 
-def test_learning_rates_follow_their_schedule() -> None:
-    def make() -> tuple[Callable[..., Any], nn.Module]:
-        model = network()
-        optimizer = torch.optim.Adam(model.parameters())
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            return loss.detach()
-
-        return step, model
-
-    assert compare(make, batches(12)).runs >= 3
-
-
 def test_step_with_a_head_is_pickled_as_its_function() -> None:
     step = coexecute(step_of_module)
     step._policy.reason = "by a test"
@@ -569,7 +610,10 @@ def test_rates_that_the_step_sets_by_another_name() -> None:
 
 
 def test_update_in_a_function_of_the_step() -> None:
-    """A head goes on to the end of a function that steps: other updates, and gradients that are cleared."""
+    """A head goes on to the end of a function that steps: other updates, and gradients that are cleared.
+
+    Learning rates follow a schedule.
+    """
 
     def make() -> tuple[Callable[..., Any], nn.Module]:
         model = nn.ModuleList([network(), nn.Linear(4, 1)])

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 from torch.nn.modules.module import _has_any_global_hook
 from torch.optim import Optimizer
@@ -31,6 +32,7 @@ from tunebench.training.coexecution._head_update import (
     optimizer_tensors,
     states_of,
 )
+from tunebench.training.coexecution._memory import MEMORY_SHARE, resident_bytes, return_freed_memory
 from tunebench.training.coexecution._modes import current_settings, eager_reason
 from tunebench.training.coexecution._operator import may_raise, written
 from tunebench.training.coexecution._optimizer_step import same_objects
@@ -51,9 +53,6 @@ _MOST_CHECKS = 8
 
 _PLANS = 4
 """Number of times that a head is recorded again, because its optimizers got other states or options."""
-
-_BYTES = 1 << 28
-"""Memory of the inputs of a graph up to which they are copied to check it."""
 
 _WRITTEN_BYTES = 1 << 22
 """Memory that a graph writes up to which it is copied in each step, so that an error can be taken back."""
@@ -127,7 +126,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch does 
         self.problem: str | None = None
         self._indices: dict[tuple[Any, ...], int] = {}
         self._pauses = False
-        self._storages: list[Any] = []  # no tensor: autograd takes over gradients that nothing else holds
+        self._storages: list[StorageWeakRef] = []  # their addresses stay theirs, their memory is freed
 
     def index(self, tensor: Tensor) -> int | None:
         """Return the index of a value, or None."""
@@ -167,7 +166,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch does 
     def _add(self, tensor: Tensor) -> int:
         index = len(self.metadata)
         self._indices[_key(tensor)] = index
-        self._storages.append(tensor.untyped_storage())
+        self._storages.append(StorageWeakRef(tensor.untyped_storage()))
         self.metadata.append((tensor.shape, tensor.stride(), tensor.dtype))
         return index
 
@@ -559,6 +558,7 @@ class HeadGraph:
         """Release what was recorded; the graph does not run any more."""
         self.reason = self.reason or self.misfit or "it is not used any more"
         self._plan = self._recorded = None
+        self._module = torch.fx.GraphModule({}, torch.fx.Graph())
         self._known = []
 
     def confirm(self, iteration: OperationRecorder) -> None:
@@ -581,14 +581,10 @@ class HeadGraph:
         self.misfit = misfit
         raise MisfitError(misfit)
 
-    def _run_as_it_is(self, args: Sequence[Any]) -> Any:
-        with optimizers(self._known), _taken_back(args, self._known):
-            return self._module(*args)
-
     def _run_first(self, args: Sequence[Any]) -> Any:
         """Run the graph as it is, record it, and make the plan if eager mode confirmed it."""
-        if any(not _is_plain(arg) for arg in args if isinstance(arg, Tensor)):
-            self.reason = "an argument is no plain tensor of the processor"
+        self.reason = _memory_reason(args, self._known)
+        if self.reason is not None:
             raise RepeatError(self.reason)
         parameters = _leaves(args, self._known)
         if are_held(parameter for parameter in parameters if parameter.requires_grad):
@@ -651,23 +647,13 @@ class HeadGraph:
     ) -> Any:
         """Run the graph as it is, and compare it with the function on copies."""
         state = torch.get_rng_state()
-        copies, states = _copies(args), _copies(plan.states)
-        outputs = self._run_as_it_is(args)
-        after = torch.get_rng_state()
-        torch.set_rng_state(state)
-        try:
-            listed = [*(copies[position] for position in plan.listed_positions), *states]
-            results = plan.run(copies, [*numbers, *update_numbers], listed)
-            equal = (
-                torch.equal(after, torch.get_rng_state())
-                and _are_equal(plan, args, copies, outputs, results)
-                and all(map(same, plan.states, states))
-            )
-        except Exception:
-            equal = False
-        finally:
-            torch.set_rng_state(after)
+        with optimizers(self._known), _taken_back((*args, *plan.states), self._known) as copies:
+            outputs = self._module(*args)
+        equal = _gives_same(plan, args, outputs, copies, [*numbers, *update_numbers], state)
+        copies.clear()
         plan.checks += 1
+        if plan.checks == _CHECKS:
+            return_freed_memory()
         if not equal:
             self.reason = "the recorded head gives other results than eager mode"
         elif any(one != two for one, two in zip(numbers, plan.values, strict=True)):
@@ -733,6 +719,33 @@ def _are_equal(
     return all(one is two if one is None else same(one, two) for one, two in pairs)
 
 
+def _gives_same(
+    plan: _Plan,
+    args: Sequence[Any],
+    outputs: Sequence[Any],
+    before: dict[int, Tensor],
+    numbers: Sequence[Any],
+    state: Tensor,
+) -> bool:
+    """Return whether the function does the same to copies from before, with the random state from before."""
+    copies = [before[id(arg)] if isinstance(arg, Tensor) else arg for arg in args]
+    states = [before[id(tensor)] for tensor in plan.states]
+    after = torch.get_rng_state()
+    torch.set_rng_state(state)
+    try:
+        listed = [*(copies[position] for position in plan.listed_positions), *states]
+        results = plan.run(copies, numbers, listed)
+        return (
+            torch.equal(after, torch.get_rng_state())
+            and _are_equal(plan, args, copies, outputs, results)
+            and all(map(same, plan.states, states))
+        )
+    except Exception:
+        return False
+    finally:
+        torch.set_rng_state(after)
+
+
 def _output(output: _Output, args: Sequence[Any], results: Sequence[Any], values: dict[Any, Any]) -> Any:
     if output.kind == "result":
         result = results[output.index]
@@ -761,14 +774,26 @@ def _leaves(args: Sequence[Any], known: Sequence[Optimizer]) -> list[Tensor]:
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 
-def _copies(args: Sequence[Any]) -> list[Any]:
-    """Return arguments with copies of tensors, in memory of their own, which autograd does not know."""
-    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+def _tensors(args: Sequence[Any], known: Sequence[Optimizer]) -> list[Tensor]:
+    """Return the tensors that a graph may write, without duplicates."""
+    gradients = [parameter.grad for parameter in _leaves(args, known)]
+    tensors = [arg for arg in (*args, *gradients, *optimizer_tensors(known)) if isinstance(arg, Tensor)]
+    return list({id(tensor): tensor for tensor in tensors}.values())
+
+
+def _memory_reason(args: Sequence[Any], known: Sequence[Optimizer]) -> str | None:
+    """Return why a head cannot be checked on copies of what it writes, or None.
+
+    Its check takes these copies and a second set of gradients.
+    """
+    tensors = _tensors(args, known)
     if not all(map(_is_plain, tensors)):
-        raise RepeatError("a tensor is no dense one of the processor")
-    if sum(tensor.untyped_storage().nbytes() for tensor in tensors) > _BYTES:
-        raise RepeatError("the inputs are too large to be copied")
-    return [_copy(arg) if isinstance(arg, Tensor) else arg for arg in args]
+        return "a tensor is no plain one of the processor"
+    copied = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+    made = sum(leaf.nbytes for leaf in _leaves(args, known))
+    if copied + made > MEMORY_SHARE * resident_bytes():
+        return "parameters, gradients and states are too much to copy"
+    return None
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -778,19 +803,24 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def _taken_back(args: Sequence[Any], known: Sequence[Optimizer]) -> Iterator[None]:
-    """Take back what a graph wrote before an error, which the step in eager mode raises again."""
+def _taken_back(args: Sequence[Any], known: Sequence[Optimizer]) -> Iterator[dict[int, Tensor]]:
+    """Take back what a graph wrote before an error, which the step in eager mode raises again.
+
+    Yields:
+        Copies of what it may write, by identity.
+    """
     state = torch.get_rng_state()
     parameters = _leaves(args, known)
     gradients = [parameter.grad for parameter in parameters]
-    tensors = [arg for arg in (*args, *gradients, *optimizer_tensors(known)) if isinstance(arg, Tensor)]
-    tensors = list({id(tensor): tensor for tensor in tensors}.values())
-    before = list(zip(tensors, _copies(tensors), strict=True))
+    tensors = _tensors(args, known)
+    if not all(map(_is_plain, tensors)):
+        raise RepeatError("a tensor is no plain one of the processor")
+    copies = {id(tensor): _copy(tensor) for tensor in tensors}
     states = [{key: dict(value) for key, value in optimizer.state.items()} for optimizer in known]
     try:
-        yield
+        yield copies
     except (Exception, RepeatError) as error:
-        _restore(before, state)
+        _restore(list(zip(tensors, copies.values(), strict=True)), state)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         for optimizer, values in zip(known, states, strict=True):

@@ -33,6 +33,7 @@ _THREAD = threading.local()
 
 _CONFIG = {
     "trace_numpy": False,
+    "track_nodes_for_deduplication": False,
     "allow_unspec_int_on_nn_module": True,
     "suppress_errors": True,
     "recompile_limit": 64,
@@ -121,7 +122,8 @@ def traced(
     for function in (BACKWARD, CLEAR, UPDATE, CLIP):
         torch.fx.node.has_side_effect(function)
     dynamo.allow_in_graph(CLIP)
-    context = dynamo.optimize(backend)
+    with patch.object(dynamo.eval_frame, "get_compiler_fn", lambda function: function):  # imports Inductor
+        context = dynamo.optimize(backend)
     context.callback = _Callback(
         context.callback, step.__code__, methods, count, partial(_of_optimizer, known, with_updates)
     )
@@ -190,6 +192,7 @@ def _opaque(of_optimizer: Callable[..., Any], methods: list[Method]) -> Iterator
         (WrapperUserFunctionVariable, "call_function", _wrapped),
         (builder, "_automatic_dynamic", partial(_with_fixed_sizes, builder._automatic_dynamic)),
         (decorators, "disable", partial(_undisturbed, decorators.disable)),
+        *_lean(InstructionTranslator),
         *((module, "call_random_fn", _random) for module in (misc, user_defined)),
         # sizes are never dynamic, so marks of them, five attributes of each tensor, decide nothing
         (torch._C._dynamo.guards.GuardManager, "add_dimension_marking_guard", lambda *args: None),
@@ -206,6 +209,24 @@ def _opaque(of_optimizer: Callable[..., Any], methods: list[Method]) -> Iterator
             yield
         finally:
             logger.setLevel(level)
+
+
+def _lean(translator: type) -> list[tuple[Any, str, Any]]:
+    """Return changes of Dynamo by which a trace does not import Inductor, torch.export and networkx.
+
+    Answers to its questions are known for heads; its other parts serve compilers of torch.
+    """
+    from torch._dynamo import convert_frame, graph_region_tracker, output_graph
+    from torch._dynamo.variables.higher_order_ops import LocalMapWrappedHigherOrderVariable
+
+    return [
+        (translator, "_throw_if_in_functorch", _check_transforms),
+        (LocalMapWrappedHigherOrderVariable, "should_wrap_in_hop", lambda value: False),
+        (graph_region_tracker, "InputPickler", lambda: None),
+        (output_graph, "uninteresting_files", tuple),
+        (output_graph.OutputGraph, "get_replayed_side_effect_source_refs", lambda graph, **options: []),
+        (convert_frame, "_is_registered_backend", lambda backend: False),
+    ]
 
 
 def _method(function: Callable[..., Any]) -> Any:
@@ -234,6 +255,12 @@ def _instruction(step: Any, self: Any) -> Any:
         self.current_speculation.fail_and_restart_analysis(False)
     self.step_graph_break(self.current_instruction)
     return False
+
+
+def _check_transforms(self: Any) -> None:
+    """Refuse a step in a transform of torch.func."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        _end("a transform of functions is active")
 
 
 def _check_pending(tx: Any) -> None:

@@ -20,6 +20,7 @@ from tunebench.training.coexecution._head_graph import (
     UnconfirmedError,
 )
 from tunebench.training.coexecution._head_tracing import Method, traced
+from tunebench.training.coexecution._memory import return_freed_memory
 
 __all__ = ["WholeSteps"]
 
@@ -215,12 +216,8 @@ class WholeSteps:
 
     def _trace_without_updates(self) -> None:
         """Trace heads again that end where an optimizer steps."""
-        for graph in self._graphs:
-            graph.release()
-        if self._code is not None:
-            torch._C._dynamo.eval_frame.reset_code(self._code)
+        self._release()
         self._graphs = []
-        self._compiled = self._callback = self._code = None
         self._with_updates = False
         self._traces = self._wasted = 0
 
@@ -239,6 +236,10 @@ class WholeSteps:
             self._release()
 
     def _release(self) -> None:
-        self._compiled = self._callback = None
+        """Release traces, their guards, and records."""
         for graph in self._graphs:
             graph.release()
+        if self._code is not None:
+            torch._C._dynamo.eval_frame.reset_code(self._code)
+        self._compiled = self._callback = self._code = None
+        return_freed_memory()
