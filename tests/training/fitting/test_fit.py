@@ -155,6 +155,34 @@ def test_peak_is_within_the_budget_and_as_predicted_and_gradients_are_equal(
     assert not list(tmp_path.iterdir())
 
 
+class Layout(nn.Module):
+    """Weights whose gradients autograd copies: of other strides, expanded, or one of two weights."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        weights = {"strides": 1, "expanded": 1, "shared": 2}[kind]
+        self.weights = nn.ParameterList(torch.randn(96, 48, 3, 3) for _ in range(weights))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "strides":  # the input has its channels last, and so has the gradient of the weight
+            return nn.functional.conv2d(x.permute(0, 3, 1, 2), self.weights[0]).square().mean()
+        if self.kind == "expanded":
+            return self.weights[0].sum() + x.sum()
+        return ((self.weights[0] + self.weights[1]) * x.sum()).square().mean()
+
+
+@pytest.mark.parametrize("kind", ["strides", "expanded", "shared"])
+def test_gradients_that_autograd_copies_are_in_the_peak(kind: str) -> None:
+    model, x = Layout(kind), torch.linspace(-1, 1, 6 * 6 * 48).reshape(1, 6, 6, 48)
+    fitted = fit(model, "100%", effort=EFFORT)
+    fitted(x).backward()
+    (step,) = fitted_steps(fitted)
+    (*_, copies) = step.joint.step.operations
+    assert copies.workspace_bytes == model.weights[0].nbytes
+    assert measured_peak(fitted, model, (x,)) == pytest.approx(step.plan.simulation.peak_bytes, rel=0.005)
+
+
 def test_swap_alone_gives_equal_gradients_also_with_slow_copies(
     network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from tunebench.errors import InputError
 from tunebench.torch.compiler.capture import is_of_torch
+from tunebench.training.fitting.gradient_copy import gradient_copy_bytes
 from tunebench.training.memory.step import HostLink, StepOperation, StepTensor, TrainingStep
 
 __all__ = [
@@ -43,6 +44,9 @@ RUNNING_STATISTICS: Mapping[Any, tuple[int, int]] = {
 BOUNDARY = "loss gradient"
 """Name of the operation between forward and backward, which writes the gradients of the results."""
 
+GRADIENT_COPIES = "copies of gradients"
+"""Name of the operation at the end in which autograd copies gradients into the layout of their parameters."""
+
 OTHER = "optimizer and other memory"
 """Name of the tensor for bytes that are on the device besides the step."""
 
@@ -57,7 +61,7 @@ class JointStep:
     Attributes:
         graph: The joint graph.
         step: The step.
-        nodes: Node of each operation; none for the boundary.
+        nodes: Node of each operation; none for the boundary, and for copies of gradients at the end.
         base: For each tensor, the node that is its memory: a placeholder, a call, or an item of a call.
         tensor_of: Tensor of each node that has one; views have that of their base.
         layers: Module of each operation, as in ``layer1.0.conv2``; empty if it belongs to none.
@@ -195,23 +199,14 @@ class _Reader:
         operations.insert(boundary, between)
         nodes: list[fx.Node | None] = [*self._calls]
         nodes.insert(boundary, None)
-        tensors = tuple(
-            StepTensor(
-                name=name,
-                size_bytes=size,
-                resident=tensor in resident,
-                role=self._role(base) if tensor in resident else "",
-            )
-            for tensor, (name, size, base) in enumerate(
-                zip(self._names, self._sizes, self._base, strict=True)
-            )
-        )
-        gradients = (node for node in self._results[self._forward_results :] if node in self._tensor_of)
-        results = dict.fromkeys(self._tensor_of[node] for node in gradients)
+        results = self._backward_results(resident)
+        copies = self._gradient_copies(results, resident)
+        operations.extend(copies)
+        nodes.extend(None for _ in copies)
         step = TrainingStep(
-            tensors=tensors,
+            tensors=self._tensors(resident),
             operations=tuple(operations),
-            results=tuple(tensor for tensor in results if tensor not in resident),
+            results=results,
             link=self._link,
         )
         return JointStep(
@@ -223,6 +218,39 @@ class _Reader:
             layers=tuple("" if node is None else layer_of(node) for node in nodes),
             boundary=boundary,
         )
+
+    def _tensors(self, resident: set[int]) -> tuple[StepTensor, ...]:
+        return tuple(
+            StepTensor(
+                name=name,
+                size_bytes=size,
+                resident=tensor in resident,
+                role=self._role(base) if tensor in resident else "",
+            )
+            for tensor, (name, size, base) in enumerate(
+                zip(self._names, self._sizes, self._base, strict=True)
+            )
+        )
+
+    def _backward_results(self, resident: set[int]) -> tuple[int, ...]:
+        gradients = (node for node in self._results[self._forward_results :] if node in self._tensor_of)
+        results = dict.fromkeys(self._tensor_of[node] for node in gradients)
+        return tuple(tensor for tensor in results if tensor not in resident)
+
+    def _gradient_copies(self, results: tuple[int, ...], resident: set[int]) -> list[StepOperation]:
+        """Return the operation in which autograd copies gradients; none if it copies none."""
+        nbytes = gradient_copy_bytes(self._graph, self._parameters, self._tensor_of, self._sizes, resident)
+        if not nbytes:
+            return []
+        copies = StepOperation(
+            name=GRADIENT_COPIES,
+            time_us=0.0,
+            inputs=results,
+            outputs=(),
+            workspace_bytes=nbytes,
+            recomputable=False,
+        )
+        return [copies]
 
     def _role(self, base: fx.Node | None) -> str:
         """Return what a tensor is that stays on the device."""

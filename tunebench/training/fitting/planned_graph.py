@@ -201,7 +201,8 @@ class _Emitter:
 
     def _compute(self, index: int) -> None:
         node = self._joint.nodes[index]
-        assert node is not None
+        if node is None:  # autograd copies gradients after the graph
+            return
         first = index == self._started
         self._started += first
         if is_random(node) and index in self._repeated and first:
