@@ -15,7 +15,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, fx
-from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.utils._pytree import tree_leaves
 
 __all__ = ["gradient_copy_bytes"]
@@ -71,7 +70,18 @@ def _gradients(graph: fx.Graph, output: fx.Node, parameters: Collection[int]) ->
 
 def _has_layout_of(gradient: Tensor, variable: Tensor) -> bool:
     """Return whether a parameter may take a gradient as it is."""
-    if not is_non_overlapping_and_dense_or_false(variable):
+    if not _is_dense(variable):
         return gradient.is_contiguous()
     strides = zip(gradient.shape, gradient.stride(), variable.stride(), strict=True)
     return all(size == 1 or mine == its for size, mine, its in strides)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return whether the elements of a tensor fill its memory without a gap, each in a place of its own."""
+    dense_stride = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != dense_stride:
+                return False
+            dense_stride *= size
+    return True
