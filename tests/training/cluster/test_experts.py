@@ -257,6 +257,24 @@ def test_recomputation_exchanges_tokens_again() -> None:
     assert list(itertools.accumulate(counts, max)) == counts
 
 
+def test_layers_beside_a_head_alone_have_the_exchange_of_experts() -> None:
+    fixed = {"pipeline": "4", "chunks": "2", "expert": "2", "head_layers": "1", "recompute": "none"}
+    # With launches, the exchanges of this small network hide behind them.
+    job = replace(JOB, network=DEEPSEEK, cuda_graphs=True)
+    search = ClusterSearch(job, MACHINE, fixed=fixed)
+    plan = search.plans[0]
+    divided, ranges = plan.divided(DEEPSEEK)
+    assert divided.ends_apart
+    assert [last - first for first, last in ranges] == [2, 2, 1, 1, 1, 1, 1, 1]
+    search.layers.predict([LayerRun.of(plan)])
+    stages = search.pricer.stages(plan)
+    _, double, *single = (stage.waits_forward_us for stage in stages[:-1])
+    assert single == pytest.approx([double / 2] * 5)
+    assert double > 0
+    (floor_us,) = search.pricer.floors_us(search.plans.take(np.array([0])))
+    assert floor_us <= search.pricer.bound_us(plan) <= search.pricer.step_us(plan)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [DEEPSEEK, WINDOWED], ids=lambda model: model.name)
 def test_layers_that_differ_add_up(model: Network) -> None:

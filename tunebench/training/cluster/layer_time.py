@@ -354,12 +354,14 @@ class LayerTimes:
     def kinds_of_layer(self) -> tuple[tuple[int, int], ...]:
         """Return the first, a middle and the last layer as ranges; with few layers, some are equal.
 
-        If layers differ, the range of the middle is all layers between the ends.
+        If layers differ, the range of the middle is all layers between the ends. Where the embedding and the
+        head are layers of their own, it leaves out the layers next to them, so that the mean is the same.
         """
         count = self.network.layers
         middle = (count // 2, count // 2 + 1)
         if not architecture_of(self.network).uniform and count > 2:
-            middle = (1, count - 1)
+            apart = self.network.ends_apart and count > 4
+            middle = (1 + apart, count - 1 - apart)
         return (0, 1), middle, (count - 1, count)
 
     def passes(self, run: LayerRun, layers: tuple[int, int]) -> PassTime:
@@ -419,8 +421,21 @@ class LayerTimes:
     def alike(self, layers: tuple[int, int]) -> tuple[int, int]:
         """Return the first range of layers with the same kernels and parameters."""
         first, last = layers
-        distinct = first == 0 or last == self.network.layers or not architecture_of(self.network).uniform
-        return layers if distinct else (1, 1 + last - first)
+        if first == 0 or last == self.network.layers:
+            return layers
+        kinds = self._layer_kinds
+        count, stage_kinds = last - first, kinds[first:last]
+        start = next(start for start in range(1, first + 1) if kinds[start : start + count] == stage_kinds)
+        return start, start + count
+
+    @functools.cached_property
+    def _layer_kinds(self) -> tuple[int, ...]:
+        """Kind of each layer; the embedding and the head have any if they are layers of their own."""
+        network = self.network
+        assert isinstance(network, Transformer)
+        apart = int(network.ends_apart)
+        kinds = (network.kind_of_layer(index) for index in range(network.layers - 2 * apart))
+        return (*[-1] * apart, *kinds, *[-1] * apart)
 
     def _update(
         self, division: LayerDivision, layers: tuple[int, int], shards: tuple[int, int]

@@ -540,18 +540,24 @@ class StepPricer:
         """Layers below which the exposed communication of a stage is not a sum of short stages."""
         return _FEW_LAYERS + architecture_of(self.job.network).dense_layers
 
+    @property
+    def _first_sparse(self) -> int:
+        """Index of the first layer between the ends with experts; of any layer, if no layer is dense."""
+        dense = architecture_of(self.job.network).dense_layers
+        return max(1, dense + self.job.network.ends_apart)
+
     def _added_sums(self, run: LayerRun, nodes: int) -> tuple[float, float]:
         """Return what a layer adds to the exposed communication of a stage, by pass."""
-        architecture = architecture_of(self.job.network)
-        start = max(1, architecture.dense_layers)
+        start = self._first_sparse
         ranges = (start, start + 1), (start, start + 2)
         single, two = (self._short_sums(run, layers, nodes) for layers in ranges)
         added = two[0] - single[0], two[1] - single[1]
-        if not architecture.dense_layers:
+        if not architecture_of(self.job.network).dense_layers:
             return added
         # Dense layers have no exchange of experts: return the mean of the layers between the ends.
-        between = self._short_sums(run, (1, self.job.network.layers - 1), nodes)
-        count = self.job.network.layers - 2
+        first_between, end = self.layers.kinds_of_layer()[1]
+        between = self._short_sums(run, (first_between, end), nodes)
+        count = end - first_between
         forward, backward = (
             (total - (one - more)) / count for total, one, more in zip(between, single, added, strict=True)
         )
@@ -562,7 +568,7 @@ class StepPricer:
         dense = architecture_of(self.job.network).dense_layers
         if layers or not dense:
             return self._short_sums(run, layers or (1, 2), nodes)
-        start = max(1, dense)
+        start = self._first_sparse
         two = self._short_sums(run, (start, start + 2), nodes)
         single = self._short_sums(run, (start, start + 1), nodes)
         added = self._added_sums(run, nodes)
