@@ -109,7 +109,7 @@ def test_links_of_figures_are_named_after_their_bandwidth(tmp_path: Path) -> Non
     assert (
         TrainingCluster.of(str(path)).name == "16 x a100-80-sxm, 8 a node by nvlink3, 25 GB/s between 2 nodes"
     )
-    alone = TrainingCluster.parse("2 x gh200, 1 a node")
+    alone = TrainingCluster.parse("2 x gh200")
     assert alone.name == "2 x gh200, 1 a node, net-400 between 2 nodes"
 
 

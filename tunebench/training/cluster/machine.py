@@ -28,10 +28,10 @@ from tunebench._foreign_file import interpreting, read_table
 from tunebench.device import Device
 from tunebench.errors import InputError, UnknownName
 from tunebench.training.interconnect.cluster import (
-    PER_NODE,
     Cluster,
     Link,
     described_link,
+    devices_of_node,
     find_link,
     is_network,
     link_name,
@@ -255,7 +255,7 @@ class TrainingCluster:
             raise InputError(f"cluster {text!r}: expected a number of devices first, such as {EXAMPLE}")
         count = int(devices_match["count"])
         values: dict[str, Any] = {"product": devices_match["product"]}
-        per_node = min(PER_NODE, count)
+        per_node = min(devices_of_node(devices.find(devices_match["product"])), count)
         for item in items:
             if match := _PER_NODE.fullmatch(item):
                 per_node = int(match["count"])

@@ -25,6 +25,7 @@ __all__ = [
     "ProcessGroup",
     "cluster_from_file",
     "described_link",
+    "devices_of_node",
     "find_link",
     "is_network",
     "link_name",
@@ -111,7 +112,7 @@ class ProcessGroup:
 
 
 PER_NODE = 8
-"""Most devices of a node if nothing says how many it has."""
+"""Most devices of a node if neither its product nor anything else says how many it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +162,7 @@ class Cluster:
         Args:
             device: The product.
             devices: Number of devices in total; every node gets the same share.
-            nodes: Number of nodes; None for as few as have up to `PER_NODE` devices each.
+            nodes: Number of nodes; None for as few as have up to `devices_of_node` devices each.
             link: Link within a node, by name or as text for `find_link`; None for the usual one.
             network: Link between nodes, by name or as text for `find_link`; None for the usual one.
 
@@ -170,7 +171,7 @@ class Cluster:
             UnknownName: if there is no link of that name.
         """
         if nodes is None:
-            counts = range(-(-devices // PER_NODE), devices + 1)
+            counts = range(-(-devices // devices_of_node(device)), devices + 1)
             nodes = next((count for count in counts if devices % count == 0), 1)
         if nodes < 1 or devices < nodes or devices % nodes:
             raise InputError(f"{nodes} nodes must divide the number of devices, got {devices} devices")
@@ -241,7 +242,7 @@ class Cluster:
 
 @functools.cache
 def link_tables() -> dict[str, dict[str, Any]]:
-    """Return the tables of `links.toml`: `link` between devices and `host`, to host memory."""
+    """Return the tables of `links.toml`: `link` between devices, `node`, and `host` to host memory."""
     text = resources.files("tunebench").joinpath("links.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
@@ -290,6 +291,12 @@ def link_of(device: Device, *, network: bool) -> Link:
         "GB/s per direction "
         "and device, such as 300 or 300:0.6 (with the latency in microseconds)"
     )
+
+
+def devices_of_node(device: Device) -> int:
+    """Return the most devices that a usual node of a product has."""
+    nodes = link_tables()["node"].values()
+    return next((node["devices"] for node in nodes if device.name in node["products"]), PER_NODE)
 
 
 def find_link(text: str) -> Link:
