@@ -269,7 +269,7 @@ class Space:
             branch = branch.expanded(len(parameter.values))
             for constraint, columns in ready:
                 rows, group = branch.distinct(columns, self._counts)
-                holds = self._holds(constraint, branch.ordinals[rows], context)
+                holds = self._holds(constraint, branch.sample(rows), context)
                 branch = branch.where(holds, group)
         if self._root.kept[0] > MOST_KEPT:
             self.__dict__.pop("_root", None)  # another thread may have removed it
@@ -421,17 +421,20 @@ class Space:
 class _Branch:
     """Valid configurations of the first parameters, and the next branch for each outcome of a constraint.
 
+    Rows of a new parameter are not written before its first constraint: it often leaves few of them.
+
     Args:
-        ordinals: One row per configuration, one column per parameter (see `Table`).
+        first: One row per configuration, one column per parameter (see `Table`), without the last parameter.
         kept: Number of rows that this branch and all others of its space keep, shared by them.
+        count: Number of values of the last parameter, all of which follow each row; none if `first` has it.
     """
 
-    __slots__ = ("_distinct", "_next", "_table", "kept", "ordinals")
+    __slots__ = ("_count", "_distinct", "_first", "_next", "_table", "kept")
 
-    def __init__(self, ordinals: Array, kept: list[int]) -> None:
-        self.ordinals, self.kept = ordinals, kept
-        ordinals.flags.writeable = False
-        kept[0] += len(ordinals)
+    def __init__(self, first: Array, kept: list[int], count: int | None = None) -> None:
+        self._first, self._count, self.kept = first, count, kept
+        first.flags.writeable = False
+        kept[0] += len(first)
         self._next: dict[bytes, _Branch] = {}
         self._distinct: tuple[Any, Any] | None = None
         self._table: Table | None = None
@@ -439,14 +442,13 @@ class _Branch:
     def expanded(self, count: int) -> _Branch:
         """Return the branch with one more parameter, which has the given number of values."""
         if b"" not in self._next:
-            wider = np.empty((len(self.ordinals), count, self.ordinals.shape[1] + 1), dtype=np.int16)
-            wider[:, :, :-1] = self.ordinals[:, None]
-            wider[:, :, -1] = np.arange(count)
-            self._next[b""] = _Branch(wider.reshape(-1, wider.shape[-1]), self.kept)
+            self._next[b""] = _Branch(self._rows(), self.kept, count)
         return self._next[b""]
 
     def distinct(self, columns: Sequence[int], counts: Sequence[int]) -> tuple[Any, Any]:
         """Return a row for each distinct combination of some parameters, and the combination of each row.
+
+        Rows are those of `first`: every value of the last parameter follows each.
 
         Args:
             columns: Columns of the parameters.
@@ -457,29 +459,59 @@ class _Branch:
         """
         if self._distinct is None:
             self._distinct = (slice(None), slice(None))
-            if math.prod(counts[column] for column in columns) < len(self.ordinals):
-                keys = np.zeros(len(self.ordinals), dtype=np.int32)
+            columns = [column for column in columns if column < self._first.shape[1]]
+            combinations = math.prod(counts[column] for column in columns)
+            if combinations < len(self._first):
+                keys = np.zeros(len(self._first), dtype=np.int32)
                 for column in columns:
-                    keys = keys * counts[column] + self.ordinals[:, column]
-                row_of = np.full(math.prod(counts[column] for column in columns), -1)
+                    keys = keys * counts[column] + self._first[:, column]
+                row_of = np.full(combinations, -1)
                 row_of[keys] = np.arange(len(keys))
                 number = np.cumsum(row_of >= 0, dtype=np.int32) - 1
                 self._distinct = row_of[row_of >= 0], number[keys]
         return self._distinct
 
+    def sample(self, rows: Any) -> Array:
+        """Return the configurations of some rows of `first`, with every value of the last parameter."""
+        return _expanded(self._first[rows], self._count)
+
     def where(self, holds: Array, group: Any) -> _Branch:
         """Return the branch of the rows for whose combination of arguments a constraint holds."""
         key = holds.tobytes()
         if key not in self._next:
-            valid = self.ordinals if holds.all() else self.ordinals[holds[group]]
-            self._next[key] = _Branch(valid, self.kept)
+            self._next[key] = _Branch(self._rows() if holds.all() else self._valid(holds, group), self.kept)
         return self._next[key]
+
+    def _valid(self, holds: Array, group: Any) -> Array:
+        if self._count is None:
+            return self._first[holds[group]]
+        rows, values = np.nonzero(holds.reshape(-1, self._count)[group])
+        valid = np.empty((len(rows), self._first.shape[1] + 1), dtype=np.int16)
+        valid[:, :-1] = self._first[rows]
+        valid[:, -1] = values
+        return valid
+
+    def _rows(self) -> Array:
+        """Return all configurations."""
+        return _expanded(self._first, self._count)
 
     def table(self, space: Space) -> Table:
         """Return the configurations as a table."""
         if self._table is None:
-            self._table = Table(space, self.ordinals)
+            ordinals = self._rows()
+            ordinals.flags.writeable = False
+            self._table = Table(space, ordinals)
         return self._table
+
+
+def _expanded(first: Array, count: int | None) -> Array:
+    """Return rows with one more column, which has every number below a count for each of them."""
+    if count is None:
+        return first
+    wider = np.empty((len(first), count, first.shape[1] + 1), dtype=np.int16)
+    wider[:, :, :-1] = first[:, None]
+    wider[:, :, -1] = np.arange(count)
+    return wider.reshape(-1, wider.shape[-1])
 
 
 def takes_config(*names: str) -> Callable[[Callable[..., Any]], Constraint]:

@@ -300,21 +300,26 @@ class MemoryPricer:
             return in_flight * max(counts), min(counts)
         return _most_in_flight(counts, plan.pipeline, in_flight, count), min(counts)
 
-    def sizes(self, plans: PlanTable) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def sizes(
+        self, plans: PlanTable, fits: Callable[..., Any] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return the memory of the fullest device of each plan, and the most host memory and NVMe.
 
         Args:
             plans: The plans.
+            fits: Returns whether such columns fit. Of plans that do not fit on the first rank, the result has
+                the memory of that rank; None if all ranks count.
         """
-        sizes = self._rank_sizes(plans, 0), self._rank_sizes(plans, _LAST)
-        most = [np.maximum(*pair) for pair in zip(*sizes, strict=True)]
-        uneven = np.flatnonzero(plans.column("head_layers"))
-        if len(uneven):
-            counted = plans.take(uneven)
-            for rank in self._between:
-                for nbytes, between in zip(most, self._rank_sizes(counted, rank), strict=True):
-                    nbytes[uneven] = np.maximum(nbytes[uneven], between)
-        return most[0], most[1], most[2]
+        most = self._rank_sizes(plans, 0)
+        rows = np.arange(len(plans)) if fits is None else np.flatnonzero(fits(*most))
+        for rank in (_LAST, *self._between):
+            if rank != _LAST:
+                rows = rows[plans.take(rows).column("head_layers") > 0]
+            if not len(rows):
+                break
+            for nbytes, on_rank in zip(most, self._rank_sizes(plans.take(rows), rank), strict=True):
+                nbytes[rows] = np.maximum(nbytes[rows], on_rank)
+        return most
 
     def _rank_sizes(self, plans: PlanTable, rank: int) -> tuple[Any, Any, Any]:
         """Return the memory, the host memory and the NVMe of a rank of each plan."""

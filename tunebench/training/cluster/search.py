@@ -190,16 +190,13 @@ class ClusterSearch:
         """
         limit = self.machine.limit_bytes
         watcher(f"memory of {len(self.plans)} plans")
-        sizes, host, nvme = self.memory.sizes(self.plans)
-        per_node = self.machine.links.devices_per_node
-        # Devices of a node share its host memory and NVMe, each with an equal part of the data.
-        lacking = np.maximum(0, host * per_node - self.machine.host_bytes)
-        lacking += np.maximum(0, nvme * per_node - self.machine.nvme_bytes)
+        sizes, lacking = self._sizes()
         rows = np.flatnonzero((lacking == 0) & (sizes <= limit))
         fitting = self.plans.take(rows)
+        excess = self.machine.links.devices_per_node * np.maximum(0, sizes - limit)
         # Reported if nothing fits: the plan that lacks the fewest bytes, then the one with the least memory
         # of a device.
-        least = self.plans[int(np.lexsort((sizes, lacking + per_node * np.maximum(0, sizes - limit)))[0])]
+        least = self.plans[int(np.lexsort((sizes, lacking + excess))[0])]
         watcher(f"predicting the layers of {len(fitting)} plans that fit")
         self.layers.predict(map(LayerRun.of, [least, *fitting.distinct(*RUN_PARAMETERS)[0]]))
         watcher("lower bounds")
@@ -232,16 +229,32 @@ class ClusterSearch:
             memory=memory,
             limit_bytes=self.machine.limit_bytes,
             verdict=memory_verdict(memory.total, self.machine.memory_bytes, self.job.framework),
-            stored=not self._stored_excess(memory),
+            stored=not self._lacking(memory.host, memory.nvme),
             mfu=self.job.model_flops / (seconds * peak),
             samples_per_s=self.job.batch / seconds,
             cost=None if price is None else price * plan.devices * seconds / 3600,
         )
 
-    def _stored_excess(self, size: DeviceMemory) -> int:
-        """Return the bytes of host memory and NVMe that a node lacks."""
+    def _sizes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the memory of each plan, and the host memory and NVMe that its node lacks.
+
+        If any plan fits, those of plans that do not may be too small, but are above the limit.
+        """
+
+        def fits(size: Any, host: Any, nvme: Any) -> Any:
+            return (size <= self.machine.limit_bytes) & (self._lacking(host, nvme) == 0)
+
+        size, *stored = self.memory.sizes(self.plans, fits)
+        if not np.any(fits(size, *stored)):
+            size, *stored = self.memory.sizes(self.plans)
+        return size, self._lacking(*stored)
+
+    def _lacking(self, host: Any, nvme: Any) -> Any:
+        """Return the bytes of host memory and NVMe that a node lacks, given those of each of its devices."""
+        # Devices of a node share its host memory and NVMe, each with an equal part of the data.
         machine, count = self.machine, self.machine.links.devices_per_node
-        return max(0, size.host * count - machine.host_bytes) + max(0, size.nvme * count - machine.nvme_bytes)
+        lacking = np.maximum(0, host * count - machine.host_bytes)
+        return lacking + np.maximum(0, nvme * count - machine.nvme_bytes)
 
     def _search(
         self,

@@ -759,11 +759,18 @@ class PlanTable(Sequence[ClusterPlan]):
             names: The parameters.
         """
         # A number in a mixed radix: plans with equal values of the parameters have equal keys, and no others.
-        keys = np.zeros(len(self), dtype=np.int64)
+        keys, combinations = np.zeros(len(self), dtype=np.int64), 1
         for name in names:
             position = self._table.space.names.index(name)
-            keys = keys * len(self._parameters[position][1]) + self._table.ordinals[:, position]
-        _, rows, inverse = np.unique(keys, return_index=True, return_inverse=True)
+            count = len(self._parameters[position][1])
+            keys, combinations = keys * count + self._table.ordinals[:, position], combinations * count
+        if combinations < len(self):
+            # A table of all keys needs no sorting. The first row of each key is written last.
+            row_of = np.full(combinations, -1)
+            row_of[keys[::-1]] = np.arange(len(self))[::-1]
+            rows, inverse = row_of[row_of >= 0], (np.cumsum(row_of >= 0) - 1)[keys]
+        else:
+            _, rows, inverse = np.unique(keys, return_index=True, return_inverse=True)
         return [self[row] for row in rows.tolist()], inverse
 
     def mapped(self, function: Callable[[ClusterPlan], Any], *names: str) -> NDArray[Any]:
