@@ -511,7 +511,8 @@ def _expanded(first: Array, count: int | None) -> Array:
     wider = np.empty((len(first), count, first.shape[1] + 1), dtype=np.int16)
     wider[:, :, :-1] = first[:, None]
     wider[:, :, -1] = np.arange(count)
-    return wider.reshape(-1, wider.shape[-1])
+    rows: Array = wider.reshape(-1, wider.shape[-1])
+    return rows
 
 
 def takes_config(*names: str) -> Callable[[Callable[..., Any]], Constraint]:

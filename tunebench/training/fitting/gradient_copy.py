@@ -71,7 +71,7 @@ def _gradients(graph: fx.Graph, output: fx.Node, parameters: Collection[int]) ->
 def _has_layout_of(gradient: Tensor, variable: Tensor) -> bool:
     """Return whether a parameter may take a gradient as it is."""
     if not _is_dense(variable):
-        return gradient.is_contiguous()
+        return bool(gradient.is_contiguous())
     strides = zip(gradient.shape, gradient.stride(), variable.stride(), strict=True)
     return all(size == 1 or mine == its for size, mine, its in strides)
 
