@@ -484,7 +484,8 @@ class _Branch:
 
     def _valid(self, holds: Array, group: Any) -> Array:
         if self._count is None:
-            return self._first[holds[group]]
+            remaining: Array = self._first[holds[group]]
+            return remaining
         rows, values = np.nonzero(holds.reshape(-1, self._count)[group])
         valid = np.empty((len(rows), self._first.shape[1] + 1), dtype=np.int16)
         valid[:, :-1] = self._first[rows]
