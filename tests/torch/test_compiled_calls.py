@@ -30,6 +30,7 @@ from tunebench import kernels  # noqa: E402
 from tunebench.cli import run as run_cli  # noqa: E402
 from tunebench.device import local_cpu  # noqa: E402
 from tunebench.dispatch import DispatchedCall, choice  # noqa: E402
+from tunebench.torch.compiler import _kernel_operator  # noqa: E402
 from tunebench.torch.compiler.backend import backend_of  # noqa: E402
 from tunebench.workloads import parse  # noqa: E402
 
@@ -56,6 +57,35 @@ def test_results_that_read_no_input_are_new_in_each_call() -> None:
             torch.testing.assert_close(results, model(x))
             for result in results[1:]:
                 result.add_(1.0)  # as callers may
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("memory_planning", [False, True])
+def test_inductor_allocates_results_of_kernels_that_nothing_reads(
+    memory_planning: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def model(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        mixed = functional.scaled_dot_product_attention(q, k, v)  # also logarithms of sums
+        again = functional.scaled_dot_product_attention(mixed, k, v)
+        mixed[0, 0, 2:4] = 0.0
+        weight, bias = k[0, 0, 0], k[0, 1, 0]
+        (normalized, _, _), (_, mean, _) = (
+            torch.native_layer_norm(tensor, (16,), weight, bias, 1e-5) for tensor in (mixed, again)
+        )
+        return mixed, mixed.transpose(1, 2), normalized.chunk(2, 2)[1], mean
+
+    torch._dynamo.reset()
+    compiled, tensors = served.compile(model), [R(1, 2, 8, 16) for _ in "qkv"]
+    monkeypatch.setattr(_kernel_operator._KernelCall, "results", None)  # what torch's dispatcher calls
+    with (
+        reference_kernels() as ran,
+        served.prefer("tunebench"),
+        torch._inductor.config.patch(memory_planning=memory_planning),
+        torch.no_grad(),
+    ):
+        for _ in range(2):
+            torch.testing.assert_close(compiled(*tensors), model(*tensors))
+    assert {workload.operator for workload in ran} >= {"attention", "layernorm"}
 
 
 def test_constant_batch_norm_follows_every_change_of_its_statistics() -> None:
