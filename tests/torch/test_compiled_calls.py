@@ -31,6 +31,11 @@ from tunebench.cli import run as run_cli  # noqa: E402
 from tunebench.device import local_cpu  # noqa: E402
 from tunebench.dispatch import DispatchedCall, choice  # noqa: E402
 from tunebench.torch.compiler import _kernel_operator  # noqa: E402
+from tunebench.torch.compiler._kernel_operator import (  # noqa: E402
+    KernelTensor,
+    layouts_of,
+    layouts_text,
+)
 from tunebench.torch.compiler.backend import backend_of  # noqa: E402
 from tunebench.workloads import parse  # noqa: E402
 
@@ -86,6 +91,14 @@ def test_inductor_allocates_results_of_kernels_that_nothing_reads(
         for _ in range(2):
             torch.testing.assert_close(compiled(*tensors), model(*tensors))
     assert {workload.operator for workload in ran} >= {"attention", "layernorm"}
+
+
+def test_layouts_need_no_escape_in_generated_code() -> None:
+    read = (KernelTensor((2, 3), (1, 2), torch.bfloat16, 6), KernelTensor((), (), torch.int64))
+    written = (KernelTensor((4,), (1,), torch.float32),)
+    text = layouts_text(read, written)
+    assert not {'"', "\\"} & set(text)
+    assert layouts_of(text) == layouts_of(text.replace("'", '"')) == (read, written)  # as saved earlier
 
 
 def test_constant_batch_norm_follows_every_change_of_its_statistics() -> None:

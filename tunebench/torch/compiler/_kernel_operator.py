@@ -89,11 +89,12 @@ class KernelTensor:
 
 
 def layouts_text(inputs: Iterable[KernelTensor], outputs: Iterable[KernelTensor]) -> str:
-    """Return the layouts of a kernel's tensors as JSON, the operator's argument `layouts`."""
-    return json.dumps(
-        [[(t.shape, t.strides, str(t.dtype)[6:], t.extent) for t in part] for part in (inputs, outputs)],
-        separators=(",", ":"),
-    )
+    """Return the layouts of a kernel's tensors, the operator's argument `layouts`.
+
+    The text is JSON with apostrophes for quotes, which inductor does not escape in the C++ that it generates.
+    """
+    layouts = [[(t.shape, t.strides, str(t.dtype)[6:], t.extent) for t in part] for part in (inputs, outputs)]
+    return json.dumps(layouts, separators=(",", ":")).replace('"', "'")
 
 
 @functools.cache
@@ -108,7 +109,7 @@ def layouts_of(text: str) -> tuple[tuple[KernelTensor, ...], ...]:
             KernelTensor(tuple(shape), tuple(strides), getattr(torch, dtype), extent)
             for shape, strides, dtype, extent in part
         )
-        for part in json.loads(text)
+        for part in json.loads(text.replace("'", '"'))
     )
 
 
