@@ -155,9 +155,22 @@ def _double(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
+def _ask_for_contiguous_gradient(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+    """Make the gradient of a batch normalisation contiguous.
+
+    On processors, torch 2.13 computes wrong gradients from that of one image if it is channels last, but its
+    first stride is not that of an image, such as (16, 1, 128, 16) of 1 x 16 x 8 x 8.
+    """
+    if output.requires_grad:
+        output.register_hook(torch.Tensor.contiguous)
+
+
 def _as_double(model: nn.Module) -> nn.Module:
     """Return a copy in float64; torch has no grouped product of experts in that type."""
     model = copy.deepcopy(model).double()
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.register_forward_hook(_ask_for_contiguous_gradient)
     for module in model.modules():
         if getattr(getattr(module, "config", None), "_experts_implementation", None):
             module.set_experts_implementation("eager")  # type: ignore[operator]
