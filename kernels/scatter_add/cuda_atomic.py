@@ -54,24 +54,24 @@ __global__ void __launch_bounds__(THREADS)
     scatter_rows(const T* __restrict__ x, const Index* __restrict__ index, float* __restrict__ sums,
                  i64 vectors, int cols) {
   const i64 first = i64(blockIdx.x) * (THREADS * N) + threadIdx.x;
-  const int of_row = cols / V;
-  Vec<T, V> held[N];
+  const int vectors_of_row = cols / V;
+  Vec<T, V> loaded[N];
   i64 rows[N];
 #pragma unroll
   for (int n = 0; n < N; ++n) {
     const i64 vector = first + n * THREADS;
     rows[n] = SKIPPED;
     if (vector >= vectors) continue;
-    held[n] = load_vec<V>(x + vector * V);
-    rows[n] = valid_index<BINS, WRAPS>(index[vector / of_row]);
+    loaded[n] = load_vec<V>(x + vector * V);
+    rows[n] = valid_index<BINS, WRAPS>(index[vector / vectors_of_row]);
   }
 #pragma unroll
   for (int n = 0; n < N; ++n) {
     const i64 vector = first + n * THREADS;
     if (vector >= vectors || (SKIPPED >= 0 && rows[n] == SKIPPED)) continue;
-    float* const row = sums + rows[n] * cols + vector % of_row * V;
+    float* const row = sums + rows[n] * cols + vector % vectors_of_row * V;
 #pragma unroll
-    for (int i = 0; i < V; ++i) atomicAdd(row + i, to_float(held[n].at[i]));
+    for (int i = 0; i < V; ++i) atomicAdd(row + i, to_float(loaded[n].at[i]));
   }
 }
 

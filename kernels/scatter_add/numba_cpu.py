@@ -12,7 +12,7 @@ from typing import Any
 from tunebench.device import Device
 from tunebench.kernels.common.numba_cpu import address, jitted, load, store
 from tunebench.space import Config, Parameter, Space, Table
-from tunebench.variant import Costs, NumbaCpuVariant
+from tunebench.variant import Argument, Costs, NumbaCpuVariant
 from tunebench.workload import Tensor
 from tunebench.workloads.operators.scatter_add import ScatterAdd
 
@@ -53,35 +53,25 @@ class NumbaCpuScatterAdd(NumbaCpuVariant[ScatterAdd]):
             Tensor(name="order", shape=(workload.rows,), dtype="i32"),
         )
 
+    def arguments(self, workload: ScatterAdd, config: Config) -> tuple[Argument, ...]:
+        """Return all tensors: x for a missing base, which is not read."""
+        return ("x", "index", "base" if workload.base else "x", "out", "ends", "order")
+
     def kernel(self, workload: ScatterAdd, config: Config) -> Callable[..., None]:
-        """Return the kernel `(x, index, [base,] out, ends, order)`."""
+        """Return the kernel `(x, index, base, out, ends, order)`."""
         import numba
 
-        sort, of_block, address_of = _sort(workload), _block(workload, config, self.fastmath), address()
+        sort, sum_block, address_of = _sort(workload), _sum_block(workload, config, self.fastmath), address()
         block = config["bin_block"]
 
-        def with_base(x: Any, index: Any, base: Any, out: Any, ends: Any, order: Any) -> None:
+        def scatter_add(x: Any, index: Any, base: Any, out: Any, ends: Any, order: Any) -> None:
             if not sort(index, ends, order):
                 raise IndexError("an index in index is out of range")
             for task in numba.prange((len(out) + block - 1) // block):
-                of_block(
-                    task,
-                    address_of(x),
-                    address_of(order),
-                    address_of(ends),
-                    address_of(base),
-                    address_of(out),
-                )
+                lists = (address_of(order), address_of(ends))
+                sum_block(task, address_of(x), lists, address_of(base), address_of(out))
 
-        def without_base(x: Any, index: Any, out: Any, ends: Any, order: Any) -> None:
-            if not sort(index, ends, order):
-                raise IndexError("an index in index is out of range")
-            for task in numba.prange((len(out) + block - 1) // block):
-                of_block(
-                    task, address_of(x), address_of(order), address_of(ends), address_of(x), address_of(out)
-                )
-
-        return with_base if workload.base else without_base
+        return scatter_add
 
 
 def _sort(workload: ScatterAdd) -> Callable[..., Any]:
@@ -92,25 +82,25 @@ def _sort(workload: ScatterAdd) -> Callable[..., Any]:
     def sort(index: Any, ends: Any, order: Any) -> Any:
         ends[:] = 0
         for j in range(len(index)):
-            place = index[j] + bins if wraps and index[j] < 0 else index[j]
-            if place < 0 or place >= bins:
+            row_of_out = index[j] + bins if wraps and index[j] < 0 else index[j]
+            if row_of_out < 0 or row_of_out >= bins:
                 return False
-            if place != skipped:
-                ends[place + 1] += 1
+            if row_of_out != skipped:
+                ends[row_of_out + 1] += 1
         for row in range(bins):
             ends[row + 1] += ends[row]
         # Each begin moves to the end of its rows, which is the begin of the next.
         for j in range(len(index)):
-            place = index[j] + bins if wraps and index[j] < 0 else index[j]
-            if place != skipped:
-                order[ends[place]] = j
-                ends[place] += 1
+            row_of_out = index[j] + bins if wraps and index[j] < 0 else index[j]
+            if row_of_out != skipped:
+                order[ends[row_of_out]] = j
+                ends[row_of_out] += 1
         return True
 
     return sort
 
 
-def _block(workload: ScatterAdd, config: Config, fastmath: frozenset[str]) -> Callable[..., Any]:
+def _sum_block(workload: ScatterAdd, config: Config, fastmath: frozenset[str]) -> Callable[..., Any]:
     """Return the function that sums a block of rows of out; it takes addresses."""
     import numpy as np
 
@@ -133,18 +123,19 @@ def _block(workload: ScatterAdd, config: Config, fastmath: frozenset[str]) -> Ca
             out[at + j] = write(sums[j])
 
     @jitted(fastmath)
-    def of_block(task: Any, x: Any, order: Any, ends: Any, base: Any, out: Any) -> None:
+    def sum_block(task: Any, x: Any, lists: Any, base: Any, out: Any) -> None:
+        order, ends = lists
         sums = np.empty(chunk, np.float32)
         for row in range(task * rows, min(bins, (task + 1) * rows)):
             begin = np.int64(ends[row - 1]) if row > 0 else np.int64(0)
             for first in range(0, cols, chunk):
                 count = min(cols - first, chunk)
                 start(base, row * cols + first, sums, count)
-                for place in range(begin, np.int64(ends[row])):
-                    add(x, np.int64(order[place]) * cols + first, sums, count)
+                for position in range(begin, np.int64(ends[row])):
+                    add(x, np.int64(order[position]) * cols + first, sums, count)
                 end(sums, out, row * cols + first, count)
 
-    return of_block
+    return sum_block
 
 
 VARIANT = NumbaCpuScatterAdd()
