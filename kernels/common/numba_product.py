@@ -389,9 +389,13 @@ class Vectors:
         lowest = self.builder.insert_element(self._undefined, element, self._first)
         return self.builder.shuffle_vector(lowest, self._undefined, self._spread)
 
-    def multiply_add(self, a: Any, b: Any, held: Any) -> None:
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        """Return a * b + c, rounded once."""
+        return self.builder.call(self._fma, [a, b, c])
+
+    def multiply_add(self, a: Any, b: Any, slot: Any) -> None:
         """Add a product to a stack slot, which LLVM turns into a register."""
-        self.builder.store(self.builder.call(self._fma, [a, b, self.builder.load(held)]), held)
+        self.builder.store(self.fma(a, b, self.builder.load(slot)), slot)
 
 
 def strided_product(

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tunebench.kernels.common.numba_product import LANES
+from tunebench.kernels.common.numba_product import LANES, Vectors
 
 __all__ = ["sandwich"]
 
@@ -31,27 +31,23 @@ def sandwich(matrix: Matrix) -> Callable[..., None]:
     from numba import types
     from numba.extending import intrinsic
 
-    height, width = len(matrix), len(matrix[0])
-    vector, index = ir.VectorType(ir.FloatType(), LANES), ir.IntType(64)
+    height, width, index = len(matrix), len(matrix[0]), ir.IntType(64)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source, at, row, column, target, to, to_row, to_column = arguments
 
-        def place(base: Any, first: Any, i: int, by_row: Any, j: int, by_column: Any) -> Any:
-            offset = builder.add(builder.mul(by_row, index(i)), builder.mul(by_column, index(j)))
-            address = builder.gep(base, [builder.add(first, offset)])
-            return builder.bitcast(address, vector.as_pointer())
+        def offset(first: Any, i: int, by_row: Any, j: int, by_column: Any) -> Any:
+            steps = builder.add(builder.mul(by_row, index(i)), builder.mul(by_column, index(j)))
+            return builder.add(first, steps)
 
-        work = _Vectors(builder, vector)
+        vectors = _Sums(builder)
         columns = [
-            work.times(
-                matrix, [builder.load(place(source, at, i, row, j, column), align=4) for i in range(width)]
-            )
+            vectors.times(matrix, [vectors.load(source, offset(at, i, row, j, column)) for i in range(width)])
             for j in range(width)
         ]
         for i in range(height):
-            for j, value in enumerate(work.times(matrix, [column[i] for column in columns])):
-                builder.store(value, place(target, to, i, to_row, j, to_column), align=4)
+            for j, value in enumerate(vectors.times(matrix, [column[i] for column in columns])):
+                vectors.store(value, target, offset(to, i, to_row, j, to_column))
         return context.get_dummy_value()
 
     @intrinsic  # type: ignore[untyped-decorator]
@@ -72,17 +68,8 @@ def sandwich(matrix: Matrix) -> Callable[..., None]:
     return transform  # type: ignore[no-any-return]
 
 
-class _Vectors:
+class _Sums(Vectors):
     """Sums of vectors with constant coefficients, as LLVM instructions."""
-
-    def __init__(self, builder: Any, vector: Any) -> None:
-        from llvmlite import ir
-        from numba.core import cgutils
-
-        self._builder, self._vector = builder, vector
-        self._fma = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{LANES}f32"
-        )
 
     def times(self, matrix: Matrix, vectors: Sequence[Any]) -> list[Any]:
         """Return a matrix times a column of vectors. Rows that differ only in signs share work."""
@@ -100,7 +87,7 @@ class _Vectors:
         """Return two sums that differ in signs only: the common part plus and minus the rest."""
         alike = self._sum([a if a == b else 0.0 for a, b in zip(one, other, strict=True)], vectors)
         opposite = self._sum([a if a != b else 0.0 for a, b in zip(one, other, strict=True)], vectors)
-        return [self._builder.fadd(alike, opposite), self._builder.fsub(alike, opposite)]
+        return [self.builder.fadd(alike, opposite), self.builder.fsub(alike, opposite)]
 
     def _sum(self, coefficients: Sequence[float], vectors: Sequence[Any]) -> Any:
         """Return the sum of vectors with coefficients; those of 1 come first and need no multiplication."""
@@ -111,17 +98,15 @@ class _Vectors:
         total = None
         for coefficient, vector in terms:
             if total is None:
-                total = (
-                    vector if coefficient == 1 else self._builder.fmul(self._constant(coefficient), vector)
-                )
+                total = vector if coefficient == 1 else self.builder.fmul(self._constant(coefficient), vector)
             elif abs(coefficient) == 1:
-                add = self._builder.fadd if coefficient == 1 else self._builder.fsub
+                add = self.builder.fadd if coefficient == 1 else self.builder.fsub
                 total = add(total, vector)
             else:
-                total = self._builder.call(self._fma, [self._constant(coefficient), vector, total])
+                total = self.fma(self._constant(coefficient), vector, total)
         return total
 
     def _constant(self, value: float) -> Any:
         from llvmlite import ir
 
-        return ir.Constant(self._vector, [ir.Constant(ir.FloatType(), value)] * LANES)
+        return ir.Constant(self.kind, [ir.Constant(ir.FloatType(), value)] * LANES)

@@ -42,13 +42,13 @@ SPACE = Space(
 
 
 def _neighbours(workload: Conv2d) -> int:
-    """Return the most pixels of a row that share a loop: one where a pixel meets other taps than the next."""
+    """Return the most pixels of a row in a loop: one if neighbours meet different taps (strided dgrad)."""
     if workload.direction != "dgrad":
         return workload.q
     return workload.w if workload.stride == 1 else 1
 
 
-SMALL = 25
+SMALL_FILTER = 25
 """Taps of the largest filter whose rows are written out; a loop runs over the rows of larger ones."""
 
 
@@ -145,8 +145,9 @@ def _row(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Callable
     """
     r, s, block, pixels = workload.r, workload.s, config["channels"], config["pixels"]
     dgrad, strided = workload.direction == "dgrad", workload.direction == "dgrad" and workload.stride > 1
-    several, single = (_whole_filter(workload, block, number, fastmath) for number in (pixels, 1))
-    one, clear, finish = _one_tap(workload, fastmath), _clear(), _finish(workload)
+    single = _whole_filter(workload, block, 1, fastmath)
+    several = single if pixels == 1 else _whole_filter(workload, block, pixels, fastmath)
+    add_tap, clear, finish = _add_tap(workload, fastmath), _clear(), _finish(workload)
 
     @inlined
     def source_pixel(place: int, stride: int, extent: int) -> Any:
@@ -184,7 +185,7 @@ def _row(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Callable
                         x = source_pixel(corner + tap % s * dilation, stride, wide)
                         if y >= 0 and x >= 0:
                             begin = ((image * high + y) * wide + x) * channels + first
-                            one(source, begin, taps, tap * channels + first, sums, 0, count)
+                            add_tap(source, begin, taps, tap * channels + first, sums, 0, count)
                     finish(operands, sums, 0, first, to, count)
             j += pixels if together else 1
 
@@ -194,15 +195,12 @@ def _row(workload: Conv2d, config: Config, fastmath: frozenset[str]) -> Callable
 def _whole_filter(workload: Conv2d, block: int, pixels: int, fastmath: frozenset[str]) -> Callable[..., None]:
     """Return the function that computes `pixels` neighbours in a row, for `count` channels from `first` on.
 
-    Sums wait in memory of their own, which neither x nor the result can overlap: the compiler needs no check.
+    Sums are on the stack, where neither x nor the result can overlap them: LLVM needs no check at run time.
     """
-    vectors, stack, step = (
-        _vectors_of_channels(workload, block, pixels),
-        _stack(pixels * block),
-        _step(workload),
-    )
-    one, clear, finish = _one_tap(workload, fastmath), _clear(), _finish(workload)
-    r, s, dilation, stored = workload.r, workload.s, workload.dilation, _stores_sums(workload)
+    vectors, stack = _vectors_of_channels(workload, block, pixels), _stack(pixels * block)
+    add_tap, clear, finish = _add_tap(workload, fastmath), _clear(), _finish(workload)
+    r, s, step, dilation = workload.r, workload.s, _step(workload), workload.dilation
+    stored = _stores_sums(workload)
 
     @jitted(fastmath)
     def whole(operands: Any, begin: int, down: int, first: int, to: int, channels: int, count: int) -> None:
@@ -213,10 +211,10 @@ def _whole_filter(workload: Conv2d, block: int, pixels: int, fastmath: frozenset
             at, more = pixel * block + summed, count - summed
             clear(sums, at, more)
             for tap in range(r * s if more > 0 else 0):
-                place = begin + tap // s * down + (pixel * step + tap % s * dilation) * channels + summed
-                one(x, place, taps, tap * channels + first + summed, sums, at, more)
-            place = to + pixel * channels + done
-            finish(operands, sums, pixel * block + done, first + done, place, count - done)
+                x_at = begin + tap // s * down + (pixel * step + tap % s * dilation) * channels + summed
+                add_tap(x, x_at, taps, tap * channels + first + summed, sums, at, more)
+            out_at = to + pixel * channels + done
+            finish(operands, sums, pixel * block + done, first + done, out_at, count - done)
 
     return whole
 
@@ -269,8 +267,8 @@ def _sum_of_taps(workload: Conv2d, pixels: int) -> Callable[..., None]:
     meetings: dict[int, list[tuple[int, int]]] = {}  # neighbours and columns of the filter, by pixel of x
     for column in range(s):
         for pixel in range(pixels):
-            place = pixel * _step(workload) + column * workload.dilation
-            meetings.setdefault(place, []).append((pixel, column))
+            x_pixel = pixel * _step(workload) + column * workload.dilation
+            meetings.setdefault(x_pixel, []).append((pixel, column))
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         vectors = Vectors(builder)
@@ -288,12 +286,12 @@ def _sum_of_taps(workload: Conv2d, pixels: int) -> Callable[..., None]:
                 vectors.load(taps, builder.mul(channels, builder.add(number, index(column))))
                 for column in range(s)
             ]
-            for place, pairs in sorted(meetings.items()):
-                value = read(line, builder.mul(channels, index(place)))
+            for x_pixel, pairs in sorted(meetings.items()):
+                value = read(line, builder.mul(channels, index(x_pixel)))
                 for pixel, column in pairs:
                     vectors.multiply_add(value, factors[column], registers[pixel])
 
-        if r * s <= SMALL:
+        if r * s <= SMALL_FILTER:
             for row in range(r):
                 add_row(index(row))
         else:
@@ -341,16 +339,16 @@ def _stack(size: int) -> Callable[[], Any]:
 
 
 @shared
-def _one_tap(workload: Conv2d, fastmath: frozenset[str]) -> Callable[..., None]:
+def _add_tap(workload: Conv2d, fastmath: frozenset[str]) -> Callable[..., None]:
     """Return the function that adds one tap of one pixel to the sums of `count` channels."""
     read = load(workload.inputs()[0].dtype)
 
     @jitted(fastmath)
-    def one(x: Any, begin: int, taps: Any, tap: int, sums: Any, at: int, count: int) -> None:
+    def add_tap(x: Any, begin: int, taps: Any, tap: int, sums: Any, at: int, count: int) -> None:
         for t in range(count):
             sums[at + t] += read(x[begin + t]) * taps[tap + t]
 
-    return one
+    return add_tap
 
 
 @functools.cache

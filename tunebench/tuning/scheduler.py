@@ -150,9 +150,9 @@ class SharedBudget:
         related = self._related(weighted)
         for nearby in related:
             for search in context.searches:
-                timed = [timed for timed in nearby.state.timed if timed.search.key == search.key]
-                if timed:
-                    search.first(min(timed, key=lambda candidate: candidate.search_us).config)
+                candidates = [timed for timed in nearby.state.timed if timed.search.key == search.key]
+                if candidates:
+                    search.first(min(candidates, key=lambda candidate: candidate.search_us).config)
         for search in context.searches:
             best_us = related[0].best_us_of(search.key) if related else math.inf
             # A library takes no time to compile, and no answer may be slower than it.
