@@ -307,19 +307,18 @@ class MemoryPricer:
 
         Args:
             plans: The plans.
-            fits: Returns whether such columns fit. Of plans that do not fit on the first rank, the result has
-                the memory of that rank; None if all ranks count.
+            fits: Returns which plans fit, given three such columns. A plan that does not fit on its first
+                rank gets the memory of that rank. None to count all ranks of all plans.
         """
-        most = self._rank_sizes(plans, 0)
-        rows = np.arange(len(plans)) if fits is None else np.flatnonzero(fits(*most))
-        for rank in (_LAST, *self._between):
-            if rank != _LAST:
-                rows = rows[plans.take(rows).column("head_layers") > 0]
-            if not len(rows):
-                break
-            for nbytes, on_rank in zip(most, self._rank_sizes(plans.take(rows), rank), strict=True):
-                nbytes[rows] = np.maximum(nbytes[rows], on_rank)
-        return most
+        sizes = self._rank_sizes(plans, 0)
+        rows = np.arange(len(plans)) if fits is None else np.flatnonzero(fits(*sizes))
+        uneven = rows[plans.column("head_layers")[rows] > 0]
+        for rank, counted in ((_LAST, rows), *((rank, uneven) for rank in self._between)):
+            if len(counted):
+                rank_sizes = self._rank_sizes(plans.take(counted), rank)
+                for nbytes, rank_bytes in zip(sizes, rank_sizes, strict=True):
+                    nbytes[counted] = np.maximum(nbytes[counted], rank_bytes)
+        return sizes
 
     def _rank_sizes(self, plans: PlanTable, rank: int) -> tuple[Any, Any, Any]:
         """Return the memory, the host memory and the NVMe of a rank of each plan."""

@@ -101,8 +101,8 @@ class SearchResult:
 
     Attributes:
         objective: What was minimised.
-        best: The best plans that fit, best first; none if nothing fits. Schedules that order the passes of a
-            plan in the same way count once.
+        best: The best plans that fit, best first; none if nothing fits. Plans that differ in their schedule
+            alone, with equal step time and memory, count once.
         front: Plans for which no other that fits has both a shorter step and less memory, shortest step
             first.
         proof: How all plans were closed.
@@ -238,7 +238,8 @@ class ClusterSearch:
     def _sizes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the memory of each plan, and the host memory and NVMe that its node lacks.
 
-        If any plan fits, those of plans that do not may be too small, but are above the limit.
+        If any plan fits, plans that do not fit may have the memory of their first rank only, which exceeds
+        the limit.
         """
 
         def fits(size: Any, host: Any, nvme: Any) -> Any:
@@ -318,13 +319,13 @@ class ClusterSearch:
         return best, points, levels
 
     def _repeats(self, plan: ClusterPlan, listed: Sequence[ClusterPlan]) -> bool:
-        """Return whether a listed plan has the same order of passes by a schedule of another name."""
+        """Return whether a listed plan differs in its schedule alone, with equal step time and memory."""
         values = {**plan.values, "schedule": ""}
         return any(
-            {**other.values, "schedule": ""} == values
-            and self.pricer.step_us(other) == self.pricer.step_us(plan)
-            and self.memory.of(other).total == self.memory.of(plan).total
-            for other in listed
+            {**listed_plan.values, "schedule": ""} == values
+            and self.pricer.step_us(listed_plan) == self.pricer.step_us(plan)
+            and self.memory.of(listed_plan).total == self.memory.of(plan).total
+            for listed_plan in listed
         )
 
     @staticmethod

@@ -357,7 +357,13 @@ class StepPricer:
         ]
 
     def stage(self, plan: ClusterPlan, layers: tuple[int, int]) -> StageTime:
-        """Return the times of a stage with these layers, a half-open range."""
+        """Return the times of a stage.
+
+        Args:
+            plan: The plan.
+            layers: Layers of the stage as a half-open range, the first of its kind (`LayerTimes.alike`), so
+                that equal stages share entries of the caches.
+        """
         layout = StorageLayout.of(plan)
         accumulates = plan.microbatches(self.job.batch) > 1
         passes = self._passes(LayerRun.of(plan), layers, plan.nodes, layout, accumulates)
@@ -381,7 +387,7 @@ class StepPricer:
         if plan.states == "device":
             update = self.layers.update(division, layers, plan.shards)
             return update.optimizer_us * self.slowdown.kernels
-        return self._update(division, self.layers.alike(layers), plan.shards, StorageLayout.of(plan))
+        return self._update(division, layers, plan.shards, StorageLayout.of(plan))
 
     def _host_update_us(
         self, division: LayerDivision, layers: tuple[int, int], shards: tuple[int, int], layout: StorageLayout
@@ -474,11 +480,7 @@ class StepPricer:
         layout: StorageLayout | None,
         accumulates: bool,
     ) -> StageTime:
-        """Return the passes of a stage; layers of the same kind have equal times."""
-        # Look up the first range of equal stages, so that all of them share one entry of the cache.
-        kind = self.layers.alike(layers)
-        if kind != layers:
-            return self._passes(run, kind, nodes, layout, accumulates)
+        """Return the passes of a stage."""
         kernels = self.layers.passes(run, layers)
         if accumulates and not (layout and layout.streams_gradients):
             update = self.layers.update(run.division, layers, (1, 1))
@@ -681,9 +683,6 @@ class StepPricer:
             passes_us: Kernels of the forward pass, behind which the gather runs, and of the backward pass.
         """
         division, nodes, copies, summed_by, gathers = exchange_key
-        kind = self.layers.alike(layers)
-        if kind != layers:
-            return self._ends(exchange_key, kind, passes_us)
         nothing = (0.0, 0.0)
         if max(copies) == 1 or not (summed_by or gathers):
             return nothing, nothing
