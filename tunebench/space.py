@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Config", "Constraint", "Parameter", "Space", "Table", "Value", "takes_config"]
+__all__ = ["Config", "Constraint", "Parameter", "Space", "Table", "Value", "distinct_rows", "takes_config"]
 
 Value = int | float | str
 """A value of a parameter."""
@@ -269,7 +269,7 @@ class Space:
             branch = branch.expanded(len(parameter.values))
             for constraint, columns in ready:
                 rows, group = branch.distinct(columns, self._counts)
-                holds = self._holds(constraint, branch.sample(rows), context)
+                holds = self._holds(constraint, branch.candidates(rows), context)
                 branch = branch.where(holds, group)
         if self._root.kept[0] > MOST_KEPT:
             self.__dict__.pop("_root", None)  # another thread may have removed it
@@ -421,20 +421,22 @@ class Space:
 class _Branch:
     """Valid configurations of the first parameters, and the next branch for each outcome of a constraint.
 
-    Rows of a new parameter are not written before its first constraint: it often leaves few of them.
+    Configurations with a new parameter are not written before its first constraint, which often leaves few.
 
     Args:
-        first: One row per configuration, one column per parameter (see `Table`), without the last parameter.
+        prefixes: Configurations without their last parameter: a row each, with a column per parameter (see
+            `Table`).
         kept: Number of rows that this branch and all others of its space keep, shared by them.
-        count: Number of values of the last parameter, all of which follow each row; none if `first` has it.
+        count: Number of values of the last parameter, all of which follow each prefix. None if the rows are
+            whole configurations.
     """
 
-    __slots__ = ("_count", "_distinct", "_first", "_next", "_table", "kept")
+    __slots__ = ("_count", "_distinct", "_next", "_prefixes", "_table", "kept")
 
-    def __init__(self, first: Array, kept: list[int], count: int | None = None) -> None:
-        self._first, self._count, self.kept = first, count, kept
-        first.flags.writeable = False
-        kept[0] += len(first)
+    def __init__(self, prefixes: Array, kept: list[int], count: int | None = None) -> None:
+        self._prefixes, self._count, self.kept = prefixes, count, kept
+        prefixes.flags.writeable = False
+        kept[0] += len(prefixes)
         self._next: dict[bytes, _Branch] = {}
         self._distinct: tuple[Any, Any] | None = None
         self._table: Table | None = None
@@ -446,34 +448,27 @@ class _Branch:
         return self._next[b""]
 
     def distinct(self, columns: Sequence[int], counts: Sequence[int]) -> tuple[Any, Any]:
-        """Return a row for each distinct combination of some parameters, and the combination of each row.
+        """Return a prefix for each distinct combination of parameters, and the combination of each prefix.
 
-        Rows are those of `first`: every value of the last parameter follows each.
+        The last parameter does not count if prefixes lack it: every value of it follows each prefix.
 
         Args:
             columns: Columns of the parameters.
             counts: Number of values of all parameters.
 
         Returns:
-            Two indices; both are `slice(None)` if there are about as many combinations as rows.
+            Two indices; both are `slice(None)` if there are about as many combinations as prefixes.
         """
         if self._distinct is None:
             self._distinct = (slice(None), slice(None))
-            columns = [column for column in columns if column < self._first.shape[1]]
-            combinations = math.prod(counts[column] for column in columns)
-            if combinations < len(self._first):
-                keys = np.zeros(len(self._first), dtype=np.int32)
-                for column in columns:
-                    keys = keys * counts[column] + self._first[:, column]
-                row_of = np.full(combinations, -1)
-                row_of[keys] = np.arange(len(keys))
-                number = np.cumsum(row_of >= 0, dtype=np.int32) - 1
-                self._distinct = row_of[row_of >= 0], number[keys]
+            columns = [column for column in columns if column < self._prefixes.shape[1]]
+            if math.prod(counts[column] for column in columns) < len(self._prefixes):
+                self._distinct = distinct_rows(self._prefixes, columns, counts)
         return self._distinct
 
-    def sample(self, rows: Any) -> Array:
-        """Return the configurations of some rows of `first`, with every value of the last parameter."""
-        return _expanded(self._first[rows], self._count)
+    def candidates(self, rows: Any) -> Array:
+        """Return the configurations that begin with some prefixes."""
+        return _expanded(self._prefixes[rows], self._count)
 
     def where(self, holds: Array, group: Any) -> _Branch:
         """Return the branch of the rows for whose combination of arguments a constraint holds."""
@@ -484,17 +479,17 @@ class _Branch:
 
     def _valid(self, holds: Array, group: Any) -> Array:
         if self._count is None:
-            remaining: Array = self._first[holds[group]]
+            remaining: Array = self._prefixes[holds[group]]
             return remaining
         rows, values = np.nonzero(holds.reshape(-1, self._count)[group])
-        valid = np.empty((len(rows), self._first.shape[1] + 1), dtype=np.int16)
-        valid[:, :-1] = self._first[rows]
+        valid = np.empty((len(rows), self._prefixes.shape[1] + 1), dtype=np.int16)
+        valid[:, :-1] = self._prefixes[rows]
         valid[:, -1] = values
         return valid
 
     def _rows(self) -> Array:
         """Return all configurations."""
-        return _expanded(self._first, self._count)
+        return _expanded(self._prefixes, self._count)
 
     def table(self, space: Space) -> Table:
         """Return the configurations as a table."""
@@ -505,12 +500,38 @@ class _Branch:
         return self._table
 
 
-def _expanded(first: Array, count: int | None) -> Array:
-    """Return rows with one more column, which has every number below a count for each of them."""
+def distinct_rows(ordinals: Array, columns: Sequence[int], counts: Sequence[int]) -> tuple[Array, Array]:
+    """Return the first row of each distinct combination of some columns, and the combination of each row.
+
+    Args:
+        ordinals: One row per configuration, one column per parameter (see `Table`).
+        columns: Columns of the parameters.
+        counts: Number of values of all parameters.
+
+    Returns:
+        Indices of rows, in lexicographic order of the combinations; for each row, its index into these.
+    """
+    combinations = math.prod(counts[column] for column in columns)
+    # A number in a mixed radix: rows have equal keys if and only if these columns are equal.
+    keys = np.zeros(len(ordinals), dtype=np.int32 if combinations < 2**31 else np.int64)
+    for column in columns:
+        keys = keys * counts[column] + ordinals[:, column]
+    if combinations >= len(ordinals):
+        _, rows, number = np.unique(keys, return_index=True, return_inverse=True)
+        return rows, number
+    # A table of all keys needs no sorting. The first row of each key is written last.
+    row_of = np.full(combinations, -1)
+    row_of[keys[::-1]] = np.arange(len(keys))[::-1]
+    number = np.cumsum(row_of >= 0, dtype=np.int32) - 1
+    return row_of[row_of >= 0], number[keys]
+
+
+def _expanded(prefixes: Array, count: int | None) -> Array:
+    """Return each prefix followed by each number below a count; the prefixes if there is no count."""
     if count is None:
-        return first
-    wider = np.empty((len(first), count, first.shape[1] + 1), dtype=np.int16)
-    wider[:, :, :-1] = first[:, None]
+        return prefixes
+    wider = np.empty((len(prefixes), count, prefixes.shape[1] + 1), dtype=np.int16)
+    wider[:, :, :-1] = prefixes[:, None]
     wider[:, :, -1] = np.arange(count)
     rows: Array = wider.reshape(-1, wider.shape[-1])
     return rows

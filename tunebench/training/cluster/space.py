@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, overload
 from tunebench._lazy import np
 from tunebench.errors import InputError, UnknownName
 from tunebench.optimizer import find_optimizer
-from tunebench.space import Constraint, Parameter, Space, Table, Value
+from tunebench.space import Constraint, Parameter, Space, Table, Value, distinct_rows
 from tunebench.stack import STACKS, efficiency_of, find_stack
 from tunebench.training.cluster.framework_memory import Framework, framework_memory
 from tunebench.training.cluster.machine import TrainingCluster
@@ -752,26 +752,16 @@ class PlanTable(Sequence[ClusterPlan]):
         """Return the plans of some rows."""
         return PlanTable(self._table.take(rows))
 
-    def distinct(self, *names: str) -> tuple[list[ClusterPlan], NDArray[np.int64]]:
+    def distinct(self, *names: str) -> tuple[list[ClusterPlan], NDArray[Any]]:
         """Return one plan per combination of some parameters, and the index of the combination of each plan.
 
         Args:
             names: The parameters.
         """
-        # A number in a mixed radix: plans with equal values of the parameters have equal keys, and no others.
-        keys, combinations = np.zeros(len(self), dtype=np.int64), 1
-        for name in names:
-            position = self._table.space.names.index(name)
-            count = len(self._parameters[position][1])
-            keys, combinations = keys * count + self._table.ordinals[:, position], combinations * count
-        if combinations < len(self):
-            # A table of all keys needs no sorting. The first row of each key is written last.
-            row_of = np.full(combinations, -1)
-            row_of[keys[::-1]] = np.arange(len(self))[::-1]
-            rows, inverse = row_of[row_of >= 0], (np.cumsum(row_of >= 0) - 1)[keys]
-        else:
-            _, rows, inverse = np.unique(keys, return_index=True, return_inverse=True)
-        return [self[row] for row in rows.tolist()], inverse
+        columns = [self._table.space.names.index(name) for name in names]
+        counts = [len(values) for _, values in self._parameters]
+        rows, number = distinct_rows(self._table.ordinals, columns, counts)
+        return [self[row] for row in rows.tolist()], number
 
     def mapped(self, function: Callable[[ClusterPlan], Any], *names: str) -> NDArray[Any]:
         """Return a function of some parameters for all plans; of several numbers, as columns.
