@@ -1,8 +1,8 @@
-"""Memory of a pipeline's ranks whatever the times: messages that are sent count until they must have arrived.
+"""Upper bound of the memory of a pipeline's ranks for any times of passes and transfers.
 
 The simulation frees a message when its simulated transfer ends. If the receiver is later than simulated, the
-sender keeps more messages. How many is limited by what ranks wait for: once a rank has a message that another
-rank sent after it had used the first one, the first one has arrived.
+sender keeps more messages. Here a sent message counts until it must have arrived: until the sender has
+received a message that another rank could only send after the sent one was used.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def ended_sends(schedule: PipelineSchedule) -> tuple[tuple[int, ...], ...]:
         InputError: if ranks wait for each other for ever.
     """
     uses = _uses(schedule)
+    # For each rank, the number of actions of each rank that have certainly ended.
     clocks = [[0] * schedule.ranks for _ in range(schedule.ranks)]
-    """For each rank, the number of actions of each rank that have certainly ended."""
     sent: dict[PipelineAction, list[int]] = {}
     pending: list[list[_Send]] = [[] for _ in range(schedule.ranks)]
     counts: list[list[int]] = [[] for _ in range(schedule.ranks)]
@@ -107,11 +107,11 @@ def most_bytes(schedule: PipelineSchedule, costs: PipelineCosts) -> tuple[int, .
     ended = ended_sends(schedule)
     most = []
     for rank, static_bytes in enumerate(static):
-        held = largest = static_bytes
+        rank_bytes = peak_bytes = static_bytes
         for change in _changes(schedule, costs, rank, ended[rank]):
-            held += change
-            largest = max(largest, held)
-        most.append(largest)
+            rank_bytes += change
+            peak_bytes = max(peak_bytes, rank_bytes)
+        most.append(peak_bytes)
     return tuple(most)
 
 

@@ -37,16 +37,20 @@ def share_parameters(
     Raises:
         RankFailed: if a rank fails.
     """
-    made: dict[Tensor, nn.Parameter] = {}
-    for rank in (rank for rank, meta in enumerate(on_meta) if meta and transport.rank in (0, rank)):
-        own = nn.ModuleList(stage for stage, owner in zip(stages, placement, strict=True) if owner == rank)
+    replaced: dict[Tensor, nn.Parameter] = {}
+    for rank, is_meta in enumerate(on_meta):
+        if not is_meta or transport.rank not in (0, rank):
+            continue
+        modules = nn.ModuleList(
+            stage for stage, owner in zip(stages, placement, strict=True) if owner == rank
+        )
         # The order is that of the modules, which is equal on both ranks.
-        tensors = list(dict.fromkeys((*own.parameters(), *own.buffers())))
+        tensors = list(dict.fromkeys((*modules.parameters(), *modules.buffers())))
         if transport.rank == 0:
             _send(tensors, rank, transport)
         else:
-            made = _replaced(own, _received(tensors, transport))
-    return made
+            replaced = _replaced(modules, _received(tensors, transport))
+    return replaced
 
 
 def _send(tensors: Sequence[Tensor], peer: int, transport: Transport) -> None:
@@ -55,7 +59,7 @@ def _send(tensors: Sequence[Tensor], peer: int, transport: Transport) -> None:
 
 
 def _received(tensors: Sequence[Tensor], transport: Transport) -> dict[Tensor, Tensor]:
-    """Return the tensors that the first rank sends in place of others, by these."""
+    """Return the tensors that rank 0 sends, by the tensors on `meta` that they replace."""
     received = {}
     for tag, tensor in enumerate(tensors, 1):
         empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=transport.device)
@@ -65,14 +69,15 @@ def _received(tensors: Sequence[Tensor], transport: Transport) -> dict[Tensor, T
 
 def _replaced(model: nn.Module, values: dict[Tensor, Tensor]) -> dict[Tensor, nn.Parameter]:
     """Replace parameters and buffers of a module, and return the new parameters by the old ones."""
-    made: dict[Tensor, nn.Parameter] = {}
+    replaced: dict[Tensor, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                if parameter not in made:
-                    made[parameter] = nn.Parameter(values[parameter], requires_grad=parameter.requires_grad)
-                module._parameters[name] = made[parameter]
+                if parameter not in replaced:
+                    received = nn.Parameter(values[parameter], requires_grad=parameter.requires_grad)
+                    replaced[parameter] = received
+                module._parameters[name] = replaced[parameter]
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = values[buffer]
-    return made
+    return replaced

@@ -73,7 +73,7 @@ def pipelined_model(
 
     Each rank keeps its own stages. The others are freed when the caller drops the model. Ranks other than 0
     may make a `torch.nn.Sequential` on the device ``meta``: they receive the parameters and buffers of their
-    stages from rank 0, and never have the others.
+    stages from rank 0, and never hold those of other stages.
 
     Args:
         model: The model, with equal parameters on all ranks.
@@ -116,15 +116,10 @@ def pipelined_model(
         modules = _modules(layers, _agreed(divisions))
         owners = _owners(modules, plain.placement)
     with failing_together(transport, report, "the distribution of parameters"):
-        made = share_parameters(
-            modules, plain.placement, [division.meta for division in divisions], transport
-        )
+        on_meta = [division.meta for division in divisions]
+        replaced = share_parameters(modules, plain.placement, on_meta, transport)
     stages = {index: modules[index] for index, owner in enumerate(plain.placement) if owner == transport.rank}
-    shared = [
-        SharedParameter(made.get(parameter, parameter), ranks)
-        for parameter, ranks in owners.items()
-        if len(ranks) > 1 and parameter.requires_grad
-    ]
+    shared = _shared(owners, replaced)
     with torch.random.fork_rng(), unchanged_buffers(nn.ModuleList(stages.values())):
         rank_optimizer = optimizer(_parameters(stages) or [nn.Parameter(torch.empty(0))])
         run = run_of(plain)
@@ -335,6 +330,17 @@ def _owners(modules: Sequence[nn.Module], placement: Sequence[int]) -> dict[nn.P
                 )
             owners[parameter].append(owner)
     return {parameter: tuple(sorted(ranks)) for parameter, ranks in owners.items()}
+
+
+def _shared(
+    owners: Mapping[nn.Parameter, tuple[int, ...]], replaced: Mapping[Tensor, nn.Parameter]
+) -> list[SharedParameter]:
+    """Return the parameters of several ranks, or those that replace them on this rank."""
+    return [
+        SharedParameter(replaced.get(parameter, parameter), ranks)
+        for parameter, ranks in owners.items()
+        if len(ranks) > 1 and parameter.requires_grad
+    ]
 
 
 def _parameters(stages: Mapping[int, nn.Module]) -> list[nn.Parameter]:

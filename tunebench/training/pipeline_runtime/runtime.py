@@ -111,6 +111,7 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
         self._sends: list[PendingTransfer] = []
         """Sends of the step, in their order; those that have ended keep no messages."""
         self._released = 0
+        """Number of sends, from the first one, that have ended."""
         self._accepted: dict[tuple[int, int], list[Tensor]] = {}
         self._step_losses: dict[int, Tensor] = {}
         rank_actions = schedule.actions[self.rank]
@@ -274,11 +275,11 @@ class PipelineRun(PipelineScheduleMulti):  # type: ignore[misc]
             )
 
     def _release_sent(self, count: int) -> None:
-        """Wait until the first sends, which have certainly arrived, have released their messages."""
-        if self._has_backward:  # forward passes alone leave out what proves that messages have arrived
+        """Wait until the first `count` sends, which must have arrived, have released their messages."""
+        if self._has_backward:  # forward passes alone leave out the messages that prove arrival
             for transfer in self._sends[self._released : count]:
                 self._transport.require_ended(transfer)
-            self._released = max(self._released, count)
+            self._released = count
 
     def _forward(
         self, action: PipelineAction, args: Any, kwargs: Any, target: Any, step_arguments: Any
