@@ -225,19 +225,19 @@ class _Addresses:
             if state == "free" and length >= size
         ]
         free.sort()
-        place = next((run[1] for run, after in itertools.pairwise(free) if after[2] >= run[2]), None)
-        if place is None and free:
-            place = free[-1][1]
-        if place is None:
-            place = next(
+        address = next((run[1] for run, after in itertools.pairwise(free) if after[2] >= run[2]), None)
+        if address is None and free:
+            address = free[-1][1]
+        if address is None:
+            address = next(
                 first
                 for at, (state, start, _) in enumerate(runs)
                 if state == "unmapped"
                 for first in [runs[at - 1][1] if at and runs[at - 1][0] == "free" else start]
                 if size <= self._room(runs, first)
             )
-        self.used[buffer] = place, size
-        self.mapped.update(range(place // self.unit, -(-(place + size) // self.unit)))
+        self.used[buffer] = address, size
+        self.mapped.update(range(address // self.unit, -(-(address + size) // self.unit)))
 
     def _room(self, runs: list[tuple[str, int, int]], first: int) -> int:
         behind = itertools.takewhile(lambda run: run[0] != "used", (run for run in runs if run[1] >= first))

@@ -51,7 +51,8 @@ def gradient_copy_bytes(
             kept.add(tensor)
         copied[tensor] += sum(variable.numel() * variable.itemsize for variable in variables[:count])
     freed = {tensor: 0 if tensor in kept or tensor in resident else sizes[tensor] for tensor in copied}
-    # At the worst, a gradient that its copies replace by fewer bytes is copied after those that grow.
+    # In the worst order, gradients whose copies are larger come first, and the largest bytes that exist only
+    # until a gradient is released come last.
     grown = sum(max(0, nbytes - freed[tensor]) for tensor, nbytes in copied.items())
     return grown + max((min(nbytes, freed[tensor]) for tensor, nbytes in copied.items()), default=0)
 
@@ -72,12 +73,12 @@ def _has_layout_of(gradient: Tensor, variable: Tensor) -> bool:
     """Return whether a parameter may take a gradient as it is."""
     if not _is_dense(variable):
         return bool(gradient.is_contiguous())
-    strides = zip(gradient.shape, gradient.stride(), variable.stride(), strict=True)
-    return all(size == 1 or mine == its for size, mine, its in strides)
+    dimensions = zip(gradient.shape, gradient.stride(), variable.stride(), strict=True)
+    return all(size == 1 or stride == variable_stride for size, stride, variable_stride in dimensions)
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Return whether the elements of a tensor fill its memory without a gap, each in a place of its own."""
+    """Return whether the elements of a tensor fill its memory without gaps or overlaps."""
     dense_stride = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:

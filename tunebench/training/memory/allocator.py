@@ -114,7 +114,8 @@ class Block:
         previous: The block before it in the segment.
         next: The block behind it in the segment.
         free: Whether the block has memory and is not in use.
-        mapped: Whether the block has memory; all blocks have but some of expandable segments.
+        mapped: Whether the block has memory. Without it, the block is an address range of an expandable
+            segment.
     """
 
     __slots__ = ("address", "free", "mapped", "next", "previous", "size_bytes", "small")

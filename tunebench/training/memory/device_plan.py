@@ -101,15 +101,11 @@ def plan_on_device(
     use = use_of(plan.schedule)
     if use.fits or use.allocator is None:
         return plan, use
-    fitting = [
-        attempt
+    attempts = [
+        _first_that_fits(form, plan if form is step else None, budget_bytes, effort, cuts, use_of)
         for form in restricted_forms(step)
-        if (
-            attempt := _first_that_fits(
-                form, plan if form is step else None, budget_bytes, effort, cuts, use_of
-            )
-        )
     ]
+    fitting = [attempt for attempt in attempts if attempt is not None]
     if not fitting:
         return plan, use
     schedule, use = min(fitting, key=lambda attempt: attempt[1].simulation.step_us)
