@@ -277,7 +277,7 @@ class ModelRequest:
         int | None,
         typer.Option(
             min=1,
-            help="Number of nodes that share the devices evenly. Default: as few as have up to 8 each.",
+            help="Number of equal nodes. Default: the fewest with at most 8 devices each (GH200: 1).",
             show_default=False,
         ),
     ] = None

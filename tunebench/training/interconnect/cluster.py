@@ -112,7 +112,7 @@ class ProcessGroup:
 
 
 PER_NODE = 8
-"""Most devices of a node if neither its product nor anything else says how many it has."""
+"""Most devices of a node, unless the caller or `links.toml` has another number for the product."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +162,7 @@ class Cluster:
         Args:
             device: The product.
             devices: Number of devices in total; every node gets the same share.
-            nodes: Number of nodes; None for as few as have up to `devices_of_node` devices each.
+            nodes: Number of nodes; None for the fewest with at most `devices_of_node` devices each.
             link: Link within a node, by name or as text for `find_link`; None for the usual one.
             network: Link between nodes, by name or as text for `find_link`; None for the usual one.
 
@@ -294,7 +294,7 @@ def link_of(device: Device, *, network: bool) -> Link:
 
 
 def devices_of_node(device: Device) -> int:
-    """Return the most devices that a usual node of a product has."""
+    """Return the number of devices in a usual node of a product."""
     nodes = link_tables()["node"].values()
     return next((node["devices"] for node in nodes if device.name in node["products"]), PER_NODE)
 
