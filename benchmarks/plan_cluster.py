@@ -32,7 +32,7 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "training"
 
 NOTE = """\
 t, c, p, d: tensor, context, pipeline and data parallelism; v: stages of a device; b: sequences in a
-micro-batch; ends as 1 + 2 layers: as how many layers the embedding and the head count. Batch is in
+micro-batch; ends as 1 + 2 layers: the embedding counts as one layer and the head as two. Batch is in
 sequences. `search`: seconds to find the best plan. `with reasons`: also ten best plans, the front, and five
 plans with other memory, links, batch and times. MFU counts all scores of attention, of which a causal kernel
 computes half."""

@@ -220,24 +220,25 @@ def _attempt(problem: Problem, technique: str, batch: int, limit_bytes: int) -> 
 
 def _rows(name: str, limit_bytes: int) -> Iterator[str]:
     """Yield the rows of a model."""
-    problem, eager = PROBLEMS[name], (0, 0.0)
+    problem, eager_batch, eager_s = PROBLEMS[name], 0, 0.0
     for technique in TECHNIQUES:
         seconds_by_batch: dict[int, float | None] = {}
 
         def fits(
-            batch: int, technique: str = technique, known: dict[int, float | None] = seconds_by_batch
+            batch: int, technique: str = technique, times: dict[int, float | None] = seconds_by_batch
         ) -> bool:
-            if batch not in known:
-                known[batch] = _attempt(problem, technique, batch, limit_bytes)
-            return known[batch] is not None
+            if batch not in times:
+                times[batch] = _attempt(problem, technique, batch, limit_bytes)
+            return times[batch] is not None
 
-        batch = largest_batch(fits, eager[0] or 8, resolution=RESOLUTION)
+        batch = largest_batch(fits, eager_batch or 8, resolution=RESOLUTION)
         if not batch:
             yield f"| {name} | {technique} | 0 | | |"
             continue
-        per_sample = (seconds_by_batch[batch] or 0.0) / batch
-        eager = eager if eager[0] else (batch, per_sample)
-        yield (f"| {name} | {technique} | {batch} | {batch / eager[0]:.2f} | {per_sample / eager[1]:.2f} |")
+        sample_s = (seconds_by_batch[batch] or 0.0) / batch
+        if not eager_batch:
+            eager_batch, eager_s = batch, sample_s
+        yield f"| {name} | {technique} | {batch} | {batch / eager_batch:.2f} | {sample_s / eager_s:.2f} |"
 
 
 HEADER = "model | technique | largest batch | over eager torch | processor time of a sample over eager torch"

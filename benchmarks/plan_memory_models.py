@@ -6,8 +6,8 @@
     python -m benchmarks.plan_memory_models curve --model NAME --gpu GPU --batch 100
 
 Times are predicted, links to the host are the usual ones of each device, and models are on `meta`: nothing
-is computed, on a GPU or otherwise. Bytes are those that operations request, but for largest batches, which
-fit in segments of the model of PyTorch's caching allocator, fixed and expandable.
+is computed, on a GPU or otherwise. Bytes are those that operations request, except for `batches`: there the
+segments of the model of PyTorch's caching allocator, fixed or expandable, must fit.
 
 Published figures: Shah et al., "Memory optimization for deep networks" (MONeT), 2021, ResNet-50 with batch
 184; Jain et al., "Checkmate: breaking the memory wall with optimal tensor rematerialization", 2020, VGG-19

@@ -29,9 +29,9 @@ from tunebench.workloads.networks import Network, from_config, network
 
 NOTE = """\
 t, c, p, d: tensor, context, pipeline and data parallelism; e: devices among which experts are divided; v:
-stages of a device; b: sequences (images) in a micro-batch; ends as 1 + 2 layers: as how many layers the
-embedding and the head count; recompute full 3: the first 3 layers of each stage
-are computed again. Times are predicted, no plan was run. MFU:
+stages of a device; b: sequences (images) in a micro-batch; ends as 1 + 2 layers: the embedding counts as one
+layer and the head as two; recompute full 3: the first 3 layers of each stage are computed again. Times are
+predicted, no plan was run. MFU:
 FLOPs of the model without recomputation, all scores of attention counted, over the peak of the devices
 (that of FP8 for FP8). Gap: how much longer the step is than the best lower bound of any plan that is left,
 0 because every search ends with a proof. In parentheses: how much the simulated step exceeds the plan's
