@@ -116,31 +116,30 @@ def layouts_of(text: str) -> tuple[tuple[KernelTensor, ...], ...]:
 class _KernelCall:
     """A workload with the layouts of its tensors, on a device."""
 
-    __slots__ = ("_dispatcher", "_inputs", "_made", "_outputs", "_refused")
+    __slots__ = ("_device", "_dispatcher", "_inputs", "_made", "_outputs", "_refused")
 
     def __init__(self, workload: str, layouts: str, device: torch.device) -> None:
         where = device_of(device)
         if isinstance(where, str):
             raise InputError(where)
-        self._dispatcher = dispatcher(parse(workload), *where)
+        self._device, self._dispatcher = device, dispatcher(parse(workload), *where)
         self._inputs, self._outputs = layouts_of(layouts)
         self._made: BoundChoice | None = None
         self._refused: BoundKernel | None = None
 
     def __call__(self, *tensors: Tensor) -> None:
         """Run on the inputs and into the outputs, which have exactly the layout that the kernel writes."""
-        kernel, count = self._kernel(tensors[0].device), len(self._inputs)
+        kernel, count = self._kernel(), len(self._inputs)
         launch(kernel, [*self._read(kernel, tensors[:count]), *tensors[count:]])
 
     def results(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Run on the inputs, and return new outputs."""
-        device = tensors[0].device
-        kernel = self._kernel(device)
+        kernel = self._kernel()
         read = self._read(kernel, tensors)
         results = library_results(kernel, read)
         if results is not None:
             return [spec.view(result) for spec, result in zip(self._outputs, results, strict=True)]
-        written = [spec.empty(device) for spec in self._outputs]
+        written = [spec.empty(self._device) for spec in self._outputs]
         launch(kernel, [*read, *written])
         return written
 
@@ -150,11 +149,11 @@ class _KernelCall:
         kernel = self._dispatcher.bound_choice("tunebench").kernel
         return isinstance(kernel, LibraryKernel) and kernel.results is not None
 
-    def _kernel(self, device: torch.device) -> BoundKernel:
+    def _kernel(self) -> BoundKernel:
         """Return the kernel to run now, and report the call to watchers."""
         made = self._dispatcher.bound_choice("tunebench")
         if made is not self._made:
-            made = self._changed(made, device)
+            made = self._changed(made)
         if is_watched():
             self._dispatcher.notify(made)
         assert made.kernel is not None
@@ -166,7 +165,7 @@ class _KernelCall:
             return read
         return [spec.flat(tensor) for spec, tensor in zip(self._inputs, read, strict=True)]
 
-    def _changed(self, made: BoundChoice, device: torch.device) -> BoundChoice:
+    def _changed(self, made: BoundChoice) -> BoundChoice:
         """Return the dispatcher's new choice, or the previous one if the new one must not run."""
         before, kernel = self._made, made.kernel
         if kernel is None:  # for example because the database was deleted
@@ -174,20 +173,20 @@ class _KernelCall:
                 reason = f"no kernel runs {self._dispatcher.workload}: {made.choice.reason}"
                 raise InputError(f"{reason}; compile the model again")
             return before
-        if before is not None and kernel is not before.kernel and self._is_refused(kernel, device):
+        if before is not None and kernel is not before.kernel and self._is_refused(kernel):
             return before
         self._made = made
         return made
 
-    def _is_refused(self, kernel: BoundKernel, device: torch.device) -> bool:
+    def _is_refused(self, kernel: BoundKernel) -> bool:
         """Return whether a kernel that replaces another one, for example after tuning, must not run."""
         if kernel is self._refused:  # as at every call until the dispatcher chooses another one
             return True
         if str(self._dispatcher.workload) not in _checked:
             return False
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return True  # for now: a CUDA graph under capture cannot wait for the check
-        reason = wrong_result(kernel, device)
+        reason = wrong_result(kernel, self._device)
         if reason:
             self._refused = kernel
             store_wrong_result(kernel, self._dispatcher.device, reason)
