@@ -2,9 +2,9 @@
 
     python -m benchmarks.packed_weights [--threads 1] [--rounds 15]
 
-The layers are those of BERT, GPT-2 and Llama for some numbers of tokens. Ways alternate in each round. A cell
-is the median over rounds of processor time, divided by that with a packed weight (above 1: the packed one is
-faster). Needs torch only.
+The layers are those of BERT, GPT-2 and Llama for some numbers of tokens. The three alternate in each round. A
+cell is the median processor time over rounds divided by that with a packed weight (above 1: the packed weight
+is faster). Needs torch only.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ LAYERS: Mapping[str, tuple[tuple[int, int, int], ...]] = {
     "GPT-2": ((1, 2304, 768), (1, 768, 3072), (1, 3072, 768), (16, 3072, 768)),
     "Llama": ((1, 2048, 2048), (1, 8192, 2048), (1, 2048, 8192), (16, 8192, 2048), (64, 2048, 2048)),
 }
-"""Tokens, outputs and inputs of layers."""
+"""Tokens, output features and input features of each layer."""
 
 ROUND_S = 2e-3
-"""Least time of one way in one round, about."""
+"""Approximate time of the calls of one implementation in a round, which is at least one call."""
 
 
 def ways(tokens: int, outputs: int, inputs: int) -> dict[str, Callable[[], torch.Tensor]]:
-    """Return the layer in each way."""
+    """Return a call of the layer by each implementation."""
     x, bias = torch.randn(tokens, inputs), torch.randn(outputs)
     weight = torch.randn(outputs, inputs) / inputs**0.5
     linear = torch.ops.mkldnn._linear_pointwise.default
@@ -43,26 +43,26 @@ def ways(tokens: int, outputs: int, inputs: int) -> dict[str, Callable[[], torch
 
 
 def times_us(calls: Mapping[str, Callable[[], torch.Tensor]], rounds: int) -> dict[str, float]:
-    """Return the median processor time of each way."""
+    """Return the median processor time of each implementation, us."""
     began = time.perf_counter()
     expected = calls["torch"]()
     repeats = max(1, round(ROUND_S / (time.perf_counter() - began)))
-    taken: dict[str, list[float]] = {way: [] for way in calls}
+    samples_us: dict[str, list[float]] = {way: [] for way in calls}
     for turn in range(rounds):
         for way in calls if turn % 2 == 0 else reversed(tuple(calls)):
             start = time.process_time_ns()
             for _ in range(repeats):
                 result = calls[way]()
-            taken[way].append((time.process_time_ns() - start) / repeats / 1e3)
+            samples_us[way].append((time.process_time_ns() - start) / repeats / 1e3)
             torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
-    return {way: statistics.median(values) for way, values in taken.items()}
+    return {way: statistics.median(values) for way, values in samples_us.items()}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
-    parser.add_argument("--rounds", type=int, default=15, help="rounds in which ways alternate")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds in which implementations alternate")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     print(f"{options.threads} threads, {platform.machine()}, torch {torch.__version__}\n")

@@ -1,8 +1,8 @@
-"""`pack`: linear layers whose weights exist only in the blocked layout that oneDNN multiplies.
+"""`pack`: linear layers whose weights exist only in oneDNN's blocked layout.
 
-oneDNN rearranges a plain weight in each call. A copy that was rearranged ahead could differ from its
-parameter without a sign, since torch counts no change by ``weight.data.mul_(2)``. `pack` keeps no copy: the
-packed weight takes the place of the parameter, which nothing else may refer to.
+oneDNN converts a plain weight to its blocked layout in each call. A cached conversion could become stale
+unnoticed, since torch's version counter misses changes such as ``weight.data.mul_(2)``. So `pack` caches
+nothing: the packed weight replaces the parameter, to which no other reference may exist.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["PackReport", "PackedLinear", "pack", "unpack"]
 
 
 class _PackedWeight:
-    """A weight in the layout of oneDNN: (out features, in features)."""
+    """A weight in oneDNN's blocked layout: (out features, in features) f32."""
 
     __slots__ = ("__weakref__", "blocked")
 
@@ -35,11 +35,11 @@ class _PackedWeight:
 
 
 _weights: weakref.WeakValueDictionary[int, _PackedWeight] = weakref.WeakValueDictionary()
-"""Packed weights by the number that calls of them have in a traced graph."""
+"""Packed weights by the number that stands for them in traced graphs."""
 
 
 def _new_number() -> int:
-    """Return a number that no other process has: an exported graph must not find another layer there."""
+    """Return a random number: an exported graph must not find the weight of another layer elsewhere."""
     return secrets.randbits(62)
 
 
@@ -66,17 +66,17 @@ def _blocked(weight: Tensor, rows: int) -> _PackedWeight:
 
 
 class PackedLinear(nn.Linear):  # type: ignore[misc]
-    """A linear layer with a packed weight, for inference; `pack` makes it of a linear layer.
+    """A linear layer with a packed weight, for inference; `pack` converts linear layers to it.
 
-    The layer has no attribute `weight`. `state_dict` returns the weight as it was, `load_state_dict` packs a
-    new one, copies and pickles have their own, and conversions to other types or devices are refused.
+    The layer has no attribute `weight`. `state_dict` returns the plain weight, and `load_state_dict` packs a
+    new one. Copies and pickles have weights of their own. Conversions to other types or devices raise.
     """
 
     rows: int
-    """Number of rows to multiply for which the layout is chosen."""
+    """Number of input rows for which oneDNN chooses the layout."""
     _number: int
     _packed: _PackedWeight
-    _is_trained: bool
+    _requires_grad: bool
     """Whether the parameter required gradients."""
 
     def _pack(self, weight: Tensor) -> None:
@@ -112,7 +112,7 @@ class PackedLinear(nn.Linear):  # type: ignore[misc]
         super().__setattr__(name, value)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Add a parameter, but no weight."""
+        """Add a parameter; raise AttributeError if its name is `weight`."""
         if name == "weight":
             raise AttributeError(_NO_WEIGHT)
         super().register_parameter(name, param)
@@ -124,8 +124,8 @@ class PackedLinear(nn.Linear):  # type: ignore[misc]
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
         name = f"{prefix}weight"
         _, _, missing, _, errors = arguments
-        others = {key: value for key, value in state_dict.items() if key != name}
-        super()._load_from_state_dict(others, prefix, *arguments)
+        without_weight = {key: value for key, value in state_dict.items() if key != name}
+        super()._load_from_state_dict(without_weight, prefix, *arguments)
         weight, shape = state_dict.get(name), (self.out_features, self.in_features)
         if weight is None:
             missing.append(name)
@@ -175,13 +175,13 @@ class PackReport:
 def pack(model: nn.Module, rows: int = 1) -> PackReport:
     """Pack the weights of a model's f32 linear layers on a processor, for inference.
 
-    A layer is left unchanged if torch is as fast, which a few calls show, or if its weight is also referred
-    to elsewhere: tied weights, an optimizer, a variable or a view of the caller. So no reference remains by
-    which a packed weight could become stale. `unpack` restores the layers.
+    A layer is left unchanged if a few timed calls show that torch is as fast, or if another reference to its
+    weight exists: a tied layer, an optimizer, a variable, a view. Through such a reference, the weight could
+    be changed without its packed layout. `unpack` restores the layers.
 
     Args:
         model: The model, changed in place.
-        rows: Typical number of rows that a layer multiplies, such as tokens; results do not depend on it.
+        rows: Typical number of input rows of a layer, such as tokens. It affects speed, not results.
 
     Raises:
         InputError: if torch has no oneDNN.
@@ -206,18 +206,18 @@ def _replace_weight(layer: nn.Linear, rows: int) -> None:
     weight = layer._parameters.pop("weight")
     assert weight is not None
     layer.__class__ = PackedLinear
-    layer.rows, layer._number, layer._is_trained = rows, _new_number(), weight.requires_grad
+    layer.rows, layer._number, layer._requires_grad = rows, _new_number(), weight.requires_grad
     layer._pack(weight)
 
 
 ROUNDS = 7
-"""Calls of each kind whose fastest are compared."""
+"""Timed calls with a plain and with a packed weight; the fastest of each are compared."""
 LEAST_RATIO = 1.03
-"""Time of torch over that with a packed weight from which a layer is packed."""
+"""Least ratio of torch's time to that with a packed weight for which a layer is packed."""
 
 
 def _slower(layer: nn.Linear, rows: int, ratios: dict[tuple[Any, ...], float]) -> str:
-    """Return by how much a packed layer is slower than torch, timed once for equal sizes; empty if faster."""
+    """Return why a layer is left to torch; empty if packing is faster. Layers of one size are timed once."""
     key = (*layer.weight.shape, layer.bias is None)
     if key not in ratios:
         ratios[key] = _ratio(layer, rows)
@@ -225,21 +225,21 @@ def _slower(layer: nn.Linear, rows: int, ratios: dict[tuple[Any, ...], float]) -
 
 
 def _ratio(layer: nn.Linear, rows: int) -> float:
-    """Return the time of a linear layer over that of the same with a packed weight."""
+    """Return the time of a layer with its plain weight divided by that with a packed one."""
     number = _new_number()
     weight = _weights[number] = _blocked(layer.weight, rows)
-    x, calls = torch.randn(rows, layer.in_features), torch.ops.tunebench.packed_linear
-    times_ns: tuple[list[int], list[int]] = ([], [])
+    x, packed_linear = torch.randn(rows, layer.in_features), torch.ops.tunebench.packed_linear
+    plain_ns, packed_ns = list[int](), list[int]()
     with torch.no_grad():
         for _ in range(ROUNDS):
             began = time.perf_counter_ns()
             functional.linear(x, layer.weight, layer.bias)
             between = time.perf_counter_ns()
-            calls(x, number, layer.out_features, layer.bias)
-            times_ns[0].append(between - began)
-            times_ns[1].append(time.perf_counter_ns() - between)
-    del weight
-    return min(times_ns[0]) / min(times_ns[1])
+            packed_linear(x, number, layer.out_features, layer.bias)
+            plain_ns.append(between - began)
+            packed_ns.append(time.perf_counter_ns() - between)
+    del weight  # `_weights` refers to it weakly
+    return min(plain_ns) / min(packed_ns)
 
 
 def _refusal(layer: nn.Linear) -> str:
@@ -249,7 +249,7 @@ def _refusal(layer: nn.Linear) -> str:
     weight = layer.weight
     if weight.dtype != torch.float32 or weight.device.type != "cpu" or type(weight) is not nn.Parameter:
         return "a weight of another type than f32, or on another device"
-    del weight
+    del weight  # would count as another reference
     return "its weight is also referred to elsewhere" if _is_shared(layer) else ""
 
 
@@ -261,19 +261,19 @@ def _references(layer: nn.Linear) -> tuple[int, int]:
 
 
 def _is_shared(layer: nn.Linear) -> bool:
-    """Return whether anything but a layer refers to its weight, or to the memory of it."""
+    """Return whether anything but a layer refers to its weight, or to the weight's memory."""
     weight = layer._parameters["weight"]
     assert weight is not None
     storage = weight.untyped_storage()
-    foreign = not storage.resizable() or storage.is_shared() or weight.grad is not None
+    is_foreign = not storage.resizable() or storage.is_shared() or weight.grad is not None
     is_whole = weight.is_contiguous() and storage.nbytes() == weight.nbytes
-    del weight, storage
+    del weight, storage  # would count as other references
     pairs = zip(_references(layer), _references(nn.Linear(1, 1)), strict=True)
-    return foreign or not is_whole or any(count > alone for count, alone in pairs)
+    return is_foreign or not is_whole or any(count > unshared for count, unshared in pairs)
 
 
 def unpack(model: nn.Module) -> int:
-    """Replace layers with packed weights by linear layers again, and return their number.
+    """Restore the linear layers that `pack` changed, and return their number.
 
     Args:
         model: The model, changed in place.
@@ -284,5 +284,5 @@ def unpack(model: nn.Module) -> int:
         del layer._packed
         layer.__class__ = nn.Linear
         bias = layer._parameters.pop("bias")
-        layer.weight, layer.bias = nn.Parameter(weight, layer._is_trained), bias
+        layer.weight, layer.bias = nn.Parameter(weight, layer._requires_grad), bias
     return len(layers)
