@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import os
 import shutil
@@ -895,6 +896,7 @@ def test_result_of_a_race_is_remembered(
     winner: str, training: bool, planned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     softmax, calls, races = "softmax:rows=4,cols=16,dtype=f32", list[DispatchedCall](), list[int]()
+    backends = list[Backend]()
     x = torch.randn(4, 16, requires_grad=training)
     _record(softmax, ratio=2.0)
     monkeypatch.setattr(_race.Race, "winner", winner)
@@ -914,7 +916,8 @@ def test_result_of_a_race_is_remembered(
         torch.testing.assert_close(results(run), expected)
         with served.watching(calls.append):
             torch.testing.assert_close(results(run), expected)
-        races.append(len(backend_of(run)._races))
+        backends.append(backend_of(run))
+        races.append(len(backends[-1]._races))
         (by,) = {call.by for call in calls if str(call.workload) == softmax}
         return by
 
@@ -933,6 +936,10 @@ def test_result_of_a_race_is_remembered(
         finally:
             torch.use_deterministic_algorithms(False)
     assert races == [1, 0, 0, 1, 0]
+    if not training:  # torch itself keeps graphs of training
+        torch._dynamo.reset()
+        gc.collect()
+        assert not any(made._races for made in backends)
 
 
 def test_plans_in_a_folder_that_others_may_write_are_not_read(planned: list[str], tmp_path: Path) -> None:

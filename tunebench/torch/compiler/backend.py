@@ -82,7 +82,7 @@ class Backend:
     ) -> None:
         self._name, self._benchmark, self._check = name, benchmark, check or bool(benchmark)
         self._inductor = dict(inductor or {})
-        self._races: list[Raced] = []
+        self._races: weakref.WeakSet[Raced] = weakref.WeakSet()
         self._plans: list[Callable[[], Sequence[PartitionPlan]]] = []
         self.fused: list[list[FusedCall]] = []
         self.skipped: list[str] = []
@@ -100,8 +100,8 @@ class Backend:
         return bool(self._benchmark or self._inductor)
 
     def race_next(self) -> None:
-        """Let every graph that is to race against torch race at its next call."""
-        for raced in self._races:
+        """Make every graph whose race against torch is due later race at its next call."""
+        for raced in tuple(self._races):
             raced.race_next()
 
     def __reduce__(self) -> tuple[Callable[[], Backend], tuple[()]]:
@@ -114,28 +114,20 @@ class Backend:
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         """Compile a graph that Dynamo traced."""
         by_inductor = functools.partial(compile_by_inductor, config=self._inductor)
-        return CompiledGraph(module, inputs, self._compiled, self._compiled_for_all_sizes, by_inductor)
+        for_all_sizes = functools.partial(self._compiled, sizes="all sizes")
+        return CompiledGraph(module, inputs, self._compiled, for_all_sizes, by_inductor)
 
-    def _compiled(self, module: fx.GraphModule, inputs: Sequence[Any], by_torch: GraphCompiler) -> Compiled:
-        """Compile a graph with constant sizes.
+    def _compiled(
+        self, module: fx.GraphModule, inputs: Sequence[Any], by_torch: GraphCompiler, sizes: str = ""
+    ) -> Compiled:
+        """Compile a graph, from its plan if an earlier process made one for the same sizes.
 
         Args:
             module: The graph.
             inputs: Its inputs.
             by_torch: Compiles it by inductor alone.
+            sizes: ``all sizes`` if some change between calls; torch runs the operations that have them.
         """
-        return self._compiled_unless_known(module, inputs, by_torch, "")
-
-    def _compiled_for_all_sizes(
-        self, module: fx.GraphModule, inputs: Sequence[Any], by_torch: GraphCompiler
-    ) -> Compiled:
-        """Compile a graph while Dynamo traces it; torch runs the operations whose sizes change."""
-        return self._compiled_unless_known(module, inputs, by_torch, "all sizes")
-
-    def _compiled_unless_known(
-        self, module: fx.GraphModule, inputs: Sequence[Any], by_torch: GraphCompiler, sizes: str
-    ) -> Compiled:
-        """Compile a graph, from its plan if an earlier process made one for the same sizes."""
         if preference() == "torch" or self._has_no_records(inputs):
             return by_torch(inputs)
         where = input_device(inputs)
@@ -246,10 +238,10 @@ class Backend:
         race: RememberedRace,
         end: Callable[[Race], None],
     ) -> Compiled:
-        """Return a graph that races against torch, unless it has done so or must not.
+        """Return a graph that races against torch, or the graph itself if it has raced or must not.
 
-        With `benchmark`, it races at its first call; by default when it has run for as long as compiling it
-        took, so that the second compilation costs at most as much as the steps so far.
+        With `benchmark`, it races at its first call. By default, it races once its calls have taken as long
+        as its compilation: compiling it for torch, too, then costs at most as much as the calls so far.
         """
         is_fixed = torch.are_deterministic_algorithms_enabled() or self._inductor.get("triton.cudagraphs")
         by_default = self._benchmark is None and preference() == "faster" and not is_fixed
@@ -266,7 +258,7 @@ class Backend:
 
         after_s = 0.0 if self._benchmark else race.seconds
         raced = Raced(ours, compiler, race.mutated, log_and_end, after_s=after_s)
-        self._races.append(raced)
+        self._races.add(raced)
         return raced
 
     def _planner(self) -> GroupPlanner:
@@ -440,11 +432,11 @@ def compile(  # noqa: A001 - torch's name
         mode: A mode of `torch.compile`, which applies to what inductor compiles; ``max-autotune`` sets
             `benchmark` too.
         options: `benchmark` and `check` by name, and options of inductor.
-        benchmark: Whether to also compile without groups, run both alternately at the first call, and keep
-            the faster one: a kernel's time in the model can differ from its time alone. By default, this
-            happens once the model has run for as long as compiling it took, and later processes know the
-            result; not with deterministic algorithms, CUDA graphs, or kernels that are preferred. With False,
-            it does not happen.
+        benchmark: When each graph races against torch, since a kernel's time in the model can differ from its
+            time alone: the graph is also compiled without groups, both run alternately, and the faster one
+            stays. With True, at the first call; with False, never. By default, once it has run for as long as
+            compiling it took, and later processes use the result; never with deterministic algorithms, CUDA
+            graphs, or preferred kernels.
         check: Whether to compare each group with torch in float64, on random data with the strides of its
             inputs. Torch runs a group that differs, with a warning. `benchmark` checks too.
         memory_budget: Deprecated; use ``tunebench.training.fit(model, budget, tuned_kernels=True)``.
