@@ -25,7 +25,7 @@ from tunebench.torch.compiler._aten_index import broadcast_map, in_memory_order
 from tunebench.torch.compiler._derived_tensor import DerivedTensor, group_offsets
 from tunebench.workload import Workload
 
-__all__ = ["STORED", "GraphValues"]
+__all__ = ["INDEX_TYPES", "STORED", "TYPES", "GraphValues"]
 
 STORED: Mapping[torch.dtype, DType] = {**DTYPES, torch.bool: "bool", torch.int8: "i8"}
 """Types that kernels read and write in any layout."""
@@ -44,6 +44,7 @@ TYPES = {
     torch.float8_e4m3fn: "e4m3",
     torch.bool: "bool",
 }
+"""Type of the values of each type of torch."""
 
 
 class GraphValues:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import fx
 
 from tunebench.errors import InputError
 from tunebench.torch._tensor import DTYPES
 from tunebench.torch.compiler._aten_argument import is_view, number_of, traced
+from tunebench.torch.compiler._graph_values import INDEX_TYPES, TYPES
 from tunebench.workloads import workload
 
 __all__ = ["SCATTERS", "ScatterCall", "scatter_of"]
-
-INDEX_TYPES = {torch.int64: "i64", torch.int32: "i32"}
 
 Arguments = Mapping[str, Any]
 
@@ -37,12 +35,12 @@ class ScatterCall:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows, their indices, and what they are added to; None for zeros."""
+    """Rows, their indices, the tensor to which they are added (None for zeros), and other fields of the workload."""
 
     x: fx.Node
     index: fx.Node
     base: Any = None
-    more: Mapping[str, Any] | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 def scatter_of(node: fx.Node, name: str, arguments: Arguments) -> ScatterCall | str:
@@ -72,9 +70,9 @@ def scatter_of(node: fx.Node, name: str, arguments: Arguments) -> ScatterCall | 
             cols=cols,
             bins=result.shape[0],
             dtype=DTYPES[x.dtype],
-            index=INDEX_TYPES[index.dtype],
+            index=TYPES[index.dtype],
             base=not is_zero,
-            **(rows.more or {}),
+            **rows.fields,
         )
     except InputError as error:
         return str(error)
@@ -86,7 +84,7 @@ def _embedding(args: Arguments) -> _Rows | str:
     if args["scale_grad_by_freq"]:
         return "gradients divided by the frequency of their index"
     skipped = args["padding_idx"] if args["padding_idx"] >= 0 else -1
-    return _Rows(args["grad_output"], args["indices"], more={"skipped": skipped})
+    return _Rows(args["grad_output"], args["indices"], fields={"skipped": skipped})
 
 
 def _index_add(args: Arguments) -> _Rows | str:

@@ -201,10 +201,8 @@ class _Translator:
     def _reads(self, node: fx.Node, fields: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the values that own the memory that a call reads; numbers that kernels know are not read."""
         read_by_kernel = {operand.value for operand in fields.get("operands", {}).values()}
-        knows_numbers = "expression" in fields
-        schema = getattr(node.target, "_schema", None)  # none for operators of a higher order
-        if fields.get("roles") and schema is not None and schema.name in SCATTERS:
-            read_by_kernel, knows_numbers = set(map(self._held.memory_of, fields["roles"].values())), True
+        read_by_kernel |= set(map(self._held.memory_of, fields.get("roles", {}).values()))
+        knows_numbers = "expression" in fields or "roles" in fields
         read_nodes = [read for read in node.all_input_nodes if read in self._held.value_of]
         memory = [(read, self._held.memory_of(self._held.value_of[read])) for read in read_nodes]
         is_number = [
