@@ -24,7 +24,7 @@ from tunebench.training.coexecution._patching import has_hooks
 from tunebench.training.coexecution._tensors import NotUnderstoodError
 from tunebench.training.coexecution._update import Record, recorded
 
-__all__ = ["HeadUpdate", "UpdateEntry", "UpdateWriter", "optimizer_tensors", "states_of"]
+__all__ = ["HeadUpdate", "UpdateEntry", "UpdateWriter", "optimizer_tensors", "parameters_of", "states_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,15 @@ def states_of(optimizers: Sequence[Optimizer]) -> list[Any]:
     return list(chain.from_iterable(state.values() for state in states))
 
 
-def optimizer_tensors(known: Sequence[Optimizer]) -> list[Tensor]:
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters of an optimizer."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def optimizer_tensors(optimizers: Sequence[Optimizer]) -> list[Tensor]:
     """Return parameters and states of optimizers."""
-    parameters = [
-        parameter for optimizer in known for group in optimizer.param_groups for parameter in group["params"]
-    ]
-    return [*parameters, *(state for state in states_of(known) if isinstance(state, Tensor))]
+    parameters = chain.from_iterable(map(parameters_of, optimizers))
+    return [*parameters, *(state for state in states_of(optimizers) if isinstance(state, Tensor))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from tunebench.training.coexecution._head_graph import (
-    HeadGraph,
-    OperationRecorder,
-    RepeatError,
-    UnconfirmedError,
-)
+from tunebench.training.coexecution._head_copies import RepeatError
+from tunebench.training.coexecution._head_graph import HeadGraph, UnconfirmedError
+from tunebench.training.coexecution._head_record import OperationRecorder
 from tunebench.training.coexecution._head_tracing import Method, traced
 from tunebench.training.coexecution._memory import return_freed_memory
 

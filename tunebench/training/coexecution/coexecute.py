@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from tunebench.errors import InputError
 from tunebench.training.coexecution import _testing
-from tunebench.training.coexecution._head_graph import active_recorder
+from tunebench.training.coexecution._head_record import active_recorder
 from tunebench.training.coexecution._iteration import Iteration
 from tunebench.training.coexecution._learning import learn, release, return_memory
 from tunebench.training.coexecution._modes import eager_reason, settings

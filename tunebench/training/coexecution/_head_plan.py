@@ -1,0 +1,522 @@
+"""Plans of heads of steps: the function of a record, its inputs and results, and when it is valid."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook
+from torch.optim import Optimizer
+from torch.overrides import _len_torch_function_stack
+from torch.utils._python_dispatch import _len_torch_dispatch_stack
+
+from tunebench.training.coexecution._autograd import HOOKED_NODES
+from tunebench.training.coexecution._call import Operation, flat
+from tunebench.training.coexecution._head_record import OperationRecorder, tensor_key
+from tunebench.training.coexecution._head_tracing import BACKWARD, CLEAR, CLIP, UPDATE
+from tunebench.training.coexecution._head_update import HeadUpdate, UpdateEntry, UpdateWriter, parameters_of
+from tunebench.training.coexecution._modes import current_settings, eager_reason
+from tunebench.training.coexecution._optimizer_step import same_objects
+from tunebench.training.coexecution._script import Runner, script_runner
+from tunebench.training.coexecution._tensors import NotUnderstoodError
+
+__all__ = ["NumberInterpreter", "Plan", "Planner", "check_nodes"]
+
+_WRITTEN_BYTES = 1 << 22
+"""Memory that a graph writes up to which it is copied in each step, so that an error can be taken back."""
+
+_RESULTS = (Tensor, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+_PLAIN = {
+    BACKWARD, CLEAR, UPDATE, torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast,
+    torch.amp.autocast_mode._exit_autocast,
+}  # fmt: skip
+"""Functions without results that are nodes of heads."""
+
+_SCALING = {
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.lt, operator.le, operator.gt,
+    operator.ge, operator.iadd, operator.isub, operator.imul, operator.itruediv, torch.add, torch.sub,
+    torch.mul, torch.div, torch.scalar_tensor, "add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_",
+}  # fmt: skip
+"""Functions and methods that give a number to an operation as it is."""
+
+
+class NumberInterpreter(torch.fx.Interpreter):  # type: ignore[misc]  # torch does not type it
+    """Runs a graph of Dynamo and notes the numbers of Python that it gives to operations."""
+
+    def __init__(self, module: torch.fx.GraphModule, recorder: OperationRecorder) -> None:
+        super().__init__(module)
+        self.recorder = recorder
+        self.nodes: list[torch.fx.Node] = []
+        self.values: list[float] = []
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Run a node."""
+        result = super().run_node(n)
+        uses = [user for user in n.users if isinstance(user.meta.get("example_value"), Tensor)]
+        if uses and isinstance(result, (int, float)) and n.op != "output":
+            if type(result) is not float or any(user.target not in _SCALING for user in uses):
+                raise NotUnderstoodError("a number that changes decides more than a factor or a summand")
+            if repr(result) in self.recorder.numbers:
+                raise NotUnderstoodError("two numbers that change are equal in the record")
+            self.recorder.numbers[repr(result)] = len(self.nodes)
+            self.nodes.append(n)
+            self.values.append(result)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A result of a graph: argument `index`, tensor `index` of the function, or a node's number."""
+
+    kind: str
+    index: Any
+    has_history: bool = False
+
+    def value(self, args: Sequence[Any], results: Sequence[Any], numbers: dict[Any, Any]) -> Any:
+        """Return it, from the arguments of the graph, the results of the function and numbers by node."""
+        if self.kind == "result":
+            result = results[self.index]
+            return _without_graph(result) if self.has_history else result
+        if self.kind == "argument":
+            return args[self.index]
+        return numbers[self.index] if self.kind == "number" else self.index
+
+
+_FREED = (
+    "Trying to backward through the graph a second time: the step ran as one function, and its first "
+    "backward pass freed what this one needs"
+)
+
+
+def _without_graph(tensor: Tensor) -> Tensor:
+    """Return a result whose graph of autograd a backward pass freed already: another one raises an error."""
+    freed: Tensor = torch._C._functions.DelayedError(_FREED, 1)(tensor.requires_grad_())
+    return freed
+
+
+@dataclass(slots=True, kw_only=True)
+class Plan:
+    """A recorded head.
+
+    Attributes:
+        runner: The function.
+        inputs: Positions of its inputs among the arguments of the graph, without owned parameters.
+        constants: Tensors that the graph holds, which are inputs after those.
+        sources: Arguments from which numbers of Python are computed, and their positions.
+        arithmetic: Nodes that compute numbers of Python, in order.
+        numbers: Those of them that are inputs.
+        values: The numbers in the record.
+        outputs: What the graph returns.
+        leaves: Positions of arguments that are leaves of autograd.
+        extra: Parameters of optimizers that are no arguments.
+        owned: Parameters of optimizers by position among the arguments.
+        gradients: Positions among leaves and extra parameters, and of their gradients among the results;
+            None without one.
+        fresh: Positions of those that have no gradient before the head.
+        written: Positions of arguments that it writes.
+        takes_back: Whether it can fail.
+        random: Whether it draws random numbers.
+        groups: Optimizers whose gradients it clears and that do not step, and their parameters.
+        updates: Steps of optimizers.
+        listed: The owned parameters that it reads, then states, which are its first input.
+        listed_positions: Positions of these parameters.
+        states: The states.
+        settings: The settings of torch in the record.
+        hooked_nodes: Number of hooks of nodes of autograd until then.
+        checks: Number of replays on copies that were equal.
+        free: Whether one of them had numbers other than the record.
+    """
+
+    runner: Runner
+    inputs: list[int]
+    constants: list[Tensor]
+    sources: list[tuple[torch.fx.Node, int]]
+    arithmetic: list[torch.fx.Node]
+    numbers: list[torch.fx.Node]
+    values: list[Any]
+    outputs: list[Output]
+    leaves: list[int]
+    extra: list[Tensor]
+    owned: dict[int, Tensor]
+    gradients: list[tuple[int, int | None]]
+    fresh: list[int]
+    written: list[int]
+    takes_back: bool
+    random: bool
+    groups: list[tuple[Optimizer, list[Tensor]]]
+    updates: list[HeadUpdate]
+    listed: Any
+    listed_positions: list[int]
+    states: list[Tensor]
+    settings: list[Any] = field(default_factory=current_settings)
+    hooked_nodes: int = field(default_factory=lambda: HOOKED_NODES[0])
+    checks: int = 0
+    free: bool = False
+
+    def parameters(self, args: Sequence[Any]) -> list[Tensor]:
+        """Return leaves and extra parameters."""
+        return [args[position] for position in self.leaves] + self.extra
+
+    def environment(self, args: Sequence[Any]) -> dict[Any, Any]:
+        """Return the numbers of Python by node."""
+        if not self.sources:
+            return {}
+        values: dict[Any, Any] = {node: args[position] for node, position in self.sources}
+        for node in self.arithmetic:
+            arguments = [values[leaf] if isinstance(leaf, torch.fx.Node) else leaf for leaf in node.args]
+            values[node] = arguments[0].item() if node.op == "call_method" else node.target(*arguments)
+        return values
+
+    def misfit(self, args: Sequence[Any], parameters: Sequence[Tensor]) -> str | None:
+        """Return what else than the arguments decides what the head does, or None."""
+        if not all(parameters[position].grad is None for position in self.fresh):
+            return "gradients are there before it"
+        if _have_hooks(parameters) or self.hooked_nodes != HOOKED_NODES[0]:
+            return "hooks run in its backward pass"
+        if not all(map(_IS_LEAF, parameters)):
+            return "a tensor has a history from before the iteration"
+        if not all(
+            same_objects(parameters_of(optimizer), group) for optimizer, group in self.groups
+        ) or not all(map(operator.is_, map(args.__getitem__, self.owned), self.owned.values())):
+            return "an optimizer has other parameters"
+        if not all(map(HeadUpdate.is_plain, self.updates)):
+            return "a step of an optimizer has hooks"
+        return _mode_reason() or (
+            None if current_settings() == self.settings else "settings of torch changed"
+        )
+
+    def update_numbers(self) -> list[float] | None:
+        """Return the numbers of the updates; None if an optimizer would do anything else."""
+        numbers: list[float] = []
+        for update in self.updates:
+            values = update.numbers()
+            if values is None:
+                return None
+            numbers += values
+        return numbers
+
+    def run(self, args: Sequence[Any], numbers: Sequence[Any], listed: Any = None) -> Sequence[Any]:
+        """Run the function, on other parameters and states if they are given; `misfit` excludes autocast."""
+        inputs = [args[position] for position in self.inputs]
+        optimizes, enabled = torch._C._get_graph_executor_optimize(), torch.is_grad_enabled()
+        torch._C._set_graph_executor_optimize(False)
+        torch._C._set_grad_enabled(False)
+        try:
+            results = self.runner(
+                self.listed if listed is None else listed, *inputs, *self.constants, *numbers
+            )
+        finally:
+            torch._C._set_graph_executor_optimize(optimizes)
+            torch._C._set_grad_enabled(enabled)
+        return results or ()
+
+
+_IS_LEAF = operator.attrgetter("is_leaf")
+_HOOKS = operator.attrgetter("_backward_hooks"), operator.attrgetter("_post_accumulate_grad_hooks")
+
+
+def _have_hooks(tensors: Sequence[Tensor]) -> bool:
+    return any(map(_HOOKS[0], tensors)) or any(map(_HOOKS[1], tensors))
+
+
+def _mode_reason() -> str | None:
+    """Return why the step runs in eager mode in this state of the thread, or None."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return "other processes take part"
+    if _has_any_global_hook():
+        return "modules have global hooks"
+    if torch._C._is_any_autocast_enabled():
+        return "the whole step runs in autocast"
+    if _len_torch_dispatch_stack() or _len_torch_function_stack():
+        return "another mode of torch is active"
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        return "saved-tensor hooks are active"
+    if torch.autograd._profiler_enabled():
+        return "a profiler is active"
+    return eager_reason()
+
+
+def check_nodes(nodes: Sequence[torch.fx.Node]) -> None:
+    """Refuse graphs without a backward pass, with sizes that change, or that change more than tensors.
+
+    Raises:
+        NotUnderstoodError: The graph cannot be a head.
+    """
+    if not any(node.target is BACKWARD for node in nodes):
+        raise NotUnderstoodError("the step has no backward pass before its first break")
+    for node in nodes:
+        if not node.op.startswith("call_") or node.target in _PLAIN:
+            continue
+        leaves = list(flat(node.meta.get("example_value")))
+        if not leaves or not all(isinstance(leaf, _RESULTS) for leaf in leaves):
+            raise NotUnderstoodError(f"the head calls {getattr(node.target, '__name__', node.target)}")
+    values = [node.meta.get("example_value") for node in nodes if node.op == "placeholder"]
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if any(type(size) is torch.SymInt for tensor in tensors for size in (*tensor.shape, *tensor.stride())):
+        raise NotUnderstoodError("sizes of an argument are marked as dynamic")
+
+
+class Planner:
+    """Makes the plan of a graph from its record."""
+
+    def __init__(
+        self,
+        module: torch.fx.GraphModule,
+        args: Sequence[Any],
+        results: Sequence[Any],
+        recorder: OperationRecorder,
+        numbers: NumberInterpreter,
+    ) -> None:
+        self._nodes = list(module.graph.nodes)
+        self._placeholders = [node for node in self._nodes if node.op == "placeholder"]
+        self._constants = [*module.parameters(), *module.buffers()]
+        self._args = args
+        self._results = results
+        self._recorder = recorder
+        self._numbers = numbers
+        self._returned: list[int] = []
+        self._positions = {id(arg): index for index, arg in enumerate(args) if isinstance(arg, Tensor)}
+
+    def plan(
+        self, known: Sequence[Optimizer], parameters: Sequence[Tensor], before: Sequence[Tensor | None]
+    ) -> Plan:
+        """Return the plan.
+
+        Args:
+            known: Optimizers.
+            parameters: Leaves of autograd among the arguments, then parameters of optimizers.
+            before: Their gradients before the head.
+
+        Raises:
+            NotUnderstoodError: The head cannot run as one function.
+            RuntimeError: TorchScript has no such operator.
+        """
+        recorder = self._recorder
+        if recorder.problem is not None:
+            raise NotUnderstoodError(recorder.problem)
+        calls = self._calls(known)
+        groups = [(optimizer, parameters_of(optimizer)) for optimizer in known if optimizer in calls]
+        owned = {id(parameter) for _, group in groups for parameter in group}
+        pairs = [
+            (parameter, gradient)
+            for parameter, gradient in zip(parameters, before, strict=True)
+            if id(parameter) in self._positions or id(parameter) in owned
+        ]
+        kept = [parameter for parameter, _ in pairs]
+        operations, writer = self._operations(known)
+        states = [state for state, _ in writer.states.values()]
+        self._check(kept, states)
+        inputs, constants, order = self._inputs()
+        outputs = self._outputs(kept)
+        gradients, fresh = self._gradients(pairs, *self._clears(known))
+        numbers = [*range(len(self._numbers.nodes)), *writer.numbers]
+        positions = dict(zip(inputs, order, strict=False))
+        listed = [position for position in positions if id(self._args[position]) in owned]
+        passed = [position for position in positions if id(self._args[position]) not in owned]
+        return Plan(
+            runner=script_runner(
+                operations,
+                [*map(positions.__getitem__, passed), *order[len(inputs) :]],
+                dict.fromkeys(numbers, float),
+                self._returned,
+                [*map(positions.__getitem__, listed), *(index for _, index in writer.states.values())],
+            ),
+            listed=_script_list([*map(self._args.__getitem__, listed), *states]),
+            listed_positions=listed,
+            inputs=passed, constants=constants, sources=self._sources(outputs),
+            arithmetic=self._arithmetic(outputs),
+            numbers=self._numbers.nodes, values=self._numbers.values, outputs=outputs,
+            leaves=[self._positions[id(leaf)] for leaf in kept if id(leaf) in self._positions],
+            extra=[leaf for leaf in kept if id(leaf) not in self._positions],
+            owned={
+                self._positions[id(leaf)]: leaf
+                for leaf in kept
+                if id(leaf) in owned and id(leaf) in self._positions
+            },
+            gradients=gradients, fresh=fresh, written=self._written(inputs, order),
+            takes_back=recorder.raises,
+            random=any(isinstance(entry, Operation) and entry.is_random for entry in operations),
+            groups=[pair for pair in groups if UPDATE not in calls[pair[0]]],
+            updates=writer.updates, states=states,
+        )  # fmt: skip
+
+    def _calls(self, known: Sequence[Optimizer]) -> dict[Optimizer, list[Any]]:
+        """Return the functions by which the head clears gradients of optimizers or lets them step."""
+        calls: dict[Optimizer, list[Any]] = {}
+        for node in self._nodes:
+            if node.target in (CLEAR, UPDATE):
+                calls.setdefault(known[node.args[0]], []).append(node.target)
+        return calls
+
+    def _clears(self, known: Sequence[Optimizer]) -> tuple[set[int], set[int]]:
+        """Return parameters whose gradients are cleared first, and those cleared or updated by later."""
+        clears: tuple[set[int], set[int]] = set(), set()
+        is_later = False
+        for node in self._nodes:
+            is_later = is_later or node.target in (BACKWARD, UPDATE, CLIP)
+            if node.target in (CLEAR, UPDATE):
+                clears[is_later].update(map(id, parameters_of(known[node.args[0]])))
+        return clears
+
+    def _operations(self, known: Sequence[Optimizer]) -> tuple[list[Any], UpdateWriter]:
+        """Return the operations, with those of updates."""
+        recorder = self._recorder
+        if recorder.has_updates() and recorder.raises_late:
+            raise NotUnderstoodError("an operation after an update can raise an error")
+        writer = UpdateWriter(len(recorder.metadata), len(self._numbers.nodes))
+        order = [known[node.args[0]] for node in self._nodes if node.target is UPDATE]
+        entries = [entry for entry in recorder.operations if isinstance(entry, UpdateEntry)]
+        if len(entries) != sum(len(optimizer.param_groups) for optimizer in order):
+            raise NotUnderstoodError("a step of an optimizer does more than an update")
+        operations: list[Any] = []
+        pending: list[UpdateEntry] = []
+        for entry in recorder.operations:
+            if not isinstance(entry, UpdateEntry):
+                operations.append(entry)
+                continue
+            pending.append(entry)
+            if len(pending) == len(order[0].param_groups):
+                operations += writer.operations(order.pop(0), pending)
+                pending = []
+        return operations, writer
+
+    def _check(self, parameters: Sequence[Tensor], states: Sequence[Tensor]) -> None:
+        reason = _mode_reason()
+        if reason is not None:
+            raise NotUnderstoodError(reason)
+        if _have_hooks(parameters):
+            raise NotUnderstoodError("hooks run in the backward pass")
+        tensors = [arg for arg in self._args if isinstance(arg, Tensor)]
+        if any(tensor.requires_grad and not tensor.is_leaf for tensor in tensors):
+            raise NotUnderstoodError("a tensor has a history from before the iteration")
+        storages = {tensor.untyped_storage()._cdata for tensor in (*tensors, *states)}
+        if len(storages) < len(tensors) + len(states):
+            raise NotUnderstoodError("two arguments share memory")
+
+    def _inputs(self) -> tuple[list[int], list[Tensor], list[int]]:
+        """Return positions of arguments, constants, and the indices of their values."""
+        if any(constant.requires_grad for constant in self._constants):
+            raise NotUnderstoodError("the head reads a parameter that is no argument")
+        arguments = {
+            tensor_key(arg): position for position, arg in enumerate(self._args) if isinstance(arg, Tensor)
+        }
+        held = {tensor_key(constant): constant for constant in self._constants}
+        first = self._recorder.first
+        read = [(index, arguments[key]) for index in first if (key := tensor_key(first[index])) in arguments]
+        constants = [(index, held[key]) for index in first if (key := tensor_key(first[index])) in held]
+        if len(read) + len(constants) < len(first):
+            raise NotUnderstoodError("the head reads a tensor from elsewhere, or gradients from before it")
+        order = [index for index, _ in read] + [index for index, _ in constants]
+        return [position for _, position in read], [constant for _, constant in constants], order
+
+    def _written(self, inputs: list[int], order: list[int]) -> list[int]:
+        """Return the positions of arguments that the head writes and copies first, because it can fail."""
+        if not self._recorder.raises:
+            return []
+        storages = {
+            tensor_key(self._recorder.first[index])[0]: position
+            for index, position in zip(order, inputs, strict=False)
+        }
+        written = sorted(storages[key] for key in self._recorder.written_storages() if key in storages)
+        if sum(self._args[position].untyped_storage().nbytes() for position in written) > _WRITTEN_BYTES:
+            raise NotUnderstoodError("the head writes too much memory to take an error back")
+        return written
+
+    def _gradients(
+        self, pairs: Sequence[tuple[Tensor, Tensor | None]], first: set[int], later: set[int]
+    ) -> tuple[list[tuple[int, int | None]], list[int]]:
+        """Return the gradients that the head sets, and which of them must be none before."""
+        gradients: list[tuple[int, int | None]] = []
+        fresh = []
+        for position, (parameter, before) in enumerate(pairs):
+            gradient = parameter.grad
+            if id(parameter) not in first:
+                if gradient is before and id(parameter) not in later:
+                    continue
+                if before is not None:
+                    raise NotUnderstoodError("gradients are there before the head")
+                fresh.append(position)
+            if gradient is None:
+                gradients.append((position, None))
+                continue
+            if gradient is before or type(gradient) is not Tensor or gradient.requires_grad:
+                raise NotUnderstoodError("a gradient has a graph of its own, or is kept")
+            gradients.append((position, self._return(gradient)))
+        return gradients, fresh
+
+    def _return(self, tensor: Tensor) -> int:
+        index = self._recorder.index(tensor)
+        if index is None or index in self._recorder.first:
+            raise NotUnderstoodError("the head returns a tensor that no operation made")
+        self._returned.append(index)
+        return len(self._returned) - 1
+
+    def _outputs(self, parameters: Sequence[Tensor]) -> list[Output]:
+        (nodes,) = self._nodes[-1].args
+        return [
+            self._output(result, node, parameters) for result, node in zip(self._results, nodes, strict=True)
+        ]
+
+    def _output(self, result: Any, node: Any, parameters: Sequence[Tensor]) -> Output:
+        if isinstance(result, (int, float)) and isinstance(node, torch.fx.Node):
+            return Output("number", node)
+        if not isinstance(result, Tensor):
+            if result is not None:
+                raise NotUnderstoodError(f"the head returns a {type(result).__name__}")
+            return Output("constant", None)
+        if id(result) in self._positions:
+            return Output("argument", self._positions[id(result)])
+        if result.requires_grad and not _is_freed(result, parameters):
+            raise NotUnderstoodError("a result keeps its graph of autograd after the backward pass")
+        storages = {
+            arg.untyped_storage()._cdata
+            for arg in self._args
+            if isinstance(arg, Tensor) and arg.requires_grad
+        }
+        if result.untyped_storage()._cdata in storages:
+            raise NotUnderstoodError("the head returns a view of a parameter")
+        return Output("result", self._return(result), result.requires_grad)
+
+    def _sources(self, outputs: Sequence[Output]) -> list[tuple[torch.fx.Node, int]]:
+        """Return the arguments from which numbers of Python are computed, and their positions."""
+        used = {output.index for output in outputs if output.kind == "number"} | set(self._numbers.nodes)
+        for node in self._arithmetic(outputs):
+            used.update(leaf for leaf in node.args if isinstance(leaf, torch.fx.Node))
+        return [(node, position) for position, node in enumerate(self._placeholders) if node in used]
+
+    def _arithmetic(self, outputs: Sequence[Output]) -> list[torch.fx.Node]:
+        """Return the nodes that compute numbers of Python, in order."""
+        needed = {output.index for output in outputs if output.kind == "number"} | set(self._numbers.nodes)
+        for node in reversed(self._nodes):
+            if node in needed and node.op != "placeholder":
+                reads_item = node.op == "call_method" and node.target == "item"
+                if reads_item and node.args[0].op != "placeholder":
+                    raise NotUnderstoodError("the head reads a value of a tensor")
+                if (node.op != "call_function" and not reads_item) or node.kwargs:
+                    raise NotUnderstoodError("Python computes a number in a way that is not understood")
+                needed.update(leaf for leaf in node.args if isinstance(leaf, torch.fx.Node))
+        return [node for node in self._nodes if node in needed and node.op != "placeholder"]
+
+
+def _script_list(tensors: list[Any]) -> Any:
+    """Return a list whose elements TorchScript takes as they are; it holds the tensors, not their memory."""
+    return torch._C.ScriptList(tensors) if tensors else tensors
+
+
+def _is_freed(tensor: Tensor, parameters: Sequence[Tensor]) -> bool:
+    """Return whether a backward pass from a tensor raises an error, because another one freed its graph."""
+    try:
+        torch.autograd.grad(
+            [tensor],
+            [parameter for parameter in parameters if parameter.requires_grad],
+            [torch.zeros_like(tensor)],
+            allow_unused=True,
+            retain_graph=True,
+        )
+    except RuntimeError as error:
+        return "second time" in str(error)
+    return False
