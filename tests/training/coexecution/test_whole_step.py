@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tests.fork_server import Programs
 from tunebench.training import coexecute
-from tunebench.training.coexecution import _head_copies, _head_graph, _head_tracing, _whole_step
+from tunebench.training.coexecution import _head_graph, _head_tracing, _memory, _whole_step
 from tunebench.training.coexecution._head_graph import HeadGraph
 from tunebench.training.coexecution._head_record import OperationRecorder
 
@@ -121,7 +121,7 @@ def test_head_runs_as_one_function() -> None:
 
 
 def test_heads_that_would_take_much_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_head_copies, "resident_bytes", lambda: 4e3)
+    monkeypatch.setattr(_memory, "resident_bytes", lambda: 4e3)
     heads = compare(simple(), batches(4))
     assert heads.runs == 0
     assert "too much to copy" in heads.reason

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from tunebench.training.coexecution._head_record import PLAIN_TYPES
 from tunebench.training.coexecution._head_update import optimizer_tensors, parameters_of
-from tunebench.training.coexecution._memory import MEMORY_SHARE, resident_bytes
+from tunebench.training.coexecution._memory import copies_reason
 from tunebench.training.coexecution._run import same
 
 __all__ = ["RepeatError", "leaves", "memory_reason", "restore", "taken_back"]
@@ -51,11 +51,9 @@ def memory_reason(args: Sequence[Any], known: Sequence[Optimizer]) -> str | None
     tensors = _tensors(args, known)
     if not all(map(_is_plain, tensors)):
         return "a tensor is no plain one of the processor"
-    copied = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-    made = sum(leaf.nbytes for leaf in leaves(args, known))
-    if copied + made > MEMORY_SHARE * resident_bytes():
-        return "parameters, gradients and states are too much to copy"
-    return None
+    copies_bytes = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+    gradients_bytes = sum(leaf.nbytes for leaf in leaves(args, known))
+    return copies_reason(copies_bytes + gradients_bytes)
 
 
 def _copy(tensor: Tensor) -> Tensor:

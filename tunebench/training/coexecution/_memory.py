@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["MEMORY_SHARE", "resident_bytes", "return_freed_memory"]
+__all__ = ["MEMORY_SHARE", "copies_reason", "resident_bytes", "return_freed_memory"]
 
 MEMORY_SHARE = 0.2
 """Part of the memory of the process by which a trial may raise it."""
@@ -22,6 +22,13 @@ def resident_bytes() -> float:
     except OSError:
         return math.inf
     return float(pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def copies_reason(size_bytes: float) -> str | None:
+    """Return why a trial may not take as much memory for copies and gradients, or None."""
+    if size_bytes > MEMORY_SHARE * resident_bytes():
+        return "parameters, gradients and states are too much to copy"
+    return None
 
 
 def return_freed_memory() -> None:

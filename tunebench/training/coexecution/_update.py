@@ -30,7 +30,7 @@ from tunebench.training.coexecution._call import (
     flat,
     replaced,
 )
-from tunebench.training.coexecution._memory import MEMORY_SHARE, resident_bytes
+from tunebench.training.coexecution._memory import copies_reason
 from tunebench.training.coexecution._operator import allocates, is_random
 from tunebench.training.coexecution._run import same
 from tunebench.training.coexecution._script import Runner, script_runner
@@ -319,8 +319,9 @@ def _check(tensors: Sequence[Any], kwargs: dict[str, Any]) -> None:
 def _check_size(tensors: Sequence[Tensor]) -> None:
     if sum(map(torch.numel, tensors)) > _MEAN_ELEMENTS * len(tensors):
         raise NotUnderstoodError("kernels take nearly all of the time of large parameters")
-    if _COPIES * sum(tensor.nbytes for tensor in tensors) > MEMORY_SHARE * resident_bytes():
-        raise NotUnderstoodError("parameters, gradients and states are too much to copy")
+    reason = copies_reason(_COPIES * sum(tensor.nbytes for tensor in tensors))
+    if reason is not None:
+        raise NotUnderstoodError(reason)
 
 
 def _other(number: float) -> float:
