@@ -20,7 +20,7 @@ from tunebench.training.coexecution._head_record import OperationRecorder, tenso
 from tunebench.training.coexecution._head_tracing import BACKWARD, CLEAR, CLIP, UPDATE
 from tunebench.training.coexecution._head_update import HeadUpdate, UpdateEntry, UpdateWriter, parameters_of
 from tunebench.training.coexecution._modes import current_settings, eager_reason
-from tunebench.training.coexecution._optimizer_step import same_objects
+from tunebench.training.coexecution._optimizer_step import joined, same_objects
 from tunebench.training.coexecution._script import Runner, script_runner
 from tunebench.training.coexecution._tensors import NotUnderstoodError
 
@@ -191,13 +191,7 @@ class Plan:
 
     def update_numbers(self) -> list[float] | None:
         """Return the numbers of the updates; None if an optimizer would do anything else."""
-        numbers: list[float] = []
-        for update in self.updates:
-            values = update.numbers()
-            if values is None:
-                return None
-            numbers += values
-        return numbers
+        return joined(map(HeadUpdate.numbers, self.updates))
 
     def run(self, args: Sequence[Any], numbers: Sequence[Any], listed: Any = None) -> Sequence[Any]:
         """Run the function, on other parameters and states if they are given; `misfit` excludes autocast."""

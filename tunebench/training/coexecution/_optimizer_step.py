@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from tunebench.training.coexecution._update import Record, Updates, UsedRecord
 
-__all__ = ["CLASSES", "OptimizerStep", "OptimizerSteps", "is_plain", "optimizer_step", "same_objects"]
+__all__ = ["CLASSES", "OptimizerStep", "OptimizerSteps", "is_plain", "joined", "optimizer_step", "same_objects"]
 
 CLASSES = frozenset((Adadelta, Adagrad, Adam, AdamW, Adamax, NAdam, RMSprop, SGD))
 """Optimizers whose step collects tensors from states and gradients, and updates them by a function."""
@@ -114,13 +114,7 @@ class OptimizerStep:
         """Return the numbers for the records of all groups; None if the step would do anything else."""
         if not self.is_of(optimizer):
             return None
-        numbers: list[float] = []
-        for part in self.parts:
-            values = part.numbers()
-            if values is None:
-                return None
-            numbers += values
-        return numbers
+        return joined(map(_Group.numbers, self.parts))
 
     def arguments(self, optimizer: Optimizer) -> list[tuple[list[Tensor], dict[str, Any]]] | None:
         """Return the arguments of the record of each group; None if the step would do anything else."""
@@ -245,6 +239,16 @@ def _values(states: Sequence[dict[str, Any]]) -> list[Any]:
     return list(chain.from_iterable(map(dict.values, states)))
 
 
-def same_objects(one: Sequence[Any], two: Sequence[Any]) -> bool:
+def joined(numbers: Iterable[list[float] | None]) -> list[float] | None:
+    """Return the numbers of all lists; None if there is a None, after which no further list is read."""
+    all_numbers: list[float] = []
+    for values in numbers:
+        if values is None:
+            return None
+        all_numbers += values
+    return all_numbers
+
+
+def same_objects(items: Sequence[Any], expected: Sequence[Any]) -> bool:
     """Return whether two sequences hold the same objects."""
-    return len(one) == len(two) and all(map(operator.is_, one, two))
+    return len(items) == len(expected) and all(map(operator.is_, items, expected))
