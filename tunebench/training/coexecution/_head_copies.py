@@ -29,30 +29,30 @@ def _is_plain(tensor: Tensor) -> bool:
     return type(tensor) in PLAIN_TYPES and tensor.is_cpu and tensor.layout is torch.strided
 
 
-def leaves(args: Sequence[Any], known: Sequence[Optimizer]) -> list[Tensor]:
+def leaves(args: Sequence[Any], optimizers: Sequence[Optimizer]) -> list[Tensor]:
     """Return leaves of autograd among arguments, and parameters of optimizers, without duplicates."""
     tensors = [arg for arg in args if isinstance(arg, Tensor) and arg.requires_grad and arg.is_leaf]
-    tensors += [parameter for optimizer in known for parameter in parameters_of(optimizer)]
+    tensors += [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 
-def _tensors(args: Sequence[Any], known: Sequence[Optimizer]) -> list[Tensor]:
+def _tensors(args: Sequence[Any], optimizers: Sequence[Optimizer]) -> list[Tensor]:
     """Return the tensors that a graph may write, without duplicates."""
-    gradients = [parameter.grad for parameter in leaves(args, known)]
-    tensors = [arg for arg in (*args, *gradients, *optimizer_tensors(known)) if isinstance(arg, Tensor)]
+    gradients = [parameter.grad for parameter in leaves(args, optimizers)]
+    tensors = [arg for arg in (*args, *gradients, *optimizer_tensors(optimizers)) if isinstance(arg, Tensor)]
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 
-def memory_reason(args: Sequence[Any], known: Sequence[Optimizer]) -> str | None:
+def memory_reason(args: Sequence[Any], optimizers: Sequence[Optimizer]) -> str | None:
     """Return why a head cannot be checked on copies of what it writes, or None.
 
     Its check takes these copies and a second set of gradients.
     """
-    tensors = _tensors(args, known)
+    tensors = _tensors(args, optimizers)
     if not all(map(_is_plain, tensors)):
         return "a tensor is no plain one of the processor"
     copies_bytes = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-    gradients_bytes = sum(leaf.nbytes for leaf in leaves(args, known))
+    gradients_bytes = sum(leaf.nbytes for leaf in leaves(args, optimizers))
     return copies_reason(copies_bytes + gradients_bytes)
 
 
@@ -63,27 +63,27 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def taken_back(args: Sequence[Any], known: Sequence[Optimizer]) -> Iterator[dict[int, Tensor]]:
+def taken_back(args: Sequence[Any], optimizers: Sequence[Optimizer]) -> Iterator[dict[int, Tensor]]:
     """Take back what a graph wrote before an error, which the step in eager mode raises again.
 
     Yields:
         Copies of what it may write, by identity.
     """
     state = torch.get_rng_state()
-    parameters = leaves(args, known)
+    parameters = leaves(args, optimizers)
     gradients = [parameter.grad for parameter in parameters]
-    tensors = _tensors(args, known)
+    tensors = _tensors(args, optimizers)
     if not all(map(_is_plain, tensors)):
         raise RepeatError("a tensor is no plain one of the processor")
     copies = {id(tensor): _copy(tensor) for tensor in tensors}
-    states = [{key: dict(value) for key, value in optimizer.state.items()} for optimizer in known]
+    states = [{key: dict(value) for key, value in optimizer.state.items()} for optimizer in optimizers]
     try:
         yield copies
     except (Exception, RepeatError) as error:
         restore(list(zip(tensors, copies.values(), strict=True)), state)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        for optimizer, values in zip(known, states, strict=True):
+        for optimizer, values in zip(optimizers, states, strict=True):
             _restore_states(optimizer.state, values)
         if isinstance(error, RepeatError):
             raise

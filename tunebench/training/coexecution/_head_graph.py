@@ -21,7 +21,7 @@ from tunebench.training.coexecution._head_copies import (
 )
 from tunebench.training.coexecution._head_plan import NumberInterpreter, Plan, Planner, check_nodes
 from tunebench.training.coexecution._head_record import OperationRecorder, matches
-from tunebench.training.coexecution._head_tracing import Method, optimizers
+from tunebench.training.coexecution._head_tracing import Method, active_optimizers
 from tunebench.training.coexecution._head_update import states_of
 from tunebench.training.coexecution._memory import return_freed_memory
 from tunebench.training.coexecution._optimizer_step import same_objects
@@ -75,15 +75,15 @@ class HeadGraph:
     turns_dynamo_off = True
 
     def __init__(
-        self, module: torch.fx.GraphModule, known: list[Optimizer], methods: Sequence[Method]
+        self, module: torch.fx.GraphModule, optimizers: list[Optimizer], methods: Sequence[Method]
     ) -> None:
         self.runs = 0
         self.replays = 0
         self.misfit: str | None = None
         self.reason: str | None = None
         self._module = module
-        self._known = known
-        self._methods = _methods(module, methods, known)
+        self._optimizers = optimizers
+        self._methods = _methods(module, methods, optimizers)
         self._plan: Plan | None = None
         self._confirmations = 0
         self._plans = 0
@@ -142,7 +142,7 @@ class HeadGraph:
         self.reason = self.reason or self.misfit or "it is not used any more"
         self._plan = self._recorded = None
         self._module = torch.fx.GraphModule({}, torch.fx.Graph())
-        self._known = []
+        self._optimizers = []
 
     def confirm(self, iteration: OperationRecorder) -> None:
         """Compare what was recorded with the same iteration in eager mode."""
@@ -166,15 +166,15 @@ class HeadGraph:
 
     def _run_first(self, args: Sequence[Any]) -> Any:
         """Run the graph as it is, record it, and make the plan if eager mode confirmed it."""
-        self.reason = memory_reason(args, self._known)
+        self.reason = memory_reason(args, self._optimizers)
         if self.reason is not None:
             raise RepeatError(self.reason)
-        parameters = leaves(args, self._known)
+        parameters = leaves(args, self._optimizers)
         if are_held(parameter for parameter in parameters if parameter.requires_grad):
             self._miss("a graph of autograd from before the iteration is held, and may have hooks")
         before = _thread_modes()
-        states = states_of(self._known)
-        with optimizers(self._known), taken_back(args, self._known):
+        states = states_of(self._optimizers)
+        with active_optimizers(self._optimizers), taken_back(args, self._optimizers):
             recorder = OperationRecorder()
             numbers = NumberInterpreter(self._module, recorder)
             gradients = [parameter.grad for parameter in parameters]
@@ -183,7 +183,7 @@ class HeadGraph:
                     results = numbers.run(*args)
                 if _thread_modes() != before:
                     raise NotUnderstoodError("the head changes modes of torch")
-                if not same_objects(states, states_of(self._known)):
+                if not same_objects(states, states_of(self._optimizers)):
                     self._miss("an optimizer makes states")
             except NotUnderstoodError as error:
                 self.reason = _first_line(error)
@@ -193,8 +193,8 @@ class HeadGraph:
                 self._recorded = recorder, numbers.values
                 raise UnconfirmedError(self)
         try:
-            self._plan = Planner(self._module, args, results, recorder, numbers).plan(
-                self._known, parameters, gradients
+            self._plan = Planner(self._module, args, results, recorder, numbers, self._optimizers).plan(
+                parameters, gradients
             )
         except (NotUnderstoodError, RuntimeError) as error:
             self.reason = _first_line(error)
@@ -230,8 +230,12 @@ class HeadGraph:
     ) -> Any:
         """Run the graph as it is, and compare it with the function on copies."""
         state = torch.get_rng_state()
-        with optimizers(self._known), taken_back((*args, *plan.states), self._known) as copies:
+        with (
+            active_optimizers(self._optimizers),
+            taken_back((*args, *plan.states), self._optimizers) as copies,
+        ):
             outputs = self._module(*args)
+        changed = [number != recorded for number, recorded in zip(numbers, plan.values, strict=True)]
         equal = _gives_same(plan, args, outputs, copies, [*numbers, *update_numbers], state)
         copies.clear()
         plan.checks += 1
@@ -239,8 +243,8 @@ class HeadGraph:
             return_freed_memory()
         if not equal:
             self.reason = "the recorded head gives other results than eager mode"
-        elif any(one != two for one, two in zip(numbers, plan.values, strict=True)):
-            plan.free = all(one != two for one, two in zip(numbers, plan.values, strict=True))
+        elif any(changed):
+            plan.free = all(changed)
         if plan.checks > _MOST_CHECKS and not plan.free:
             self.reason = "numbers of Python in the head change now and then"
         return outputs
@@ -251,7 +255,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _methods(
-    module: torch.fx.GraphModule, methods: Sequence[Method], known: Sequence[Optimizer]
+    module: torch.fx.GraphModule, methods: Sequence[Method], optimizers: Sequence[Optimizer]
 ) -> list[tuple[Callable[[Any], Any], Any, Any]]:
     """Return how to read the methods that a graph was traced from, their classes, and what is read.
 
@@ -265,7 +269,7 @@ def _methods(
     by_owner: dict[Any, set[str]] = {nn.Module: {"__call__"}, Tensor: names}
     for owner, name, _ in methods:
         by_owner.setdefault(owner, set()).add(name)
-    for optimizer in known:
+    for optimizer in optimizers:
         by_owner.setdefault(type(optimizer), set()).update(("step", "zero_grad"))
         for module_name in {
             owner.__module__ for owner in type(optimizer).__mro__
@@ -286,7 +290,7 @@ def _are_equal(
     plan: Plan, args: Sequence[Any], copies: Sequence[Any], outputs: Sequence[Any], results: Sequence[Tensor]
 ) -> bool:
     """Return whether the function gave the outputs, gradients and written inputs of eager mode."""
-    pairs = [(one, two) for one, two in zip(args, copies, strict=True) if isinstance(one, Tensor)]
+    pairs = [(arg, copy) for arg, copy in zip(args, copies, strict=True) if isinstance(arg, Tensor)]
     pairs += [
         (outputs[position], results[output.index])
         for position, output in enumerate(plan.outputs)
@@ -295,7 +299,7 @@ def _are_equal(
     parameters = plan.parameters(args)
     for position, result in plan.gradients:
         pairs.append((parameters[position].grad, None if result is None else results[result]))
-    return all(one is two if one is None else same(one, two) for one, two in pairs)
+    return all(actual is None if expected is None else same(expected, actual) for expected, actual in pairs)
 
 
 def _gives_same(

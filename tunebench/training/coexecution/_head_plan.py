@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -264,6 +264,7 @@ class Planner:
         results: Sequence[Any],
         recorder: OperationRecorder,
         numbers: NumberInterpreter,
+        optimizers: Sequence[Optimizer],
     ) -> None:
         self._nodes = list(module.graph.nodes)
         self._placeholders = [node for node in self._nodes if node.op == "placeholder"]
@@ -272,16 +273,14 @@ class Planner:
         self._results = results
         self._recorder = recorder
         self._numbers = numbers
+        self._optimizers = optimizers
         self._returned: list[int] = []
         self._positions = {id(arg): index for index, arg in enumerate(args) if isinstance(arg, Tensor)}
 
-    def plan(
-        self, known: Sequence[Optimizer], parameters: Sequence[Tensor], before: Sequence[Tensor | None]
-    ) -> Plan:
+    def plan(self, parameters: Sequence[Tensor], before: Sequence[Tensor | None]) -> Plan:
         """Return the plan.
 
         Args:
-            known: Optimizers.
             parameters: Leaves of autograd among the arguments, then parameters of optimizers.
             before: Their gradients before the head.
 
@@ -292,77 +291,84 @@ class Planner:
         recorder = self._recorder
         if recorder.problem is not None:
             raise NotUnderstoodError(recorder.problem)
-        calls = self._calls(known)
-        groups = [(optimizer, parameters_of(optimizer)) for optimizer in known if optimizer in calls]
-        owned = {id(parameter) for _, group in groups for parameter in group}
+        calls = self._calls()
+        owned = {id(parameter) for optimizer in calls for parameter in parameters_of(optimizer)}
         pairs = [
             (parameter, gradient)
             for parameter, gradient in zip(parameters, before, strict=True)
             if id(parameter) in self._positions or id(parameter) in owned
         ]
-        kept = [parameter for parameter, _ in pairs]
-        operations, writer = self._operations(known)
+        leaves = [parameter for parameter, _ in pairs]
+        passed_leaves = {self._positions[id(leaf)]: leaf for leaf in leaves if id(leaf) in self._positions}
+        operations, writer = self._operations()
         states = [state for state, _ in writer.states.values()]
-        self._check(kept, states)
-        inputs, constants, order = self._inputs()
-        outputs = self._outputs(kept)
-        gradients, fresh = self._gradients(pairs, *self._clears(known))
-        numbers = [*range(len(self._numbers.nodes)), *writer.numbers]
-        positions = dict(zip(inputs, order, strict=False))
-        listed = [position for position in positions if id(self._args[position]) in owned]
-        passed = [position for position in positions if id(self._args[position]) not in owned]
+        self._check(leaves, states)
+        inputs, constants = self._inputs()
+        outputs = self._outputs(leaves)
+        arithmetic = self._arithmetic(outputs)
+        gradients, fresh = self._gradients(pairs, *self._clears())
+        listed = [position for position in inputs if id(self._args[position]) in owned]
+        passed = [position for position in inputs if id(self._args[position]) not in owned]
         return Plan(
-            runner=script_runner(
+            runner=self._runner(
                 operations,
-                [*map(positions.__getitem__, passed), *order[len(inputs) :]],
-                dict.fromkeys(numbers, float),
-                self._returned,
-                [*map(positions.__getitem__, listed), *(index for _, index in writer.states.values())],
+                [*map(inputs.__getitem__, passed), *constants],
+                map(inputs.__getitem__, listed),
+                writer,
             ),
             listed=_script_list([*map(self._args.__getitem__, listed), *states]),
             listed_positions=listed,
-            inputs=passed, constants=constants, sources=self._sources(outputs),
-            arithmetic=self._arithmetic(outputs),
+            inputs=passed, constants=list(constants.values()),
+            sources=self._sources(outputs, arithmetic), arithmetic=arithmetic,
             numbers=self._numbers.nodes, values=self._numbers.values, outputs=outputs,
-            leaves=[self._positions[id(leaf)] for leaf in kept if id(leaf) in self._positions],
-            extra=[leaf for leaf in kept if id(leaf) not in self._positions],
-            owned={
-                self._positions[id(leaf)]: leaf
-                for leaf in kept
-                if id(leaf) in owned and id(leaf) in self._positions
-            },
-            gradients=gradients, fresh=fresh, written=self._written(inputs, order),
+            leaves=list(passed_leaves),
+            extra=[leaf for leaf in leaves if id(leaf) not in self._positions],
+            owned={position: leaf for position, leaf in passed_leaves.items() if id(leaf) in owned},
+            gradients=gradients, fresh=fresh, written=self._written(inputs),
             takes_back=recorder.raises,
             random=any(isinstance(entry, Operation) and entry.is_random for entry in operations),
-            groups=[pair for pair in groups if UPDATE not in calls[pair[0]]],
+            groups=[(optimizer, parameters_of(optimizer)) for optimizer in calls if UPDATE not in calls[optimizer]],
             updates=writer.updates, states=states,
         )  # fmt: skip
 
-    def _calls(self, known: Sequence[Optimizer]) -> dict[Optimizer, list[Any]]:
+    def _runner(
+        self, operations: Sequence[Any], values: Sequence[int], listed: Iterable[int], writer: UpdateWriter
+    ) -> Runner:
+        """Return the function of operations; its first input is a list of parameters and states."""
+        numbers = [*range(len(self._numbers.nodes)), *writer.numbers]
+        return script_runner(
+            operations,
+            values,
+            dict.fromkeys(numbers, float),
+            self._returned,
+            [*listed, *(index for _, index in writer.states.values())],
+        )
+
+    def _calls(self) -> dict[Optimizer, list[Any]]:
         """Return the functions by which the head clears gradients of optimizers or lets them step."""
         calls: dict[Optimizer, list[Any]] = {}
         for node in self._nodes:
             if node.target in (CLEAR, UPDATE):
-                calls.setdefault(known[node.args[0]], []).append(node.target)
+                calls.setdefault(self._optimizers[node.args[0]], []).append(node.target)
         return calls
 
-    def _clears(self, known: Sequence[Optimizer]) -> tuple[set[int], set[int]]:
+    def _clears(self) -> tuple[set[int], set[int]]:
         """Return parameters whose gradients are cleared first, and those cleared or updated by later."""
         clears: tuple[set[int], set[int]] = set(), set()
         is_later = False
         for node in self._nodes:
             is_later = is_later or node.target in (BACKWARD, UPDATE, CLIP)
             if node.target in (CLEAR, UPDATE):
-                clears[is_later].update(map(id, parameters_of(known[node.args[0]])))
+                clears[is_later].update(map(id, parameters_of(self._optimizers[node.args[0]])))
         return clears
 
-    def _operations(self, known: Sequence[Optimizer]) -> tuple[list[Any], UpdateWriter]:
+    def _operations(self) -> tuple[list[Any], UpdateWriter]:
         """Return the operations, with those of updates."""
         recorder = self._recorder
         if recorder.has_updates() and recorder.raises_late:
             raise NotUnderstoodError("an operation after an update can raise an error")
         writer = UpdateWriter(len(recorder.metadata), len(self._numbers.nodes))
-        order = [known[node.args[0]] for node in self._nodes if node.target is UPDATE]
+        order = [self._optimizers[node.args[0]] for node in self._nodes if node.target is UPDATE]
         entries = [entry for entry in recorder.operations if isinstance(entry, UpdateEntry)]
         if len(entries) != sum(len(optimizer.param_groups) for optimizer in order):
             raise NotUnderstoodError("a step of an optimizer does more than an update")
@@ -391,29 +397,27 @@ class Planner:
         if len(storages) < len(tensors) + len(states):
             raise NotUnderstoodError("two arguments share memory")
 
-    def _inputs(self) -> tuple[list[int], list[Tensor], list[int]]:
-        """Return positions of arguments, constants, and the indices of their values."""
+    def _inputs(self) -> tuple[dict[int, int], dict[int, Tensor]]:
+        """Return indices of values by position among the arguments, and constants by index."""
         if any(constant.requires_grad for constant in self._constants):
             raise NotUnderstoodError("the head reads a parameter that is no argument")
-        arguments = {
+        positions = {
             tensor_key(arg): position for position, arg in enumerate(self._args) if isinstance(arg, Tensor)
         }
-        held = {tensor_key(constant): constant for constant in self._constants}
-        first = self._recorder.first
-        read = [(index, arguments[key]) for index in first if (key := tensor_key(first[index])) in arguments]
-        constants = [(index, held[key]) for index in first if (key := tensor_key(first[index])) in held]
-        if len(read) + len(constants) < len(first):
+        constants_by_key = {tensor_key(constant): constant for constant in self._constants}
+        keys = {index: tensor_key(tensor) for index, tensor in self._recorder.inputs.items()}
+        inputs = {positions[key]: index for index, key in keys.items() if key in positions}
+        constants = {index: constants_by_key[key] for index, key in keys.items() if key in constants_by_key}
+        if len(inputs) + len(constants) < len(keys):
             raise NotUnderstoodError("the head reads a tensor from elsewhere, or gradients from before it")
-        order = [index for index, _ in read] + [index for index, _ in constants]
-        return [position for _, position in read], [constant for _, constant in constants], order
+        return inputs, constants
 
-    def _written(self, inputs: list[int], order: list[int]) -> list[int]:
+    def _written(self, inputs: dict[int, int]) -> list[int]:
         """Return the positions of arguments that the head writes and copies first, because it can fail."""
         if not self._recorder.raises:
             return []
         storages = {
-            tensor_key(self._recorder.first[index])[0]: position
-            for index, position in zip(order, inputs, strict=False)
+            tensor_key(self._recorder.inputs[index])[0]: position for position, index in inputs.items()
         }
         written = sorted(storages[key] for key in self._recorder.written_storages() if key in storages)
         if sum(self._args[position].untyped_storage().nbytes() for position in written) > _WRITTEN_BYTES:
@@ -444,7 +448,7 @@ class Planner:
 
     def _return(self, tensor: Tensor) -> int:
         index = self._recorder.index(tensor)
-        if index is None or index in self._recorder.first:
+        if index is None or index in self._recorder.inputs:
             raise NotUnderstoodError("the head returns a tensor that no operation made")
         self._returned.append(index)
         return len(self._returned) - 1
@@ -475,10 +479,12 @@ class Planner:
             raise NotUnderstoodError("the head returns a view of a parameter")
         return Output("result", self._return(result), result.requires_grad)
 
-    def _sources(self, outputs: Sequence[Output]) -> list[tuple[torch.fx.Node, int]]:
+    def _sources(
+        self, outputs: Sequence[Output], arithmetic: Sequence[torch.fx.Node]
+    ) -> list[tuple[torch.fx.Node, int]]:
         """Return the arguments from which numbers of Python are computed, and their positions."""
         used = {output.index for output in outputs if output.kind == "number"} | set(self._numbers.nodes)
-        for node in self._arithmetic(outputs):
+        for node in arithmetic:
             used.update(leaf for leaf in node.args if isinstance(leaf, torch.fx.Node))
         return [(node, position) for position, node in enumerate(self._placeholders) if node in used]
 

@@ -33,7 +33,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch does 
     Attributes:
         operations: The operations.
         metadata: Shape, strides and type of each value.
-        first: The tensors that are no results, by index.
+        inputs: The tensors that are no results, by index.
         numbers: Indices of numbers of Python, by their text.
         raises: Whether an operation can raise an error.
         raises_late: Whether one can after an update.
@@ -44,7 +44,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch does 
         super().__init__()
         self.operations: list[Operation | UpdateEntry] = []
         self.metadata: list[tuple[Any, ...]] = []
-        self.first: dict[int, Tensor] = {}
+        self.inputs: dict[int, Tensor] = {}
         self.numbers: dict[str, int] = {}
         self.raises = self.raises_late = False
         self._written: set[int] = set()
@@ -59,7 +59,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch does 
 
     def release(self) -> None:
         """Release tensors; what ran stays known."""
-        self.first.clear()
+        self.inputs.clear()
         self._storages.clear()
         self._indices.clear()
         for entry in self.operations:
@@ -100,7 +100,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch does 
             index = self.index(leaf)
             if index is None:
                 index = self._add(leaf)
-                self.first[index] = leaf.detach()
+                self.inputs[index] = leaf.detach()
             return Value(index)
         if type(leaf) is float and repr(leaf) in self.numbers:
             return Number(self.numbers[repr(leaf)])
@@ -133,11 +133,11 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch does 
         """Let functions that torch.compile returned run as without this mode."""
         return True
 
-    def _has_place(self, func: Any, args: Any, kwargs: Any) -> bool:
+    def _has_argument_offset(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Return whether an argument of an operation is an offset into memory that existed before."""
         storage = tensor_key(args[0])[0]
         return len(args) + len(kwargs) > 3 and any(
-            tensor_key(first)[0] == storage for first in self.first.values()
+            tensor_key(tensor)[0] == storage for tensor in self.inputs.values()
         )
 
     def _note(self, func: Any, args: Any, kwargs: Any, arguments: Any, named: Any, result: Any) -> None:
@@ -146,8 +146,8 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch does 
         results = list(flat(result)) if result is not None else []
         if any(tensor.is_conj() or tensor.is_neg() for tensor in tensors):
             self.problem = f"{func.name()} gets a tensor that is conjugated or negated lazily"
-        elif "as_strided" in func.name() and self._has_place(func, args, kwargs):
-            self.problem = f"{func.name()} gets a place in the memory of an argument"
+        elif "as_strided" in func.name() and self._has_argument_offset(func, args, kwargs):
+            self.problem = f"{func.name()} gets an offset into the memory of an argument"
         elif func.namespace != "aten" or not all(type(tensor) in PLAIN_TYPES for tensor in tensors):
             self.problem = f"{func.name()} is no operator of torch on plain tensors"
         elif any(not isinstance(leaf, Tensor) and leaf is not None for leaf in results):
@@ -217,8 +217,11 @@ def _is_same_operation(ours: Any, theirs: Any, values: Sequence[float]) -> bool:
 
 
 def _same_arguments(ours: Operation, theirs: Operation, values: Sequence[float]) -> bool:
-    lists = [list(flat((each.args, tuple(value for _, value in each.kwargs)))) for each in (ours, theirs)]
-    return len(lists[0]) == len(lists[1]) and all(
-        (Constant(values[one.index]) if isinstance(one, Number) else one) == two
-        for one, two in zip(*lists, strict=True)
+    arguments = [
+        list(flat((operation.args, tuple(value for _, value in operation.kwargs))))
+        for operation in (ours, theirs)
+    ]
+    return len(arguments[0]) == len(arguments[1]) and all(
+        (Constant(values[argument.index]) if isinstance(argument, Number) else argument) == expected
+        for argument, expected in zip(*arguments, strict=True)
     )

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from tunebench.training.coexecution._optimizer_step import CLASSES
 from tunebench.training.coexecution._patching import has_hooks
 
-__all__ = ["BACKWARD", "CLEAR", "CLIP", "UPDATE", "Method", "optimizers", "traced"]
+__all__ = ["BACKWARD", "CLEAR", "CLIP", "UPDATE", "Method", "active_optimizers", "traced"]
 
 Method = tuple[type, str, Any]
 """A class, the name of an attribute, and what it was."""
@@ -61,13 +61,13 @@ def BACKWARD(loss: Tensor, retain_graph: bool | None) -> None:  # noqa: N802  # 
 
 
 def CLEAR(position: int) -> None:  # noqa: N802
-    """Clear the gradients of an optimizer of `optimizers`; only a graph that runs as it is calls it."""
+    """Clear the gradients of an active optimizer; only a graph that runs as it is calls it."""
     current: list[Optimizer] = _THREAD.optimizers
     current[position].zero_grad()
 
 
 def UPDATE(position: int) -> None:  # noqa: N802
-    """Let an optimizer of `optimizers` step; only a graph that runs as it is calls it."""
+    """Let an active optimizer step; only a graph that runs as it is calls it."""
     current: list[Optimizer] = _THREAD.optimizers
     current[position].step()
 
@@ -85,8 +85,8 @@ def _clipped(parameters: Any, max_norm: float, norm_type: float = 2.0) -> Tensor
 
 
 @contextmanager
-def optimizers(current: list[Optimizer]) -> Iterator[None]:
-    """Set the optimizers whose gradients the graphs of this thread clear."""
+def active_optimizers(current: list[Optimizer]) -> Iterator[None]:
+    """Set the optimizers that calls of `CLEAR` and `UPDATE` number in this thread."""
     before = getattr(_THREAD, "optimizers", None)
     _THREAD.optimizers = current
     try:
@@ -98,7 +98,7 @@ def optimizers(current: list[Optimizer]) -> Iterator[None]:
 def traced(
     step: Callable[..., Any],
     backend: Callable[..., Any],
-    known: list[Optimizer],
+    optimizers: list[Optimizer],
     methods: list[Method],
     count: Callable[[], None],
     *,
@@ -112,7 +112,7 @@ def traced(
     Args:
         step: A function of Python.
         backend: From a graph and examples of its inputs to the function that runs it.
-        known: The optimizers that traced heads clear, which are appended.
+        optimizers: The optimizers that traced heads clear or let step, which are appended.
         methods: The methods that the last trace looked through.
         count: Called before each trace.
         with_updates: Whether heads go on where an optimizer steps.
@@ -125,7 +125,7 @@ def traced(
     with patch.object(dynamo.eval_frame, "get_compiler_fn", lambda function: function):  # imports Inductor
         context = dynamo.optimize(backend)
     context.callback = _Callback(
-        context.callback, step.__code__, methods, count, partial(_of_optimizer, known, with_updates)
+        context.callback, step.__code__, methods, count, partial(_of_optimizer, optimizers, with_updates)
     )
     return context(step), context.callback
 
@@ -298,7 +298,7 @@ def _gradient(read: Any, self: Any, tx: Any) -> Any:
 
 
 def _of_optimizer(
-    known: list[Optimizer], with_updates: bool, read: Any, self: Any, tx: Any, name: str
+    optimizers: list[Optimizer], with_updates: bool, read: Any, self: Any, tx: Any, name: str
 ) -> Any:
     from torch._dynamo.guards import GuardBuilder, install_guard
     from torch._dynamo.variables import LambdaVariable
@@ -309,9 +309,11 @@ def _of_optimizer(
 
     def node(function: Any) -> Any:
         install_guard(self.source.make_guard(GuardBuilder.ID_MATCH))
-        if not any(optimizer is other for other in known):
-            known.append(optimizer)
-        return _node(tx, function, (next(index for index, other in enumerate(known) if other is optimizer),))
+        if not any(optimizer is other for other in optimizers):
+            optimizers.append(optimizer)
+        return _node(
+            tx, function, (next(index for index, other in enumerate(optimizers) if other is optimizer),)
+        )
 
     def cleared(*args: Any, **kwargs: Any) -> Any:
         sets_none = [argument.as_python_constant() is True for argument in (*args, *kwargs.values())]
@@ -321,7 +323,7 @@ def _of_optimizer(
         return node(CLEAR)
 
     def stepped(*args: Any, **kwargs: Any) -> Any:
-        if args or kwargs or not steps_as_recorded(optimizer):
+        if args or kwargs or not _steps_as_recorded(optimizer):
             _end("an optimizer steps in another way")
         effects = tx.output.side_effects
         for belonging in _belongings(optimizer):
@@ -334,12 +336,12 @@ def _of_optimizer(
     return LambdaVariable(cleared if name == "zero_grad" else stepped)
 
 
-def steps_as_recorded(optimizer: Optimizer) -> bool:
+def _steps_as_recorded(optimizer: Optimizer) -> bool:
     """Return whether the step of an optimizer is one of torch's without hooks, which can be recorded."""
-    own = vars(optimizer).get("step")
+    assigned = vars(optimizer).get("step")
     return (
         type(optimizer) in CLASSES
-        and (own is None or getattr(own, "_wrapped_by_lr_sched", False))
+        and (assigned is None or getattr(assigned, "_wrapped_by_lr_sched", False))
         and not has_hooks(optimizer)
     )
 

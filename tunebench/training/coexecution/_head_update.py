@@ -86,16 +86,17 @@ class HeadUpdate:
     Attributes:
         optimizer: The optimizer.
         step: The records of its groups, and what must be there for them.
-        own: The attribute ``step`` of the optimizer, or None; a scheduler of learning rates sets one.
+        assigned: The method that was assigned to ``step`` of the optimizer, as schedulers of learning rates
+            do, or None.
     """
 
     optimizer: Optimizer
     step: OptimizerStep
-    own: Any
+    assigned: Any
 
     def is_plain(self) -> bool:
         """Return whether the step is the recorded method, without hooks."""
-        return vars(self.optimizer).get("step") is self.own and not has_hooks(self.optimizer)
+        return vars(self.optimizer).get("step") is self.assigned and not has_hooks(self.optimizer)
 
     def numbers(self) -> list[float] | None:
         """Return the numbers of its update; None with other parameters, states or options."""
@@ -103,7 +104,7 @@ class HeadUpdate:
 
     def finish(self) -> None:
         """Set what the step sets in Python."""
-        if self.own is not None:
+        if self.assigned is not None:
             self.optimizer._opt_called = True
 
 
@@ -140,7 +141,7 @@ class UpdateWriter:
         step = optimizer_step(optimizer, used)
         if step is None:
             raise NotUnderstoodError("a step of an optimizer does more than an update")
-        self.updates.append(HeadUpdate(optimizer=optimizer, step=step, own=vars(optimizer).get("step")))
+        self.updates.append(HeadUpdate(optimizer=optimizer, step=step, assigned=vars(optimizer).get("step")))
         operations: list[Operation | Arithmetic] = []
         for entry, (record, *_) in zip(entries, used, strict=True):
             if None in entry.indices:

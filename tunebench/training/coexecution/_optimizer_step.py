@@ -17,7 +17,15 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from tunebench.training.coexecution._update import Record, Updates, UsedRecord
 
-__all__ = ["CLASSES", "OptimizerStep", "OptimizerSteps", "is_plain", "joined", "optimizer_step", "same_objects"]
+__all__ = [
+    "CLASSES",
+    "OptimizerStep",
+    "OptimizerSteps",
+    "is_plain",
+    "joined",
+    "optimizer_step",
+    "same_objects",
+]
 
 CLASSES = frozenset((Adadelta, Adagrad, Adam, AdamW, Adamax, NAdam, RMSprop, SGD))
 """Optimizers whose step collects tensors from states and gradients, and updates them by a function."""
