@@ -35,7 +35,7 @@ class ScatterCall:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows, their indices, the tensor to which they are added (None for zeros), and other fields of the workload."""
+    """Rows, their indices, what they are added to (None for zeros), and other fields of the workload."""
 
     x: fx.Node
     index: fx.Node

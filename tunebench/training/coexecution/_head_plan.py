@@ -327,7 +327,11 @@ class Planner:
             gradients=gradients, fresh=fresh, written=self._written(inputs),
             takes_back=recorder.raises,
             random=any(isinstance(entry, Operation) and entry.is_random for entry in operations),
-            groups=[(optimizer, parameters_of(optimizer)) for optimizer in calls if UPDATE not in calls[optimizer]],
+            groups=[
+                (optimizer, parameters_of(optimizer))
+                for optimizer in calls
+                if UPDATE not in calls[optimizer]
+            ],
             updates=writer.updates, states=states,
         )  # fmt: skip
 
