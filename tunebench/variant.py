@@ -340,6 +340,7 @@ _RETURNS: dict[str, tuple[type, ...]] = {
     "default": (Mapping,),
     "emulation_workload": (Workload,),
     "generated": (str,),
+    "is_reproducible": (bool,),
     "kernel": (Callable,),  # type: ignore[dict-item]
     "launches": (tuple,),
     "limits": (str, type(None)),
@@ -511,6 +512,18 @@ class Variant(ABC, Generic[W]):
         """
         with limited(f"{self.key}: a constraint of its space"):
             return self.space.enumerate(workload=workload, device=device)
+
+    def is_reproducible(self, workload: W, config: Config) -> bool:
+        """Return whether equal inputs give equal bits in every run on a device (override if not).
+
+        Sums by atomic additions are rounded in the order in which threads arrive. Calls of torch are
+        reproducible: they obey ``torch.use_deterministic_algorithms`` themselves.
+
+        Args:
+            workload: Workload to compute.
+            config: Configuration of this variant's space.
+        """
+        return True
 
     def scratch(self, workload: W, config: Config) -> tuple[Tensor, ...]:
         """Return the tensors that the kernels need in addition to inputs and outputs (override).

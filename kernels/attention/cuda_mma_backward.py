@@ -516,6 +516,10 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
             arguments=("dq_sums", "dq", Scalar("long long", vectors), Scalar("float", workload.scale)),
         )
 
+    def is_reproducible(self, workload: Attention, config: Config) -> bool:
+        """Return whether no sums are atomic."""
+        return config["dq"] != "atomic"
+
     def scratch(self, workload: Attention, config: Config) -> tuple[Tensor, ...]:
         """Return memory for the terms of queries, and for the sums of dq if they are atomic."""
         terms = backward.terms_scratch(workload)

@@ -395,6 +395,10 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
             parts=workload.group if config["heads"] == "one" else 1,
         )
 
+    def is_reproducible(self, workload: Attention, config: Config) -> bool:
+        """Return whether no sums are atomic."""
+        return config["dq"] != "atomic"
+
     def scratch(self, workload: Attention, config: Config) -> tuple[Tensor, ...]:
         """Return memory for the terms of queries, and for sums of gradients if they are atomic."""
         if config["dq"] == "second_pass":

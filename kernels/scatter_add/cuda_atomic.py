@@ -132,6 +132,10 @@ class CudaAtomicScatterAdd(CudaVariant[ScatterAdd]):
         shape = (workload.bins, workload.cols)
         return (Tensor(name="sums", shape=shape, dtype="f32"),) if self._rounds(workload) else ()
 
+    def is_reproducible(self, workload: ScatterAdd, config: Config) -> bool:
+        """Return False: the order of additions differs from run to run."""
+        return False
+
     def claims(self, workload: ScatterAdd, config: Config) -> tuple[str, ...]:
         """Return loads, stores, and additions in memory without a result."""
         return ("LDG", "STG", "RED")

@@ -136,6 +136,17 @@ def ask(db: str, device: Device | str | None = SXM, *, strict: bool = True) -> t
     return row, answer.how
 
 
+@pytest.mark.parametrize(("device", "variant"), [(SXM, "cuda_wgmma_backward"), (A100, "cuda_mma_backward")])
+def test_reproducible_answer_has_no_atomic_sums(device: Device, variant: str, db: str) -> None:
+    text = "attention:batch=2,heads=8,seq_q=1024,head_dim=64,dtype=f16,direction=backward"
+    for reproducible, dq in ((False, "atomic"), (True, "second_pass")):
+        answer = lookup_workload(text, device=device, db=db, quiet=True, reproducible=reproducible)
+        assert (answer.variant, answer.config["dq"]) == (f"attention/{variant}", dq)
+    scatter = "scatter_add:rows=9,cols=6,bins=5,dtype=f32"
+    with pytest.raises(LookupMiss, match="cuda_atomic depend on the order of atomic additions"):
+        lookup_workload(scatter, device=device, db=db, reproducible=True)
+
+
 def ask_quietly(db: str) -> Answer:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Unmeasured)

@@ -9,6 +9,8 @@ import dataclasses
 import functools
 import math
 import random
+import re
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
@@ -18,7 +20,7 @@ from tests.kernels import kernel_checks as checks
 from tests.kernels.cuda_cases import WORKLOADS, cases, half_of_cases
 from tests.kernels.kernel_checks import H100
 from tests.support import needs_compiler, needs_nvrtc, package_variants
-from tunebench import workloads
+from tunebench import kernels, workloads
 from tunebench.binary.cubin import launch_refusal
 from tunebench.device import Device, architectures, representative
 from tunebench.errors import InputError
@@ -26,9 +28,29 @@ from tunebench.testing.variant_contract import check_launches, sample_configs
 from tunebench.variant import CudaVariant, Variant
 from tunebench.workload import Workload
 
+ATOMIC = re.compile(r"\batomicAdd\(|\bred\.|\batom\.|\bcuda\.atomic\b|\btl\.atomic")
 CASES = cases()
 FIRST = {case.values[0]: case.values[1] for case in reversed(CASES)}
 """The first workload of each variant."""
+
+
+def test_atomic_additions_are_declared() -> None:
+    """List the files with atomic additions, and the variants that say which configurations have them."""
+    folder = Path(kernels.__path__[-1])
+    sources = [path for path in folder.rglob("*") if path.suffix in (".cuh", ".py")]
+    assert {path.relative_to(folder).as_posix() for path in sources if ATOMIC.search(path.read_text())} == {
+        "scatter_add/cuda_atomic.py",
+        "attention/attention_backward_mma.cuh",
+        "common/ptx_hopper.cuh",  # `add_to_global`, which attention_backward_wgmma.cuh calls
+    }
+    declared = (
+        v.key for v in package_variants(Variant) if type(v).is_reproducible is not Variant.is_reproducible
+    )
+    assert sorted(declared) == [
+        "attention/cuda_mma_backward",
+        "attention/cuda_wgmma_backward",
+        "scatter_add/cuda_atomic",
+    ]
 
 
 @needs_compiler

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +13,16 @@ from torch import Tensor
 from torch.nn import functional
 
 import tunebench.torch as served
+from tests.support import measured, record_outcome
 from tests.torch.compiled_check import Function
-from tests.torch.reference_kernels import reference_kernels
+from tests.torch.reference_kernels import reference_bindings, reference_kernels
 from tests.torch.test_torch_compile import ran
+from tunebench.device import local_cpu
+from tunebench.dispatch import choose
+from tunebench.errors import InputError
+from tunebench.kernels import variant as find_variant
+from tunebench.kernels.scatter_add.numba_cpu import NumbaCpuScatterAdd
+from tunebench.torch.compiler import _kernel_operator
 from tunebench.torch.compiler.capture import capture
 from tunebench.workloads import parse
 
@@ -84,3 +94,57 @@ def test_kernels_add_the_rows() -> None:
         result, _ = ran(lambda: compiled(*x))
     assert {parse(text) for _, text in CALLS.values()} <= workloads
     torch.testing.assert_close(result, every(*x), rtol=1e-5, atol=1e-6)
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_deterministic_algorithms_exclude_results_that_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fastest kernel is one of atomic additions: its place is taken by another variant, or by torch."""
+    monkeypatch.setenv("TUNEBENCH_DB", str(tmp_path / "some.db"))
+    monkeypatch.setenv("TUNEBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(NumbaCpuScatterAdd, "is_reproducible", lambda self, workload, config: False)
+    text, x = CALLS["index_add to zeros"][1], inputs()
+    numba = find_variant("scatter_add/numba_cpu").default(parse(text), local_cpu())
+    record = functools.partial(record_outcome, tmp_path / "some.db", text, local_cpu())
+    record("scatter_add/numba_cpu", numba, measured(1.0))
+
+    def chosen() -> str | None:
+        """Return the variant that runs a model, and that dispatch and a compiled call choose."""
+        torch._dynamo.reset()
+        compiled = served.compile(Function(CALLS["index_add to zeros"][0]))
+        with torch.no_grad():
+            calls = served.dispatch_report(compiled, *x)
+        (variant,) = {call.variant for call in calls if call.function == "scatter_add"} or {None}
+        choice = choose(parse(text), local_cpu())
+        assert choice.variant is None if variant is None else choice.variant.key == variant
+        if variant is None:
+            assert "depend on the order of atomic additions" in choice.reason
+        return variant
+
+    with served.prefer("tunebench"), reference_bindings():
+        assert chosen() == "scatter_add/numba_cpu"
+        call = _kernel_operator._KernelCall(text, layouts(x), torch.device("cpu"))
+        call.results([x[0], x[1]])
+        with deterministic():
+            assert chosen() is None
+            with pytest.raises(InputError, match="depend on the order of atomic additions"):
+                call.results([x[0], x[1]])
+        call.results([x[0], x[1]])
+        record("scatter_add/library_cpu", "program=torch", measured(2.0))
+        with deterministic():
+            assert chosen() == "scatter_add/library_cpu"
+        assert chosen() == "scatter_add/numba_cpu"
+
+
+def layouts(x: list[Tensor]) -> str:
+    read = [_kernel_operator.KernelTensor.of(tensor) for tensor in x[:2]]
+    return _kernel_operator.layouts_text(read, [_kernel_operator.KernelTensor.of(x[2])])

@@ -124,6 +124,7 @@ def lookup_workload(
     wait_s: float = lookup_index.SERVER_S,
     objective: str | None = None,
     require: Sequence[str] = (),
+    reproducible: bool = False,
 ) -> Answer:
     """Return the best known answer for a workload object or text; see `lookup`.
 
@@ -137,11 +138,22 @@ def lookup_workload(
         wait_s: Longest wait for a server that has not answered yet, in seconds.
         objective: As in `lookup`.
         require: As in `lookup`.
+        reproducible: Accept only configurations whose results are the same in every run, of those that are
+            fastest by the time.
     """
     if objective is not None or require:
         return _of_goal(_text(workload), device, db, variant, objective, require)
     lookup_cache.refresh()
-    return _lookup(_text(workload), device, db, variant, strict=strict, quiet=quiet, wait_s=wait_s)
+    return _lookup(
+        _text(workload),
+        device,
+        db,
+        variant,
+        strict=strict,
+        quiet=quiet,
+        wait_s=wait_s,
+        reproducible=reproducible,
+    )
 
 
 def _of_goal(
@@ -160,17 +172,20 @@ def _of_goal(
     return lookup_goal(text, device, db, goal, variant)
 
 
-def timed(workload: Workload | str, *, device: Device | str | None = None) -> Answer | None:
+def timed(
+    workload: Workload | str, *, device: Device | str | None = None, reproducible: bool = False
+) -> Answer | None:
     """Return an answer from measurements on this architecture, of this workload or its neighbours; else None.
 
     Args:
         workload: The workload.
         device: As in `lookup`.
+        reproducible: As in `lookup_workload`.
 
     Raises:
         DatabaseError: if the default database cannot be read.
     """
-    with _question(_text(workload), device) as question:
+    with _question(_text(workload), device, reproducible=reproducible) as question:
         return question.timed()
 
 
@@ -202,7 +217,12 @@ def records_state(device: Device | str | None = None) -> str:
         return question.records_state()
 
 
-def answers_state(workloads: Iterable[Workload | str], device: Device | str | None = None) -> str:
+def answers_state(
+    workloads: Iterable[Workload | str],
+    device: Device | str | None = None,
+    *,
+    reproducible: bool = False,
+) -> str:
     """Return a hash that differs when the stored answer of one of some workloads does.
 
     Unlike `records_state`, it stays the same when a result of another workload is recorded.
@@ -210,6 +230,7 @@ def answers_state(workloads: Iterable[Workload | str], device: Device | str | No
     Args:
         workloads: The workloads.
         device: As in `lookup`.
+        reproducible: As in `lookup_workload`.
 
     Raises:
         DatabaseError: if the default database cannot be read.
@@ -217,7 +238,7 @@ def answers_state(workloads: Iterable[Workload | str], device: Device | str | No
     """
     state = hashlib.sha256()
     for text in sorted(map(_text, workloads)):
-        answer = recorded(text, device=device)
+        answer = recorded(text, device=device, reproducible=reproducible)
         state.update(f"{text}\0{answer and answer.to_json()}\0".encode())
     return state.hexdigest()
 
@@ -228,6 +249,7 @@ def recorded(
     device: Device | str | None = None,
     db: str | Path | None = None,
     variant: str | None = None,
+    reproducible: bool = False,
 ) -> Answer | None:
     """Return the stored answer for this workload, measured or else predicted; None if there is none.
 
@@ -236,24 +258,30 @@ def recorded(
         device: As in `lookup`.
         db: As in `lookup`.
         variant: Key of the only variant to consider.
+        reproducible: As in `lookup_workload`.
 
     Raises:
         DatabaseError: if the database cannot be read.
         LookupMiss: if only variants were measured whose files are not loaded.
     """
-    with _question(_text(workload), device, db, variant) as question:
+    with _question(_text(workload), device, db, variant, reproducible=reproducible) as question:
         return question.recorded()
 
 
 @contextlib.contextmanager
 def _question(
-    text: str, device: Device | str | None, db: str | Path | None = None, variant: str | None = None
+    text: str,
+    device: Device | str | None,
+    db: str | Path | None = None,
+    variant: str | None = None,
+    *,
+    reproducible: bool = False,
 ) -> Iterator[LookupQuery]:
     """Yield a query of the current files, whose answer is not cached."""
     lookup_cache.refresh()
     _await_server(db)
     with lookup_cache.reading() as view_of:
-        yield LookupQuery(text, device, db, variant, view_of)
+        yield LookupQuery(text, device, db, variant, view_of, reproducible=reproducible)
 
 
 def generation() -> int:
@@ -292,7 +320,7 @@ class LookupCache:
         self.asked: dict[Any, Answer] = {}
         """By all arguments of `lookup`."""
         self.answers: dict[Any, Answer] = {}
-        """By workload, target, database, variant and strictness."""
+        """By workload, target, database, variant, strictness and reproducibility."""
         self.views: dict[Path, AnswerReader] = {}
         self.warned: dict[tuple[str, ...], None] = {}
         """Lookups that have warned."""
@@ -402,11 +430,12 @@ def _lookup(
     strict: bool = False,
     quiet: bool = False,
     wait_s: float = lookup_index.SERVER_S,
+    reproducible: bool = False,
 ) -> Answer:
     _await_server(db, wait_s)
     with lookup_cache.reading() as view_of:
-        question = LookupQuery(text, device, db, variant, view_of)
-        asked = (text, question.target, question.location, variant, strict)
+        question = LookupQuery(text, device, db, variant, view_of, reproducible=reproducible)
+        asked = (text, question.target, question.location, variant, strict, reproducible)
         answer = lookup_cache.answers.get(asked)
         if answer is None:
             answer = question.answer(strict=strict)

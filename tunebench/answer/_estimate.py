@@ -7,6 +7,7 @@ predictions for here and there. Errors of the model that both predictions share 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ def best_neighbour(
     variant: str | None,
     *,
     here: bool,
+    accepts: Callable[[str, Config], bool] = lambda variant, config: True,
 ) -> Answer | None:
     """Return the best answer from measurements of near workloads; None if none can be used.
 
@@ -83,14 +85,16 @@ def best_neighbour(
         views: Databases, by priority.
         variant: Key of the only variant to consider.
         here: Use only this architecture (True), or only others (False).
+        accepts: Whether a configuration of a variant, by its key, may be used.
 
     Raises:
         DatabaseError: if a database cannot be read.
     """
     near = [(view, *entry) for view in views for entry in _comparable_workloads(workload, view)]
     near.sort(key=lambda entry: entry[1])
-    neighbours = list(_neighbour_records(workload, device, target, near, variant, here=here))
-    best = min(neighbours, key=lambda candidate: candidate.rank, default=None)
+    neighbours = _neighbour_records(workload, device, target, near, variant, here=here)
+    usable = (record for record in neighbours if accepts(record.row.variant, record.row.config))
+    best = min(usable, key=lambda candidate: candidate.rank, default=None)
     return None if best is None else _answer(workload, target, best, here=here)
 
 
@@ -101,6 +105,7 @@ def predicted_answer(
     database: str,
     *,
     is_wrong: Callable[[str, Config], bool] = lambda variant, config: False,
+    accepts: Callable[[str, Config], bool] = lambda variant, config: True,
 ) -> Answer | None:
     """Return the configuration with the shortest predicted time (see `PredictedSpace.unmeasured`).
 
@@ -111,6 +116,8 @@ def predicted_answer(
         database: Name of the database, for the answer.
         is_wrong: Whether a configuration of a variant, by its key, had a wrong result. A default is returned
             then; None if those of all variants are wrong, too.
+        accepts: Whether a configuration of a variant, by its key, may be used. The fastest accepted one of
+            each variant is considered.
 
     Raises:
         InputError: if no variant supports the workload on the device; the message lists the reasons.
@@ -138,12 +145,21 @@ def predicted_answer(
     rows = [
         (space, row)
         for space in spaces
-        for row in dict.fromkeys((space.unmeasured(), space.default_row))
-        if row is not None and not is_wrong(space.variant.key, space.table.config(row))
+        for row in _rows_to_use(space, accepts)
+        if not is_wrong(space.variant.key, space.table.config(row))
     ]
     if not rows:
         return None
     return _unmeasured(*min(rows, key=lambda pair: pair[0].predicted_us(pair[1])), database)
+
+
+def _rows_to_use(space: PredictedSpace, accepts: Callable[[str, Config], bool]) -> list[int]:
+    """Return the row to use unmeasured and that of the default, or else the fastest accepted row."""
+    is_accepted = lambda row: accepts(space.variant.key, space.table.config(row))  # noqa: E731
+    usual = [row for row in dict.fromkeys((space.unmeasured(), space.default_row)) if row is not None]
+    accepted = [row for row in usual if is_accepted(row)]
+    fastest_first = map(int, space.times_us.argsort(kind="stable"))
+    return accepted or list(itertools.islice(filter(is_accepted, fastest_first), 1))
 
 
 def _unmeasured(space: PredictedSpace, row: int, database: str) -> Answer:

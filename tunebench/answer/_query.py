@@ -37,6 +37,7 @@ class LookupQuery:
         db: As in `lookup`.
         variant: Key of the only variant to consider.
         view_of: Returns the reader of a file.
+        reproducible: Whether to accept only configurations whose results are the same in every run.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class LookupQuery:
         db: str | Path | None,
         variant: str | None,
         view_of: Callable[[Path, Location], AnswerReader],
+        *,
+        reproducible: bool = False,
     ) -> None:
-        self.text, self.variant = text, variant
+        self.text, self.variant, self.reproducible = text, variant, reproducible
         self.location = locate(db)
         self.target = lookup_target(device)
         self._given, self._db, self._view_of = device, db, view_of
@@ -190,18 +193,32 @@ class LookupQuery:
 
         views = self.views if here else list(dict.fromkeys([*self.views, *self._bundled(None)]))
         workload = parse(self.text)
-        return _estimate.best_neighbour(workload, self.device, self.target, views, self.variant, here=here)
+        return _estimate.best_neighbour(
+            workload, self.device, self.target, views, self.variant, here=here, accepts=self._accepts
+        )
 
     def _unmeasured(self) -> Answer | None:
         from tunebench.answer import _estimate
 
         try:
             return _estimate.predicted_answer(
-                parse(self.text), self.device, self.variant, str(self.location), is_wrong=self._is_wrong
+                parse(self.text),
+                self.device,
+                self.variant,
+                str(self.location),
+                is_wrong=self._is_wrong,
+                accepts=self._accepts,
             )
         except InputError as error:
             self._refused["by prediction"] = str(error)
             return None
+
+    def _accepts(self, variant: str, config: Config) -> bool:
+        """Return whether the results of a configuration are as reproducible as this lookup requires."""
+        if not self.reproducible or kernels.variant(variant).is_reproducible(parse(self.text), config):
+            return True
+        self._refused[variant] = f"the results of {variant} depend on the order of atomic additions"
+        return False
 
     def _inferred(self) -> Answer | None:
         """Return the best answer that was not measured for this workload on this architecture."""
@@ -230,8 +247,10 @@ class LookupQuery:
         rows.sort(key=lambda pair: pair[1].device != self.target.key)  # a stable sort
         for view, row in rows:
             reason = reason_invalid(row, self.target, lambda: self.device)
-            if reason is None:
+            if reason is None and self._accepts(row.variant, row.config):
                 return self._answer(view, row)
+            if reason is None:
+                continue
             self._refused[row.variant] = reason
             if row.predicted or row.variant in self._unloaded:
                 continue

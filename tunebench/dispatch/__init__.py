@@ -8,7 +8,14 @@ kernel and torch, and returns the reason. `prefer` changes the preference. `watc
 from __future__ import annotations
 
 from tunebench._deprecation import renamed
-from tunebench.dispatch._preference import PREFERENCES, Preference, prefer, preference, set_preference
+from tunebench.dispatch._preference import (
+    PREFERENCES,
+    Preference,
+    is_deterministic,
+    prefer,
+    preference,
+    set_preference,
+)
 from tunebench.dispatch.binding import bind
 from tunebench.dispatch.choice import Dispatcher, KernelChoice, choose, dispatcher
 from tunebench.dispatch.cpu import CpuKernel, LibraryKernel
@@ -31,6 +38,7 @@ __all__ = [
     "choose",
     "dispatcher",
     "forget",
+    "is_deterministic",
     "prefer",
     "preference",
     "set_preference",

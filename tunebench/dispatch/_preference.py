@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -9,7 +10,7 @@ from typing import Literal, get_args
 
 from tunebench.errors import UnknownName
 
-__all__ = ["PREFERENCES", "Preference", "prefer", "preference", "set_preference"]
+__all__ = ["PREFERENCES", "Preference", "is_deterministic", "prefer", "preference", "set_preference"]
 
 Preference = Literal["faster", "tunebench", "torch"]
 """`faster`: tuned kernels measured to be faster than torch on this device; `tunebench`: tuned kernels
@@ -25,6 +26,12 @@ _here: ContextVar[Preference | None] = ContextVar("tunebench_preference", defaul
 def preference() -> Preference:
     """Return the current preference: that of this context, or else of the process."""
     return _here.get() or _everywhere
+
+
+def is_deterministic() -> bool:
+    """Return whether ``torch.use_deterministic_algorithms`` is set; False in a process without torch."""
+    enabled = getattr(sys.modules.get("torch"), "are_deterministic_algorithms_enabled", None)
+    return enabled is not None and bool(enabled())
 
 
 def set_preference(preferred: Preference) -> None:

@@ -11,7 +11,7 @@ from tunebench.answer import HERE, Answer, lookup_workload, timed
 from tunebench.compile import unavailable
 from tunebench.device import Device
 from tunebench.dispatch import freshness
-from tunebench.dispatch._preference import Preference, preference
+from tunebench.dispatch._preference import Preference, is_deterministic, preference
 from tunebench.dispatch.binding import bind
 from tunebench.dispatch.cpu import forked
 from tunebench.dispatch.kernel import BoundKernel
@@ -61,15 +61,16 @@ def choose(workload: Workload, device: Device, preferred: Preference | None = No
     Returns:
         With `faster`, a tuned kernel only if measurements on this device show that it is faster than torch,
         for this workload or, with a margin, for its neighbours. With `tunebench`, the answer of `lookup`.
-        With `torch`, torch.
+        With `torch`, torch. With ``torch.use_deterministic_algorithms(True)``, no configuration whose results
+        differ from run to run.
     """
-    preferred = preferred or preference()
+    preferred, reproducible = preferred or preference(), is_deterministic()
     if preferred == "torch":
         return KernelChoice(workload=workload, reason="torch is preferred")
     try:
         if preferred == "faster":
-            return _if_faster(workload, timed(workload, device=device))
-        answer = lookup_workload(workload, device=device, quiet=True)
+            return _if_faster(workload, timed(workload, device=device, reproducible=reproducible))
+        answer = lookup_workload(workload, device=device, quiet=True, reproducible=reproducible)
         return _of(workload, answer, f"best known, {answer.how}")
     except LookupMiss as miss:
         return KernelChoice(workload=workload, reason=str(miss))
@@ -115,6 +116,12 @@ class BoundChoice(NamedTuple):
     choice: KernelChoice
     kernel: BoundKernel | None
 
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether equal inputs give equal bits in every run."""
+        kernel = self.kernel
+        return kernel is None or kernel.variant.is_reproducible(kernel.workload, kernel.config)
+
 
 class Dispatcher:
     """Dispatcher of one workload on one device; chooses and binds the kernel at first use.
@@ -131,7 +138,7 @@ class Dispatcher:
 
     def __init__(self, workload: Workload, device: Device, ordinal: int = 0) -> None:
         self.workload, self.device, self.ordinal = workload, device, ordinal
-        self._made: dict[Preference, BoundChoice] = {}
+        self._made: dict[tuple[Preference, bool], BoundChoice] = {}
 
     def bound_choice(self, preferred: Preference | None = None) -> BoundChoice:
         """Return the current choice with its kernel.
@@ -139,20 +146,20 @@ class Dispatcher:
         Args:
             preferred: Overrides the current preference.
         """
-        preferred = preferred or preference()
-        made = self._made.get(preferred)
+        key = (preferred or preference(), is_deterministic())
+        made = self._made.get(key)
         if made is not None and made.generation == freshness.generation():
             return made
-        return self._make(preferred)
+        return self._make(key)
 
-    def _make(self, preferred: Preference) -> BoundChoice:
+    def _make(self, key: tuple[Preference, bool]) -> BoundChoice:
         with _lock:
-            generation, before = freshness.generation(), self._made.get(preferred)
+            generation, before = freshness.generation(), self._made.get(key)
             if before is not None and before.generation == generation:
                 return before  # another thread has bound it meanwhile
-            choice = choose(self.workload, self.device, preferred)
+            choice = choose(self.workload, self.device, key[0])
             made = BoundChoice(generation, *self._bound(choice, before))
-            self._made[preferred] = made
+            self._made[key] = made
             return made
 
     def _bound(

@@ -10,7 +10,7 @@ from typing import Literal
 from tunebench.answer import HERE, Answer, recorded
 from tunebench.bound import dram_us
 from tunebench.device import Device
-from tunebench.dispatch import Preference
+from tunebench.dispatch import Preference, is_deterministic
 from tunebench.errors import DatabaseError, InputError, LookupMiss
 from tunebench.explanation import Forecaster
 from tunebench.graph.group import FusedGroup
@@ -234,7 +234,7 @@ class Prices:
         """Return the measured answer of exactly this workload on this device, or None."""
         self._asked.add(text)
         try:
-            answer = recorded(text, device=self.device)
+            answer = recorded(text, device=self.device, reproducible=is_deterministic())
         except (DatabaseError, LookupMiss):
             return None
         return answer if answer is not None and answer.how in HERE else None

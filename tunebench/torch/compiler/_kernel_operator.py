@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tunebench.dispatch import BoundKernel, LibraryKernel, dispatcher
+from tunebench.dispatch import BoundKernel, LibraryKernel, dispatcher, is_deterministic
 from tunebench.dispatch.choice import BoundChoice
 from tunebench.dispatch.cpu import SharedCpuKernel
 from tunebench.dispatch.watch import is_watched
@@ -169,7 +169,7 @@ class _KernelCall:
         """Return the dispatcher's new choice, or the previous one if the new one must not run."""
         before, kernel = self._made, made.kernel
         if kernel is None:  # for example because the database was deleted
-            if before is None:
+            if before is None or (is_deterministic() and not before.is_reproducible):
                 reason = f"no kernel runs {self._dispatcher.workload}: {made.choice.reason}"
                 raise InputError(f"{reason}; compile the model again")
             return before

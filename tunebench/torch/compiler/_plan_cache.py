@@ -22,7 +22,7 @@ from tunebench._environment import cache_folder
 from tunebench._private_file import create_folder, forget_unused, read_private, write_private
 from tunebench.answer import answers_state, records_state
 from tunebench.device import Device
-from tunebench.dispatch import KernelChoice, dispatcher
+from tunebench.dispatch import KernelChoice, dispatcher, is_deterministic
 from tunebench.dispatch.choice import BoundChoice
 from tunebench.errors import TunebenchError
 from tunebench.torch.compiler.graph_key import graph_key
@@ -220,11 +220,15 @@ class PlanKey:
         records = self.records()
         if records and stored["records"] == records:
             return True
-        if not records or answers_state(stored["asked"], self.device) != stored["answers"]:
+        if not records or self._answers(stored["asked"]) != stored["answers"]:
             return False
         with contextlib.suppress(OSError):  # a folder that cannot be written: the next process asks again
             write_private(path, json.dumps({**stored, "records": records}).encode())
         return True
+
+    def _answers(self, asked: Sequence[str]) -> str:
+        """Return a hash of the stored answers of workloads; deterministic algorithms exclude some."""
+        return answers_state(asked, self.device, reproducible=is_deterministic())
 
     def remember(
         self,
@@ -251,7 +255,7 @@ class PlanKey:
             stored: Mapping[str, Any] = {
                 "records": records,
                 "asked": asked,
-                "answers": answers_state(asked, self.device),
+                "answers": self._answers(asked),
                 "compiled_as": compiled_as,
                 "groups": [dataclasses.asdict(group) for group in groups],
                 "race": dataclasses.asdict(race),

@@ -38,6 +38,7 @@ def graph_key(module: fx.GraphModule, inputs: Sequence[Any], device: Device, mod
     parts = (
         *(__version__, source_hash(), torch.__version__, device.key, mode, *loaded_files()),
         *(str(torch.is_grad_enabled()), str(torch.is_autocast_enabled(_type_of(inputs)))),
+        str(torch.are_deterministic_algorithms_enabled()),
         str(torch.get_num_threads()) if device.kind == "cpu" else "",
         *(part.code for part in modules),
         *map(_described, inputs),
