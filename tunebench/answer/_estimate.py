@@ -155,11 +155,13 @@ def predicted_answer(
 
 def _rows_to_use(space: PredictedSpace, accepts: Callable[[str, Config], bool]) -> list[int]:
     """Return the row to use unmeasured and that of the default, or else the fastest accepted row."""
-    is_accepted = lambda row: accepts(space.variant.key, space.table.config(row))  # noqa: E731
     usual = [row for row in dict.fromkeys((space.unmeasured(), space.default_row)) if row is not None]
-    accepted = [row for row in usual if is_accepted(row)]
     fastest_first = map(int, space.times_us.argsort(kind="stable"))
-    return accepted or list(itertools.islice(filter(is_accepted, fastest_first), 1))
+
+    def accepted(rows: Iterable[int]) -> Iterator[int]:
+        return (row for row in rows if accepts(space.variant.key, space.table.config(row)))
+
+    return list(accepted(usual)) or list(itertools.islice(accepted(fastest_first), 1))
 
 
 def _unmeasured(space: PredictedSpace, row: int, database: str) -> Answer:
