@@ -98,6 +98,9 @@ wait for its tests without end."""
 BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 """Environment in which hundreds of processes that tests start compile the package once."""
 
+INSTALLED = "TUNEBENCH_INSTALLED" in os.environ
+"""Whether an earlier run with the same sources has installed what the sessions of tests need."""
+
 SOURCES = ["tunebench", "kernels", "workloads", "db", "tests", "benchmarks", "docs", "noxfile.py", "setup.py"]
 
 
@@ -120,20 +123,21 @@ def quick(session: nox.Session) -> None:
         "-m",
         f"not ({left_out})",
         *session.posargs,
+        env=BYTECODE,
     )
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests; those with a missing requirement (GPU, g++, PostgreSQL) are skipped with the reason."""
-    session.install("--no-compile", *TORCH)  # by pip, which takes the build that a machine is set up for
-    _install(session, "-e", ".[cuda,postgres,cluster,dashboard,dev,docs,triton]", *FRAMEWORKS)
+    _install(session, "-e", ".[cuda,postgres,cluster,dashboard,dev,docs,triton]", *FRAMEWORKS, torch=True)
+    nvrtc = _install_nvrtc(session, NVRTC)
     session.run("pytest", *PARALLEL, *_passed(), "--processor-time=40", *session.posargs, env=BYTECODE)
     if all(argument.startswith("--") for argument in session.posargs):
         # Code for tensor cores is what compilers have been seen to treat differently. No test waits: a third
         # process would only import the modules once more.
         tensor_cores = ("-k", "test_default_compiles_without_problems and mma", "--numprocesses=2")
-        _run_with_nvrtc(session, NVRTC, "pytest", *PARALLEL, *tensor_cores, "tests/compile/test_defaults.py")
+        _run_with_nvrtc(session, nvrtc, "pytest", *PARALLEL, *tensor_cores, "tests/compile/test_defaults.py")
 
 
 @nox.session
@@ -142,13 +146,13 @@ def exhaustive(session: nox.Session) -> None:
 
     Run it before a release, and commit what it writes: tests, failures and seconds by file.
     """
-    session.install("--no-compile", *TORCH)
-    _install(session, "-e", ".[cuda,postgres,cluster,dashboard,dev,docs]", *FRAMEWORKS)
+    _install(session, "-e", ".[cuda,postgres,cluster,dashboard,dev,docs]", *FRAMEWORKS, torch=True)
     report = Path(session.create_tmp(), "tests.xml").resolve()
     sweeps = ("--exhaustive", "--every-sample", "--configs=5", f"--junitxml={report}")
     session.run("pytest", *PARALLEL, *sweeps, *session.posargs, env=BYTECODE, success_codes=[0, 1])
     if not session.posargs:
-        _run_with_nvrtc(session, NVRTC, "pytest", *PARALLEL, "--exhaustive", "tests/compile/test_defaults.py")
+        nvrtc = _install_nvrtc(session, NVRTC)
+        _run_with_nvrtc(session, nvrtc, "pytest", *PARALLEL, "--exhaustive", "tests/compile/test_defaults.py")
     result = Path("benchmarks", "results", "exhaustive", "tests.json")
     session.run("python", "-m", "tests.summary", str(report), str(result))
 
@@ -158,8 +162,15 @@ def _passed() -> tuple[str, ...]:
     return tuple(f"--passed={path}" for path in filter(None, [os.environ.get("TUNEBENCH_PASSED_TESTS")]))
 
 
-def _install(session: nox.Session, *requirements: str) -> None:
-    """Install requirements by uv, which takes a fifth of pip's processor time, or by pip if uv cannot."""
+def _install(session: nox.Session, *requirements: str, torch: bool = False) -> None:
+    """Install requirements by uv, which takes a fifth of pip's processor time, or by pip if uv cannot.
+
+    PyTorch comes by pip, which takes the build that a machine is set up for.
+    """
+    if INSTALLED:
+        return
+    if torch:
+        session.install("--no-compile", *TORCH)
     session.install("uv")
     try:
         session.run_install("uv", "pip", "install", "--quiet", "--system-certs", *requirements)
@@ -167,11 +178,16 @@ def _install(session: nox.Session, *requirements: str) -> None:
         session.install(*requirements)
 
 
-def _run_with_nvrtc(session: nox.Session, version: str, *command: str) -> None:
-    """Run a command with a version of NVRTC that is installed beside that of the session's environment."""
+def _install_nvrtc(session: nox.Session, version: str) -> Path:
+    """Return a folder with a version of NVRTC, beside that of the session's environment."""
     folder = Path(session.create_tmp(), f"nvrtc-{version}").resolve()
     if not folder.exists():
         session.install("--no-deps", "--target", str(folder), f"nvidia-cuda-nvrtc=={version}")
+    return folder
+
+
+def _run_with_nvrtc(session: nox.Session, folder: Path, *command: str) -> None:
+    """Run a command with the NVRTC in a folder."""
     # The bindings use a library that is loaded already; its metadata come first on the path.
     libraries = folder / "nvidia" / "cu13" / "lib"
     first = {"LD_PRELOAD": libraries / "libnvrtc.so.13", "LD_LIBRARY_PATH": libraries, "PYTHONPATH": folder}
@@ -237,8 +253,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation site into site/ with executed notebooks, and run every example of docs/."""
-    session.install("--no-compile", *TORCH)
-    _install(session, "-e", ".[cuda,dev,docs,torch]")
+    _install(session, "-e", ".[cuda,dev,docs,torch]", torch=True)
     environment = {"NO_MKDOCS_2_WARNING": "1", "TUNEBENCH_EXECUTE_NOTEBOOKS": "true"}
     session.run("mkdocs", "build", env=environment)
     session.run("pytest", "tests/docs", *session.posargs)

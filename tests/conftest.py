@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.fork_server import WORKER_MODULES, ForkServer, Programs, fork_workers
+from tests.fork_server import COLLECTION, WORKER_MODULES, ForkServer, Programs, fork_workers
 from tests.support import REQUIREMENTS, missing
 from tunebench import kernels
 from tunebench.device import local_cpu
@@ -125,6 +125,7 @@ LONGEST = (
     "tuning/test_tuning.py",
     "kernels/test_gemm_wgmma.py",
     "tuning/test_user_code_limits.py",
+    "training/pipeline_runtime/test_pipelined_model.py",
     "kernels/test_costs.py",
     "kernels/test_row_edges.py",
     "db/test_faults.py",
@@ -160,6 +161,8 @@ LONGEST = (
     "gpu/test_gpu_acceptance.py",
     "vocabulary/test_bound_measured.py",
     "measure/test_cuda_libraries.py",
+    "measure/test_device_arrays.py",
+    "training/fitting/test_distributed.py",
     "testing/test_contracts.py",
     "training/cluster/test_stage_time.py",
     "kernels/test_conv_wgmma.py",
@@ -284,6 +287,7 @@ def pytest_collection_finish() -> None:
     _spare_diagnoses_of_torch()
     gc.collect()
     gc.freeze()  # modules and tests: to visit them again and again takes a fifth of Numba's time
+    gc.set_threshold(*COLLECTION)
 
 
 def _spare_diagnoses_of_torch() -> None:

@@ -31,7 +31,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, NoReturn
 
-__all__ = ["WORKER_MODULES", "Fork", "ForkServer", "Programs", "fork_workers", "main", "warm_numba"]
+__all__ = [
+    "COLLECTION",
+    "WORKER_MODULES",
+    "Fork",
+    "ForkServer",
+    "Programs",
+    "fork_workers",
+    "main",
+    "warm_numba",
+]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -41,6 +50,10 @@ WORKER_MODULES = (
     *("tunebench.measure.worker", "tunebench.measure.cpu", "tunebench.measure.offline"),
 )
 """Modules that worker processes of every kind, or of most kinds, import."""
+
+COLLECTION = (10_000, 20, 20)
+"""Thresholds of garbage collection. With Python's own, a full collection visits the modules that tests import
+and the caches of compilers after every few thousand new objects, a tenth of the time of a compilation."""
 
 _MESSAGE_BYTES = 1 << 20
 _STREAMS = 3
@@ -226,6 +239,7 @@ def _serve(connection: socket.socket) -> NoReturn:
         raise RuntimeError(f"a fork server has one thread: {threading.enumerate()}")
     gc.collect()
     gc.freeze()  # a collection in a fork would copy the pages of all objects
+    gc.set_threshold(*COLLECTION)
     while True:
         message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 64)
         if not message:

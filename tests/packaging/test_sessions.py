@@ -159,7 +159,7 @@ class GpuSession:
     def run_install(self, *arguments: str) -> None:
         self.commands.append(arguments)
 
-    def run(self, *arguments: str, silent: bool = False) -> str:
+    def run(self, *arguments: str, silent: bool = False, env: dict[str, str] | None = None) -> str:
         self.commands.append(arguments)
         return json.dumps([{"architecture": "sm_90", "known": "here"}])
 
