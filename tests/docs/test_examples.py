@@ -13,7 +13,8 @@ The language of a fenced block decides how it is run:
 The blocks of a page share a folder and a database. Pages share only the cache of compiled kernels, that of
 all tests. A line that is only a `tunebench` command runs in a fork of a process that has imported the
 commands, and a program in a fork of one that has imported the packages that most programs import
-(tests/fork_server.py); bash runs every other line. A search runs `MOST_TRIALS`, whatever the page shows.
+(tests/fork_server.py), as are the processes of a program that `torch.distributed.run` starts; bash runs every
+other line. A search runs `MOST_TRIALS`, whatever the page shows.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ import importlib.util
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -77,6 +81,11 @@ def commands(body: str) -> list[tuple[str, str]]:
 TORCH_MODULES = ("torch", "torch._dynamo", "torch._functorch.aot_autograd")
 """Modules that most programs with torch import."""
 
+LAUNCHER = re.compile(
+    r"(?:OMP_NUM_THREADS=1 )?python -m torch\.distributed\.run --standalone --nproc-per-node=(\d+) (\S+)"
+)
+"""Command that starts a program in several processes; `tests/torch/test_ddp.py` runs the launcher itself."""
+
 SHELL_PUNCTUATION = "|&;<>()*?~"
 """Characters that mean something to bash outside of quotes, besides `$`, `#` and the backquote."""
 
@@ -114,6 +123,8 @@ class Processes:
 
     def run_line(self, line: str, folder: Path) -> str:
         """Run a line of a console block and return what it prints on stdout."""
+        if HAS_FORK and (launched := LAUNCHER.fullmatch(line)):
+            return self.run_ranks(folder / launched[2], int(launched[1]))
         words = shlex.split(line)
         if words[0] != "tunebench" or not HAS_FORK or has_shell_syntax(line):
             return run(["bash", "-c", line], folder)
@@ -129,6 +140,21 @@ class Processes:
         else:
             server = self.torch_programs if torch else self.programs
             run_fork(server, "run_program", [str(program)], program.parent)
+
+    def run_ranks(self, program: Path, ranks: int) -> str:
+        """Run a program in several processes that find one another, and return what they print."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        shared |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+
+        def run_rank(rank: int) -> str:
+            variables = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            return run_fork(self.torch_programs, "run_program", [str(program)], program.parent, variables)
+
+        with ThreadPoolExecutor(ranks) as executor:
+            return "".join(executor.map(run_rank, range(ranks)))
 
     def close(self) -> None:
         for server in reversed(vars(self).values()):
@@ -172,14 +198,20 @@ def run(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
-def run_fork(server: ForkServer, function: str, arguments: list[str], folder: Path) -> str:
+def run_fork(
+    server: ForkServer,
+    function: str,
+    arguments: list[str],
+    folder: Path,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """Call a function of tests/docs/example_process.py in a fork; return what it prints on stdout."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors, open(os.devnull) as nothing:
         process = server.launch(
             f"tests.docs.example_process:{function}",
             *arguments,
             folder=folder,
-            environment=environment_of(folder),
+            environment={**environment_of(folder), **variables},
             streams=[stream.fileno() for stream in (nothing, output, errors)],
         )
         try:

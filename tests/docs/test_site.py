@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
+from html import unescape
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -20,19 +21,29 @@ pytest.importorskip("mkdocs", reason="the extra `docs` is not installed")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Links(HTMLParser):
+SCRIPT = re.compile(r"(<script\b[^>]*>).*?</script>", re.DOTALL)
+TAG = re.compile(r"<[a-zA-Z][^>]*>")
+ATTRIBUTE = re.compile(r"""\s(id|name|href|src)=(?:"([^"]*)"|'([^']*)'|([^\s>"']+))""")
+
+
+class Links:
     """The anchors of a page, and the addresses that it refers to."""
 
     def __init__(self, page: Path) -> None:
-        super().__init__()
         self.anchors: set[str] = set()
-        self.targets: list[str] = []
-        self.feed(page.read_text(encoding="utf-8"))
+        self.targets: set[str] = set()
+        text = SCRIPT.sub(r"\1", page.read_text(encoding="utf-8"))
+        for name, *values in ATTRIBUTE.findall("".join(TAG.findall(text))):
+            addresses = self.anchors if name in ("id", "name") else self.targets
+            addresses.add(unescape("".join(values)))
+        self.targets.discard("")
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        attributes = dict(attrs)
-        self.anchors |= {name for name in (attributes.get("id"), attributes.get("name")) if name}
-        self.targets += [target for target in (attributes.get("href"), attributes.get("src")) if target]
+
+@functools.cache
+def target_page(folder: Path, path: str) -> Path:
+    """Return the file that an address means on the pages of a folder."""
+    target = (folder / path).resolve()
+    return target / "index.html" if target.is_dir() else target
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +64,8 @@ def test_every_link_within_the_site_has_a_target(site: Path) -> None:
             if re.match(r"[a-z]+:|//", target) or page.name == "404.html":
                 continue
             path, _, anchor = unquote(target).partition("#")
-            target_page = (page.parent / path).resolve() if path else page
-            target_page = target_page / "index.html" if target_page.is_dir() else target_page
-            if not target_page.exists() or (
-                anchor and target_page in pages and anchor not in pages[target_page].anchors
-            ):
+            linked = target_page(page.parent, path) if path else page
+            if not linked.exists() or (anchor and linked in pages and anchor not in pages[linked].anchors):
                 broken.append((str(page.relative_to(site)), target))
     assert len(pages) > 100
     assert not broken
