@@ -17,9 +17,11 @@ from tunebench import device as devices
 from tunebench.forecast.network import predict_network
 from tunebench.training.cluster import ClusterPlan, ClusterSearch, PricedPlan, TrainingCluster, TrainingJob
 from tunebench.training.cluster.storage import StorageLayout, StorageTimes
+from tunebench.training.steps.step import Parallelism, predict_step
 from tunebench.workloads.networks import Network, NetworkRun, from_config, network
 
 H100 = "16 x h100-sxm"
+V100 = devices.find("v100-sxm2")
 STORED = "host 2TB 400, nvme 30TB 25/12"
 
 
@@ -66,6 +68,7 @@ def main() -> None:
     _print_cases()
     _print_updates()
     _print_offloading()
+    _print_sharding()
     _print_without_offloading()
     _print_fsdp()
 
@@ -218,6 +221,38 @@ def _print_offloading() -> None:
         )
 
 
+def _print_sharding() -> None:
+    """Print steps of 1T with full sharding alone, by the way in which parameters are gathered."""
+    print(
+        "\n### The same step with full sharding alone\n\n"
+        "DeepSpeed gathered parameters by lists, each matrix while nothing else runs, until pull requests "
+        "1188 and 1453, after these papers: steps of ZeRO-3 in "
+        "[sc21_table2.csv](predict/training.md#sc21_table2csv-zero-3-of-deepspeed-in-2021) show it. TFLOPS "
+        "with recomputation; published: over 49. Nothing is fitted; states are on the devices, without the "
+        "update in host memory. Sequences in a micro-batch are assumed.\n"
+    )
+    print(
+        "| sequences in a micro-batch | gathered a layer ahead: tuned | typical | by lists: tuned "
+        "| typical |\n|---|---|---|---|---|"
+    )
+    network = gpt("gpt-1t", 128, 25600, 160, 1024)
+    links = TrainingCluster.parse("512 x v100-sxm2, 16 a node, 32GB, nvlink2, net-50").links
+    flops = TrainingJob(network=network, batch=2560, seq=1024, dtype="f16", flash=False).model_flops * 4 / 3
+    run = NetworkRun(
+        batch=2560, seq=1024, mode="train", dtype="f16", optimizer="adamw", stack="megatron", recompute="full"
+    )
+    ahead = Parallelism(data=128, tensor=4, sharding="full", tensor_overlap=False)
+    for count in (4, 1):
+        ways = (replace(ahead, microbatches=count, gathering=gathering) for gathering in ("ahead", "lists"))
+        seconds = [
+            predict_step(network, V100, replace(run, stack=stack), links, way).time_us / 1e6
+            for way in ways
+            for stack in ("megatron", "megatron@2022")
+        ]
+        figures = " | ".join(f"{flops / time_s / 1e12 / 512:.0f}" for time_s in seconds)
+        print(f"| {2560 // 128 // count} | {figures} |")
+
+
 def _llama(name: str, layers: int, ffn: int, heads_k: int) -> Network:
     sizes = {
         "num_hidden_layers": layers,
@@ -246,14 +281,13 @@ def _print_without_offloading() -> None:
         "GPT-2 of 40 layers of width 1536 (arXiv 1909.08053), 8 sequences of 1024 tokens, with "
         "recomputation: 1,288 ms at 62.4 TFLOPS, and 39 TFLOPS before (nv-adlr.github.io/MegatronLMV1). So "
         "these FLOPs, 80 TFLOP in a step, do count recomputation: there are 66 without. Nothing is fitted. "
-        "The version of the paper is predicted 1.2 times too fast as a typical program. If ZeRO-Infinity "
-        "counts in the same way, about 1.4 of its factor of 1.6 belongs to storage and sharding.\n"
+        "The version of the paper is predicted 1.2 times too fast as a typical program.\n"
     )
     print("| Megatron-LM | published step, s | predicted, tuned | predicted, typical |\n|---|---|---|---|")
-    v100, net = devices.find("v100-sxm2"), gpt("gpt-1.2b", 40, 1536, 16, 1024)
+    net = gpt("gpt-1.2b", 40, 1536, 16, 1024)
     sizes = NetworkRun(batch=8, seq=1024, mode="train", dtype="f16", optimizer="adamw", recompute="full")
     tuned, typical = (
-        predict_network(net, v100, replace(sizes, stack="megatron@2022", tuning=tuning)).time_us / 1e6
+        predict_network(net, V100, replace(sizes, stack="megatron@2022", tuning=tuning)).time_us / 1e6
         for tuning in ("tuned", "typical")
     )
     for version, seconds in WITHOUT_OFFLOADING.items():

@@ -106,6 +106,7 @@ def predicted_step(row: dict[str, Any], data: dict[str, Any]) -> PublishedStep:
         fp8=row.get("fp8", "none"),
         wide_gradients=row.get("f32_gradients", False),
         attention=row.get("attention", "default"),
+        launch_blocking=row.get("launch_blocking", False),
     )
     parallelism = Parallelism(
         data=copies,

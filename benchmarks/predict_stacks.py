@@ -123,6 +123,11 @@ def _row(population: str, source: str, part: str, measured_s: float, prediction:
 
 
 def _grid_step(row: Mapping[str, str]) -> StepPrediction:
+    """Return the prediction of a row of the grid.
+
+    Source of `launch_blocking`: bigscience-workshop/bigscience, `train/tr11-176B-ml/chronicles-prequel.md`:
+    runs on 320 GPUs hung without it.
+    """
     names = ("layers", "hidden", "heads", "seq", "vocab")
     network = gpt(row["id"], *(int(row[name]) for name in names))
     gpus, copies, microbatch = int(row["gpus"]), int(row["dp"]), int(row["micro_batch"])
@@ -137,6 +142,7 @@ def _grid_step(row: Mapping[str, str]) -> StepPrediction:
         optimizer="adamw",
         stack="megatron@2022",
         recompute="full",
+        launch_blocking=True,
     )
     division = Parallelism(
         data=copies,

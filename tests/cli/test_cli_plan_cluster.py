@@ -177,7 +177,7 @@ def test_measured_steps_move_plans(run_text: Run, run_json: Run, run_refused: Ru
     text = run_text(*few, "--calibrate", str(path))
     assert "calibrated: 1 measured step took" in text
     assert "90 % interval of the best step" in text
-    assert "software, in all times: megatron@2022, typical: 1.18" in run_text(
+    assert "software, in all times: megatron@2022, typical: 1.16" in run_text(
         *few, "--stack", "megatron@2022"
     )
     path.write_text("[[step]]\nbatch = 16\n")

@@ -466,10 +466,10 @@ def test_measured_steps_move_a_prediction(run_text: Run, run_json: Run, tmp_path
     path.write_text("batch = 8\n[[step]]\ntime_s = 0.05\ndata = 2\n")
     command = ["predict", "--model", "gpt2", "--batch", "8", "--seq", "512", "--training", "--dtype", "bf16"]
     command += ["--stack", "megatron@2022", "--data", "4", "--device", "a100-80-sxm"]
-    assert "megatron@2022, typical: 1.18 times what is modelled" in run_text(*command)
+    assert "megatron@2022, typical: 1.16 times what is modelled" in run_text(*command)
     assert "1 measured step took" in run_text(*command, "--calibrate", str(path))
     (before,), (after,) = run_json(*command), run_json(*command, "--calibrate", str(path))
     (ratio,) = after["calibration"]["measured_over_modelled"]
     assert before["calibration"] is None
-    assert (after["time_us"] > before["time_us"]) == (ratio > 1.18)
+    assert (after["time_us"] > before["time_us"]) == (ratio > 1.16)
     assert after["high_us"] / after["low_us"] < before["high_us"] / before["low_us"]

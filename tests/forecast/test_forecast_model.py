@@ -109,10 +109,12 @@ def test_intervals_widen_with_distance(share: float, low: float, high: float) ->
     assert blend.near == (share < 1)
 
 
-def test_interval_of_another_board_is_wider_than_that_of_the_measured_one() -> None:
+@pytest.mark.parametrize(("skill", "share"), [("norm", 0.1), ("decode attention", 0.15)])
+def test_interval_of_another_board_is_wider_than_that_of_the_measured_one(skill: Any, share: float) -> None:
     on = dataclasses.replace(A100, dram_gb_s=A100.dram_gb_s * 1.01)
-    blend = model(knowing(A100, 0.3)).blend("norm", roofline_of(0.0), on, "bf16")
-    assert np.log(blend.low_us / blend.us) == pytest.approx(-0.1 - 0.4 * of_model.BOARD_SHARE)
+    forecast = ForecastModel({skill: (knowing(A100, 0.3),)}, {skill: of_model.Spread(-0.5, 1.0)})
+    blend = forecast.blend(skill, roofline_of(0.0), on, "bf16")
+    assert np.log(blend.low_us / blend.us) == pytest.approx(-0.1 - 0.4 * share)
 
 
 @pytest.mark.parametrize(("skill", "rates_count"), [("norm", True), ("grouped product", False)])

@@ -273,6 +273,13 @@ class ModelRequest:
         bool,
         typer.Option("--cuda-graphs", help="Launch kernels as CUDA graphs, without host time for each."),
     ] = False
+    launch_blocking: Annotated[
+        bool,
+        typer.Option(
+            "--launch-blocking",
+            help="Each launch waits until its kernel has ended, as with CUDA_LAUNCH_BLOCKING=1.",
+        ),
+    ] = False
     nodes: Annotated[
         int | None,
         typer.Option(
@@ -375,6 +382,7 @@ class ModelRequest:
             recompute_layers=self.recompute_layers,
             wide_gradients=self.f32_gradients,
             cuda_graphs=self.cuda_graphs,
+            launch_blocking=self.launch_blocking,
             context_gather=self.context_gather,
             optimizer=optimizer,
             expert_load=self.expert_load,

@@ -37,6 +37,7 @@ __all__ = [
     "predict_kernels",
     "predict_network",
     "predict_operations",
+    "queued_us",
     "require_fp8",
 ]
 
@@ -354,9 +355,8 @@ def predict_kernels(
     host = host_us_per_launch * host_launches(times)
     bound = sum(operation_time.bound_us for operation_time in times)
     less, more = interval_widths(times)
-    # Launches are asynchronous: host and device overlap, and the step takes as long as the slower of both.
-    time = max(busy, host, bound)
-    if host > busy:
+    time = max(queued_us(run, busy, host), bound)
+    if host > busy or run.launch_blocking:
         # The errors of host and kernels are independent.
         host_less, host_more = _host_errors(host_us_per_launch)
         less, more = math.hypot(less, host_less * host), math.hypot(more, host_more * host)
@@ -371,6 +371,20 @@ def predict_kernels(
         host_us=host,
         operations=times,
     )
+
+
+def queued_us(run: NetworkRun, device_us: float, host_us: float) -> float:
+    """Return the time of a queue of kernels with their launches.
+
+    Launches are asynchronous: host and device overlap, and the slower of both counts, unless each launch
+    waits for its kernel.
+
+    Args:
+        run: How the network runs.
+        device_us: Time of the kernels.
+        host_us: Time of the host to launch them.
+    """
+    return device_us + host_us if run.launch_blocking else max(device_us, host_us)
 
 
 def host_launches(times: Iterable[OperationTime]) -> float:

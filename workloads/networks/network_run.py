@@ -161,6 +161,8 @@ class NetworkRun(LayerDivision, LayerExecution):
         recompute_layers: Layers of the device, counted from the first one, whose whole forward pass runs
             again with `recompute="full"`; None for all.
         cuda_graphs: Whether the kernels are launched as captured CUDA graphs, without host time for each.
+        launch_blocking: Whether each launch waits until its kernel has ended (`CUDA_LAUNCH_BLOCKING=1`), so
+            that times of the host and of the device add up.
         expert_load: Tokens of the busiest device of expert parallelism, relative to the mean. The other
             devices wait for it.
         attention: Implementation of attention in one kernel, such as ``"flash-attention-2"``, ``"cudnn"`` or
@@ -183,6 +185,7 @@ class NetworkRun(LayerDivision, LayerExecution):
     wide_gradients: bool = False
     recompute_layers: int | None = None
     cuda_graphs: bool = False
+    launch_blocking: bool = False
     expert_load: float = 1.0
     attention: str = "default"
     tuning: str = ""

@@ -447,6 +447,11 @@ def test_copies_that_share_more_update_less_and_communicate_more() -> None:
     assert max(stage.optimizer.us for stage in (states, gradients, full)) < none.optimizer.us / 2
     assert states.gradients.us > 0 == full.gradients.us
     assert full.sums_forward.us > none.sums_forward.us == 0
+    # DeepSpeed sums whole gradients where only states are sharded.
+    deepspeed = dataclasses.replace(MEGATRON, stack="megatron@2022")
+    whole = predict_step(GPT, A100, deepspeed, NODE, Parallelism(data=8, sharding="optimizer")).stages[0]
+    assert whole.copies.gradients.total == none.copies.gradients.total
+    assert whole.copies.gathered.total == states.copies.gathered.total
     slow = dataclasses.replace(NODE, inside=dataclasses.replace(NVLINK, gb_s=10))
     # gathered twice, and reduced once
     assert gpt_us(cluster=slow, data=8, sharding="full") > 1.2 * gpt_us(cluster=slow, data=8)
@@ -490,12 +495,17 @@ def test_some_layers_are_computed_again() -> None:
     assert times[1] - times[0] == pytest.approx((times[2] - times[0]) / 3, rel=1e-3)
 
 
-def test_host_time_is_that_of_launches_and_graphs_have_none() -> None:
+def test_host_time_is_that_of_launches_and_adds_up_if_they_block_and_graphs_have_none() -> None:
     small = dataclasses.replace(MEGATRON, batch=1, seq=128)
-    bound = predict_step(GPT, A100, small, NODE, Parallelism(tensor=4))
-    graphs = predict_step(
-        GPT, A100, dataclasses.replace(small, cuda_graphs=True), NODE, Parallelism(tensor=4)
+    bound, graphs, blocking = (
+        predict_step(GPT, A100, dataclasses.replace(small, **changes), NODE, Parallelism(tensor=4))
+        for changes in ({}, {"cuda_graphs": True}, {"launch_blocking": True})
     )
+    kernels = blocking.stages[0].kernels
+    assert blocking.compute.us == pytest.approx(kernels.time_us)
+    assert kernels.time_us == pytest.approx(kernels.device_us + kernels.host_us)
+    # Collectives hide behind the host only while the device waits for it.
+    assert blocking.communication.us > 0 == bound.communication.us
     assert bound.stages[0].kernels.waits_for_host
     assert graphs.time_us < bound.time_us
     assert graphs.stages[0].kernels.time_us == graphs.stages[0].kernels.device_us

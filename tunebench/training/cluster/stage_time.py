@@ -2,9 +2,9 @@
 
 The composition is that of `predict_step`, whose time it reproduces for plans that do not shard. In addition:
 
-- Optimizer sharding (ZeRO-1): a reduce-scatter of gradients takes the place of the all-reduce, each copy
-  updates its share, and an all-gather of the parameters follows, behind the first forward pass of the next
-  step if gradients overlap too.
+- Optimizer sharding (ZeRO-1): a reduce-scatter of gradients takes the place of the all-reduce (not in
+  DeepSpeed: `SoftwareStack.optimizer_sharding_sum`), each copy updates its share, and an all-gather of the
+  parameters follows, behind the first forward pass of the next step if gradients overlap too.
 - Gradient sharding (ZeRO-2): gradients are reduce-scattered behind each layer of each micro-batch.
 - Full sharding (ZeRO-3, FSDP): every layer's parameters are gathered for each pass of each micro-batch,
   behind the layer before (prefetch), and its gradients are reduce-scattered behind the next one, or in a
@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 
 from tunebench._lazy import np
 from tunebench.dtype import itemsize
+from tunebench.stack import find_stack
 from tunebench.training.cluster.layer_time import LayerDivision, LayerRun, LayerTimes, PassTime
 from tunebench.training.cluster.machine import TrainingCluster
 from tunebench.training.cluster.space import ClusterPlan, PlanTable, TrainingJob
@@ -368,7 +369,7 @@ class StepPricer:
         accumulates = plan.microbatches(self.job.batch) > 1
         passes = self._passes(LayerRun.of(plan), layers, plan.nodes, layout, accumulates)
         gradients, gather = self._ends(
-            (plan.division, plan.nodes, (plan.copies, plan.expert_copies), *_exchanged(plan)),
+            (plan.division, plan.nodes, (plan.copies, plan.expert_copies), *_exchanged(plan, self.job.stack)),
             layers,
             (passes.forward_us, passes.backward_us),
         )
@@ -759,12 +760,12 @@ class StepPricer:
         return us * self.slowdown.communication
 
 
-def _exchanged(plan: ClusterPlan) -> tuple[Collective | None, bool]:
+def _exchanged(plan: ClusterPlan, stack: str) -> tuple[Collective | None, bool]:
     """Return the collective of gradients after the last pass, and whether updated parameters are gathered."""
     if plan.sharding == "none":
         return "all-reduce", False
     if plan.sharding == "optimizer":
-        return "reduce-scatter", True
+        return find_stack(stack).optimizer_sharding_sum, True
     # The reduce-scatter runs behind each layer, and is a part of the passes (`_streamed_layers`).
     behind_layers = plan.pipeline == 1 or plan.parameters != "device"
     return None if behind_layers else "reduce-scatter", plan.sharding == "gradients"

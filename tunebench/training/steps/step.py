@@ -37,7 +37,7 @@ from tunebench._deprecation import renamed
 from tunebench.device import Device
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
-from tunebench.forecast.network import NetworkPrediction, predict_kernels
+from tunebench.forecast.network import NetworkPrediction, predict_kernels, queued_us
 from tunebench.training.interconnect.cluster import Cluster, ProcessGroup
 from tunebench.training.interconnect.collective import collective_us, send_us
 from tunebench.training.schedules.costs import PipelineCosts, StageCosts
@@ -326,7 +326,7 @@ def _stages(
 
 
 def _phase(kernels: NetworkPrediction, phase: Phase) -> TimeRange:
-    """Return the time of one phase: the longer of its kernels and their launches.
+    """Return the time of one phase: its kernels and their launches.
 
     The passes of a micro-batch are one queue of kernels, the optimizer another. The interval is scaled alike.
     """
@@ -336,7 +336,7 @@ def _phase(kernels: NetworkPrediction, phase: Phase) -> TimeRange:
         return TimeRange()
     total_us = sum(device_us.values())
     # Launches of both passes are one queue, which limits them together.
-    queue_us = max(total_us, sum(map(kernels.phase_host_us, queue)))
+    queue_us = queued_us(kernels.run, total_us, sum(map(kernels.phase_host_us, queue)))
     time = TimeRange(low_us=kernels.low_us, us=kernels.time_us, high_us=kernels.high_us)
     return time * (queue_us * device_us[phase] / total_us / kernels.time_us)
 

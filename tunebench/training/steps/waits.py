@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tunebench.dtype import itemsize
 from tunebench.forecast.network import HOST_US, NetworkPrediction, OperationTime
+from tunebench.stack import find_stack
 from tunebench.training.interconnect.cluster import Cluster, ProcessGroup
 from tunebench.training.interconnect.collective import Collective, collective_us, send_us
 from tunebench.training.steps.gradient import BucketExchange, bucket_bytes, chained_us, gradient_bytes
@@ -172,7 +173,13 @@ class StageWaits:
             return CopyWaits(forward=gathers, backward=scatters, gradients=sums)
         if parallelism.sharding == "none":
             return CopyWaits(gradients=self._behind(parts, backward, groups, "all-reduce"))
-        summed = self._behind(parts, backward, groups, "reduce-scatter")
+        # Ranks that keep only their share of the gradients have no use for the rest of the sum.
+        summing = (
+            find_stack(self.run.stack).optimizer_sharding_sum
+            if parallelism.sharding == "optimizer"
+            else "reduce-scatter"
+        )
+        summed = self._behind(parts, backward, groups, summing)
         gathered = self._behind(gathered_parts, forward, groups, "all-gather")
         if parallelism.sharding == "gradients":
             return CopyWaits(backward=summed.exposed, gathered=gathered)
@@ -283,6 +290,8 @@ def _attention_us(kernels: NetworkPrediction, phase: Phase) -> float:
 
 def _host_slack_us(kernels: NetworkPrediction, phase: Phase) -> float:
     """Return the time in which the device waits for the host in one pass, and so hides collectives."""
+    if kernels.run.launch_blocking:
+        return 0.0
     device_us, host_us = sum(map(kernels.phase_us, PASSES)), sum(map(kernels.phase_host_us, PASSES))
     return max(0.0, host_us - device_us) * kernels.phase_us(phase) / device_us if device_us else 0.0
 
