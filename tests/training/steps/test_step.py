@@ -497,10 +497,12 @@ def test_some_layers_are_computed_again() -> None:
 
 def test_host_time_is_that_of_launches_and_adds_up_if_they_block_and_graphs_have_none() -> None:
     small = dataclasses.replace(MEGATRON, batch=1, seq=128)
-    bound, graphs, blocking = (
-        predict_step(GPT, A100, dataclasses.replace(small, **changes), NODE, Parallelism(tensor=4))
-        for changes in ({}, {"cuda_graphs": True}, {"launch_blocking": True})
+    runs = (
+        small,
+        dataclasses.replace(small, cuda_graphs=True),
+        dataclasses.replace(small, launch_blocking=True),
     )
+    bound, graphs, blocking = (predict_step(GPT, A100, run, NODE, Parallelism(tensor=4)) for run in runs)
     kernels = blocking.stages[0].kernels
     assert blocking.compute.us == pytest.approx(kernels.time_us)
     assert kernels.time_us == pytest.approx(kernels.device_us + kernels.host_us)
