@@ -8,8 +8,9 @@ The implementations alternate: on this CPU in f32 with batches of 1, or with `--
 normalisations in f32) at published sizes. Groups of operations run by kernels where the database has those
 as faster (`--db`; without it, an empty one). Their results are compared with torch's first.
 
-Each step runs in three processes: torch.compile compiles in the first and tunebench in the second, both with
-empty caches on disk. Times are those of the third, which compiles with the caches of both.
+torch.compile and tunebench compile each step in a process with empty caches on disk, and again in a process
+that finds them filled: *compiled in* and *with caches on disk*, both with the first step. Times of steps are
+those of another process with the caches of both.
 
 With `--tune MINUTES`, the workloads of each step are tuned first, as a user would: those of the plan, and of
 groups that may be faster once measured.
@@ -26,15 +27,16 @@ import argparse
 import logging
 import multiprocessing
 import os
-import shutil
 import sys
 import tempfile
+import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -44,8 +46,11 @@ from benchmarks.architecture_models import MEASURED
 from benchmarks.models import without_chance, write_table
 from tunebench.device import find
 from tunebench.graph import extract, plan_partition
+from tunebench.torch.compiler.capture import differentiable_results, in_training_mode
 from tunebench.tuning import Plan, tune_suite
 from tunebench.workload import Workload
+
+Result = TypeVar("Result")
 
 SEED = 7
 STEPS = ("inference", "training")
@@ -103,8 +108,36 @@ class Step:
         if summary.interrupted:
             sys.exit(130)
 
+    def compile_seconds(self, way: str) -> float:
+        """Compile the step in this process, and return the seconds with those of the first step."""
+        model, inputs = self._prepared()
+        training = self.kind == "training"
+        with in_training_mode(model, training=training), torch.set_grad_enabled(training):
+            began = time.perf_counter()
+            compiled = (
+                torch.compile(model, dynamic=False) if way == "torch.compile" else served.compile(model)
+            )
+            results = compiled(*inputs)
+            if training:
+                ends = differentiable_results(results)
+                torch.autograd.backward(ends, [torch.ones_like(end) for end in ends])
+            return time.perf_counter() - began
+
     def times(self, rounds: int, *, torch_compile: bool = True) -> served.ModelTimes:
         """Time the step in this process."""
+        model, inputs = self._prepared()
+        with served.prefer("tunebench" if self.untuned else "faster"):
+            return served.time_model(
+                model,
+                *inputs,
+                rounds=rounds,
+                training=self.kind == "training",
+                torch_compile=torch_compile,
+                benchmark=self.benchmark or None,
+            )
+
+    def _prepared(self) -> tuple[nn.Module, list[torch.Tensor]]:
+        """Return the model and its inputs on the device."""
         warnings.simplefilter("ignore")
         logging.disable(logging.ERROR)
         if self.threads:
@@ -123,38 +156,31 @@ class Step:
             for module in model.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.float()
-        with served.prefer("tunebench" if self.untuned else "faster"):
-            return served.time_model(
-                model,
-                *inputs,
-                rounds=rounds,
-                training=self.kind == "training",
-                torch_compile=torch_compile,
-                benchmark=self.benchmark or None,
-            )
+        return model, inputs
 
 
 def row(step: Step, rounds: int, database: Path | None) -> str:
     """Return the row of a step; without torch.compile if it runs kernels that were not measured."""
-    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+    with tempfile.TemporaryDirectory() as cache:
         if step.untuned:
-            compiled = times = _in_process(step, second, database, rounds, torch_compile=False)
+            times = _in_process(step.times, cache, database, rounds, torch_compile=False)
+            seconds = ["-", f"{times.first_s['tunebench']:.1f} s", "-", "-"]
         else:
             if step.tune_minutes:
-                database = database or Path(second, "tuned.db")
-                _tune_in_process(step, second, database)
-            by_torch = _in_process(step, first, database, 1)
-            compiled = _in_process(step, second, database, 1, torch_compile=False)
-            shutil.copytree(second, first, dirs_exist_ok=True)  # files of caches are named by their contents
-            times = _in_process(step, first, database, rounds)
+                database = database or Path(cache, "tuned.db")
+                _tune_in_process(step, cache, database)
+            seconds = [
+                f"{_in_process(step.compile_seconds, f'{cache}/{way}', database, way):.1f} s"
+                for _ in range(2)  # the first time, caches are empty
+                for way in WAYS[1:]
+            ]
+            times = _in_process(step.times, f"{cache}/tunebench", database, rounds)
     cells = [
         step.name,
         step.kind,
         *(f"{times.us[way] / 1e3:.1f} ms" if way in times.us else "-" for way in WAYS),
         *(times.ratio_text(way) if way in times.ratios else "-" for way in WAYS[:2]),
-        "-" if step.untuned else f"{by_torch.first_s['torch.compile']:.1f} s",
-        f"{compiled.first_s['tunebench']:.1f} s",
-        *("-" if step.untuned else f"{times.first_s[way]:.1f} s" for way in WAYS[1:]),
+        *seconds,
         str(len(times.groups)),
         str(sum(group.by == "tunebench" for group in times.groups)),
         _slowest(times),
@@ -179,9 +205,9 @@ def _tune_in_process(step: Step, cache: str, database: Path) -> None:
 
 
 def _in_process(
-    step: Step, cache: str, database: Path | None, rounds: int, *, torch_compile: bool = True
-) -> served.ModelTimes:
-    """Time a step in a new process with a folder for everything that compilers cache."""
+    run: Callable[..., Result], cache: str, database: Path | None, *args: Any, **kwargs: Any
+) -> Result:
+    """Call a method of a step in a new process with a folder for everything that compilers cache."""
     settings = {
         "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
         "TUNEBENCH_CACHE": f"{cache}/tunebench",
@@ -189,7 +215,7 @@ def _in_process(
     }
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context, initializer=_set, initargs=(settings,)) as pool:
-        return pool.submit(step.times, rounds, torch_compile=torch_compile).result()
+        return pool.submit(run, *args, **kwargs).result()
 
 
 def _set(variables: Mapping[str, str]) -> None:

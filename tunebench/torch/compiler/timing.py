@@ -55,7 +55,8 @@ class ModelTimes:
             faster.
         ratios_95: Their 95 % confidence intervals; below 6 rounds, the range of the rounds.
         first_s: Seconds of the first step of each implementation, which compiles; less if earlier processes
-            left compiled code in caches on disk.
+            left compiled code in caches on disk. That of tunebench plans anew and compares its groups with
+            torch, which `compile` alone does not.
         groups: Times of the groups that tuned kernels may run, in running order.
         rounds: Timed runs of each implementation.
     """
