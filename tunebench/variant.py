@@ -991,7 +991,7 @@ def strip_comments(source: str) -> str:
 
 
 _INCLUDES = re.compile(
-    r"^(?:#|%:|\?\?=) ?(?:include|include_next|import|embed)\b.*|.*\b__has_(?:include|embed)\b.*",
+    r"^(?:(?:#|%:|\?\?=) ?(?:include|include_next|import|embed)\b|.*\b__has_(?:include|embed)\b).*",
     re.MULTILINE,
 )
 

@@ -108,6 +108,7 @@ def build_executable(source: str, entries: tuple[str, ...], *, mode: Mode = "pla
     return target
 
 
+@functools.lru_cache(maxsize=16)  # a kernel runs with its threads in several orders
 def _translation_unit(source: str, entries: tuple[str, ...]) -> str:
     """Return the source in an unnamed namespace, so that unused code costs nothing, and its kernel table."""
     table = "\n".join(f"    emulated::entry(&{entry})," for entry in entries)
