@@ -203,7 +203,7 @@ def test_pipelines_with_full_sharding_are_plans_of_torchtitan_only() -> None:
                 fixed_values(
                     plan_space(replace(job, framework=framework), MACHINE), {"tensor": "1", "flash": "yes"}
                 )
-            ).distinct("sharding", "pipeline")[0]
+            ).grouped("sharding", "pipeline")[0]
         }
         for framework in ("megatron", "torchtitan")
     }

@@ -193,6 +193,12 @@ _ENDS = ("embedding_layers", "head_layers")
 _STAGES = ("pipeline", "chunks", "schedule", *_ENDS)
 _SHARDS = ("data", "tensor", "context", "expert", "expert_tensor", "sharding")
 _GROUPS = ("data", "tensor", "context", "expert", "pipeline", "nodes")
+_STORAGE = ("states", "parameters", "activations")
+_OF_ACTIVATIONS = (*_RUN, *_STAGES, "recompute", "data", "recompute_layers", "activations")
+"""Parameters of a plan that the bytes of `MemoryPricer._activation_kinds` depend on."""
+
+_OF_PARAMETERS = (*_DIVISION, *_STAGES, *_STORAGE, "data", "context", "sharding", "nodes")
+"""Parameters of a plan that the bytes of `MemoryPricer._parameter_kinds` depend on."""
 
 
 _LAST = -1
@@ -322,9 +328,19 @@ class MemoryPricer:
 
     def _rank_sizes(self, plans: PlanTable, rank: int) -> tuple[Any, Any, Any]:
         """Return the memory, the host memory and the NVMe of a rank of each plan."""
-        kinds = self._kinds(plans, rank)
-        total = sum((size for name, size in kinds.items() if name not in ("host", "nvme")), np.int64(0))
-        return total, kinds["host"], kinds["nvme"]
+        # Millions of plans have few combinations of the parameters that each part depends on: each
+        # combination is computed once.
+        total, host, nvme = (np.zeros(len(plans), dtype=np.int64) for _ in range(3))
+        for kinds_of, names in (
+            (self._activation_kinds, _OF_ACTIVATIONS),
+            (self._parameter_kinds, _OF_PARAMETERS),
+        ):
+            combinations, number = plans.grouped(*names)
+            kinds = kinds_of(combinations, rank, None)
+            host += _column(kinds.pop("host"), number)
+            nvme += _column(kinds.pop("nvme", 0), number)
+            total += _column(sum(kinds.values()), number)
+        return total, host, nvme
 
     def _kinds(self, plans: _Plans, rank: int, stages: _Stages | None = None) -> dict[str, Any]:
         """Return the bytes of each kind on the devices of a rank.
@@ -334,7 +350,28 @@ class MemoryPricer:
             rank: The rank, or `_LAST` for the last one of each plan.
             stages: Layers of its stages; None for those of the plan.
         """
-        activations, working, saved_bytes = self._activations(plans, rank, stages)
+        kinds = self._activation_kinds(plans, rank, stages)
+        for name, nbytes in self._parameter_kinds(plans, rank, stages).items():
+            kinds[name] = kinds.get(name, 0) + nbytes
+        return kinds
+
+    def _activation_kinds(self, plans: _Plans, rank: int, stages: _Stages | None) -> dict[str, Any]:
+        """Return the bytes of activations, and of what depends on them."""
+        activations, working, (layer_bytes, stage_bytes) = self._activations(plans, rank, stages)
+        offloads = plans.column("activations") == "host"
+        # DEPTH inputs of layers stay on the device: the one in use, and the one that is copied meanwhile.
+        moved = np.maximum(0, stage_bytes - DEPTH * layer_bytes)
+        activations = activations - np.where(offloads, moved, 0)
+        share = plans.mapped(self.fragmentation_share, "recompute", "flash")
+        return {
+            "host": np.where(offloads, stage_bytes, 0),
+            "activations": activations,
+            "working": working,
+            "fragmentation": _whole(share * (activations + working)) + self._unused_logit_bytes(plans, rank),
+        }
+
+    def _parameter_kinds(self, plans: _Plans, rank: int, stages: _Stages | None) -> dict[str, Any]:
+        """Return the bytes of parameters, gradients and states, and those that all plans need."""
         parameter_counts = plans.mapped(
             lambda plan: self.held_parameters(plan, _rank_of(rank, plan.pipeline), stages),
             *_DIVISION,
@@ -355,27 +392,18 @@ class MemoryPricer:
         # ones.
         small = DEPTH * -(-largest // np.minimum(shards[0], shards[1]))
         host, nvme = _stored_bytes(layout, states, small, self.optimizer.mixed_state_bytes)
-        offloads = plans.column("activations") == "host"
-        layer_bytes, stage_bytes = saved_bytes
-        # DEPTH inputs of layers stay on the device: the one in use, and the one that is copied meanwhile.
-        moved = np.maximum(0, stage_bytes - DEPTH * layer_bytes)
-        activations = activations - np.where(offloads, moved, 0)
         on_device = layout.states == "device"
-        share = plans.mapped(self.fragmentation_share, "recompute", "flash")
-        unused = self._unused_bytes(plans, rank, np.maximum(largest, ends))
         return {
             "parameters": parameters + self._converted_bytes(plans, rank, stages),
             "gradients": gradients,
             "optimizer": np.where(on_device, _whole(self.optimizer.mixed_state_bytes * states), 0),
             "step": np.where(on_device, self.framework.step_bytes(states, wide=self.job.wide_gradients), 0),
-            "host": np.where(layout.moves, host, 0) + np.where(offloads, stage_bytes, 0),
+            "host": np.where(layout.moves, host, 0),
             "nvme": np.where(layout.moves, nvme, 0),
-            "activations": activations,
-            "working": working,
             "context": CONTEXT_BYTES,
             "workspace": WORKSPACE_BYTES,
             "nccl": plans.mapped(self._communicator_bytes, *_GROUPS),
-            "fragmentation": _whole(share * (activations + working)) + unused,
+            "fragmentation": self._unused_shard_bytes(plans, np.maximum(largest, ends)),
         }
 
     def _parameters_and_gradients(
@@ -411,22 +439,26 @@ class MemoryPricer:
             gradients = gradients + np.where(apart, WIDE_BYTES * states, 0)
         return parameters, gradients
 
-    def _unused_bytes(self, plans: _Plans, which: int, unit: Any) -> Any:
-        """Return the bytes that no other stream can use, or that are too small where the logits were.
+    def _unused_logit_bytes(self, plans: _Plans, which: int) -> Any:
+        """Return the bytes where the logits of a rank, or `_LAST`, were that are too small to be used."""
+        if not self.framework.gathers_ends or self.job.fused_loss:
+            return 0
+        ranks, v_shaped = plans.column("pipeline"), np.isin(plans.column("schedule"), V_SCHEDULES)
+        last = _rank_of(which, ranks) == np.where(v_shaped, 0, ranks - 1)
+        logits = plans.mapped(lambda plan: self._logits(LayerRun.of(plan)), "tensor", "microbatch", "context")
+        return last * self.framework.unused_logit_bytes * logits
+
+    def _unused_shard_bytes(self, plans: _Plans, unit: Any) -> Any:
+        """Return the bytes of gathered parameters that no other stream can use.
 
         Args:
             plans: One plan, or many.
-            which: The rank, or `_LAST`.
             unit: Most parameters that are gathered at once.
         """
         if not self.framework.gathers_ends:
             return 0
         sharded = (plans.column("data") * plans.column("context") > 1) & (plans.column("sharding") != "none")
-        ranks, v_shaped = plans.column("pipeline"), np.isin(plans.column("schedule"), V_SCHEDULES)
-        last = _rank_of(which, ranks) == np.where(v_shaped, 0, ranks - 1)
-        logits = plans.mapped(lambda plan: self._logits(LayerRun.of(plan)), "tensor", "microbatch", "context")
-        unused = 0 if self.job.fused_loss else self.framework.unused_logit_bytes * logits
-        return last * unused + np.where(sharded, PARAMETER_BYTES * unit, 0)
+        return np.where(sharded, PARAMETER_BYTES * unit, 0)
 
     def _logits(self, run: LayerRun) -> int:
         """Return the logits of a micro-batch on a device."""
@@ -632,6 +664,11 @@ def communicator_bytes(size: int, channels: int) -> int:
     if size < 2:
         return 0
     return (PAIR_BYTES if size == 2 else COMMUNICATOR_BYTES) * channels // CHANNELS
+
+
+def _column(values: Any, number: NDArray[Any]) -> NDArray[Any]:
+    """Return the value of each plan, given those of combinations, or one for all of them."""
+    return np.asarray(values)[number] if np.ndim(values) else values
 
 
 def _storage_layout(plans: _Plans) -> StorageLayout:

@@ -193,12 +193,13 @@ class ClusterSearch:
         sizes, lacking = self._sizes()
         rows = np.flatnonzero((lacking == 0) & (sizes <= limit))
         fitting = self.plans.take(rows)
-        excess = self.machine.links.devices_per_node * np.maximum(0, sizes - limit)
         # Reported if nothing fits: the plan that lacks the fewest bytes, then the one with the least memory
         # of a device.
-        least = self.plans[int(np.lexsort((sizes, lacking + excess))[0])]
+        lacking += self.machine.links.devices_per_node * np.maximum(0, sizes - limit)
+        nearest = np.flatnonzero(lacking == lacking.min())
+        least = self.plans[int(nearest[sizes[nearest].argmin()])]
         watcher(f"predicting the layers of {len(fitting)} plans that fit")
-        self.layers.predict(map(LayerRun.of, [least, *fitting.distinct(*RUN_PARAMETERS)[0]]))
+        self.layers.predict(map(LayerRun.of, [least, *fitting.grouped(*RUN_PARAMETERS)[0]]))
         watcher("lower bounds")
         best, points, closed = self._search(fitting, sizes[rows], top, front, watcher)
         return SearchResult(

@@ -752,7 +752,7 @@ class PlanTable(Sequence[ClusterPlan]):
         """Return the plans of some rows."""
         return PlanTable(self._table.take(rows))
 
-    def distinct(self, *names: str) -> tuple[list[ClusterPlan], NDArray[Any]]:
+    def grouped(self, *names: str) -> tuple[PlanTable, NDArray[Any]]:
         """Return one plan per combination of some parameters, and the index of the combination of each plan.
 
         Args:
@@ -761,7 +761,7 @@ class PlanTable(Sequence[ClusterPlan]):
         columns = [self._table.space.names.index(name) for name in names]
         counts = [len(values) for _, values in self._parameters]
         rows, number = distinct_rows(self._table.ordinals, columns, counts)
-        return [self[row] for row in rows.tolist()], number
+        return self.take(rows), number
 
     def mapped(self, function: Callable[[ClusterPlan], Any], *names: str) -> NDArray[Any]:
         """Return a function of some parameters for all plans; of several numbers, as columns.
@@ -770,7 +770,7 @@ class PlanTable(Sequence[ClusterPlan]):
             function: Returns a number, or a tuple of numbers, of a plan with these parameters.
             names: The parameters that it depends on.
         """
-        plans, inverse = self.distinct(*names)
+        plans, inverse = self.grouped(*names)
         # The function is called once for each combination; its numbers come first, so that callers unpack
         # columns.
         return np.array([function(plan) for plan in plans]).T[..., inverse]
