@@ -389,11 +389,11 @@ class Network(ABC):
 
 def merged(operations: Iterable[Operation]) -> tuple[Operation, ...]:
     """Return the operations with equal ones merged by adding their counts."""
-    merged_by_key: dict[tuple[Workload, str, Phase, bool, int], Operation] = {}
+    counts: dict[tuple[Workload, str, Phase, bool, int], int] = {}
     for operation in operations:
         key = (operation.workload, operation.part, operation.phase, operation.alone, operation.loop)
-        previous = merged_by_key.get(key)
-        merged_by_key[key] = (
-            operation if previous is None else replace(previous, count=previous.count + operation.count)
-        )
-    return tuple(merged_by_key.values())
+        counts[key] = counts.get(key, 0) + operation.count
+    return tuple(
+        Operation(workload=workload, count=count, part=part, phase=phase, alone=alone, loop=loop)
+        for (workload, part, phase, alone, loop), count in counts.items()
+    )

@@ -366,10 +366,8 @@ class Transformer(Network):
         if first == 0:
             self._embedding(tape)
         without_recomputation = replace(run, recompute="none", recompute_layers=None)
-        counts = Counter(
-            (self.kind_of_layer(layer_index), position < recomputed_count)
-            for position, layer_index in enumerate(inner_layers)
-        )
+        kinds = [self.kind_of_layer(index) for index in inner_layers]
+        counts = Counter((kind, position < recomputed_count) for position, kind in enumerate(kinds))
         for (kind, runs_again), times in counts.items():
             layer = Tape(run if runs_again else without_recomputation)
             self.of_layer(kind)._add_layer(layer, kind)
@@ -383,7 +381,7 @@ class Transformer(Network):
             self._head(tape)
         unrouted, routed = self.held_parameters(run, (first, last))
         # An embedding or a head alone has one tensor; beside layers they add up with these.
-        tensors = sum(self._layer_tensors(index, run) for index in inner_layers) or 1
+        tensors = sum(count * self._layer_tensors(kind, run) for kind, count in Counter(kinds).items()) or 1
         tape.sharded(unrouted + routed)
         tape.accumulated(unrouted + routed, tensors)
         updated = share(unrouted, run.shards) + share(routed, run.expert_shards)
@@ -451,7 +449,8 @@ class Transformer(Network):
         first, last = self.stage(run)
         nbytes = run.batch * run.seq * self.architecture.hidden * itemsize(run.dtype)
         inner_layers = self._inner_layers((first, last))
-        products = sum(self._divided_products(index, run) for index in inner_layers)
+        kinds = Counter(map(self.kind_of_layer, inner_layers))
+        products = sum(count * self._divided_products(kind, run) for kind, count in kinds.items())
         if run.kernels == "megatron":
             end_layers = first == 0, last == self.layers
             return megatron_collectives(run, nbytes, len(inner_layers), products, end_layers)

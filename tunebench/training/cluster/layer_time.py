@@ -9,7 +9,7 @@ Activation recomputation repeats forward kernels, so that one prediction is enou
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -172,6 +172,14 @@ class _Kinds:
 
 
 @dataclass(frozen=True, slots=True)
+class _LayerTime:
+    """Times of a layer by kind of recomputation, and of its products and its attention."""
+
+    passes: dict[str, PassTime]
+    products: dict[tuple[str, str], float]
+
+
+@dataclass(frozen=True, slots=True)
 class _Ends:
     """Additional times of the first and the last layer, and the products of both.
 
@@ -211,9 +219,7 @@ class LayerTimes:
     host_us: float = HOST_US
     expert_load: float = 1.0
     _kinds: dict[LayerRun, _Kinds] = field(default_factory=dict, repr=False)
-    _between: dict[tuple[LayerRun, tuple[int, int]], dict[str, PassTime]] = field(
-        default_factory=dict, repr=False
-    )
+    _between: dict[tuple[LayerRun, tuple[int, int]], _LayerTime] = field(default_factory=dict, repr=False)
     _products: dict[LayerRun, dict[tuple[str, str], float]] = field(default_factory=dict, repr=False)
     _ends: dict[LayerRun, _Ends] = field(default_factory=dict, repr=False)
     _updates: dict[tuple[LayerDivision, tuple[int, int], tuple[int, int]], UpdateTime] = field(
@@ -269,28 +275,52 @@ class LayerTimes:
         # What the embedding and the head add is the same for every kind of recomputation, division of experts
         # and exchange of keys: it is predicted once, as a difference to an equal layer between the ends.
         plain = [run for run in dict.fromkeys(run.plain for run in bases) if run not in self._ends]
-        first, middle, last = self.kinds_of_layer()
-        between = {middle, *(twin for twin in (self._twin(0), self._twin(-1)) if twin)}
-        pairs = dict.fromkeys((run, kind) for run in (*bases, *plain) for kind in between)
+        first, _, last = self.kinds_of_layer()
+        between = dict.fromkeys((*self._kinds_between, *filter(None, (self._twin(0), self._twin(-1)))))
+        pairs = dict.fromkeys(self._pair(run, kind) for run in (*bases, *plain) for kind in between)
         missing = {pair: None for pair in pairs if pair not in self._between}
         missing |= dict.fromkeys((run, kind) for run in plain for kind in (first, last))
         predicted = self._predicted(missing)
-        self._between |= {pair: passes for pair, passes in predicted.items() if pair[1] in between}
+        self._between |= {pair: time for pair, time in predicted.items() if pair[1] in between}
         for run in plain:
-            ends = []
-            for kind, end in ((first, 0), (last, -1)):
-                twin, time = self._twin(end), predicted[run, kind]["none"]
-                ends.append(time.without(self._between[run, twin]["none"]) if twin else time)
-            self._ends[run] = _Ends(ends[0], ends[1], self._products[run])
+            ends = [predicted[run, kind] for kind in (first, last)]
+            added = [
+                end.passes["none"].without(self._between[self._pair(run, twin)].passes["none"])
+                if (twin := self._twin(position))
+                else end.passes["none"]
+                for position, end in zip((0, -1), ends, strict=True)
+            ]
+            self._ends[run] = _Ends(added[0], added[1], {**ends[0].products, **ends[1].products})
+        (most_common, _), *_ = self._kinds_between.most_common(1)
         for run in new:
             base, additions = self._base(run), self._ends[run.plain]
-            self._products[run] = {**additions.products, **self._products[base]}
+            products = self._between[self._pair(base, most_common)].products
+            self._products[run] = {**additions.products, **products}
             recompute = "none" if base == run else run.recompute
             self._kinds[run] = _Kinds(
                 self._twin_time(base, 0, recompute).plus(additions.first),
-                self._between[base, middle][recompute],
+                self._mean_between(base, recompute),
                 self._twin_time(base, -1, recompute).plus(additions.last),
             )
+
+    @functools.cached_property
+    def _kinds_between(self) -> Counter[tuple[int, int]]:
+        """Number of layers between the ends by kind: the first layer of the kind."""
+        return Counter(self.alike((index, index + 1)) for index in range(*self.kinds_of_layer()[1]))
+
+    def _pair(self, run: LayerRun, kind: tuple[int, int]) -> tuple[LayerRun, tuple[int, int]]:
+        """Return the key of a layer in `_between`: a dense layer runs the same however experts are divided."""
+        dense_layers = architecture_of(self.network).dense_layers
+        if run.expert * run.expert_tensor > 1 and kind[0] - self.network.ends_apart < dense_layers:
+            return replace(run, expert=1, expert_tensor=1), kind
+        return run, kind
+
+    def _mean_between(self, base: LayerRun, recompute: str) -> PassTime:
+        """Return the mean time of the layers between the ends."""
+        count, total = sum(self._kinds_between.values()), PassTime()
+        for kind, layers in self._kinds_between.items():
+            total = total.plus(self._between[self._pair(base, kind)].passes[recompute], layers / count)
+        return total
 
     def _twin(self, end: int) -> tuple[int, int] | None:
         """Return a layer between the ends that equals the first (0) or last (-1) one, or None."""
@@ -299,22 +329,21 @@ class LayerTimes:
             return None
         first, middle, last = self.kinds_of_layer()
         if architecture_of(network).uniform:
-            return middle
+            return self.alike(middle)
         assert isinstance(network, Transformer)
         kind = network.kind_of_layer(last[0] if end else first[0])
         for index in range(1, network.layers - 1):
             if network.kind_of_layer(index) == kind:
-                return index, index + 1
+                return self.alike((index, index + 1))
         return None
 
     def _twin_time(self, base: LayerRun, end: int, recompute: str) -> PassTime:
         """Return the time of the equal of an end; without one, what recomputation adds to a mean layer."""
         if twin := self._twin(end):
-            return self._between[base, twin][recompute]
+            return self._between[self._pair(base, twin)].passes[recompute]
         if self.network.ends_apart:
             return PassTime()  # an embedding or a head alone has no layer
-        middle = self._between[base, self.kinds_of_layer()[1]]
-        return middle[recompute].without(middle["none"])
+        return self._mean_between(base, recompute).without(self._mean_between(base, "none"))
 
     def _base(self, run: LayerRun) -> LayerRun:
         """Return the run whose kernels those of a run follow from: without recomputation.
@@ -325,8 +354,8 @@ class LayerTimes:
 
     def _predicted(
         self, pairs: Iterable[tuple[LayerRun, tuple[int, int]]]
-    ) -> dict[tuple[LayerRun, tuple[int, int]], dict[str, PassTime]]:
-        """Return the times of layers by recomputation, and keep those of their products."""
+    ) -> dict[tuple[LayerRun, tuple[int, int]], _LayerTime]:
+        """Return the times of single layers."""
         job = TrainingJob(
             network=self.network,
             batch=1,
@@ -342,14 +371,13 @@ class LayerTimes:
             parts.append((run, layers, len(listed), len(listed) + len(operations)))
             listed += operations
         times = self.predictor(listed, self.device)
-        predicted = {}
-        for run, layers, start, end in parts:
-            passes = _pass_times(times[start:end], architecture_of(self.network).key_share)
-            count = layers[1] - layers[0]
-            predicted[run, layers] = {name: PassTime().plus(us, 1 / count) for name, us in passes.items()}
-            products = {**_product_us(times[start:end]), **_attention_us(times[start:end])}
-            self._products.setdefault(run, {}).update(products)
-        return predicted
+        return {
+            (run, layers): _LayerTime(
+                _pass_times(times[start:end], architecture_of(self.network).key_share),
+                {**_product_us(times[start:end]), **_attention_us(times[start:end])},
+            )
+            for run, layers, start, end in parts
+        }
 
     def kinds_of_layer(self) -> tuple[tuple[int, int], ...]:
         """Return the first, a middle and the last layer as ranges; with few layers, some are equal.
