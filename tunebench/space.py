@@ -479,13 +479,9 @@ class _Branch:
 
     def _valid(self, holds: Array, group: Any) -> Array:
         if self._count is None:
-            remaining: Array = self._prefixes[holds[group]]
-            return remaining
+            return _rows_of(self._prefixes, np.flatnonzero(holds[group]))
         rows, values = np.nonzero(holds.reshape(-1, self._count)[group])
-        valid = np.empty((len(rows), self._prefixes.shape[1] + 1), dtype=np.int16)
-        valid[:, :-1] = self._prefixes[rows]
-        valid[:, -1] = values
-        return valid
+        return _with_column(self._prefixes, rows, values)
 
     def _rows(self) -> Array:
         """Return all configurations."""
@@ -530,11 +526,23 @@ def _expanded(prefixes: Array, count: int | None) -> Array:
     """Return each prefix followed by each number below a count; the prefixes if there is no count."""
     if count is None:
         return prefixes
-    wider = np.empty((len(prefixes), count, prefixes.shape[1] + 1), dtype=np.int16)
-    wider[:, :, :-1] = prefixes[:, None]
-    wider[:, :, -1] = np.arange(count)
-    rows: Array = wider.reshape(-1, wider.shape[-1])
-    return rows
+    rows = np.repeat(np.arange(len(prefixes)), count)
+    return _with_column(prefixes, rows, np.tile(np.arange(count), len(prefixes)))
+
+
+def _rows_of(ordinals: Array, rows: Array, more: int = 0) -> Array:
+    """Return some rows, stored column by column as constraints read them, with room for more columns."""
+    taken = np.empty((len(rows), ordinals.shape[1] + more), dtype=np.int16, order="F")
+    for column in range(ordinals.shape[1]):
+        np.take(ordinals[:, column], rows, out=taken[:, column], mode="clip")
+    return taken
+
+
+def _with_column(prefixes: Array, rows: Array, values: Array) -> Array:
+    """Return some prefixes with a value of one more parameter for each."""
+    wider = _rows_of(prefixes, rows, more=1)
+    wider[:, -1] = values
+    return wider
 
 
 def takes_config(*names: str) -> Callable[[Callable[..., Any]], Constraint]:
