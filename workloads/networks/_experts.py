@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from tunebench.errors import InputError
 from tunebench.workloads.networks._families import Llama
+from tunebench.workloads.networks.architecture import Architecture
 from tunebench.workloads.networks.megatron import GROUP_KERNELS, add_megatron_layer, expert_collectives
 from tunebench.workloads.networks.network_run import NetworkRun, TensorCollective
 from tunebench.workloads.networks.tape import Tape
@@ -31,6 +32,10 @@ conversion, and two of the mask of experts."""
 
 class Mixture(Llama):
     """A transformer with Llama's attention and experts in every layer after the first dense ones."""
+
+    def __init__(self, name: str, architecture: Architecture) -> None:
+        super().__init__(name, architecture)
+        self._parameters_of_experts: dict[int, int] = {}
 
     def matrices(self) -> tuple[Matrix, ...]:
         """Return the linear layers that all tokens see, without the router."""
@@ -48,8 +53,11 @@ class Mixture(Llama):
 
     def _routed_parameters(self, tensor: int) -> int:
         """Return the parameters of the experts of a layer that has them."""
-        per_expert = sum(matrix.parameters(tensor) for matrix in self._gated_matrices(self.architecture.ffn))
-        return self.architecture.experts * per_expert
+        if tensor not in self._parameters_of_experts:
+            matrices = self._gated_matrices(self.architecture.ffn)
+            per_expert = sum(matrix.parameters(tensor) for matrix in matrices)
+            self._parameters_of_experts[tensor] = self.architecture.experts * per_expert
+        return self._parameters_of_experts[tensor]
 
     def _sparse_layers(self, layers: tuple[int, int] | None) -> int:
         """Return how many of these layers have experts."""

@@ -19,12 +19,14 @@ mode on megatron-core 0.16.1; the permutation is the fused one of Transformer En
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tunebench.dtype import itemsize
 from tunebench.workloads.networks.architecture import Architecture
+from tunebench.workloads.networks.layer_division import Recompute
 from tunebench.workloads.networks.network_run import (
     ContextExchange,
     NetworkRun,
@@ -255,7 +257,7 @@ def add_flash(core: Tape, sizes: Mapping[str, int], window: int) -> None:
         kernel = Tape(run)
         work = {**dimensions, "seq_q": seq_q, "seq_k": seq_k, "causal": causal}
         work |= {"window": window} if window and causal else {}
-        kernel.attention("attention", Attention.from_dimensions(work))
+        kernel.attention("attention", work)
         core.extend(kernel.operations, times)
 
     ring_steps = run.context - 1
@@ -555,19 +557,53 @@ def megatron_collectives(
             and of feed-forward layers or shared experts.
         end_layers: Whether the stage has the embedding, and whether it has the head.
     """
-    has_embedding, has_head = end_layers
-    divided = {"attention qkv": layers, "mlp up": products - layers}
-    forward = _forward_collectives(run, nbytes, divided)
-    if has_embedding:
-        forward += _unbound(run, nbytes)
-    elif not run.sequence_parallel:  # each device received its part from the stage before
-        forward.append(TensorCollective(nbytes=nbytes, count=1, part="stage", collective="all-gather"))
-    if not run.trains:
+    return _divided_collectives(
+        _DividedStage(
+            nbytes=nbytes,
+            gathered_bytes=nbytes // (1 if run.fp8 == "none" else itemsize(run.dtype)),
+            layers=layers,
+            products=products,
+            has_embedding=end_layers[0],
+            has_head=end_layers[1],
+            trains=run.trains,
+            sequence_parallel=run.sequence_parallel,
+            recompute=run.recompute,
+            recompute_layers=run.recompute_layers,
+        )
+    )
+
+
+class _DividedStage(NamedTuple):
+    """What the collectives of tensor parallelism of a stage depend on, see `megatron_collectives`."""
+
+    nbytes: int
+    gathered_bytes: int
+    layers: int
+    products: int
+    has_embedding: bool
+    has_head: bool
+    trains: bool
+    sequence_parallel: bool
+    recompute: Recompute
+    recompute_layers: int | None
+
+
+@functools.lru_cache(maxsize=2**12)
+def _divided_collectives(stage: _DividedStage) -> tuple[TensorCollective, ...]:
+    divided = {"attention qkv": stage.layers, "mlp up": stage.products - stage.layers}
+    forward = _forward_collectives(stage, divided)
+    if stage.has_embedding:
+        forward += _unbound(stage)
+    elif not stage.sequence_parallel:  # each device received its part from the stage before
+        forward.append(
+            TensorCollective(nbytes=stage.nbytes, count=1, part="stage", collective="all-gather")
+        )
+    if not stage.trains:
         return tuple(forward)
-    backward = list(_recomputed_collectives(run, nbytes, divided))
-    for part, count in (*divided.items(), ("head", int(has_head))):
+    backward = list(_recomputed_collectives(stage, divided))
+    for part, count in (*divided.items(), ("head", int(stage.has_head))):
         if count:
-            backward += _backward_collectives(run, nbytes, part, count)
+            backward += _backward_collectives(stage, part, count)
     return (*forward, *backward)
 
 
@@ -575,32 +611,28 @@ _AFTER = {"attention qkv": "attention output", "mlp up": "mlp down"}
 """The product whose result is summed, for each product whose input is gathered."""
 
 
-def _unbound(run: NetworkRun, nbytes: int, count: int = 1) -> list[TensorCollective]:
+def _unbound(stage: _DividedStage, count: int = 1) -> list[TensorCollective]:
     """Return collectives that no product needs to run in parts."""
-    kinds = ("all-gather", "reduce-scatter") if run.sequence_parallel else ("all-reduce",)
+    kinds = ("all-gather", "reduce-scatter") if stage.sequence_parallel else ("all-reduce",)
     return [
-        TensorCollective(nbytes=nbytes, count=count, part="layers", collective=kind)  # type: ignore[arg-type]
+        TensorCollective(nbytes=stage.nbytes, count=count, part="layers", collective=kind)  # type: ignore[arg-type]
         for kind in kinds
     ]
 
 
-def _gathered_bytes(run: NetworkRun, nbytes: int) -> int:
-    return nbytes // (1 if run.fp8 == "none" else itemsize(run.dtype))
-
-
-def _forward_collectives(run: NetworkRun, nbytes: int, divided: Mapping[str, int]) -> list[TensorCollective]:
+def _forward_collectives(stage: _DividedStage, divided: Mapping[str, int]) -> list[TensorCollective]:
     """Return the collectives of a forward pass, given the number of divided products by part."""
-    if not run.sequence_parallel:
-        return _unbound(run, nbytes, sum(divided.values())) if any(divided.values()) else []
+    if not stage.sequence_parallel:
+        return _unbound(stage, sum(divided.values())) if any(divided.values()) else []
     collectives = []
     for gathered, summed in _AFTER.items():
         if not divided[gathered]:
             continue
-        collective = TensorCollective(nbytes=nbytes, count=divided[gathered], part="layers")
+        collective = TensorCollective(nbytes=stage.nbytes, count=divided[gathered], part="layers")
         collectives += [
             replace(
                 collective,
-                nbytes=_gathered_bytes(run, nbytes),
+                nbytes=stage.gathered_bytes,
                 collective="all-gather",
                 beside=(gathered, "forward"),
             ),
@@ -609,26 +641,24 @@ def _forward_collectives(run: NetworkRun, nbytes: int, divided: Mapping[str, int
     return collectives
 
 
-def _recomputed_collectives(
-    run: NetworkRun, nbytes: int, divided: Mapping[str, int]
-) -> list[TensorCollective]:
+def _recomputed_collectives(stage: _DividedStage, divided: Mapping[str, int]) -> list[TensorCollective]:
     """Return the collectives that the backward pass repeats; those of a shared expert with all experts."""
-    parts = {"full": tuple(divided), "experts": ("mlp up",)}.get(run.recompute, ())
-    max_layers = max(divided.values()) if run.recompute_layers is None else run.recompute_layers
+    parts = {"full": tuple(divided), "experts": ("mlp up",)}.get(stage.recompute, ())
+    max_layers = max(divided.values()) if stage.recompute_layers is None else stage.recompute_layers
     counts = {part: min(count, max_layers) if part in parts else 0 for part, count in divided.items()}
-    repeated = _forward_collectives(run, nbytes, counts)
+    repeated = _forward_collectives(stage, counts)
     return [replace(collective, phase="backward", part="recomputation") for collective in repeated]
 
 
-def _backward_collectives(run: NetworkRun, nbytes: int, part: str, count: int) -> list[TensorCollective]:
+def _backward_collectives(stage: _DividedStage, part: str, count: int) -> list[TensorCollective]:
     reduction = TensorCollective(
-        nbytes=nbytes, count=count, part=part, phase="backward", behind=(part, "weights")
+        nbytes=stage.nbytes, count=count, part=part, phase="backward", behind=(part, "weights")
     )
-    if not run.sequence_parallel:
+    if not stage.sequence_parallel:
         return [reduction]
     after = _AFTER.get(part)
     gathered = replace(
-        reduction, nbytes=_gathered_bytes(run, nbytes) if after else nbytes, collective="all-gather"
+        reduction, nbytes=stage.gathered_bytes if after else stage.nbytes, collective="all-gather"
     )
     return [
         replace(reduction, collective="reduce-scatter"),

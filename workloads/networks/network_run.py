@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, replace
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError, UnknownName
@@ -389,11 +389,12 @@ class Network(ABC):
 
 def merged(operations: Iterable[Operation]) -> tuple[Operation, ...]:
     """Return the operations with equal ones merged by adding their counts."""
-    counts: dict[tuple[Workload, str, Phase, bool, int], int] = {}
+    merged_by_key: dict[tuple[Workload, str, Phase, bool, int], list[Any]] = {}
     for operation in operations:
         key = (operation.workload, operation.part, operation.phase, operation.alone, operation.loop)
-        counts[key] = counts.get(key, 0) + operation.count
+        first_and_count = merged_by_key.setdefault(key, [operation, 0])
+        first_and_count[1] += operation.count
     return tuple(
-        Operation(workload=workload, count=count, part=part, phase=phase, alone=alone, loop=loop)
-        for (workload, part, phase, alone, loop), count in counts.items()
+        first if first.count == count else replace(first, count=count)
+        for first, count in merged_by_key.values()
     )

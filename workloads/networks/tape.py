@@ -11,7 +11,7 @@ Source: PyTorch 2.1, `aten/src/ATen/native` and `tools/autograd/derivatives.yaml
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from tunebench.optimizer import find_optimizer
 from tunebench.workload import Workload
 from tunebench.workloads.common.norm import EPS, Norm
 from tunebench.workloads.networks.network_run import NetworkRun, Operation, Phase
+from tunebench.workloads.operators.attention import Attention
 from tunebench.workloads.operators.cross_entropy import CrossEntropy
 from tunebench.workloads.operators.elementwise import Elementwise
 from tunebench.workloads.operators.gemm import Gemm
@@ -51,6 +52,11 @@ ROW = 1024
 @functools.lru_cache(maxsize=MADE)
 def _made(operator: type[Workload], **dimensions: Any) -> Workload:
     return operator(**dimensions)
+
+
+@functools.lru_cache(maxsize=MADE)
+def _changed(work: Workload, **dimensions: Any) -> Workload:
+    return work.changed(**dimensions)
 
 
 @dataclass(slots=True)
@@ -218,7 +224,7 @@ class Tape:
         work = _made(Softmax, rows=rows, cols=cols, dtype=self.run.dtype, prologue=prologue)
         self.add(part, work)
         back: Prologue = "none" if prologue == "mask" else prologue  # adding passes gradients on
-        self.add(part, work.changed(prologue=back, direction="backward"), "backward")
+        self.add(part, _changed(work, prologue=back, direction="backward"), "backward")
 
     def loss(self, part: str, tokens: int, vocabulary: int) -> None:
         """Add cross entropy: log-softmax and the choice of classes, or one kernel if fused."""
@@ -230,7 +236,7 @@ class Tape:
         if self.run.compiled:
             work = _made(CrossEntropy, rows=tokens, cols=vocabulary, dtype=self.run.dtype)
             self.add(part, work)
-            self.add(part, work.changed(direction="backward"), "backward")
+            self.add(part, _changed(work, direction="backward"), "backward")
             return
         shape = (tokens, vocabulary)
         self.cast(part, shape, up=True)  # model code computes the loss of 16-bit logits in f32
@@ -239,7 +245,7 @@ class Tape:
         zeros = Tape(replace(self.run, dtype="f32"))
         zeros.moved(part, tokens * vocabulary * itemsize("f32"), "backward")  # mostly zeros
         self.extend(zeros.operations)
-        self.add(part, log_softmax.changed(direction="backward"), "backward")
+        self.add(part, _changed(log_softmax, direction="backward"), "backward")
         self.cast(part, shape, up=False, phase="backward")
 
     def _loss_in_parts(self, part: str, tokens: int, vocabulary: int) -> None:
@@ -384,10 +390,11 @@ class Tape:
         rows, cols = (k, n) if trans == "nn" else (n, k)
         self.add(part, _made(Gemm, batch=batch, m=rows, n=cols, k=m, dtype=dtype, trans="tn"), "backward")
 
-    def attention(self, part: str, work: Workload) -> None:
-        """Add attention as one kernel."""
+    def attention(self, part: str, dimensions: Mapping[str, Any]) -> None:
+        """Add attention as one kernel, given the dimensions of `Attention`."""
+        work = _made(Attention, **dimensions)
         self.add(part, work)
-        self.add(part, work.changed(direction="backward"), "backward")
+        self.add(part, _changed(work, direction="backward"), "backward")
 
     def lookup(self, part: str, tokens: int, width: int, entries: int) -> None:
         """Add a look-up of rows in a table; its gradient has the size of the table and is mostly zeros."""

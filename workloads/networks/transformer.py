@@ -28,7 +28,6 @@ from tunebench.workloads.networks.network_run import (
     merged,
 )
 from tunebench.workloads.networks.tape import Prologue, Tape, Weight
-from tunebench.workloads.operators.attention import Attention
 
 __all__ = ["Heads", "Matrix", "Transformer", "share"]
 
@@ -138,7 +137,7 @@ class Heads:
             sizes |= {name: getattr(self, name) for name in ("seq_q", "seq_k", "causal")}
             if 0 < self.window < self.seq_k:
                 sizes["window"] = self.window
-            tape.attention("attention", Attention.from_dimensions({**sizes, "dtype": tape.run.dtype}))
+            tape.attention("attention", {**sizes, "dtype": tape.run.dtype})
             return
         self._scores(tape)
         self._weights(tape)

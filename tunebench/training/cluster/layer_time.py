@@ -539,7 +539,7 @@ _RECOMPUTED: dict[str, tuple[str, ...]] = {
     ),
     "experts": ("router", "experts", "expert exchange", "mlp up", "mlp activation", "mlp down"),
 }
-"""Parts of a layer whose forward kernels the backward pass runs again; all parts with full recomputation."""
+"""Parts of a layer whose forward kernels the backward pass runs again."""
 
 
 def _repeated_share(operation: Operation, recompute: str, key_share: float) -> float:
@@ -556,8 +556,7 @@ def _repeated_share(operation: Operation, recompute: str, key_share: float) -> f
         # The products of keys, after attention, and of one of the factors of the feed-forward part.
         shares = {"attention qkv": key_share, "mlp up": 0.5, "mlp down": 0.0}
         return shares.get(operation.part, 1.0) if isinstance(operation.workload, Gemm) else 1.0
-    parts = _RECOMPUTED.get(recompute)
-    return float(parts is None or operation.part in parts)
+    return float(operation.part in _RECOMPUTED[recompute])
 
 
 def _pass_times(times: Iterable[OperationTime], key_share: float) -> dict[str, PassTime]:
@@ -578,9 +577,12 @@ def _pass_times(times: Iterable[OperationTime], key_share: float) -> dict[str, P
     )
     passes = {"none": none}
     for recompute in ("selective", "experts", "operators", "full"):
-        shares = [_repeated_share(timed.operation, recompute, key_share) for timed in forward]
-        repeated = [timed for timed, share in zip(forward, shares, strict=True) if share]
-        repeated_us = sum(share * timed.time_us for timed, share in zip(forward, shares, strict=True))
+        if recompute == "full":
+            repeated, repeated_us = forward, none.forward_us
+        else:
+            shares = [_repeated_share(timed.operation, recompute, key_share) for timed in forward]
+            repeated = [timed for timed, share in zip(forward, shares, strict=True) if share]
+            repeated_us = sum(share * timed.time_us for timed, share in zip(forward, shares, strict=True))
         passes[recompute] = none.plus(PassTime(0.0, repeated_us, host_launches(repeated)))
     return passes
 

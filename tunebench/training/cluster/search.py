@@ -8,9 +8,10 @@ its bounds.
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tunebench._lazy import np
@@ -95,7 +96,7 @@ class PlanProof:
     optimal: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SearchResult:
     """The best plans of a search.
 
@@ -106,15 +107,22 @@ class SearchResult:
         front: Plans for which no other that fits has both a shorter step and less memory, shortest step
             first.
         proof: How all plans were closed.
-        least_memory: The plan whose node lacks the least memory of all kinds; of several, the one with the
-            least memory of a device.
     """
 
     objective: Objective
     best: tuple[PricedPlan, ...]
     front: tuple[PricedPlan, ...]
     proof: PlanProof
-    least_memory: PricedPlan
+    _least: ClusterPlan = field(repr=False)
+    _pricer: PlanPricer = field(repr=False, compare=False)
+
+    @functools.cached_property
+    def least_memory(self) -> PricedPlan:
+        """The plan whose node lacks the least memory of all kinds, then of a device.
+
+        It is priced when it is read: the simulation of its step may take longer than the search.
+        """
+        return self._pricer.priced(self._least)
 
     @property
     def front_outline(self) -> tuple[PricedPlan, ...]:
@@ -124,6 +132,38 @@ class SearchResult:
             if not shown or priced.memory.total <= (1 - OUTLINE) * shown[-1].memory.total:
                 shown.append(priced)
         return tuple(shown)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPricer:
+    """Prices single plans.
+
+    Attributes:
+        steps: Times of the plans of a job on a cluster.
+        memory: Their memory.
+    """
+
+    steps: StepPricer
+    memory: MemoryPricer
+
+    def priced(self, plan: ClusterPlan) -> PricedPlan:
+        """Return a plan with its step and memory."""
+        self.steps.layers.predict([LayerRun.of(plan)])
+        job, machine, step = self.steps.job, self.steps.machine, self.steps.step(plan)
+        seconds, price = step.time_us / 1e6, machine.price_per_hour
+        peak = peak_flops(machine, job) * plan.devices
+        memory = self.memory.of(plan)
+        return PricedPlan(
+            plan=plan,
+            step=step,
+            memory=memory,
+            limit_bytes=machine.limit_bytes,
+            verdict=memory_verdict(memory.total, machine.memory_bytes, job.framework),
+            stored=not lacking_bytes(machine, memory.host, memory.nvme),
+            mfu=job.model_flops / (seconds * peak),
+            samples_per_s=job.batch / seconds,
+            cost=None if price is None else price * plan.devices * seconds / 3600,
+        )
 
 
 @dataclass(slots=True)
@@ -177,6 +217,7 @@ class ClusterSearch:
         self.plans: PlanTable = enumerated(space)
         self.pricer = StepPricer(job=job, machine=machine, layers=self.layers, slowdown=self.slowdown)
         self.memory = MemoryPricer(job, machine.channels)
+        self._priced = PlanPricer(self.pricer, self.memory)
 
     def run(
         self, top: int = 10, *, front: bool = True, watcher: Callable[[str], None] = lambda message: None
@@ -214,27 +255,13 @@ class ClusterSearch:
                 simulated=closed[2],
                 optimal=bool(best),
             ),
-            least_memory=self.priced(least),
+            _least=least,
+            _pricer=self._priced,
         )
 
     def priced(self, plan: ClusterPlan) -> PricedPlan:
         """Return a plan with its step and memory."""
-        self.layers.predict([LayerRun.of(plan)])
-        step = self.pricer.step(plan)
-        seconds, price = step.time_us / 1e6, self.machine.price_per_hour
-        peak = peak_flops(self.machine, self.job) * plan.devices
-        memory = self.memory.of(plan)
-        return PricedPlan(
-            plan=plan,
-            step=step,
-            memory=memory,
-            limit_bytes=self.machine.limit_bytes,
-            verdict=memory_verdict(memory.total, self.machine.memory_bytes, self.job.framework),
-            stored=not self._lacking(memory.host, memory.nvme),
-            mfu=self.job.model_flops / (seconds * peak),
-            samples_per_s=self.job.batch / seconds,
-            cost=None if price is None else price * plan.devices * seconds / 3600,
-        )
+        return self._priced.priced(plan)
 
     def _sizes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the memory of each plan, and the host memory and NVMe that its node lacks.
@@ -244,19 +271,12 @@ class ClusterSearch:
         """
 
         def fits(size: Any, host: Any, nvme: Any) -> Any:
-            return (size <= self.machine.limit_bytes) & (self._lacking(host, nvme) == 0)
+            return (size <= self.machine.limit_bytes) & (lacking_bytes(self.machine, host, nvme) == 0)
 
         size, *stored = self.memory.sizes(self.plans, fits)
         if not np.any(fits(size, *stored)):
             size, *stored = self.memory.sizes(self.plans)
-        return size, self._lacking(*stored)
-
-    def _lacking(self, host: Any, nvme: Any) -> Any:
-        """Return the bytes of host memory and NVMe that a node lacks, given those of each of its devices."""
-        # Devices of a node share its host memory and NVMe, each with an equal part of the data.
-        machine, count = self.machine, self.machine.links.devices_per_node
-        lacking = np.maximum(0, host * count - machine.host_bytes)
-        return lacking + np.maximum(0, nvme * count - machine.nvme_bytes)
+        return size, lacking_bytes(self.machine, *stored)
 
     def _search(
         self,
@@ -340,6 +360,14 @@ class ClusterSearch:
         if self.objective == "memory":
             return memory, time_us
         return time_us * (devices if self.objective == "cost" else 1), memory
+
+
+def lacking_bytes(machine: TrainingCluster, host: Any, nvme: Any) -> Any:
+    """Return the bytes of host memory and NVMe that a node lacks, given those of each of its devices."""
+    # Devices of a node share its host memory and NVMe, each with an equal part of the data.
+    count = machine.links.devices_per_node
+    lacking = np.maximum(0, host * count - machine.host_bytes)
+    return lacking + np.maximum(0, nvme * count - machine.nvme_bytes)
 
 
 def peak_flops(machine: TrainingCluster, job: TrainingJob) -> float:

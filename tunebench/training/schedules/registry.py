@@ -354,6 +354,9 @@ def first_stage_in_flight(names: Any, ranks: Any, chunks: Any, microbatches: Any
 
 def _schedules_of(names: Any, chunks: Any) -> Iterator[tuple[Any, NamedSchedule]]:
     """Yield which of many plans have a schedule, and the schedule; a later one takes precedence."""
+    if isinstance(names, str):
+        yield True, planned_schedule(names, chunks)
+        return
     for name in PLANNED_SCHEDULES:
         schedule = SCHEDULES[name]
         yield names == name, schedule

@@ -60,9 +60,21 @@ class PipelineSchedule:
                 f"schedule {self.name}: expected an acceptor for each of the {self.ranks} ranks, got "
                 f"{len(self.acceptors)}"
             )
+        owned: list[set[int]] = [set() for _ in self.actions]
+        for stage, rank in enumerate(self.placement):
+            owned[rank].add(stage)
         for rank, actions in enumerate(self.actions):
+            # Schedules have up to millions of actions: look at each of them only where one may be wrong.
+            of_rank = {stage for stage, _, _ in actions} <= owned[rank]
+            last_microbatch = max((microbatch for _, _, microbatch in actions), default=0)
+            if of_rank and last_microbatch < self.microbatches and (self.acceptors or not self._evicts(rank)):
+                continue
             for action in actions:
                 self._check(rank, action)
+
+    def _evicts(self, rank: int) -> bool:
+        kinds = {kind for _, kind, _ in self.actions[rank]}
+        return ActionKind.EVICT in kinds or ActionKind.LOAD in kinds
 
     def _check(self, rank: int, action: PipelineAction) -> None:
         """Raise InputError if an action is on a stage or micro-batch that its rank does not have."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -115,23 +116,7 @@ class StepDivision(LayerDivision):
         Raises:
             InputError: if there are fewer layers than stages.
         """
-        counted = self.embedding_layers + self.head_layers
-        layers_per_stage, remainder = divmod(layers + counted, self.stage_count)
-        counts = [layers_per_stage + (stage < remainder) for stage in range(self.stage_count)]
-        counts[0] -= self.embedding_layers
-        counts[-1] -= self.head_layers
-        if min(counts) < 0 or min(counts[1:-1], default=1) < 1 or (not counted and min(counts) < 1):
-            if not counted:
-                raise InputError(
-                    f"{layers} layers cannot be divided into {self.stage_count} stages: expected at most "
-                    f"{layers}"
-                )
-            raise InputError(
-                f"{layers} layers, the embedding as {self.embedding_layers} and the head as "
-                f"{self.head_layers} more, cannot be divided into {self.stage_count} stages with a layer in "
-                "all but the ends"
-            )
-        return _ranges(counts)
+        return _stage_ranges(layers, self.stage_count, self.embedding_layers, self.head_layers)
 
     def divided(self, network: Network) -> tuple[Network, tuple[tuple[int, int], ...]]:
         """Return a network and the layers of each stage in it, as half-open ranges.
@@ -151,6 +136,25 @@ class StepDivision(LayerDivision):
         shifted[0] = 0, shifted[0][1]
         shifted[-1] = shifted[-1][0], network.layers + 2
         return network.with_ends_apart(), tuple(shifted)
+
+
+@functools.lru_cache(maxsize=2**12)
+def _stage_ranges(
+    layers: int, stages: int, embedding_layers: int, head_layers: int
+) -> tuple[tuple[int, int], ...]:
+    counted = embedding_layers + head_layers
+    layers_per_stage, remainder = divmod(layers + counted, stages)
+    counts = [layers_per_stage + (stage < remainder) for stage in range(stages)]
+    counts[0] -= embedding_layers
+    counts[-1] -= head_layers
+    if min(counts) < 0 or min(counts[1:-1], default=1) < 1 or (not counted and min(counts) < 1):
+        if not counted:
+            raise InputError(f"{layers} layers cannot be divided into {stages} stages: expected at most {layers}")
+        raise InputError(
+            f"{layers} layers, the embedding as {embedding_layers} and the head as {head_layers} more, cannot "
+            f"be divided into {stages} stages with a layer in all but the ends"
+        )
+    return _ranges(counts)
 
 
 def _ranges(counts: Iterable[int]) -> tuple[tuple[int, int], ...]:
