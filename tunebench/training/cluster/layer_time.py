@@ -12,6 +12,7 @@ import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from tunebench.device import Device
 from tunebench.forecast.network import (
@@ -164,6 +165,10 @@ class UpdateTime:
     optimizer_us: float
 
 
+_Update: TypeAlias = tuple[LayerDivision, tuple[int, int], tuple[int, int]]
+"""Division of parameters, layers of a stage, and devices that divide states outside experts and of experts."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Kinds:
     first: PassTime
@@ -222,9 +227,7 @@ class LayerTimes:
     _between: dict[tuple[LayerRun, tuple[int, int]], _LayerTime] = field(default_factory=dict, repr=False)
     _products: dict[LayerRun, dict[tuple[str, str], float]] = field(default_factory=dict, repr=False)
     _ends: dict[LayerRun, _Ends] = field(default_factory=dict, repr=False)
-    _updates: dict[tuple[LayerDivision, tuple[int, int], tuple[int, int]], UpdateTime] = field(
-        default_factory=dict, repr=False
-    )
+    _updates: dict[_Update, UpdateTime] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, job: TrainingJob, device: Device) -> LayerTimes:
@@ -440,11 +443,30 @@ class LayerTimes:
             layers: Layers of the stage as a half-open range.
             shards: Devices that divide the states of the optimizer, and those of the experts' states.
         """
-        # Stages between the ends of the network differ in their position only, and share an entry.
         key = (division, self.alike(layers), shards)
-        if key not in self._updates:
-            self._updates[key] = self._update(*key)
+        self.predict_updates([key])
         return self._updates[key]
+
+    def predict_updates(self, keys: Iterable[_Update]) -> None:
+        """Predict updates that are not known yet, in one batch.
+
+        Args:
+            keys: Division of parameters, layers of a stage as `alike` returns them, and shards as in `update`.
+        """
+        missing = [key for key in dict.fromkeys(keys) if key not in self._updates]
+        if not missing:
+            return
+        parts = [self._update_operations(*key) for key in missing]
+        times = iter(self.predictor([operation for part in parts for both in part for operation in both], self.device))
+        for key, (added, updated) in zip(missing, parts, strict=True):
+            accumulate, optimizer = ([next(times) for _ in operations] for operations in (added, updated))
+            optimizer_us = sum(timed.time_us for timed in optimizer)
+            self._updates[key] = UpdateTime(
+                sum(timed.time_us for timed in accumulate),
+                host_launches(accumulate),
+                # Updates of many small tensors take as long as their launches.
+                max(optimizer_us, self.host_us * host_launches(optimizer)),
+            )
 
     def alike(self, layers: tuple[int, int]) -> tuple[int, int]:
         """Return the first range of layers with the same kernels and parameters."""
@@ -465,9 +487,10 @@ class LayerTimes:
         kinds = (network.kind_of_layer(index) for index in range(network.layers - 2 * apart))
         return (*[-1] * apart, *kinds, *[-1] * apart)
 
-    def _update(
+    def _update_operations(
         self, division: LayerDivision, layers: tuple[int, int], shards: tuple[int, int]
-    ) -> UpdateTime:
+    ) -> tuple[list[Operation], list[Operation]]:
+        """Return the kernels that add gradients of a stage to earlier ones, and those of the optimizer."""
         parameter_counts = self.network.held_parameters(division, layers)
         added, updated = Tape(self._updating), Tape(self._updating)
         added.accumulated(sum(parameter_counts), self._tensors(layers))
@@ -477,15 +500,7 @@ class LayerTimes:
         updated.updated(parameters, architecture_of(self.network).hidden)
         matrices = self.network.matrix_parameters(division.tensor, layers) + parameter_counts[1]
         add_converted_weights(updated, matrices)
-        times = self.predictor([*added.operations, *updated.operations], self.device)
-        accumulate, optimizer = times[: len(added.operations)], times[len(added.operations) :]
-        optimizer_us = sum(timed.time_us for timed in optimizer)
-        return UpdateTime(
-            sum(timed.time_us for timed in accumulate),
-            host_launches(accumulate),
-            # Updates of many small tensors take as long as their launches.
-            max(optimizer_us, self.host_us * host_launches(optimizer)),
-        )
+        return added.operations, updated.operations
 
     @functools.cached_property
     def _updating(self) -> NetworkRun:

@@ -326,6 +326,8 @@ class StepPricer:
             prices.layers.predict([LayerRun.of(plan)])
         # Stages between the ends differ in their position only: each kind is priced once.
         kinds = [prices.layers.alike(layers) for layers in ranges]
+        shards = [plan.shards] * (plan.states == "device") + [(1, 1)] * (plan.microbatches(self.job.batch) > 1)
+        prices.layers.predict_updates((plan.division, kind, part) for kind in kinds for part in shards)
         by_kind = {kind: prices.stage(plan, kind) for kind in dict.fromkeys(kinds)}
         stages = [by_kind[kind] for kind in kinds]
         return stages if plan.stages_per_device == 1 else self._chained(plan, stages)
@@ -706,13 +708,8 @@ class StepPricer:
             occupied=self._occupied(groups[0]),
         )
 
-        def both_us(
-            collective: Collective, parts: Sequence[list[int]], pass_us: float
-        ) -> tuple[float, float]:
-            return exchange.exposed_us(collective, parts, pass_us), exchange.total_us(collective, parts)
-
-        gather = both_us("all-gather", parameter_parts, passes_us[0]) if gathers else nothing
-        return both_us(summed_by, parts, passes_us[1]) if summed_by else nothing, gather
+        gather = exchange.times_us("all-gather", parameter_parts, passes_us[0]) if gathers else nothing
+        return exchange.times_us(summed_by, parts, passes_us[1]) if summed_by else nothing, gather
 
     def _occupied(self, group: ProcessGroup) -> float:
         """Return the share of the SMs that a collective takes from kernels beside it."""

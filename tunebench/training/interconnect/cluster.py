@@ -231,7 +231,9 @@ class Cluster:
         All ranks send at the same time, so those of a switch share its links to other switches.
         """
         per_node = self.devices_per_node
-        nodes = [((first + i) // per_node, (second + i) // per_node) for i in range(width)]
+        # Nodes change where either rank is the first one of a node.
+        changes = {0, *range(-first % per_node, width, per_node), *range(-second % per_node, width, per_node)}
+        nodes = {((first + i) // per_node, (second + i) // per_node) for i in changes}
         if all(left == right for left, right in nodes):
             return self.inside
         near = self.nodes_per_switch

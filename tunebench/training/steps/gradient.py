@@ -82,8 +82,15 @@ class BucketExchange:
         return float(sum(self._takes_us(collective, sizes, group)[0].sum() for sizes, group in pairs))
 
     def exposed_us(self, collective: Collective, parts: Sequence[Sequence[int]], pass_us: float) -> float:
-        """Return how long buckets are still in transit when the pass has ended, and what it lost to them.
+        """Return how long buckets are still in transit when the pass has ended (see `times_us`)."""
+        return self.times_us(collective, parts, pass_us)[0]
 
+    def times_us(
+        self, collective: Collective, parts: Sequence[Sequence[int]], pass_us: float
+    ) -> tuple[float, float]:
+        """Return how long buckets are still in transit when the pass has ended, and the time of all of them.
+
+        What the pass loses to them counts as exposed.
         Layers take equal shares of the pass, and the bytes of a layer become available evenly in its share.
         Buckets are sent one after the other: the last one ends at the latest of each bucket's start and the
         time of all buckets from it on.
@@ -94,7 +101,8 @@ class BucketExchange:
             pass_us: Kernels of the pass, in microseconds.
         """
         if not self.overlap or not any(map(any, parts)):
-            return self.total_us(collective, parts)
+            total_us = self.total_us(collective, parts)
+            return total_us, total_us
         takes_and_ready = [self._takes_us(collective, *pair) for pair in zip(parts, self.groups, strict=True)]
         takes, ready = (np.concatenate(columns) for columns in zip(*takes_and_ready, strict=True))
         # Experts and the rest share the network: one queue, in the order in which buckets become ready.
@@ -103,7 +111,8 @@ class BucketExchange:
         # buckets.
         remaining = np.cumsum(takes[order][::-1])[::-1]
         exposed_us = max(0.0, float((pass_us * ready[order] + remaining).max()) - pass_us)
-        return exposed_us + self.occupied * max(0.0, float(remaining[0]) - exposed_us)
+        total_us = float(remaining[0])
+        return exposed_us + self.occupied * max(0.0, total_us - exposed_us), total_us
 
     def _takes_us(
         self, collective: Collective, sizes: Sequence[int], group: ProcessGroup
