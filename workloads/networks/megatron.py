@@ -595,9 +595,7 @@ def _divided_collectives(stage: _DividedStage) -> tuple[TensorCollective, ...]:
     if stage.has_embedding:
         forward += _unbound(stage)
     elif not stage.sequence_parallel:  # each device received its part from the stage before
-        forward.append(
-            TensorCollective(nbytes=stage.nbytes, count=1, part="stage", collective="all-gather")
-        )
+        forward.append(TensorCollective(nbytes=stage.nbytes, count=1, part="stage", collective="all-gather"))
     if not stage.trains:
         return tuple(forward)
     backward = list(_recomputed_collectives(stage, divided))

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tunebench.device import find
 from tunebench.errors import InputError, UnknownName
 from tunebench.training.cluster import TrainingCluster
+from tunebench.training.interconnect.cluster import Cluster
 
 
 def test_text_gives_devices_links_memory_and_price() -> None:
@@ -111,6 +113,25 @@ def test_links_of_figures_are_named_after_their_bandwidth(tmp_path: Path) -> Non
     )
     alone = TrainingCluster.parse("2 x gh200")
     assert alone.name == "2 x gh200, 1 a node, net-400 between 2 nodes"
+
+
+@pytest.mark.parametrize(
+    ("devices", "per_node"), [(8, 8), (72, 72), (100, 20), (144, 72), (256, 64), (1152, 72), (146, 2)]
+)
+def test_devices_of_a_rack_are_in_equal_nvlink_domains_of_whole_trays(devices: int, per_node: int) -> None:
+    for product in ("gb200", "gb300"):
+        links = TrainingCluster.parse(f"{devices} x {product}").links
+        assert (links.devices, links.devices_per_node, links.inside.name) == (devices, per_node, "nvlink5")
+        assert Cluster.of(find(product), devices=devices).devices_per_node == per_node
+
+
+def test_the_nvlink_domain_of_a_cluster_is_shown_and_overridden() -> None:
+    rack = "(an NVLink domain has up to 72)"
+    assert TrainingCluster.parse("256 x gb300").name == (
+        f"256 x gb300, 64 a node {rack} by nvlink5, net-800 between 4 nodes"
+    )
+    trays = TrainingCluster.parse("256 x gb200, 4 a node, net-200")
+    assert trays.name == f"256 x gb200, 4 a node {rack} by nvlink5, net-200 between 64 nodes"
 
 
 def test_a_kind_of_link_that_a_product_does_not_have_is_refused() -> None:

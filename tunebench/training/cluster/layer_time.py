@@ -166,7 +166,7 @@ class UpdateTime:
 
 
 _Update: TypeAlias = tuple[LayerDivision, tuple[int, int], tuple[int, int]]
-"""Division of parameters, layers of a stage, and devices that divide states outside experts and of experts."""
+"""Division of parameters, layers of a stage, and devices that divide states, also those of experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +312,7 @@ class LayerTimes:
         return Counter(self.alike((index, index + 1)) for index in range(*self.kinds_of_layer()[1]))
 
     def _pair(self, run: LayerRun, kind: tuple[int, int]) -> tuple[LayerRun, tuple[int, int]]:
-        """Return the key of a layer in `_between`: a dense layer runs the same however experts are divided."""
+        """Return the key of a layer in `_between`: how experts are divided does not change a dense layer."""
         dense_layers = architecture_of(self.network).dense_layers
         if run.expert * run.expert_tensor > 1 and kind[0] - self.network.ends_apart < dense_layers:
             return replace(run, expert=1, expert_tensor=1), kind
@@ -451,13 +451,15 @@ class LayerTimes:
         """Predict updates that are not known yet, in one batch.
 
         Args:
-            keys: Division of parameters, layers of a stage as `alike` returns them, and shards as in `update`.
+            keys: Division of parameters, layers of a stage as of `alike`, and shards (see `update`).
         """
         missing = [key for key in dict.fromkeys(keys) if key not in self._updates]
         if not missing:
             return
         parts = [self._update_operations(*key) for key in missing]
-        times = iter(self.predictor([operation for part in parts for both in part for operation in both], self.device))
+        times = iter(
+            self.predictor([operation for part in parts for both in part for operation in both], self.device)
+        )
         for key, (added, updated) in zip(missing, parts, strict=True):
             accumulate, optimizer = ([next(times) for _ in operations] for operations in (added, updated))
             optimizer_us = sum(timed.time_us for timed in optimizer)

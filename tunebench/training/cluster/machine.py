@@ -28,6 +28,7 @@ from tunebench._foreign_file import interpreting, read_table
 from tunebench.device import Device
 from tunebench.errors import InputError, UnknownName
 from tunebench.training.interconnect.cluster import (
+    PER_NODE,
     Cluster,
     Link,
     described_link,
@@ -37,6 +38,7 @@ from tunebench.training.interconnect.cluster import (
     link_name,
     link_of,
     links,
+    usual_nodes,
 )
 from tunebench.training.memory.budget import budget_bytes
 from tunebench.training.memory.host_link import host_link, host_link_of
@@ -197,9 +199,12 @@ class TrainingCluster:
         limit_w = self.device.power_limit_w
         limited = f" at {significant(limit_w)} W" if limit_w else ""
         inside = f" by {cluster.inside.name}" if cluster.devices_per_node > 1 else ""
+        domain = ""
+        if devices_of_node(self.device) > PER_NODE:
+            domain = f" (an NVLink domain has up to {devices_of_node(self.device)})"
         return (
             f"{cluster.devices} x {self.device.name}{limited}, {cluster.devices_per_node} a node"
-            f"{inside}{between}"
+            f"{domain}{inside}{between}"
         )
 
     def with_nodes(self, nodes: int) -> Cluster:
@@ -255,7 +260,7 @@ class TrainingCluster:
             raise InputError(f"cluster {text!r}: expected a number of devices first, such as {EXAMPLE}")
         count = int(devices_match["count"])
         values: dict[str, Any] = {"product": devices_match["product"]}
-        per_node = min(devices_of_node(devices.find(devices_match["product"])), count)
+        per_node = _devices_per_node(devices.find(devices_match["product"]), count)
         for item in items:
             if match := _PER_NODE.fullmatch(item):
                 per_node = int(match["count"])
@@ -342,6 +347,12 @@ class TrainingCluster:
             nvme_write_gb_s=float(given.get("nvme_write_gb_s", 0.0)),
             price_per_hour=given.get("price_per_hour"),
         )
+
+
+def _devices_per_node(product: Device, count: int) -> int:
+    """Return the devices of each node: usual nodes are full, and NVLink domains of racks equal."""
+    usual = devices_of_node(product)
+    return count // usual_nodes(product, count) if usual > PER_NODE and count else min(usual, count)
 
 
 def _limited(product: Device, power_limit_w: Any, source: str) -> Device:

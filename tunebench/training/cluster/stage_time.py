@@ -326,7 +326,9 @@ class StepPricer:
             prices.layers.predict([LayerRun.of(plan)])
         # Stages between the ends differ in their position only: each kind is priced once.
         kinds = [prices.layers.alike(layers) for layers in ranges]
-        shards = [plan.shards] * (plan.states == "device") + [(1, 1)] * (plan.microbatches(self.job.batch) > 1)
+        shards = [plan.shards] * (plan.states == "device") + [(1, 1)] * (
+            plan.microbatches(self.job.batch) > 1
+        )
         prices.layers.predict_updates((plan.division, kind, part) for kind in kinds for part in shards)
         by_kind = {kind: prices.stage(plan, kind) for kind in dict.fromkeys(kinds)}
         stages = [by_kind[kind] for kind in kinds]

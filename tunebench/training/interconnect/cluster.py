@@ -32,6 +32,7 @@ __all__ = [
     "link_of",
     "link_tables",
     "links",
+    "usual_nodes",
 ]
 
 
@@ -162,7 +163,7 @@ class Cluster:
         Args:
             device: The product.
             devices: Number of devices in total; every node gets the same share.
-            nodes: Number of nodes; None for the fewest with at most `devices_of_node` devices each.
+            nodes: Number of nodes; None for `usual_nodes`.
             link: Link within a node, by name or as text for `find_link`; None for the usual one.
             network: Link between nodes, by name or as text for `find_link`; None for the usual one.
 
@@ -171,8 +172,7 @@ class Cluster:
             UnknownName: if there is no link of that name.
         """
         if nodes is None:
-            counts = range(-(-devices // devices_of_node(device)), devices + 1)
-            nodes = next((count for count in counts if devices % count == 0), 1)
+            nodes = usual_nodes(device, devices) if devices > 0 else 1
         if nodes < 1 or devices < nodes or devices % nodes:
             raise InputError(f"{nodes} nodes must divide the number of devices, got {devices} devices")
         inside = find_link(link) if link else link_of(device, network=False)
@@ -296,9 +296,31 @@ def link_of(device: Device, *, network: bool) -> Link:
 
 
 def devices_of_node(device: Device) -> int:
-    """Return the number of devices in a usual node of a product."""
-    nodes = link_tables()["node"].values()
-    return next((node["devices"] for node in nodes if device.name in node["products"]), PER_NODE)
+    """Return the number of devices in a usual node of a product: at most, in an NVLink domain of a rack."""
+    devices, _ = _usual_node(device)
+    return devices
+
+
+def usual_nodes(device: Device, devices: int) -> int:
+    """Return the fewest nodes that share devices equally, each with at most as many as a usual node.
+
+    Nodes of several computers consist of whole ones where that is possible.
+
+    Args:
+        device: The product.
+        devices: Number of devices in total.
+    """
+    most, tray = _usual_node(device)
+    counts = [nodes for nodes in range(-(-devices // most), devices + 1) if devices % nodes == 0]
+    return next((nodes for nodes in counts if nodes == 1 or devices // nodes % tray == 0), counts[0])
+
+
+def _usual_node(device: Device) -> tuple[int, int]:
+    """Return the most devices of a usual node of a product, and those of a computer of it."""
+    for node in link_tables()["node"].values():
+        if device.name in node["products"]:
+            return node["devices"], node.get("tray", 1)
+    return PER_NODE, 1
 
 
 def find_link(text: str) -> Link:

@@ -149,10 +149,12 @@ def _stage_ranges(
     counts[-1] -= head_layers
     if min(counts) < 0 or min(counts[1:-1], default=1) < 1 or (not counted and min(counts) < 1):
         if not counted:
-            raise InputError(f"{layers} layers cannot be divided into {stages} stages: expected at most {layers}")
+            raise InputError(
+                f"{layers} layers cannot be divided into {stages} stages: expected at most {layers}"
+            )
         raise InputError(
-            f"{layers} layers, the embedding as {embedding_layers} and the head as {head_layers} more, cannot "
-            f"be divided into {stages} stages with a layer in all but the ends"
+            f"{layers} layers, the embedding as {embedding_layers} and the head as {head_layers} more, "
+            f"cannot be divided into {stages} stages with a layer in all but the ends"
         )
     return _ranges(counts)
 
