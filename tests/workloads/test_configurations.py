@@ -304,6 +304,24 @@ def test_images_have_a_sequence_of_their_own() -> None:
         model.operations(dataclasses.replace(run, seq=128))
 
 
+def test_tensor_parallel_images_see_all_patches_and_have_whole_ends() -> None:
+    model = network("vit-base-16")
+    run = NetworkRun(batch=4, mode="train", stack="megatron", dtype="bf16", flash=True, tensor=2)
+    works = [operation.workload for operation in model.operations(run)]
+    assert {work.causal for work in works if isinstance(work, Attention)} == {False}
+    heads = [work for work in works if isinstance(work, Gemm) and (work.m, work.n) == (4, 1000)]
+    assert [work.k for work in heads] == [768]
+    divided = model.parameters(1, (1, 11)) - model.parameters(2, (1, 11))
+    assert model.parameters() - model.parameters(2) == divided * 12 // 10
+    # The sums of two products of each layer in each pass; the embedding and the head have none.
+    run = dataclasses.replace(run, seq=197)
+    assert [(sent.part, sent.count) for sent in model.collectives(run)] == [
+        ("layers", 24),
+        ("attention qkv", 12),
+        ("mlp up", 12),
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "changed", "message"),
     [

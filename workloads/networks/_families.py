@@ -53,7 +53,7 @@ class Decoder(Transformer):
             seq_q=run.seq,
             seq_k=run.seq,
             head_dim=architecture.head_dim,
-            causal=architecture.family not in ("bert", "vit"),
+            causal=architecture.causal,
             before=before,
             backward=backward,
             reordered=architecture.family == "opt",

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from tunebench.errors import InputError
 from tunebench.workloads.networks._families import Decoder
+from tunebench.workloads.networks.megatron import add_megatron_layer
 from tunebench.workloads.networks.network_run import NetworkRun, Operation
 from tunebench.workloads.networks.tape import Tape
 
@@ -18,6 +19,8 @@ __all__ = ["Vit"]
 
 class Vit(Decoder):
     """ViT: a classifier of images, whose sequence is the patches of an image and one token for the class."""
+
+    divides_ends = False
 
     def before(self) -> int:
         """Return the matrix of patches, the token of the class, and the positions."""
@@ -56,6 +59,9 @@ class Vit(Decoder):
         tape.dropout("embedding", self._shape(run), architecture.dropout)
 
     def _add_layer(self, tape: Tape, index: int) -> None:
+        if tape.run.kernels == "megatron":
+            add_megatron_layer(tape, self.architecture, gated=False, rms=False, biased=True)
+            return
         *qkv, output, up, down = self.matrices()
         self._norm(tape)
         for matrix in qkv:

@@ -265,6 +265,15 @@ class Architecture:
         """Tokens of an image: its patches and one for the class; 0 for text."""
         return (self.image // self.patch) ** 2 + 1 if self.patch else 0
 
+    @property
+    def causal(self) -> bool:
+        """Whether tokens see no later token."""
+        return self.family not in ("bert", "vit")
+
+    def head_tokens(self, seq: int) -> int:
+        """Return how many tokens of a sequence the head sees: that of the class of an image, or all."""
+        return 1 if self.patch else seq
+
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Architecture:
         """Return the architecture of a configuration; unknown keys are ignored.

@@ -25,6 +25,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tunebench.dtype import itemsize
+from tunebench.errors import InputError
 from tunebench.workloads.networks.architecture import Architecture
 from tunebench.workloads.networks.layer_division import Recompute
 from tunebench.workloads.networks.network_run import (
@@ -225,7 +226,7 @@ def _add_core(core: Tape, architecture: Architecture) -> None:
     if _softmax_is_fused(run, heads):
         core.softmax("attention softmax", pairs, "scale")
     else:
-        _softmax_in_parts(core, pairs)
+        _softmax_in_parts(core, pairs, masked=architecture.causal)
     _dropout(core, "attention softmax", pairs, architecture.attention_dropout)
     value_dim = architecture.value_dim or architecture.head_dim
     core.product("attention values", run.batch * heads, run.seq, value_dim, run.seq, "nn")
@@ -235,11 +236,12 @@ def _add_core(core: Tape, architecture: Architecture) -> None:
 
 def _add_flash(core: Tape, architecture: Architecture, heads: int, heads_k: int) -> None:
     dimensions = {"batch": core.run.batch, "heads": heads, "heads_k": heads_k}
-    add_flash(core, {**dimensions, "head_dim": architecture.attention_dim}, architecture.window)
+    dimensions["head_dim"] = architecture.attention_dim
+    add_flash(core, dimensions, architecture.window, causal=architecture.causal)
 
 
-def add_flash(core: Tape, sizes: Mapping[str, int], window: int) -> None:
-    """Add causal flash attention: with context parallelism, a kernel for the keys of each device of the ring.
+def add_flash(core: Tape, sizes: Mapping[str, int], window: int, *, causal: bool = True) -> None:
+    """Add flash attention: with context parallelism, a kernel for the keys of each device of the ring.
 
     A device has two parts of a sequence, one from each end, so that all devices have equal work: half of the
     pairs of its tokens, and half of those with each other device's.
@@ -248,8 +250,11 @@ def add_flash(core: Tape, sizes: Mapping[str, int], window: int) -> None:
         core: Tape that receives the kernels.
         sizes: Dimensions of `Attention` on the device, but those of sequences.
         window: Last keys that a query sees; 0 for all.
+        causal: Whether tokens see no later token, as context parallelism needs.
     """
     run = core.run
+    if not causal and run.context > 1:
+        raise InputError(f"context parallelism needs causal attention: expected context=1, got {run.context}")
     dimensions: dict[str, Any] = {**sizes, "dtype": run.dtype}
     window = window if window < run.seq * run.context else 0
 
@@ -265,7 +270,7 @@ def add_flash(core: Tape, sizes: Mapping[str, int], window: int) -> None:
         seen = run.seq * run.context // 2
         add(run.seq, min(seen, window or seen), 1)
         return
-    add(run.seq, run.seq, 1, causal=True)
+    add(run.seq, run.seq, 1, causal=causal)
     if not ring_steps:
         return
     add(run.seq, run.seq // 2, (ring_steps + 1) // 2)  # keys of devices before, in the sequence
@@ -331,11 +336,12 @@ def _softmax_is_fused(run: NetworkRun, heads: int) -> bool:
     return run.dtype != "f32" and 16 < run.seq <= 16384 and run.seq % 4 == 0 and run.batch * heads % 4 == 0
 
 
-def _softmax_in_parts(core: Tape, pairs: tuple[int, int]) -> None:
+def _softmax_in_parts(core: Tape, pairs: tuple[int, int], *, masked: bool) -> None:
     """Add PyTorch's separate kernels, in f32, for the scale, the mask and the softmax."""
     part, wide = "attention softmax", Tape(replace(core.run, dtype="f32"))
     wide.pointwise(part, pairs, "x*0.125", ("x*0.125",))
-    wide.pointwise(part, pairs, "max(x,row)", ("dy*row",))
+    if masked:
+        wide.pointwise(part, pairs, "max(x,row)", ("dy*row",))
     wide.softmax(part, pairs)
     core.cast(part, pairs, up=True)
     core.cast(part, pairs, up=True, phase="backward")
@@ -541,7 +547,13 @@ def expert_collectives(
 
 
 def megatron_collectives(
-    run: NetworkRun, nbytes: int, layers: int, products: int, end_layers: tuple[bool, bool]
+    run: NetworkRun,
+    nbytes: int,
+    layers: int,
+    products: int,
+    end_layers: tuple[bool, bool],
+    *,
+    divides_ends: bool = True,
 ) -> tuple[TensorCollective, ...]:
     """Return the collectives of tensor parallelism of a stage.
 
@@ -556,6 +568,7 @@ def megatron_collectives(
         products: Number of divided products whose results are summed in a forward pass: those of attention,
             and of feed-forward layers or shared experts.
         end_layers: Whether the stage has the embedding, and whether it has the head.
+        divides_ends: Whether tensor parallelism divides these.
     """
     return _divided_collectives(
         _DividedStage(
@@ -565,6 +578,7 @@ def megatron_collectives(
             products=products,
             has_embedding=end_layers[0],
             has_head=end_layers[1],
+            divides_ends=divides_ends,
             trains=run.trains,
             sequence_parallel=run.sequence_parallel,
             recompute=run.recompute,
@@ -582,6 +596,7 @@ class _DividedStage(NamedTuple):
     products: int
     has_embedding: bool
     has_head: bool
+    divides_ends: bool
     trains: bool
     sequence_parallel: bool
     recompute: Recompute
@@ -593,13 +608,13 @@ def _divided_collectives(stage: _DividedStage) -> tuple[TensorCollective, ...]:
     divided = {"attention qkv": stage.layers, "mlp up": stage.products - stage.layers}
     forward = _forward_collectives(stage, divided)
     if stage.has_embedding:
-        forward += _unbound(stage)
+        forward += _unbound(stage) if stage.divides_ends else []
     elif not stage.sequence_parallel:  # each device received its part from the stage before
         forward.append(TensorCollective(nbytes=stage.nbytes, count=1, part="stage", collective="all-gather"))
     if not stage.trains:
         return tuple(forward)
     backward = list(_recomputed_collectives(stage, divided))
-    for part, count in (*divided.items(), ("head", int(stage.has_head))):
+    for part, count in (*divided.items(), ("head", int(stage.has_head and stage.divides_ends))):
         if count:
             backward += _backward_collectives(stage, part, count)
     return (*forward, *backward)

@@ -236,6 +236,9 @@ class Transformer(Network):
     rms: ClassVar[bool] = False
     """Whether hidden states are normalised by their root mean square, without a shift."""
 
+    divides_ends: ClassVar[bool] = True
+    """Whether tensor parallelism divides the embedding and the head, as it divides a vocabulary."""
+
     def __init__(self, name: str, architecture: Architecture) -> None:
         self.name = name
         self.architecture = architecture
@@ -396,11 +399,12 @@ class Transformer(Network):
             if (index, tensor) not in counts:
                 counts[index, tensor] = self._layer_parameters(index, tensor)
             total += counts[index, tensor]
+        end_devices = tensor if self.divides_ends else 1
         if first == 0:
-            total += share(self.before(), tensor)
+            total += share(self.before(), end_devices)
         if last == self.layers:
             shared = self.architecture.tied and first == 0
-            total += self.behind() + (0 if shared else share(self._output(), tensor))
+            total += self.behind() + (0 if shared else share(self._output(), end_devices))
         return total
 
     @property
@@ -452,15 +456,17 @@ class Transformer(Network):
         products = sum(count * self._divided_products(kind, run) for kind, count in kinds.items())
         if run.kernels == "megatron":
             end_layers = first == 0, last == self.layers
-            return megatron_collectives(run, nbytes, len(inner_layers), products, end_layers)
+            return megatron_collectives(
+                run, nbytes, len(inner_layers), products, end_layers, divides_ends=self.divides_ends
+            )
         collectives = [TensorCollective(nbytes=nbytes, count=products, part="layers")]
-        if first == 0:
+        if first == 0 and self.divides_ends:
             collectives.append(TensorCollective(nbytes=nbytes, count=1, part="embedding"))
         if run.trains:
             collectives.append(
                 TensorCollective(nbytes=nbytes, count=products, part="layers", phase="backward")
             )
-        if run.trains and last == self.layers:
+        if run.trains and last == self.layers and self.divides_ends:
             collectives.append(TensorCollective(nbytes=nbytes, count=1, part="head", phase="backward"))
         return tuple(collectives)
 

@@ -289,7 +289,7 @@ def test_answer_says_what_binds_and_how_sure_it_is(tmp_path: Path) -> None:
 
 
 def test_networks_without_megatron_kernels_are_refused() -> None:
-    with pytest.raises(InputError, match="layers of gpt2, llama"):
+    with pytest.raises(InputError, match="layers of gpt2, vit, llama"):
         TrainingJob(network=network("opt-1.3b"), batch=8, seq=512)
     with pytest.raises(InputError, match="transformer"):
         TrainingJob(network=network("resnet50"), batch=8, seq=512)
@@ -360,3 +360,22 @@ def test_a_measured_step_of_a_plan_is_nearer_to_its_prediction_afterwards() -> N
         replace(job, stack="megatron@2022")
     with pytest.raises(InputError, match="expected megatron or megatron@2022, got eager"):
         replace(JOB, stack="eager")
+
+
+def test_plans_of_images_take_as_long_as_predict_step() -> None:
+    job = TrainingJob(network=network("vit-base-16"), batch=512, seq=197)
+    machine = TrainingCluster.parse("8 x h100-sxm")
+    # A forward pass of an image has 17.56e9 multiplications. Source: torchvision, `vit_b_16`.
+    assert job.model_flops / (3 * 2 * job.batch) == pytest.approx(17.56e9, rel=0.01)
+    search = ClusterSearch(job, machine, fixed={"tensor": "2", "pipeline": "2", "recompute": "none"})
+    (best,) = search.run(1, front=False).best
+    parallelism = best.plan.parallelism(job)
+    step = predict_step(job.network, machine.device, best.plan.run(job), machine.links, parallelism)
+    assert best.step.time_us == pytest.approx(step.time_us)
+    assert {plan.context for plan in search.plans.grouped("context")[0]} == {1}
+    with pytest.raises(InputError, match="197 tokens for an image of 224 pixels: leave out seq"):
+        replace(job, seq=128)
+    with pytest.raises(InputError, match="no arguments for the images of vit-base-16"):
+        emit("megatron", best.plan, job)
+    with pytest.raises(InputError, match="t5-base has an encoder and a decoder"):
+        replace(job, network=network("t5-base"))

@@ -137,7 +137,8 @@ class ModelStages:
             if choice not in get_args(kind):
                 raise UnknownName(name, choice, get_args(kind))
         model = network(self.name)
-        seq = self.seq or architecture_of(model).positions
+        architecture = architecture_of(model)
+        seq = self.seq or architecture.positions or architecture.tokens
         if not seq:
             raise InputError(f"{self.name} has sequences of any length: add --seq TOKENS")
         return PredictedStages(

@@ -423,7 +423,8 @@ def _job(options: ClusterOptions, *, full_sharding: bool) -> TrainingJob:
 
     transformer = network(options.model)
     stack = find_stack(options.stack or "megatron")
-    seq = options.seq or architecture_of(transformer).positions
+    architecture = architecture_of(transformer)
+    seq = options.seq or architecture.positions or architecture.tokens
     if not seq:
         raise InputError(f"{options.model} has sequences of any length: add --seq TOKENS")
     return TrainingJob(

@@ -462,8 +462,10 @@ class MemoryPricer:
 
     def _logits(self, run: LayerRun) -> int:
         """Return the logits of a micro-batch on a device."""
-        vocabulary = architecture_of(self.job.network).vocabulary
-        return run.microbatch * self.job.seq // run.context * vocabulary // run.tensor
+        architecture = architecture_of(self.job.network)
+        if architecture.patch:  # each device has the whole head, for the token of the class
+            return run.microbatch * architecture.vocabulary
+        return run.microbatch * self.job.seq // run.context * architecture.vocabulary // run.tensor
 
     def _activations(
         self, plans: _Plans, which: int, stages: _Stages | None

@@ -9,10 +9,10 @@ from tunebench.training.cluster.machine import TrainingCluster
 from tunebench.training.cluster.space import (
     LEAST_TOKENS,
     MOST_CHUNKS,
-    MOST_MICROBATCH,
     TrainingJob,
     fixed_values,
     most_head_layers,
+    most_microbatch,
     plan_space,
     updates_in_host_memory,
 )
@@ -140,8 +140,8 @@ def _head_layers(job: TrainingJob, machine: TrainingCluster, size: int) -> Itera
 
 def _microbatch(job: TrainingJob, machine: TrainingCluster, size: int) -> Iterator[str]:
     yield from _undivided(job.batch, "sequences of the batch", size)
-    if size > MOST_MICROBATCH:
-        yield f"a micro-batch has up to {MOST_MICROBATCH} sequences"
+    if size > most_microbatch(job):
+        yield f"a micro-batch has up to {most_microbatch(job)} sequences"
 
 
 def _recompute_layers(job: TrainingJob, machine: TrainingCluster, size: int) -> Iterator[str]:

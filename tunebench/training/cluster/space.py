@@ -77,6 +77,9 @@ LEAST_TOKENS = 1024
 MOST_MICROBATCH = 64
 """Most sequences in a micro-batch."""
 
+MOST_IMAGES = 1024
+"""Most images in a micro-batch: an image has fewer tokens than a text."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
@@ -152,10 +155,10 @@ class TrainingJob:
         if self.fp8 not in get_args(Fp8):
             raise UnknownName("scaling of 8-bit floats", self.fp8, get_args(Fp8))
         architecture = architecture_of(self.network)
-        if architecture.family != "gpt2" and not architecture.gated:
+        if architecture.family not in ("gpt2", "vit") and not architecture.gated:
             raise InputError(
                 f"{self.network.name} is a {architecture.family} model: expected a transformer with the "
-                "layers of gpt2, llama or its relatives (mistral, mixtral, qwen, phi3, gemma, gpt_oss, "
+                "layers of gpt2, vit, llama or its relatives (mistral, mixtral, qwen, phi3, gemma, gpt_oss, "
                 "deepseek), which the kernels of Megatron-LM are known for"
             )
         factors = (self.load_factor, *(() if self.capacity_factor is None else (self.capacity_factor,)))
@@ -163,6 +166,11 @@ class TrainingJob:
             raise InputError(
                 f"load_factor and capacity_factor must be at least 1, got {self.load_factor} and "
                 f"{self.capacity_factor}"
+            )
+        if architecture.tokens and self.seq != architecture.tokens:
+            raise InputError(
+                f"{self.network.name} has {architecture.tokens} tokens for an image of {architecture.image} "
+                f"pixels: leave out seq, got {self.seq}"
             )
         if architecture.longest and self.seq > architecture.longest:
             raise InputError(
@@ -211,9 +219,11 @@ class TrainingJob:
 
         Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters", 2021.
         """
-        network, tokens = self.network, self.batch * self.seq
+        network, sizes = self.network, architecture_of(self.network)
         assert isinstance(network, Transformer)
-        total = 2 * network.architecture.hidden * network.architecture.vocabulary
+        ends = sizes.head_tokens(self.seq) * sizes.hidden * sizes.vocabulary
+        ends += sizes.image**2 * sizes.channels * sizes.hidden
+        total = 0
         for index in range(network.layers):
             layer = network.of_layer(index)
             architecture = layer.architecture
@@ -222,7 +232,7 @@ class TrainingJob:
             weights += 3 * architecture.experts_per_token * architecture.hidden * architecture.ffn
             keys = min(self.seq, architecture.window or self.seq)
             total += 2 * weights + 4 * keys * architecture.heads * architecture.attention_dim
-        return 3.0 * tokens * total
+        return 3.0 * self.batch * (self.seq * total + 2 * ends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -608,7 +618,7 @@ def _values(
         "chunks": tuple(range(1, min(MOST_CHUNKS, architecture.layers) + 1)),
         "embedding_layers": (0, 1) if pipelines else (0,),
         "head_layers": tuple(range(1 + most_head_layers(job))) if pipelines else (0,),
-        "microbatch": tuple(size for size in _divisors(batch) if size <= MOST_MICROBATCH),
+        "microbatch": tuple(size for size in _divisors(batch) if size <= most_microbatch(job)),
         "recompute": _recomputations(job),
         "sequence_parallel": ("no", "yes"),
         "flash": ("no", "yes") if job.flash else ("no",),
@@ -628,6 +638,11 @@ def _recomputations(job: TrainingJob) -> tuple[Value, ...]:
     experts = ("experts",) if architecture.experts else ()
     by_operators = job.framework == "torchtitan" and job.flash and architecture.plain
     return ("none", "selective", *experts, *(("operators",) if by_operators else ()), "full")
+
+
+def most_microbatch(job: TrainingJob) -> int:
+    """Return the most sequences or images of a micro-batch."""
+    return MOST_IMAGES if architecture_of(job.network).patch else MOST_MICROBATCH
 
 
 def updates_in_host_memory(job: TrainingJob) -> bool:

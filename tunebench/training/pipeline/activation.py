@@ -50,20 +50,26 @@ LOGIT_BYTES = 4
 """Bytes of a logit in the loss, which is computed in f32."""
 
 
-_OTHERS = ("switch_transformers", "t5", "mt5", "vit")
-"""Families with an encoder and a decoder, or with images."""
+_OTHERS = ("switch_transformers", "t5", "mt5")
+"""Families with an encoder and a decoder."""
 
 
 def architecture_of(network: Network) -> Architecture:
     """Return the sizes of a transformer's layers.
 
     Raises:
-        InputError: if the network is no transformer of one stack of layers on text.
+        InputError: if the network is no transformer of one stack of layers.
     """
-    if not isinstance(network, Transformer) or network.architecture.family in _OTHERS:
+    if isinstance(network, Transformer) and network.architecture.family in _OTHERS:
         raise InputError(
-            f"activations of {network.name} are not known: expected a transformer of one stack of layers on "
-            "text, such as gpt2, opt, bert, llama or mixtral; for other models give the costs of the stages "
+            f"{network.name} has an encoder and a decoder, whose activations are not known: expected a "
+            "transformer of one stack of layers; give the costs of the stages (plan pipeline), or the module "
+            "as FILE.py:FUNCTION (plan cluster)"
+        )
+    if not isinstance(network, Transformer):
+        raise InputError(
+            f"activations of {network.name} are not known: expected a transformer of one stack of layers, "
+            "such as gpt2, opt, bert, vit, llama or mixtral; for other models give the costs of the stages "
             "(plan pipeline), or the module as FILE.py:FUNCTION (plan cluster)"
         )
     return network.architecture
@@ -213,25 +219,28 @@ class ActivationMemory:
     @property
     def head_bytes(self) -> int:
         """Bytes of the last normalisation, the output product and logits in f32."""
-        architecture = self.architecture
-        return self._tokens(
-            2 * itemsize(self.dtype) * architecture.hidden, LOGIT_BYTES * architecture.vocabulary
-        )
+        size, architecture = itemsize(self.dtype), self.architecture
+        if not architecture.patch:
+            return self._tokens(2 * size * architecture.hidden, LOGIT_BYTES * architecture.vocabulary)
+        class_token = size * architecture.hidden + LOGIT_BYTES * architecture.vocabulary
+        return self._tokens(size * architecture.hidden, 0) + self.batch * class_token
 
     @property
     def head_gradient_bytes(self) -> int:
         """Bytes of the head that the gradient of its weights needs."""
         size, architecture = itemsize(self.dtype), self.architecture
+        if architecture.patch:
+            return self.batch * size * (architecture.hidden + architecture.vocabulary)
         return self._tokens(size * architecture.hidden, size * architecture.vocabulary)
 
     @property
     def embedding_bytes(self) -> int:
-        """Bytes of the mask of dropout after the embedding."""
+        """Bytes of the mask of dropout after the embedding, and of the patches of images."""
         architecture = self.architecture
-        return self._tokens(
-            MASK_BYTES * architecture.hidden if architecture.dropout and architecture.family != "opt" else 0,
-            0,
-        )
+        masked = architecture.dropout and architecture.family != "opt"
+        pixels = architecture.image**2 * architecture.channels
+        patches = self.batch * pixels * itemsize(self.dtype)
+        return self._tokens(MASK_BYTES * architecture.hidden if masked else 0, 0) + patches
 
     @property
     def _attention(self) -> int:

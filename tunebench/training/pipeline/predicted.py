@@ -102,10 +102,10 @@ class PredictedStages:
                 f"megatron, got {self.stack}"
             )
         architecture = architecture_of(self.network)
-        if self.stack == "megatron" and architecture.family != "gpt2" and not architecture.gated:
+        if self.stack == "megatron" and architecture.family not in ("gpt2", "vit") and not architecture.gated:
             raise InputError(
-                "the kernels of Megatron-LM are known for gpt2, llama, mixtral, qwen2_moe and qwen3_moe, got "
-                f"{architecture.family}: use the stack eager or compiled"
+                "the kernels of Megatron-LM are known for gpt2, vit, llama, mixtral, qwen2_moe and "
+                f"qwen3_moe, got {architecture.family}: use the stack eager or compiled"
             )
 
     @cached_property
