@@ -670,7 +670,8 @@ def communicator_bytes(size: int, channels: int) -> int:
 
 def _column(values: Any, number: NDArray[Any]) -> NDArray[Any]:
     """Return the value of each plan, given those of combinations, or one for all of them."""
-    return np.asarray(values)[number] if np.ndim(values) else values
+    column: NDArray[Any] = np.asarray(values)[number] if np.ndim(values) else np.asarray(values)
+    return column
 
 
 def _storage_layout(plans: _Plans) -> StorageLayout:
