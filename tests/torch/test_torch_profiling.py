@@ -184,7 +184,7 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "three-dimensional": (
         lambda: F.conv3d(torch.randn(1, 2, 5, 5, 5), torch.randn(3, 2, 3, 3, 3)),
-        "aten.convolution (3-dimensional)",
+        "aten.convolution (a 3-dimensional convolution that is none of images in memory)",
     ),
     "columns": (
         lambda: F.softmax(torch.randn(2, 3, 4), 1),

@@ -191,16 +191,17 @@ def _of_images(x: Any, w: Any, args: Arguments) -> tuple[Any, Any, Arguments]:
     depth, taps = x.shape[2], w.shape[2:]
     along = {name: args[name] * 3 if len(args[name]) == 1 else args[name] for name in _PLACED}
     if args["transposed"] or args["groups"] > 1 or not (x.is_contiguous() and w.is_contiguous()):
-        raise _Unsupported("3-dimensional")
+        raise _Unsupported(_VOLUMES)
     if taps[0] == depth and along["padding"][0] == 0 and (along["dilation"][0] == 1 or depth == 1):
         kept = {name: list(values[1:]) for name, values in along.items()}
         return x.flatten(1, 2), w.flatten(1, 2), {**args, **kept}
     if set(taps) == set(along["stride"]) == {1} and set(along["padding"]) == {0}:
         kept = {name: list(values[1:]) for name, values in along.items()}
         return x.flatten(2, 3), w.flatten(2, 3), {**args, **kept}
-    raise _Unsupported("3-dimensional")
+    raise _Unsupported(_VOLUMES)
 
 
+_VOLUMES = "a 3-dimensional convolution that is none of images in memory"
 _PLACED = ("stride", "padding", "dilation")
 """Arguments of a convolution with a number for each axis of images or volumes."""
 

@@ -78,17 +78,14 @@ class CompiledGraph:
         if forked() and self._is_on_cpu:  # kernels use threads, which a forked process lacks
             return self._module(*arguments)
         key = (preference(), *(signature(arguments[index]) for index in self._places))
-        compiled = self._known.get(key)
+        compiled = self._known.get(key) or self._while_rare(key)
         if compiled is None:
             with _compiling():
                 compiled = self._known.get(key) or self._new(key, arguments)
         return compiled(*arguments)
 
     def _new(self, key: tuple[Any, ...], inputs: Sequence[Any]) -> Compiled:
-        """Compile the graph for new sizes, or return that for all sizes if sizes are too many or rare."""
-        for_all_sizes = self._while_rare(key)
-        if for_all_sizes is not None:
-            return for_all_sizes
+        """Compile the graph for new sizes, or return that for all sizes if sizes are too many."""
         if len(self._known) < MOST_SIZES:
             return self._known.setdefault(key, self._compiled(inputs))
         if not self._is_full:
