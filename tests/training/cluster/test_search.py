@@ -367,7 +367,9 @@ def test_plans_of_images_take_as_long_as_predict_step() -> None:
     machine = TrainingCluster.parse("8 x h100-sxm")
     # A forward pass of an image has 17.56e9 multiplications. Source: torchvision, `vit_b_16`.
     assert job.model_flops / (3 * 2 * job.batch) == pytest.approx(17.56e9, rel=0.01)
-    search = ClusterSearch(job, machine, fixed={"tensor": "2", "pipeline": "2", "recompute": "none"})
+    search = ClusterSearch(
+        job, machine, fixed={"tensor": "2", "pipeline": "2", "schedule": "1f1b", "recompute": "none"}
+    )
     (best,) = search.run(1, front=False).best
     parallelism = best.plan.parallelism(job)
     step = predict_step(job.network, machine.device, best.plan.run(job), machine.links, parallelism)
@@ -379,3 +381,17 @@ def test_plans_of_images_take_as_long_as_predict_step() -> None:
         emit("megatron", best.plan, job)
     with pytest.raises(InputError, match="t5-base has an encoder and a decoder"):
         replace(job, network=network("t5-base"))
+
+
+def test_a_fixed_number_of_chunks_may_leave_stages_uneven() -> None:
+    fixed = {"pipeline": "4", "chunks": "5", "head_layers": "0", "recompute": "none", "tensor": "1"}
+    search = ClusterSearch(JOB, MACHINE, fixed=fixed)
+    assert JOB.network.layers % 20
+    (best,) = search.run(1, front=False).best
+    steps_us = [search.pricer.step_us(plan) for plan in search.plans if search.priced(plan).fits]
+    assert best.step.time_us == min(steps_us)
+    bounds_us = [search.pricer.bound_us(plan) for plan in search.plans]
+    assert all(
+        bound <= 1.000001 * search.pricer.step_us(plan)
+        for bound, plan in zip(bounds_us, search.plans, strict=True)
+    )

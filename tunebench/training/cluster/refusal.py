@@ -36,7 +36,8 @@ def fixed_space(
         UnknownName: if there is no such parameter.
         InputError: if a parameter does not have this value; the message gives the reasons.
     """
-    space = plan_space(job, machine, any_nodes=any_nodes)
+    # Uneven stages beside even ones multiply the plans, so that they are searched where a user asks for them.
+    space = plan_space(job, machine, any_nodes=any_nodes, any_chunks="chunks" in fixed)
     return fixed_values(space, fixed, lambda name, value: refusal(job, machine, name, value))
 
 

@@ -380,13 +380,15 @@ _ALWAYS_SHOWN = frozenset(
 """Parameters that the text of a plan always has."""
 
 
-def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = False) -> Space:
+def plan_space(
+    job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = False, any_chunks: bool = False
+) -> Space:
     """Return the space of plans.
 
     Tensor parallelism stays within a node. Context parallelism needs flash attention, and leaves at least
     1,024 tokens of a sequence on each device. Every device is used. Interleaving needs micro-batches that the
-    ranks divide, as in Megatron-LM, and layers that the stages divide if any number of chunks does. The
-    embedding and the head may count as layers, and be stages of their own if all data is on
+    ranks divide, as in Megatron-LM, and without `any_chunks` layers that the stages divide if any number of
+    chunks does. The embedding and the head may count as layers, and be stages of their own if all data is on
     the device. Sharded gradients, and parameters that are sharded on the device, are not combined with a
     pipeline, except for parameters in torchtitan's. Parameters or activations off the device are
     not combined with interleaved stages, and selective recomputation not with flash attention, which already
@@ -406,6 +408,7 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
         job: The network and its batch.
         machine: The cluster.
         any_nodes: Whether plans may use some of the nodes: a divisor of their number.
+        any_chunks: Whether interleaved stages may be uneven even if some number of chunks divides the layers.
     """
     architecture, batch, links = architecture_of(job.network), job.batch, machine.links
     nodes = _divisors(links.nodes) if any_nodes else (links.nodes,)
@@ -467,7 +470,7 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
     return Space(
         tuple(Parameter(name, values[name], about) for name, about in _ABOUT.items()),
         (
-            *_pipeline_constraints(architecture.layers, most_head_layers(job)),
+            *_pipeline_constraints(architecture.layers, most_head_layers(job), any_chunks=any_chunks),
             _gathers_contexts,
             *((_gathers_windows,) if any(architecture.windows) else ()),
             uses_all_devices,
@@ -485,18 +488,18 @@ def plan_space(job: TrainingJob, machine: TrainingCluster, *, any_nodes: bool = 
     )
 
 
-def _pipeline_constraints(layers: int, most_head_layers: int) -> tuple[Constraint, ...]:
+def _pipeline_constraints(layers: int, most_head_layers: int, *, any_chunks: bool) -> tuple[Constraint, ...]:
     """Return the constraints of stages, of schedules, and of recomputation by number of layers."""
 
     def divides_layers(pipeline: Any, chunks: Any, embedding_layers: Any, head_layers: Any) -> Any:
         """Several chunks need a pipeline, and stages need a layer beside the embedding and the head.
 
-        Interleaved stages are uneven only if no number of chunks divides the layers.
+        Interleaved stages are uneven only if no number of chunks divides the layers, or chunks is fixed.
         """
         counted = layers + embedding_layers + head_layers
         even = counted % (pipeline * chunks) == 0
         divisible = np.any([counted % (pipeline * size) == 0 for size in range(2, MOST_CHUNKS + 1)], axis=0)
-        looped = (pipeline > 1) & (even | ~divisible)
+        looped = (pipeline > 1) & (even | ~divisible | any_chunks)
         return ((chunks == 1) | looped) & _fits_ends(layers, pipeline * chunks, embedding_layers, head_layers)
 
     def counts_ends(pipeline: Any, chunks: Any, embedding_layers: Any, head_layers: Any) -> Any:
