@@ -23,6 +23,7 @@ from tunebench.training import coexecute
 from tunebench.training.coexecution import _head_graph, _head_tracing, _memory, _whole_step
 from tunebench.training.coexecution._head_graph import HeadGraph
 from tunebench.training.coexecution._head_record import OperationRecorder
+from tunebench.training.coexecution._head_start import cut, starts
 
 pytestmark = pytest.mark.slow
 
@@ -185,6 +186,81 @@ def test_draws_of_python_are_refused() -> None:
     assert compare(make, batches()).runs == 0
 
 
+def after_draws() -> tuple[Callable[..., Any], nn.Module]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    chance = random.Random(3)
+
+    def step(*inputs: Tensor, scale: float = 1.0) -> Tensor:
+        optimizer.zero_grad()
+        x = inputs[0]
+        if chance.random() < 0.5:
+            x = x.flip(0)
+        share = chance.choice((0.25, 0.5))
+        loss = nn.functional.dropout(model(x), share).square().mean() * scale
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step, model
+
+
+def after_another_network() -> tuple[Callable[..., Any], nn.Module]:
+    model = network()
+    generator = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> Tensor:
+        generated = generator(x)
+        optimizer.zero_grad()
+        loss = model(generated.detach()).square().mean()
+        loss.backward()
+        optimizer.step()
+        generator.zero_grad()
+        model(generated).mean().backward()
+        return loss.detach()
+
+    return step, nn.ModuleList((generator, model))
+
+
+@pytest.mark.parametrize("make", [after_draws, after_another_network])
+def test_head_begins_after_statements_that_run_as_they_are(make: Make) -> None:
+    """Draws decide numbers of the head; the history of another network goes around it."""
+    heads = compare(make, batches(26))
+    assert heads.reason is None
+    assert heads.runs >= 3
+
+
+def test_function_is_cut_where_its_variables_are_bound() -> None:
+    def function(items: list[int], *rest: int, key: int = 3) -> Any:
+        total = 0
+        for item in items:
+            total += item
+        with torch.no_grad():
+            last = total
+        if total > 3:
+            late = total
+        key += total
+        return (last, key) if rest else (last, key, late)
+
+    code = function.__code__
+    cuts = {start.line - code.co_firstlineno: start for start in starts(code)}
+    assert {line: start.names for line, start in cuts.items()} == {
+        2: ("items", "key", "rest", "total"),
+        4: ("key", "rest", "total"),
+        6: ("key", "last", "rest", "total"),
+        7: ("key", "last", "rest", "total"),
+    }
+    for start in cuts.values():
+        rest: list[Any] = []
+        before, after = cut(function, start, lambda *values, rest=rest: rest[0](*values))
+        rest.append(after)
+        assert before([4], 1, key=2) == (4, 6)
+        assert before([5]) == (5, 8, 5)
+        with pytest.raises(UnboundLocalError):
+            before([1])
+
+
 def test_hooks_are_refused() -> None:
     def make() -> tuple[Callable[..., Any], nn.Module]:
         step, model = simple()()
@@ -340,7 +416,7 @@ def test_settings_that_a_step_changes_are_refused() -> None:
         torch.use_deterministic_algorithms(False)
         return result
 
-    heads = compare(simple(forward), batches(6))
+    heads = compare(simple(forward), batches(16))
     assert heads.runs == 0
     assert "_set_deterministic_algorithms" in heads.reason
 

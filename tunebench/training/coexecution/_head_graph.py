@@ -19,9 +19,15 @@ from tunebench.training.coexecution._head_copies import (
     restore,
     taken_back,
 )
-from tunebench.training.coexecution._head_plan import NumberInterpreter, Plan, Planner, check_nodes
+from tunebench.training.coexecution._head_plan import (
+    NumberInterpreter,
+    Plan,
+    Planner,
+    check_nodes,
+    has_history,
+)
 from tunebench.training.coexecution._head_record import OperationRecorder, matches
-from tunebench.training.coexecution._head_tracing import Method, active_optimizers
+from tunebench.training.coexecution._head_tracing import BACKWARD, Method, active_optimizers
 from tunebench.training.coexecution._head_update import states_of
 from tunebench.training.coexecution._memory import return_freed_memory
 from tunebench.training.coexecution._optimizer_step import same_objects
@@ -70,6 +76,8 @@ class HeadGraph:
         replays: Number of times that it ran as one function.
         misfit: Why it did not run the last time that it did not, or None.
         reason: Why it does not run as one function, or None.
+        has_backward: Whether it has a backward pass.
+        lacks_memory: Whether the process has too little memory for its copies.
     """
 
     turns_dynamo_off = True
@@ -81,6 +89,7 @@ class HeadGraph:
         self.replays = 0
         self.misfit: str | None = None
         self.reason: str | None = None
+        self.lacks_memory = False
         self._module = module
         self._optimizers = optimizers
         self._methods = _methods(module, methods, optimizers)
@@ -88,6 +97,7 @@ class HeadGraph:
         self._confirmations = 0
         self._plans = 0
         self._recorded: tuple[OperationRecorder, list[float]] | None = None
+        self.has_backward = any(node.target is BACKWARD for node in module.graph.nodes)
         try:
             check_nodes(list(module.graph.nodes))
         except NotUnderstoodError as error:
@@ -168,6 +178,10 @@ class HeadGraph:
         """Run the graph as it is, record it, and make the plan if eager mode confirmed it."""
         self.reason = memory_reason(args, self._optimizers)
         if self.reason is not None:
+            self.lacks_memory = True
+            raise RepeatError(self.reason)
+        if has_history(self._module.graph.nodes, args):
+            self.reason = "a tensor has a history from before the head"
             raise RepeatError(self.reason)
         parameters = leaves(args, self._optimizers)
         if are_held(parameter for parameter in parameters if parameter.requires_grad):

@@ -24,7 +24,10 @@ from tunebench.training.coexecution._optimizer_step import joined, same_objects
 from tunebench.training.coexecution._script import Runner, script_runner
 from tunebench.training.coexecution._tensors import NotUnderstoodError
 
-__all__ = ["NumberInterpreter", "Plan", "Planner", "check_nodes"]
+__all__ = ["NUMBER_DECIDES", "NumberInterpreter", "Plan", "Planner", "check_nodes", "has_history"]
+
+NUMBER_DECIDES = "a number that changes decides more than a factor or a summand"
+"""Why a head is traced for each value of a number."""
 
 _WRITTEN_BYTES = 1 << 22
 """Memory that a graph writes up to which it is copied in each step, so that an error can be taken back."""
@@ -59,7 +62,7 @@ class NumberInterpreter(torch.fx.Interpreter):  # type: ignore[misc]  # torch do
         uses = [user for user in n.users if isinstance(user.meta.get("example_value"), Tensor)]
         if uses and isinstance(result, (int, float)) and n.op != "output":
             if type(result) is not float or any(user.target not in _SCALING for user in uses):
-                raise NotUnderstoodError("a number that changes decides more than a factor or a summand")
+                raise NotUnderstoodError(NUMBER_DECIDES)
             if repr(result) in self.recorder.numbers:
                 raise NotUnderstoodError("two numbers that change are equal in the record")
             self.recorder.numbers[repr(result)] = len(self.nodes)
@@ -245,13 +248,25 @@ def check_nodes(nodes: Sequence[torch.fx.Node]) -> None:
     for node in nodes:
         if not node.op.startswith("call_") or node.target in _PLAIN:
             continue
-        leaves = list(flat(node.meta.get("example_value")))
+        leaves = [leaf for leaf in flat(node.meta.get("example_value")) if leaf is not None]
         if not leaves or not all(isinstance(leaf, _RESULTS) for leaf in leaves):
             raise NotUnderstoodError(f"the head calls {getattr(node.target, '__name__', node.target)}")
     values = [node.meta.get("example_value") for node in nodes if node.op == "placeholder"]
     tensors = [value for value in values if isinstance(value, Tensor)]
     if any(type(size) is torch.SymInt for tensor in tensors for size in (*tensor.shape, *tensor.stride())):
         raise NotUnderstoodError("sizes of an argument are marked as dynamic")
+
+
+def has_history(nodes: Sequence[torch.fx.Node], args: Sequence[Any]) -> bool:
+    """Return whether a graph uses an argument with a history from before it, and does not only detach it."""
+    placeholders = (node for node in nodes if node.op == "placeholder")
+    return any(
+        isinstance(arg, Tensor)
+        and arg.requires_grad
+        and not arg.is_leaf
+        and any((user.op, user.target) != ("call_method", "detach") for user in node.users)
+        for node, arg in zip(placeholders, args, strict=True)
+    )
 
 
 class Planner:
@@ -395,8 +410,6 @@ class Planner:
         if _have_hooks(parameters):
             raise NotUnderstoodError("hooks run in the backward pass")
         tensors = [arg for arg in self._args if isinstance(arg, Tensor)]
-        if any(tensor.requires_grad and not tensor.is_leaf for tensor in tensors):
-            raise NotUnderstoodError("a tensor has a history from before the iteration")
         storages = {tensor.untyped_storage()._cdata for tensor in (*tensors, *states)}
         if len(storages) < len(tensors) + len(states):
             raise NotUnderstoodError("two arguments share memory")

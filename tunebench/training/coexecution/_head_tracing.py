@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -100,9 +101,11 @@ def traced(
     backend: Callable[..., Any],
     optimizers: list[Optimizer],
     methods: list[Method],
+    reached: Callable[[int], None],
     count: Callable[[], None],
     *,
     with_updates: bool,
+    fixed_numbers: bool,
 ) -> tuple[Callable[..., Any], Any]:
     """Return a function that runs the step, and traces its head where no trace of it is valid.
 
@@ -114,8 +117,10 @@ def traced(
         backend: From a graph and examples of its inputs to the function that runs it.
         optimizers: The optimizers that traced heads clear or let step, which are appended.
         methods: The methods that the last trace looked through.
+        reached: Called with the line of each instruction of the step that a trace reaches.
         count: Called before each trace.
         with_updates: Whether heads go on where an optimizer steps.
+        fixed_numbers: Whether each value of a number of Python has a trace of its own.
     """
     import torch._dynamo as dynamo
 
@@ -125,7 +130,16 @@ def traced(
     with patch.object(dynamo.eval_frame, "get_compiler_fn", lambda function: function):  # imports Inductor
         context = dynamo.optimize(backend)
     context.callback = _Callback(
-        context.callback, step.__code__, methods, count, partial(_of_optimizer, optimizers, with_updates)
+        context.callback,
+        step.__code__,
+        count,
+        partial(
+            _opaque,
+            partial(_of_optimizer, optimizers, with_updates),
+            methods,
+            reached,
+            fixed_numbers,
+        ),
     )
     return context(step), context.callback
 
@@ -137,15 +151,13 @@ class _Callback:
         self,
         callback: Any,
         code: CodeType,
-        methods: list[Method],
         count: Callable[[], None],
-        of_optimizer: Callable[..., Any],
+        opaque: Callable[[], Any],
     ) -> None:
         self._torchdynamo_orig_backend = callback
         self._code = code
-        self._methods = methods
         self._count = count
-        self._of_optimizer = of_optimizer
+        self._opaque = opaque
 
     def __call__(self, frame: Any, entry: Any, state: Any) -> Any:
         """Trace the step, and run any other function as it is."""
@@ -158,16 +170,20 @@ class _Callback:
             strategy = FrameExecStrategy(action, action)
             return ConvertFrameReturn(frame_exec_strategy=strategy)
         self._count()
-        self._methods.clear()
         try:
-            with compile_lock, _opaque(self._of_optimizer, self._methods):
+            with compile_lock, self._opaque():
                 return self._torchdynamo_orig_backend(frame, entry, state)
         except Exception:  # private parts of another torch: the frame runs as it is
             return ConvertFrameReturn()
 
 
 @contextmanager
-def _opaque(of_optimizer: Callable[..., Any], methods: list[Method]) -> Iterator[None]:
+def _opaque(
+    of_optimizer: Callable[..., Any],
+    methods: list[Method],
+    reached: Callable[[int], None],
+    fixed_numbers: bool,
+) -> Iterator[None]:
     """Let Dynamo trace backward passes and cleared gradients as nodes, and end traces where needed.
 
     Dynamo's guards do not see that a method of a class is replaced, so these are noted.
@@ -179,8 +195,10 @@ def _opaque(of_optimizer: Callable[..., Any], methods: list[Method]) -> Iterator
     from torch._dynamo.variables.optimizer import OptimizerVariable
     from torch._dynamo.variables.tensor import TensorVariable
 
+    methods.clear()
     changes: list[tuple[Any, str, Any]] = [
-        (InstructionTranslator, "step", partial(_instruction, InstructionTranslator.step)),
+        (InstructionTranslator, "maybe_has_backedge", _is_before_backward),
+        (InstructionTranslator, "step", partial(_instruction, reached, InstructionTranslator.step)),
         (TensorVariable, "method_backward", _backward),
         (TensorVariable, "method_attr_grad", partial(_gradient, TensorVariable.method_attr_grad)),
         (OptimizerVariable, "var_getattr", partial(of_optimizer, OptimizerVariable.var_getattr)),
@@ -203,7 +221,9 @@ def _opaque(of_optimizer: Callable[..., Any], methods: list[Method]) -> Iterator
         for owner, name, change in changes:
             visible = _method(change) if isinstance(owner, type) else change
             stack.enter_context(patch.object(owner, name, visible))
-        stack.enter_context(config.patch(_CONFIG))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+        stack.enter_context(config.patch({**_CONFIG, "specialize_float": fixed_numbers}))
         logger.setLevel(logging.CRITICAL)
         try:
             yield
@@ -243,8 +263,9 @@ def _end(reason: str) -> None:
     unimplemented(gb_type="end of the head", context=reason, explanation=reason, hints=[])
 
 
-def _instruction(step: Any, self: Any) -> Any:
+def _instruction(reached: Callable[[int], None], step: Any, self: Any) -> Any:
     """Process an instruction of the step, or end the head before a statement after an update."""
+    reached(self.instructions[self.instruction_pointer].starts_line)
     is_done = getattr(self.output, "has_updates", False) and not self.stack
     if not (is_done and self.should_compile_partial_graph() and self.is_non_empty_graph()):
         return step(self)
@@ -255,6 +276,11 @@ def _instruction(step: Any, self: Any) -> Any:
         self.current_speculation.fail_and_restart_analysis(False)
     self.step_graph_break(self.current_instruction)
     return False
+
+
+def _is_before_backward(self: Any) -> bool:
+    """Return whether a break leaves the frame as it is; later ones end the head, also in loops."""
+    return not getattr(self.output, "has_opaque_nodes", False)
 
 
 def _check_transforms(self: Any) -> None:

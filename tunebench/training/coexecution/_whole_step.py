@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ from torch.optim import Optimizer
 
 from tunebench.training.coexecution._head_copies import RepeatError
 from tunebench.training.coexecution._head_graph import HeadGraph, UnconfirmedError
+from tunebench.training.coexecution._head_plan import NUMBER_DECIDES
 from tunebench.training.coexecution._head_record import OperationRecorder
+from tunebench.training.coexecution._head_start import Start, cut, starts
 from tunebench.training.coexecution._head_tracing import Method, traced
 from tunebench.training.coexecution._memory import return_freed_memory
 
@@ -35,6 +38,9 @@ _TRACES = 24
 
 _TRIES = 8
 """Number of traces after which a step is left as it is whose heads run less than four times each."""
+
+_STARTS = 5
+"""Number of statements, after the first, at which heads may begin that are tried."""
 
 _WASTED = 48
 """Number of iterations whose head is traced, recorded, checked or cannot run before a step is left as it is.
@@ -69,12 +75,20 @@ class WholeSteps:
     def __init__(self) -> None:
         self.reason: str | None = None
         self._graphs: list[HeadGraph] = []
+        self._earlier_runs = 0
         self._optimizers: list[Optimizer] = []
         self._compiled: Callable[..., Any] | None = None
         self._callback: Any = None
         self._with_updates = True
+        self._fixed_numbers = False
         self._code: CodeType | None = None
         self._methods: list[Method] = []
+        self._starts: list[Start] | None = None
+        self._before: Callable[..., Any] | None = None
+        self._body: FunctionType | None = None
+        self._line = 0
+        self._cuts = 0
+        self._problems: list[str] = []
         self._traces = 0
         self._total_s = 0.0
         self._cost_s = 0.0
@@ -89,6 +103,10 @@ class WholeSteps:
     @property
     def runs(self) -> int:
         """Return the number of iterations whose head ran as one function."""
+        return self._earlier_runs + self._current_runs()
+
+    def _current_runs(self) -> int:
+        """Return the number of these iterations with the heads that were traced last."""
         return sum(graph.replays for graph in self._graphs)
 
     def run(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -117,15 +135,20 @@ class WholeSteps:
         if not inspect.isfunction(function) or sys.gettrace() is not None:
             self.reason = "the step is no plain function"
             return
-        self._code = function.__code__
+        body = self._body or step
         try:
+            if self._starts is None:
+                self._starts = starts(function.__code__)
+            self._code = getattr(body, "__func__", body).__code__
             self._compiled, self._callback = traced(
-                step,
+                body,
                 self._graph,
                 self._optimizers,
                 self._methods,
+                self._set_line,
                 self._count_trace,
                 with_updates=self._with_updates,
+                fixed_numbers=self._fixed_numbers,
             )
         except Exception as error:  # Dynamo may not support this version of Python
             self.reason = f"Dynamo cannot trace: {error}".split("\n")[0][:200]
@@ -138,6 +161,9 @@ class WholeSteps:
     def _count_trace(self) -> None:
         self._traces += 1
 
+    def _set_line(self, line: int) -> None:
+        self._line = line
+
     def _is_eager_turn(self) -> bool:
         block = self._count // _BLOCK
         return self._warmed >= _WARM_UPS and block % (_LATER if self._decided else 2) == 0
@@ -146,14 +172,11 @@ class WholeSteps:
         """Run an iteration whose head may run as one function."""
         replays, traces = self.runs, self._traces
         ran = sum(graph.runs for graph in self._graphs)
-        repeats, unconfirmed = False, None
-        try:
-            result = self._call(step, args, kwargs)
-        except RepeatError as error:
-            repeats = True
-            unconfirmed = error.graph if isinstance(error, UnconfirmedError) else None
-        if repeats:
-            result = self._repeat(unconfirmed, step, args, kwargs)
+        if self._before is None:
+            result = self._run_head(step, args, kwargs)
+        else:
+            bound = (step.__self__,) if inspect.ismethod(step) else ()
+            result = self._before(*bound, *args, **kwargs)
         seconds = time.perf_counter() - start
         if self.runs > replays:
             self._warmed += 1
@@ -165,8 +188,21 @@ class WholeSteps:
             if self._traces > traces:
                 self._trace_s = seconds
             self._wasted += 1
-            self._give_up()
+            self._give_up(step)
         return result
+
+    def _run_rest(self, *args: Any) -> Any:
+        """Run the statements from the head on."""
+        assert self._body is not None
+        return self._run_head(self._body, args, {})
+
+    def _run_head(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run what begins with the head."""
+        try:
+            return self._call(step, args, kwargs)
+        except RepeatError as error:
+            unconfirmed = error.graph if isinstance(error, UnconfirmedError) else None
+        return self._repeat(unconfirmed, step, args, kwargs)
 
     def _call(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an iteration by a valid trace; without one, trace it if that is affordable."""
@@ -192,31 +228,62 @@ class WholeSteps:
             recorder.release()
             unconfirmed.confirm(recorder)
 
-    def _give_up(self) -> None:
-        """Leave a step as it is whose heads do not run as one function."""
-        reasons = [graph.reason for graph in self._graphs if graph.reason is not None]
-        if self._with_updates and reasons and len(reasons) == len(self._graphs):
-            self._trace_without_updates()
-        elif self._traces and not self._graphs:
-            self.reason = "Dynamo does not understand the step up to its backward pass"
-        elif reasons and len(reasons) == len(self._graphs):
-            self.reason = f"the head of the step cannot run as one function: {reasons[-1]}"
-        elif self._traces >= _TRIES and self.runs < 4 * self._traces:
-            self.reason = f"the step was traced {self._traces} times, and no trace stays valid"
-        elif self._wasted > _WASTED + self.runs // 4:
-            misfits = [graph.misfit for graph in self._graphs if graph.misfit is not None]
-            self.reason = (
-                f"the head of the step seldom runs as one function: {(reasons + misfits or ['?'])[-1]}"
-            )
-        if self.reason is not None:
+    def _give_up(self, step: Callable[..., Any]) -> None:
+        """Let heads begin or end elsewhere that do not run as one function, or leave the step as it is."""
+        if not self._fixed_numbers and any(graph.reason == NUMBER_DECIDES for graph in self._graphs):
             self._release()
-
-    def _trace_without_updates(self) -> None:
-        """Trace heads again that end where an optimizer steps."""
+            self._fixed_numbers = True
+            self._forget(with_updates=self._with_updates)
+            return
+        reason = self._problem()
+        if reason is None:
+            return
+        self._problems.append(reason)
+        has_backward = any(graph.has_backward for graph in self._graphs)
+        has_memory = not any(graph.lacks_memory for graph in self._graphs)
+        are_refused = has_backward and all(graph.reason for graph in self._graphs)
         self._release()
+        if are_refused and self._with_updates:
+            self._forget(with_updates=False)
+        elif has_memory and self._begin_later(
+            getattr(step, "__func__", step), 0 if has_backward else self._line
+        ):
+            self._forget(with_updates=True)
+        else:
+            self.reason = self._problems[0]
+
+    def _problem(self) -> str | None:
+        """Return why heads do not run as one function, or None."""
+        reasons = [graph.reason for graph in self._graphs if graph.reason is not None]
+        if self._traces and not self._graphs:
+            return "Dynamo does not understand the step up to its backward pass"
+        if reasons and len(reasons) == len(self._graphs):
+            return f"the head of the step cannot run as one function: {reasons[-1]}"
+        runs = self._current_runs()
+        if self._traces >= _TRIES and runs < 4 * self._traces:
+            return f"the step was traced {self._traces} times, and no trace stays valid"
+        if self._wasted > _WASTED + runs // 4:
+            misfits = [graph.misfit for graph in self._graphs if graph.misfit is not None]
+            return f"the head of the step seldom runs as one function: {(reasons + misfits or ['?'])[-1]}"
+        return None
+
+    def _forget(self, *, with_updates: bool) -> None:
+        """Forget heads, to trace others."""
+        self._earlier_runs = self.runs
         self._graphs = []
-        self._with_updates = False
+        self._with_updates = with_updates
         self._traces = self._wasted = 0
+
+    def _begin_later(self, function: Callable[..., Any], line: int) -> bool:
+        """Let heads begin at the next statement after a line, and return whether there is one."""
+        later = self._starts or []
+        while later and later[0].line <= line:
+            later.pop(0)
+        if not later or self._cuts == _STARTS:
+            return False
+        self._cuts += 1
+        self._before, self._body = cut(function, later.pop(0), _weakly(self._run_rest))
+        return True
 
     def _decide(self) -> None:
         """Leave a step as it is that does not become faster."""
@@ -240,3 +307,15 @@ class WholeSteps:
             torch._C._dynamo.eval_frame.reset_code(self._code)
         self._compiled = self._callback = self._code = None
         return_freed_memory()
+
+
+def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls a method of an object that it does not hold."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        bound = reference()
+        assert bound is not None
+        return bound(*args)
+
+    return call
