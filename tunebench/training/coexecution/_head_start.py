@@ -10,6 +10,8 @@ from __future__ import annotations
 import dis
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -17,6 +19,8 @@ __all__ = ["Start", "cut", "starts"]
 
 _READERS = {"locals", "vars", "dir", "eval", "exec", "super"}
 """Functions that see the variables of their caller."""
+
+_VARIADIC = (CO_VARARGS, CO_VARKEYWORDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ def _reached(
     instructions: list[Any], followers: list[list[tuple[int, bool]]], code: CodeType
 ) -> dict[int, _Reached]:
     """Return what holds at each instruction that is reached without an exception."""
-    count = code.co_argcount + code.co_kwonlyargcount + sum(bool(code.co_flags & flag) for flag in (4, 8))
+    count = code.co_argcount + code.co_kwonlyargcount + sum(bool(code.co_flags & flag) for flag in _VARIADIC)
     arguments = frozenset(code.co_varnames[:count])
     states = {0: _Reached(0, arguments, arguments)}
     pending = [0]
@@ -157,53 +161,64 @@ def cut(
         rest: What the first function calls with the variables of the start; its result is the result. It is
             a constant of code, whose cycles are not collected.
     """
+    from torch._dynamo.bytecode_transformation import transform_code_object
+
+    assert isinstance(function, FunctionType)
+    first, second = (
+        FunctionType(
+            transform_code_object(function.__code__, transform)[0],
+            function.__globals__,
+            function.__name__,
+            None,
+            function.__closure__,
+        )
+        for transform in (partial(_end_at, start, rest), partial(_begin_at, start))
+    )
+    first.__defaults__, first.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    return first, second
+
+
+def _end_at(start: Start, rest: Callable[..., Any], instructions: list[Any], options: dict[str, Any]) -> None:
+    """Let instructions return what a function returns, where they reach a start."""
     from torch._dynamo.bytecode_analysis import remove_dead_code
     from torch._dynamo.bytecode_transformation import (
         add_push_null,
         create_call_function,
         create_instruction,
-        create_jump_absolute,
         create_load_const,
-        transform_code_object,
     )
 
-    def before(instructions: list[Any], options: dict[str, Any]) -> None:
-        position = _position(instructions, start)
-        call = [
-            *add_push_null([create_load_const(rest, checked=False)]),
-            *(create_instruction("LOAD_FAST", argval=name) for name in start.names),
-            *create_call_function(len(start.names), False),
-            create_instruction("RETURN_VALUE"),
-        ]
-        for instruction in instructions[:position]:
-            if instruction.target is instructions[position]:
-                instruction.target = call[0]
-        instructions[position:position] = call
-        instructions[:] = remove_dead_code(instructions)
+    position = _position(instructions, start)
+    call = [
+        *add_push_null([create_load_const(rest, checked=False)]),
+        *(create_instruction("LOAD_FAST", argval=name) for name in start.names),
+        *create_call_function(len(start.names), False),
+        create_instruction("RETURN_VALUE"),
+    ]
+    for instruction in instructions[:position]:
+        if instruction.target is instructions[position]:
+            instruction.target = call[0]
+    instructions[position:position] = call
+    instructions[:] = remove_dead_code(instructions)
 
-    def after(instructions: list[Any], options: dict[str, Any]) -> None:
-        free = options["co_freevars"]
-        options["co_argcount"] = len(start.names)
-        options["co_posonlyargcount"] = options["co_kwonlyargcount"] = 0
-        options["co_flags"] &= ~(4 | 8)  # no *args and **kwargs
-        options["co_varnames"] = (
-            *start.names, *(name for name in options["co_varnames"] if name not in start.names)
-        )  # fmt: skip
-        instructions[:0] = [
-            *([create_instruction("COPY_FREE_VARS", arg=len(free))] if free else []),
-            create_instruction("RESUME", arg=0),
-            create_jump_absolute(instructions[_position(instructions, start)]),
-        ]
-        instructions[:] = remove_dead_code(instructions)
 
-    assert isinstance(function, FunctionType)
-    parts = [transform_code_object(function.__code__, transform)[0] for transform in (before, after)]
-    first, second = (
-        FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
-        for code in parts
-    )
-    first.__defaults__, first.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-    return first, second
+def _begin_at(start: Start, instructions: list[Any], options: dict[str, Any]) -> None:
+    """Let instructions begin at a start, whose variables are their arguments."""
+    from torch._dynamo.bytecode_analysis import remove_dead_code
+    from torch._dynamo.bytecode_transformation import create_instruction, create_jump_absolute
+
+    free = options["co_freevars"]
+    options["co_argcount"] = len(start.names)
+    options["co_posonlyargcount"] = options["co_kwonlyargcount"] = 0
+    options["co_flags"] &= ~(CO_VARARGS | CO_VARKEYWORDS)
+    others = (name for name in options["co_varnames"] if name not in start.names)
+    options["co_varnames"] = (*start.names, *others)
+    instructions[:0] = [
+        *([create_instruction("COPY_FREE_VARS", arg=len(free))] if free else []),
+        create_instruction("RESUME", arg=0),
+        create_jump_absolute(instructions[_position(instructions, start)]),
+    ]
+    instructions[:] = remove_dead_code(instructions)
 
 
 def _position(instructions: list[Any], start: Start) -> int:
