@@ -38,8 +38,9 @@ def ratio_line(workload: Workload, device: Device, rounds: int) -> str:
     """Return the ratio of both times, with its interval."""
     chosen, plan = variant(f"{workload.operator}/library_cpu"), Plan()
     answers: list[tuple[float, ...]] = []
-    baselines = BaselineRounds(workload, device, plan.protocol, stage_for(device)().caller(), rounds=4)
-    with start_workers(TuningTarget(device=device, runner="cpu"), plan) as workers, baselines.caller:
+    caller = stage_for(device)().caller()
+    baselines = BaselineRounds(workload, device, plan.protocol, caller, rounds=4)
+    with start_workers(TuningTarget(device=device, runner="cpu"), plan) as workers, caller:
         for number in range(rounds):
             task = Task(
                 variant=chosen,

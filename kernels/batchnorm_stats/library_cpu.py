@@ -5,7 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from tunebench.kernels.common.library_cpu import TORCH, LibraryCpu, LibraryProgram, is_single, torch_baseline
+from tunebench.kernels.common.library_cpu import (
+    TORCH,
+    LibraryCpu,
+    LibraryProgram,
+    bound_baseline,
+    is_single,
+    torch_baseline,
+)
 from tunebench.workloads.operators.batchnorm_stats import BatchNormStats
 
 
@@ -18,6 +25,7 @@ def _is_backward(workload: BatchNormStats) -> bool:
 
 
 _var_mean = functools.partial(torch_baseline, name="torch-plain")
+_bound_var_mean = functools.partial(bound_baseline, name="torch-plain")
 
 
 class LibraryBatchNormStats(LibraryCpu[BatchNormStats]):
@@ -26,7 +34,9 @@ class LibraryBatchNormStats(LibraryCpu[BatchNormStats]):
     operator = BatchNormStats
     programs = {
         "torch": dataclasses.replace(TORCH, supports=_is_backward),
-        "torch_var_mean": LibraryProgram("torch", _var_mean, "torch.var_mean", _is_forward),
+        "torch_var_mean": LibraryProgram(
+            "torch", _var_mean, "torch.var_mean", _is_forward, bind=_bound_var_mean
+        ),
     }
 
 

@@ -32,6 +32,8 @@ __all__ = [
     "LibraryPrograms",
     "Write",
     "as_array",
+    "bound_baseline",
+    "copied",
     "is_single",
     "torch_baseline",
 ]
@@ -60,6 +62,9 @@ class LibraryProgram:
         calls: The functions of the library that it calls.
         supports: Whether it computes a workload, as far as that is known without the library.
         write: The same for a function that writes into the outputs; by default results are copied.
+        bind: Returns from a workload, inputs and outputs the function that writes into these outputs, in
+            every call from values that these inputs have then. What can be prepared for them is prepared
+            once. Inputs are f32.
         accepts_matrices: Whether inputs may lack a first dimension of size 1.
         is_traceable: Whether torch's compilers, if they trace the function, call the same functions of the
             library.
@@ -70,6 +75,7 @@ class LibraryProgram:
     calls: str
     supports: Callable[[Any], bool] = lambda workload: True
     write: Callable[[Any], Write] | None = None
+    bind: Callable[..., Callable[[], object]] | None = None
     accepts_matrices: bool = False
     is_traceable: bool = False
 
@@ -153,8 +159,12 @@ class LibraryPrograms(LibraryVariant[W]):
         to_library = _as_torch if program.package == "torch" else as_array
         inputs = {tensor.name: to_library(tensors[tensor.name]) for tensor in workload.inputs()}
         outputs = [to_library(tensors[tensor.name]) for tensor in workload.outputs()]
-        write = _copying(program.compute(workload)) if program.write is None else program.write(workload)
-        run = functools.partial(write, inputs, *outputs)
+        if program.bind is not None and all(tensor.dtype == "f32" for tensor in workload.inputs()):
+            run = program.bind(workload, inputs, *outputs)
+        elif program.write is not None:
+            run = functools.partial(program.write(workload), inputs, *outputs)
+        else:
+            run = copied(functools.partial(program.compute(workload), inputs), *outputs)
         return _without_gradients(run) if program.package == "torch" else run
 
     def results(self, workload: W, config: Config) -> Compute:
@@ -220,17 +230,22 @@ def _listed(results: Any) -> tuple[Any, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
-def _copying(compute: Compute) -> Write:
-    """Return a function that copies the results of a program into the outputs."""
+def copied(compute: Callable[[], Any], *outputs: Any) -> Callable[[], object]:
+    """Return a function that copies the results of a program into outputs.
 
-    def write(inputs: Tensors, *outputs: Any) -> None:
-        for output, result in zip(outputs, _listed(compute(inputs)), strict=True):
+    Args:
+        compute: The program.
+        outputs: Arrays or tensors for its results, in order.
+    """
+
+    def run() -> None:
+        for output, result in zip(outputs, _listed(compute()), strict=True):
             if isinstance(output, np.ndarray):
                 np.copyto(output, result.reshape(output.shape), casting="unsafe")
             else:
                 output.copy_(result.reshape(output.shape))
 
-    return write
+    return run
 
 
 def torch_baseline(workload: Workload, name: str = "torch") -> Compute:
@@ -240,15 +255,29 @@ def torch_baseline(workload: Workload, name: str = "torch") -> Compute:
         workload: The workload.
         name: Name of the baseline.
     """
+    # Programs may read integers as they are made: they are made in each run.
+    return lambda inputs: _torch_call(workload, inputs, name)()
 
-    # Programs may read values as they are made: they are made in each run.
-    def compute(inputs: Tensors) -> Any:
-        call = libraries.torch_calls(workload, inputs).get(name)
-        if call is None:
-            raise InputError(f"torch does not compute {workload}")
-        return call()
 
-    return compute
+def bound_baseline(
+    workload: Workload, inputs: Tensors, *outputs: Any, name: str = "torch"
+) -> Callable[[], object]:
+    """Return a program of torch that is also a baseline for inputs and outputs, into which it is copied.
+
+    Args:
+        workload: The workload.
+        inputs: f32 inputs by name.
+        outputs: The outputs, in order.
+        name: Name of the baseline.
+    """
+    return copied(_torch_call(workload, inputs, name), *outputs)
+
+
+def _torch_call(workload: Workload, inputs: Tensors, name: str) -> libraries.LibraryCall:
+    call = libraries.torch_calls(workload, inputs).get(name)
+    if call is None:
+        raise InputError(f"torch does not compute {workload}")
+    return call
 
 
 def is_single(workload: Workload) -> bool:
@@ -260,5 +289,7 @@ def is_single(workload: Workload) -> bool:
     return all(tensor.dtype not in ("f16", "bf16", "e4m3", "i8") for tensor in tensors)
 
 
-TORCH = LibraryProgram("torch", torch_baseline, "functions of torch, one after the other", is_single)
+TORCH = LibraryProgram(
+    "torch", torch_baseline, "functions of torch, one after the other", is_single, bind=bound_baseline
+)
 """The program that is also the baseline, in f32."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tunebench import libraries
@@ -13,6 +14,8 @@ from tunebench.kernels.common.library import (
     LibraryProgram,
     LibraryPrograms,
     Write,
+    bound_baseline,
+    copied,
     is_single,
     torch_baseline,
 )
@@ -28,6 +31,8 @@ __all__ = [
     "LibraryCpu",
     "LibraryProgram",
     "Write",
+    "bound_baseline",
+    "copied",
     "is_single",
     "torch_baseline",
 ]
@@ -42,18 +47,22 @@ class LibraryCpu(LibraryPrograms[W], LibraryCpuVariant[W]):
 
 
 def _numpy(workload: Workload) -> Compute:
-    return lambda inputs: _run_numpy(workload, inputs)
+    return lambda inputs: _numpy_call(workload, inputs)()
+
+
+def _bound_numpy(workload: Workload, inputs: Tensors, *outputs: Any) -> Callable[[], object]:
+    return copied(_numpy_call(workload, inputs), *outputs)
 
 
 def _write_numpy_product(workload: Workload) -> Write:
-    return lambda inputs, output: _run_numpy(workload, inputs, output)
+    return lambda inputs, output: _numpy_call(workload, inputs, output)()
 
 
-def _run_numpy(workload: Workload, inputs: Tensors, out: Any = None) -> Any:
+def _numpy_call(workload: Workload, inputs: Tensors, out: Any = None) -> libraries.LibraryCall:
     call = libraries.numpy_call(workload, inputs, out)
     if call is None:
         raise InputError(f"numpy does not compute {workload}")
-    return call()
+    return call
 
 
 def _suits_numpy(workload: Any) -> bool:
@@ -62,8 +71,10 @@ def _suits_numpy(workload: Any) -> bool:
     return is_single(workload) and not inexact
 
 
-NUMPY = LibraryProgram("numpy", _numpy, "functions of numpy, one after the other", _suits_numpy)
+NUMPY = LibraryProgram(
+    "numpy", _numpy, "functions of numpy, one after the other", _suits_numpy, bind=_bound_numpy
+)
 """The program that is also the baseline, in f32."""
 
-NUMPY_PRODUCT = dataclasses.replace(NUMPY, write=_write_numpy_product)
+NUMPY_PRODUCT = dataclasses.replace(NUMPY, write=_write_numpy_product, bind=_numpy_call)
 """The program of gemm and gated_gemm, whose BLAS writes into the caller's array."""

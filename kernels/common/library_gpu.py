@@ -15,7 +15,13 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from tunebench.device import Device
-from tunebench.kernels.common.library import Compute, LibraryProgram, LibraryPrograms, torch_baseline
+from tunebench.kernels.common.library import (
+    Compute,
+    LibraryProgram,
+    LibraryPrograms,
+    bound_baseline,
+    torch_baseline,
+)
 from tunebench.kernels.common.program_source import method, source_of
 from tunebench.libraries import Tensors, torch_type
 from tunebench.space import Config, Parameter, Space, Table
@@ -26,7 +32,9 @@ __all__ = ["TORCH", "LibraryGpu", "LibraryPlan", "LibraryPlans", "benchmarked"]
 
 W = TypeVar("W", bound=Workload)
 
-TORCH = LibraryProgram("torch", torch_baseline, "functions of torch, one after the other")
+TORCH = LibraryProgram(
+    "torch", torch_baseline, "functions of torch, one after the other", bind=bound_baseline
+)
 """The program that is also the baseline. Verification refuses it where it rounds too often."""
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tunebench import libraries
-from tunebench.kernels.common.library import Compute, Write
+from tunebench.kernels.common.library import Compute, copied
+from tunebench.libraries import Tensors
 from tunebench.workloads.operators.conv2d import Conv2d
 
-__all__ = ["channels_first", "copying", "in_order", "of_torch"]
+__all__ = ["bound_torch", "channels_first", "in_order", "of_torch"]
 
 
 def channels_first(workload: Conv2d, tensor: Any) -> Any:
@@ -23,12 +25,11 @@ def in_order(workload: Conv2d, convolve: Compute) -> Compute:
     return lambda t: convolve(t).permute(0, 2, 3, 1)
 
 
-def copying(workload: Conv2d, convolve: Compute) -> Write:
-    """Return a program of torch that copies its result into the output."""
-    # torch's convolutions of other memory formats have no form that writes into the output.
-    return lambda t, output: channels_first(workload, output).copy_(convolve(t))
-
-
 def of_torch(workload: Conv2d) -> Compute:
     """Return torch's convolution, or its gradient, with its order of axes."""
     return lambda t: libraries.torch_calls(workload, t)["torch"]()
+
+
+def bound_torch(workload: Conv2d, inputs: Tensors, output: Any) -> Callable[[], object]:
+    """Return torch's convolution, or its gradient, of f32 inputs, copied into an output."""
+    return copied(libraries.torch_calls(workload, inputs)["torch"], channels_first(workload, output))

@@ -6,7 +6,7 @@ from typing import Any
 
 from tunebench.kernels.common.library_cpu import Compute, LibraryCpu, LibraryProgram, is_single
 from tunebench.kernels.common.onednn import PostOperation, computes, post_operation, primitive
-from tunebench.kernels.conv2d._torch_convolution import channels_first, copying, in_order, of_torch
+from tunebench.kernels.conv2d._torch_convolution import bound_torch, channels_first, in_order, of_torch
 from tunebench.libraries import Tensors
 from tunebench.workloads.operators.conv2d import Conv2d
 
@@ -53,14 +53,13 @@ class LibraryConv2d(LibraryCpu[Conv2d]):
             lambda workload: in_order(workload, of_torch(workload)),
             "functions of torch, one after the other",
             is_single,
-            lambda workload: copying(workload, of_torch(workload)),
+            bind=bound_torch,
         ),
         "onednn": LibraryProgram(
             "torch",
             lambda workload: in_order(workload, _onednn(workload)),
             "torch.ops.mkldnn._convolution_pointwise",
             _is_fused,
-            lambda workload: copying(workload, _onednn(workload)),
             is_traceable=True,
         ),
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 from tunebench.kernels.common.library import Compute, LibraryProgram
 from tunebench.kernels.common.library_gpu import LibraryGpu, benchmarked
-from tunebench.kernels.conv2d._torch_convolution import channels_first, copying, in_order, of_torch
+from tunebench.kernels.conv2d._torch_convolution import bound_torch, channels_first, in_order, of_torch
 from tunebench.libraries import Tensors
 from tunebench.workloads.operators.conv2d import Conv2d
 
@@ -55,13 +55,11 @@ def _is_fused(workload: Conv2d) -> bool:
     return fprop and workload.has_relu and not (workload.has_scale or workload.has_pre)
 
 
-def _program(convolve: Any, calls: str, supports: Any = lambda workload: True) -> LibraryProgram:
+def _program(
+    convolve: Any, calls: str, supports: Any = lambda workload: True, bind: Any = None
+) -> LibraryProgram:
     return LibraryProgram(
-        "torch",
-        lambda workload: in_order(workload, convolve(workload)),
-        calls,
-        supports,
-        lambda workload: copying(workload, convolve(workload)),
+        "torch", lambda workload: in_order(workload, convolve(workload)), calls, supports, bind=bind
     )
 
 
@@ -74,7 +72,7 @@ class LibraryConv2d(LibraryGpu[Conv2d]):
         "cudnn_relu": _program(
             _fused, "torch.cudnn_convolution_relu or torch.cudnn_convolution_add_relu", _is_fused
         ),
-        "torch": _program(of_torch, "functions of torch, one after the other"),
+        "torch": _program(of_torch, "functions of torch, one after the other", bind=bound_torch),
         "torch_benchmark": _program(_chosen, "the same with torch.backends.cudnn.benchmark"),
         "torch_channels_last": _program(
             _in_channels_last, "the same with operands copied to torch.channels_last", _is_first

@@ -130,6 +130,50 @@ def test_numpy_multiplies_into_the_memory_of_the_caller(text: str) -> None:
     assert call() is output
 
 
+def test_torch_reduces_into_the_memory_of_the_caller() -> None:
+    import torch
+
+    from tunebench.libraries.reduction import torch_call_into
+
+    text = "reduction:rows=5,cols=7,dtype=f32,expression=x,reduce=sum"
+    tensors, output = {"x": torch.randn(5, 7)}, torch.empty(5)
+    call = torch_call_into(parse(text), tensors, output)
+    assert call is not None
+    assert call() is output
+    torch.testing.assert_close(output, tensors["x"].sum(dim=1))
+    assert torch_call_into(parse(f"{text},then=sqrt(x)"), tensors, output) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "program", "made"),
+    [
+        ("conv2d:n=1,c=3,h=5,w=6,k=4,r=1,s=1,stride=1,pad=0,dtype=f32,layout=nhwc", "torch", 1),
+        ("layernorm:rows=5,cols=7,dtype=f32", "torch", 1),
+        ("gemm:m=4,n=5,k=6,dtype=f32", "numpy", 1),
+        ("cross_entropy:rows=5,cols=7,dtype=f32", "torch", 3),
+    ],
+)
+def test_programs_of_f32_are_made_once_for_their_tensors(
+    text: str, program: str, made: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making a program takes 200 us with cold caches; one that reads indices is made in each run."""
+    workload = parse(text)
+    name = f"{program}_call" if program == "numpy" else f"{program}_calls"
+    make, calls = getattr(libraries, name), []
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return make(*arguments)
+
+    monkeypatch.setattr(libraries, name, counted)
+    tensors = {**workload.draw(np.random.default_rng(1)), **checks.poisoned(workload)}
+    library = kernels.variant(f"{workload.operator}/library_cpu")
+    run = library.call(workload, Config({"program": program}), tensors)
+    for _ in range(3):
+        run()
+    assert len(calls) == made
+
+
 def test_every_operator_with_a_kernel_of_processors_has_one_with_a_library() -> None:
     operators = {kernel.operator for kernel in package_variants(variant.NumbaCpuVariant)}
     assert {library.operator for library in package_variants(LibraryCpu)} == operators

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from tests.toy_variants import Toy
 from tunebench import libraries
+from tunebench.device import local_cpu
 from tunebench.measure import baseline
+from tunebench.measure.arena import SlotArena
+from tunebench.measure.timing import Protocol
 from tunebench.measure.verify import InputSet, worst_error
 from tunebench.workload import Workload
 from tunebench.workloads import parse
@@ -166,3 +170,32 @@ def test_torch_is_no_baseline_for_unsupported_workloads(text: str) -> None:
     pytest.importorskip("torch")
     workload = parse(f"gemm:{text}")
     assert baseline.torch_cpu(workload, workload.draw(np.random.default_rng(0))) == {}
+
+
+@pytest.mark.parametrize(("cache", "kept"), [("cold", [0, 1]), ("warm", [])])
+def test_runs_of_a_batch_have_results_in_memory_of_their_own(
+    cache: Literal["cold", "warm"], kept: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that an earlier run of the batch wrote is in the caches, unlike that of finalists."""
+    workload = parse("gemm:m=8,n=8,k=8,dtype=f32")
+    results: list[weakref.ref[Any]] = []
+
+    def program() -> Any:
+        result = np.ones((8, 8), np.float32)
+        results.append(weakref.ref(result))
+        return result
+
+    def kept_results() -> list[int]:
+        return [run for run, result in enumerate(results) if result() is not None]
+
+    monkeypatch.setattr(baseline, "numpy_cpu", lambda *_: {"numpy": program})
+    monkeypatch.setattr(baseline, "torch_cpu", lambda *_: {})
+    launches = baseline.LibraryLaunches(workload, local_cpu(), Protocol(cache=cache))
+    launches.attach(SlotArena(workload, 2))
+    launches.choose("numpy")
+    assert all(launches.time_us(slot) > 0 for slot in (0, 1))
+    assert kept_results() == kept
+    launches.time_us(0)
+    assert kept_results() == [1, 2][: len(kept)]
+    launches.choose("numpy")
+    assert kept_results() == []

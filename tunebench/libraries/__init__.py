@@ -11,12 +11,13 @@ A module has one or both of these functions:
 Preparation (views, transposes without a copy) happens when a program is created, and calls that the library
 may reject happen in the first run. A program recomputes everything in each run, and returns the output, or
 a tuple of outputs in the order of `Workload.outputs`; outputs that the library does not return are omitted at
-the end. A program raises if its library rejects the workload. Operators without a module, such as users' own,
-have none.
+the end. It reads f32 inputs when it runs, and may read others when it is created. A program raises if its
+library rejects the workload. Operators without a module, such as users' own, have none.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
@@ -98,5 +99,10 @@ def torch_type(dtype: DType) -> Any:
 
 
 def _module(workload: Workload) -> ModuleType | None:
-    name = f"{__name__}.{workload.operator}"
+    return _module_of(workload.operator)
+
+
+@functools.cache
+def _module_of(operator: str) -> ModuleType | None:
+    name = f"{__name__}.{operator}"
     return importlib.import_module(name) if importlib.util.find_spec(name) is not None else None

@@ -24,12 +24,14 @@ def numpy_prologue(workload: Any, tensors: Tensors, shape: Sequence[int]) -> Cal
         tensors: All inputs, in f32.
         shape: Shape of scale and shift that broadcasts over the operand.
     """
+    if workload.pre == IDENTITY:
+        return _unchanged(workload, tensors)
     library = numpy_library(parse(workload.pre))
     if library is None:
         return None
     run = _program(workload, tensors, shape, library)
     stored = storage(workload.dtype)
-    if stored == "f32" or workload.pre == IDENTITY:
+    if stored == "f32":
         return run
     return lambda: run().astype(numpy_dtype(stored)).astype(np.float32)
 
@@ -42,13 +44,18 @@ def torch_prologue(workload: Any, tensors: Tensors, shape: Sequence[int]) -> Cal
         tensors: All inputs, as the product takes them.
         shape: Shape of scale and shift that broadcasts over the operand.
     """
+    if workload.pre == IDENTITY:
+        return _unchanged(workload, tensors)
     device = tensors[workload.inputs()[0].name].device
     return _program(workload, tensors, shape, torch_library(device))
 
 
+def _unchanged(workload: Any, tensors: Tensors) -> Callable[[], Any]:
+    operand = tensors[workload.inputs()[0].name]
+    return lambda: operand
+
+
 def _program(workload: Any, tensors: Tensors, shape: Sequence[int], library: Library) -> Callable[[], Any]:
     operand = tensors[workload.inputs()[0].name]
-    if workload.pre == IDENTITY:
-        return lambda: operand
     operands = {name: tensors[PREFIX + name].reshape(shape) for name in vectors(workload.pre)}
     return library.function(parse(workload.pre), {"x": operand, **operands})

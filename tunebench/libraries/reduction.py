@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tunebench._lazy import np
+from tunebench.expression import Apply
 from tunebench.libraries import LibraryCall, Tensors, single, torch_type
 from tunebench.libraries._expression import Library, numpy_library, spread, torch_library
 from tunebench.workloads.operators.reduction import Reduction
 
-__all__ = ["numpy_call", "torch_calls"]
+__all__ = ["numpy_call", "torch_call_into", "torch_calls"]
 
 
 def numpy_call(workload: Reduction, inputs: Tensors) -> LibraryCall | None:
@@ -24,15 +25,32 @@ def numpy_call(workload: Reduction, inputs: Tensors) -> LibraryCall | None:
 
 def torch_calls(workload: Reduction, t: Tensors) -> dict[str, LibraryCall]:
     """Return torch's program, which rounds each step to the type of the inputs and sums in f32."""
+    call = _torch_program(workload, t)
+    if workload.out == workload.dtype:
+        return {"torch": call}
+    out = torch_type(workload.out)
+    return {"torch": lambda: call().to(out)}
+
+
+def torch_call_into(workload: Reduction, t: Tensors, out: Any) -> LibraryCall | None:
+    """Return torch's program that overwrites and returns a tensor; None if another step follows the sum.
+
+    Args:
+        workload: The workload.
+        t: A torch tensor for each input by name; a number for one of shape `()`.
+        out: The tensor, in the shape of the output.
+    """
+    if workload.out != workload.dtype or isinstance(workload.end, Apply):
+        return None
+    return _torch_program(workload, t, out=out)
+
+
+def _torch_program(workload: Reduction, t: Tensors, **into: Any) -> LibraryCall:
     import torch
 
     reduce = {"max": torch.amax, "min": torch.amin}.get(workload.reduce) or getattr(torch, workload.reduce)
-    axis, out = _axis(workload), torch_type(workload.out)
-    library = torch_library(t[workload.whole_names[0]].device)
-    call = _program(workload, t, library, lambda x: reduce(x, dim=axis))
-    if workload.out == workload.dtype:
-        return {"torch": call}
-    return {"torch": lambda: call().to(out)}
+    axis, library = _axis(workload), torch_library(t[workload.whole_names[0]].device)
+    return _program(workload, t, library, lambda x: reduce(x, dim=axis, **into))
 
 
 def _axis(workload: Reduction) -> int:

@@ -151,6 +151,7 @@ class LibraryLaunches:
         self._stopwatch = CpuTimer(device, protocol)
         self._calls: list[Mapping[str, libraries.LibraryCall]] = []
         self._failed: dict[str, str] = {}
+        self._results: dict[int, Any] = {}
         self._chosen = ""
 
     def attach(self, arena: SlotArena) -> None:
@@ -176,10 +177,21 @@ class LibraryLaunches:
                 self._failed[self._chosen] = result.reason
 
     def time_us(self, slot: int) -> float:
-        """Run the chosen program and return its time in microseconds, with that of new tensors."""
+        """Run the chosen program and return its time in microseconds, with that of new tensors.
+
+        With cold caches, the result stays until the slot's next run: the allocator would give its memory,
+        which the caches hold, to the next run of the batch.
+        """
+        call = self._calls[slot][self._chosen]
         if self._protocol.cache == "warm":
             self._arena.warm(slot)
-        return self._stopwatch.time_us(self._calls[slot][self._chosen], flush=False)
+            return self._stopwatch.time_us(call, flush=False)
+        self._results.pop(slot, None)
+
+        def run() -> None:
+            self._results[slot] = call()
+
+        return self._stopwatch.time_us(run, flush=False)
 
     def choose(self, program: str) -> None:
         """Choose the program of the next launches.
@@ -188,6 +200,7 @@ class LibraryLaunches:
             program: Its name.
         """
         self._chosen = program
+        self._results.clear()
 
     def finish(self) -> tuple[str | None, Mapping[str, Any]]:
         """Return the names of the programs, and why libraries and programs failed, by name."""
