@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from tunebench.task import Task
 from tunebench.tuning.tunable import find_variants
 from tunebench.workload import Workload
 from tunebench.workloads import parse
+from tunebench.workloads.operators.reduction import Reduction
 
 pytest.importorskip("torch")
 from tunebench.torch._tensor import bits_of, launch, library_results
@@ -135,13 +137,13 @@ def test_torch_reduces_into_the_memory_of_the_caller() -> None:
 
     from tunebench.libraries.reduction import torch_call_into
 
-    text = "reduction:rows=5,cols=7,dtype=f32,expression=x,reduce=sum"
     tensors, output = {"x": torch.randn(5, 7)}, torch.empty(5)
-    call = torch_call_into(parse(text), tensors, output)
+    plain = Reduction(rows=5, cols=7, dtype="f32", expression="x", reduce="sum")
+    call = torch_call_into(plain, tensors, output)
     assert call is not None
     assert call() is output
     torch.testing.assert_close(output, tensors["x"].sum(dim=1))
-    assert torch_call_into(parse(f"{text},then=sqrt(x)"), tensors, output) is None
+    assert torch_call_into(dataclasses.replace(plain, then="sqrt(x)"), tensors, output) is None
 
 
 @pytest.mark.parametrize(
@@ -168,6 +170,7 @@ def test_programs_of_f32_are_made_once_for_their_tensors(
     monkeypatch.setattr(libraries, name, counted)
     tensors = {**workload.draw(np.random.default_rng(1)), **checks.poisoned(workload)}
     library = kernels.variant(f"{workload.operator}/library_cpu")
+    assert isinstance(library, LibraryCpu)
     run = library.call(workload, Config({"program": program}), tensors)
     for _ in range(3):
         run()
