@@ -23,7 +23,6 @@ import contextlib
 import functools
 import gc
 import importlib
-import inspect
 import io
 import itertools
 import json
@@ -39,7 +38,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -94,22 +92,14 @@ def _fused(step: Step, state: State) -> Step | None:
     return step if optimizers else None
 
 
-def _modes() -> dict[str, Mode]:
-    """Return the modes of the installed package; eager mode comes first."""
-    modes = {
-        "eager": Mode(wrap=lambda step, state: step),
-        "fused": Mode(wrap=_fused),
-        "torch.compile": Mode(wrap=lambda step, state: torch.compile(step)),
-        "in use": Mode(wrap=lambda step, state: coexecute(step)),
-        "exact": Mode(wrap=lambda step, state: coexecute(step, mode="always")),
-    }
-    if "backend" in inspect.signature(coexecute).parameters:
-        inductor: Any = coexecute
-        modes["inductor"] = Mode(wrap=lambda step, state: inductor(step, mode="always", backend="inductor"))
-    return modes
-
-
-MODES = _modes()
+MODES = {
+    "eager": Mode(wrap=lambda step, state: step),
+    "fused": Mode(wrap=_fused),
+    "torch.compile": Mode(wrap=lambda step, state: torch.compile(step)),
+    "in use": Mode(wrap=lambda step, state: coexecute(step)),
+    "exact": Mode(wrap=lambda step, state: coexecute(step, mode="always")),
+}
+"""Ways to run a step; eager mode comes first."""
 
 
 def sized(name: str, size: str) -> tuple[Step, State]:

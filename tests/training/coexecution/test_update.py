@@ -218,7 +218,7 @@ def _options() -> dict[str, Any]:
 
 @pytest.mark.parametrize("faster", [True, False])
 def test_the_faster_way_is_chosen_after_runs_that_are_not_timed(faster: bool) -> None:
-    times = _update._Times()
+    times = _update.Times()
     runs = 0
     while not times.decided:
         by_record = times.runs_record()
@@ -230,9 +230,9 @@ def test_the_faster_way_is_chosen_after_runs_that_are_not_timed(faster: bool) ->
 
 
 def test_a_record_that_is_slower_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = _update._Times.add
+    add = _update.Times.add
     monkeypatch.setattr(
-        _update._Times,
+        _update.Times,
         "add",
         lambda self, _, *, by_record: add(self, 2 if by_record else 1, by_record=by_record),
     )

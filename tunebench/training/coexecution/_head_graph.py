@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tunebench.training.coexecution._autograd import are_held
+from tunebench.training.coexecution._head_compiled import Compiler
 from tunebench.training.coexecution._head_copies import (
     RepeatError,
     leaves,
@@ -83,7 +85,11 @@ class HeadGraph:
     turns_dynamo_off = True
 
     def __init__(
-        self, module: torch.fx.GraphModule, optimizers: list[Optimizer], methods: Sequence[Method]
+        self,
+        module: torch.fx.GraphModule,
+        optimizers: list[Optimizer],
+        methods: Sequence[Method],
+        compiler: Compiler | None = None,
     ) -> None:
         self.runs = 0
         self.replays = 0
@@ -92,6 +98,7 @@ class HeadGraph:
         self.lacks_memory = False
         self._module = module
         self._optimizers = optimizers
+        self._compiler = compiler
         self._methods = _methods(module, methods, optimizers)
         self._plan: Plan | None = None
         self._confirmations = 0
@@ -131,6 +138,14 @@ class HeadGraph:
         if plan.checks < _CHECKS or not (plan.free or numbers == plan.values):
             return self._checked(plan, args, numbers, updates)
         return self._replayed(plan, args, parameters, values, [*numbers, *updates])
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether it is decided what runs as its function."""
+        if self._compiler is None or self._plan is None:
+            return True
+        compiled = self._plan.compiled
+        return self._plan.operations is None and (compiled is None or compiled.is_settled)
 
     def _has_methods(self) -> bool:
         """Return whether classes have the methods from which the graph was traced."""
@@ -212,6 +227,8 @@ class HeadGraph:
             )
         except (NotUnderstoodError, RuntimeError) as error:
             self.reason = _first_line(error)
+        if self._plan is not None and self._compiler is None:
+            self._plan.operations = None
         return results
 
     def _replayed(
@@ -225,7 +242,7 @@ class HeadGraph:
         state = torch.get_rng_state() if plan.takes_back and plan.random else None
         before = [(args[position], args[position].detach().clone()) for position in plan.written]
         try:
-            results = plan.run(args, numbers)
+            results = self._run(plan, args, numbers)
         except Exception as error:
             if not plan.takes_back:
                 raise
@@ -238,6 +255,24 @@ class HeadGraph:
         for update in plan.updates:
             update.finish()
         return tuple(output.value(args, results, values) for output in plan.outputs)
+
+    def _run(self, plan: Plan, args: Sequence[Any], numbers: Sequence[Any]) -> Sequence[Any]:
+        """Run the function, or the compiled head if it is faster."""
+        if self._compiler is None:
+            return plan.run(args, numbers)
+        if plan.operations is not None:
+            plan.compiled = self._compiler.compiled(plan.operations, plan.tensors(args))
+            plan.operations = None
+        compiled = plan.compiled
+        if compiled is None or compiled.refused or not compiled.is_turn(lambda: plan.tensors(args), numbers):
+            runner = None
+        else:
+            runner = compiled.run
+        start_ns = time.perf_counter_ns()
+        results = plan.run(args, numbers, runner=runner)
+        if compiled is not None:
+            compiled.note(time.perf_counter_ns() - start_ns, compiled=runner is not None)
+        return results
 
     def _checked(
         self, plan: Plan, args: Sequence[Any], numbers: list[Any], update_numbers: Sequence[float]

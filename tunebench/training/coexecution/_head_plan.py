@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from tunebench.training.coexecution._autograd import HOOKED_NODES
 from tunebench.training.coexecution._call import Operation, flat
+from tunebench.training.coexecution._head_compiled import Compiled, HeadOperations
 from tunebench.training.coexecution._head_record import OperationRecorder, tensor_key
 from tunebench.training.coexecution._head_tracing import BACKWARD, CLEAR, CLIP, UPDATE
 from tunebench.training.coexecution._head_update import HeadUpdate, UpdateEntry, UpdateWriter, parameters_of
@@ -128,6 +129,8 @@ class Plan:
         listed: The owned parameters that it reads, then states, which are its first input.
         listed_positions: Positions of these parameters.
         states: The states.
+        operations: What a compiler compiles; None after it did.
+        compiled: The compiled head, if there is one.
         settings: The settings of torch in the record.
         hooked_nodes: Number of hooks of nodes of autograd until then.
         checks: Number of replays on copies that were equal.
@@ -155,6 +158,8 @@ class Plan:
     listed: Any
     listed_positions: list[int]
     states: list[Tensor]
+    operations: HeadOperations | None
+    compiled: Compiled | None = None
     settings: list[Any] = field(default_factory=current_settings)
     hooked_nodes: int = field(default_factory=lambda: HOOKED_NODES[0])
     checks: int = 0
@@ -196,14 +201,30 @@ class Plan:
         """Return the numbers of the updates; None if an optimizer would do anything else."""
         return joined(map(HeadUpdate.numbers, self.updates))
 
-    def run(self, args: Sequence[Any], numbers: Sequence[Any], listed: Any = None) -> Sequence[Any]:
-        """Run the function, on other parameters and states if they are given; `misfit` excludes autocast."""
+    def tensors(self, args: Sequence[Any]) -> list[Tensor]:
+        """Return all tensors that the function gets."""
+        listed, passed = (
+            [args[at] for at in positions] for positions in (self.listed_positions, self.inputs)
+        )
+        return [*listed, *self.states, *passed, *self.constants]
+
+    def run(
+        self, args: Sequence[Any], numbers: Sequence[Any], listed: Any = None, runner: Runner | None = None
+    ) -> Sequence[Any]:
+        """Run the function, on other parameters and states if they are given; `misfit` excludes autocast.
+
+        Args:
+            args: Arguments of the graph.
+            numbers: Numbers of the function.
+            listed: Other parameters and states, or None.
+            runner: Another function with the same arguments and results, or None.
+        """
         inputs = [args[position] for position in self.inputs]
         optimizes, enabled = torch._C._get_graph_executor_optimize(), torch.is_grad_enabled()
         torch._C._set_graph_executor_optimize(False)
         torch._C._set_grad_enabled(False)
         try:
-            results = self.runner(
+            results = (runner or self.runner)(
                 self.listed if listed is None else listed, *inputs, *self.constants, *numbers
             )
         finally:
@@ -324,13 +345,16 @@ class Planner:
         gradients, fresh = self._gradients(pairs, *self._clears())
         listed = [position for position in inputs if id(self._args[position]) in owned]
         passed = [position for position in inputs if id(self._args[position]) not in owned]
+        head = self._head(
+            operations,
+            [*(inputs[position] for position in listed), *(index for _, index in writer.states.values())],
+            [*(inputs[position] for position in passed), *constants],
+            [*range(len(self._numbers.nodes)), *writer.numbers],
+            {result for _, result in gradients if result is not None},
+        )
         return Plan(
-            runner=self._runner(
-                operations,
-                [*map(inputs.__getitem__, passed), *constants],
-                map(inputs.__getitem__, listed),
-                writer,
-            ),
+            runner=self._runner(head),
+            operations=head,
             listed=_script_list([*map(self._args.__getitem__, listed), *states]),
             listed_positions=listed,
             inputs=passed, constants=list(constants.values()),
@@ -350,17 +374,27 @@ class Planner:
             updates=writer.updates, states=states,
         )  # fmt: skip
 
-    def _runner(
-        self, operations: Sequence[Any], values: Sequence[int], listed: Iterable[int], writer: UpdateWriter
-    ) -> Runner:
-        """Return the function of operations; its first input is a list of parameters and states."""
-        numbers = [*range(len(self._numbers.nodes)), *writer.numbers]
+    def _head(
+        self,
+        operations: Sequence[Any],
+        listed: list[int],
+        inputs: list[int],
+        numbers: list[int],
+        gradients: set[int],
+    ) -> HeadOperations:
+        """Return the operations; their first input is a list of parameters and states."""
+        entries = self._recorder.operations
+        updates = (position for position, entry in enumerate(entries) if isinstance(entry, UpdateEntry))
+        return HeadOperations(
+            operations=operations, first_update=next(updates, len(operations)), listed=listed, inputs=inputs,
+            numbers=numbers, outputs=list(self._returned), gradients=gradients,
+            types=[dtype for _, _, dtype in self._recorder.metadata],
+        )  # fmt: skip
+
+    def _runner(self, head: HeadOperations) -> Runner:
+        """Return the function of operations."""
         return script_runner(
-            operations,
-            values,
-            dict.fromkeys(numbers, float),
-            self._returned,
-            [*listed, *(index for _, index in writer.states.values())],
+            head.operations, head.inputs, dict.fromkeys(head.numbers, float), head.outputs, head.listed
         )
 
     def _calls(self) -> dict[Optimizer, list[Any]]:

@@ -36,7 +36,7 @@ from tunebench.training.coexecution._run import same
 from tunebench.training.coexecution._script import Runner, script_runner
 from tunebench.training.coexecution._tensors import NotUnderstoodError
 
-__all__ = ["Record", "Updates", "UsedRecord", "recorded"]
+__all__ = ["Record", "Times", "Updates", "UsedRecord", "recorded"]
 
 _CALLS = 400
 """Number of updates by a function before one is recorded.
@@ -170,7 +170,7 @@ def _is_plain(args: tuple[Any, ...]) -> bool:
 
 
 @dataclass(slots=True)
-class _Times:
+class Times:
     """Times of an update by its record and by torch's function, which take turns until one of them is chosen.
 
     Attributes:
@@ -224,7 +224,7 @@ class Record:
     entries: Sequence[Operation | Arithmetic]
     total_numbers: int
     runner: Runner
-    times: _Times = field(default_factory=_Times)
+    times: Times = field(default_factory=Times)
 
     def matches(self, counts: tuple[int, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]) -> bool:
         """Return whether torch's function would run the recorded operations."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from tunebench.training.coexecution._head_compiled import Compiler
 from tunebench.training.coexecution._head_copies import RepeatError
 from tunebench.training.coexecution._head_graph import HeadGraph, UnconfirmedError
 from tunebench.training.coexecution._head_plan import NUMBER_DECIDES
@@ -68,11 +69,12 @@ class WholeSteps:
     """A step whose head may run as one function.
 
     Attributes:
-        runs: Number of iterations whose head ran as one function.
+        compiler: How heads are compiled, or None.
         reason: Why none does any more, or None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compiler: Compiler | None = None) -> None:
+        self.compiler = compiler
         self.reason: str | None = None
         self._graphs: list[HeadGraph] = []
         self._earlier_runs = 0
@@ -154,7 +156,7 @@ class WholeSteps:
             self.reason = f"Dynamo cannot trace: {error}".split("\n")[0][:200]
 
     def _graph(self, module: torch.fx.GraphModule, examples: Any) -> HeadGraph:
-        graph = HeadGraph(module, self._optimizers, tuple(self._methods))
+        graph = HeadGraph(module, self._optimizers, tuple(self._methods), self.compiler)
         self._graphs.append(graph)
         return graph
 
@@ -179,6 +181,8 @@ class WholeSteps:
             result = self._before(*bound, *args, **kwargs)
         seconds = time.perf_counter() - start
         if self.runs > replays:
+            if not all(graph.is_settled for graph in self._graphs):
+                return result
             self._warmed += 1
             if self._warmed > _WARM_UPS:
                 self._replayed.append(seconds)

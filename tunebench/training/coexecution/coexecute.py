@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import sys
 import time
 import types
@@ -11,13 +12,14 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from tunebench.errors import InputError
 from tunebench.training.coexecution import _testing
+from tunebench.training.coexecution._head_compiled import Compiler
 from tunebench.training.coexecution._head_record import active_recorder
 from tunebench.training.coexecution._iteration import Iteration
 from tunebench.training.coexecution._learning import learn, release, return_memory
@@ -35,6 +37,15 @@ from tunebench.training.coexecution.picture import feed_sites, fetch_sites, segm
 from tunebench.training.coexecution.trace_graph import TraceGraph
 
 __all__ = ["Coexecution", "coexecute"]
+
+Backend = Literal["inductor"]
+"""Who compiles heads of steps."""
+
+_TOLERANCE = 1e-4
+"""Largest difference of compiled results over the largest magnitude of a tensor.
+
+Source: heads of five programs in f32 differ by up to TODO.
+"""
 
 _SETTINGS = 4
 """Number of settings of torch whose paths are kept, those that were used last."""
@@ -68,7 +79,12 @@ class Coexecution:
         reads: Number of calls that read values in recorded iterations, by call site.
     """
 
-    def __init__(self, step: Callable[..., Any] | None = None, mode: Mode = "auto") -> None:
+    def __init__(
+        self,
+        step: Callable[..., Any] | None = None,
+        mode: Mode = "auto",
+        tolerance: float | None = None,
+    ) -> None:
         self.graph = TraceGraph()
         self.reads = Counter[str]()
         self._step = step
@@ -78,7 +94,8 @@ class Coexecution:
         self._policy = Policy(mode)
         self._updates = Updates()
         self._optimizer_steps = OptimizerSteps(self._updates)
-        self._whole_steps = WholeSteps()
+        self._tolerance = tolerance
+        self._whole_steps = WholeSteps(None if tolerance is None else Compiler(tolerance=tolerance))
         self._segments: dict[tuple[str, str, int], tuple[int, float]] = {}
         self._counts = Counter[str]()
         self._times: dict[str, float] = dict.fromkeys(
@@ -96,7 +113,7 @@ class Coexecution:
         """Run an iteration; without a step, decorate one instead."""
         if self._step is None:
             (step,) = args
-            return Coexecution(_checked(step), self._policy.mode)
+            return Coexecution(_checked(step), self._policy.mode, self._tolerance)
         if (
             self._policy.reason is not None
             and not self._tree.paths
@@ -111,7 +128,7 @@ class Coexecution:
         return self if instance is None else types.MethodType(self, instance)
 
     def __reduce__(self) -> Any:
-        """Return how to pickle it: the step and its mode. What was recorded stays in this process.
+        """Return how to pickle it: the step, its mode and tolerance. What was recorded stays in this process.
 
         A decorated function is pickled by its name, like a function.
         """
@@ -119,7 +136,7 @@ class Coexecution:
         name = getattr(self, "__qualname__", "")
         if module is not None and getattr(module, name, None) is self:
             return name
-        return Coexecution, (self._step, self._policy.mode)
+        return Coexecution, (self._step, self._policy.mode, self._tolerance)
 
     def __enter__(self) -> Coexecution:
         """Begin an iteration."""
@@ -268,6 +285,7 @@ class Coexecution:
     def report(self) -> CoexecutionReport:
         """Return what happened so far."""
         sites = _Sites.of(self._tree) if self._tree.paths else self._sites
+        compiler = self._whole_steps.compiler
         return CoexecutionReport(
             iterations=self._counts.total(),
             traced=self._counts["traced"],
@@ -280,6 +298,9 @@ class Coexecution:
             updates=self._updates.runs,
             heads=self._whole_steps.runs,
             plain_heads=self._whole_steps.reason,
+            compiled_heads=compiler.runs if compiler is not None else 0,
+            compile_s=compiler.seconds if compiler is not None else 0.0,
+            exact_heads=compiler.reason if compiler is not None else None,
             plain_updates=dict(self._updates.reasons),
             operations=len(self.graph.operations()),
             blocks=max(0, len(self.graph.blocks()) - 2),
@@ -323,7 +344,14 @@ def _checked(step: Any) -> Callable[..., Any]:
 class _Coexecute:
     """The type of `coexecute`, whose attribute `report` is a function."""
 
-    def __call__(self, step: Callable[..., Any] | None = None, *, mode: Mode = "auto") -> Coexecution:
+    def __call__(
+        self,
+        step: Callable[..., Any] | None = None,
+        *,
+        mode: Mode = "auto",
+        backend: Backend | None = None,
+        tolerance: float | None = None,
+    ) -> Coexecution:
         """Return a step whose iterations are co-executed.
 
         The step is a whole iteration: forward, loss, backward, optimizer, metrics, and any other Python. It
@@ -348,13 +376,30 @@ class _Coexecute:
                 recorded, checked and taken back costs at most 15 % of the time of all iterations. ``always``:
                 all whose path is known, from the first record on, for tests. ``report``: none; some are
                 recorded for the report.
+            backend: What runs the head of a step that returned to eager mode. None: recorded operations,
+                with the bits of eager mode. ``inductor``: code compiled by TorchInductor, if its results are
+                within the tolerance and it is faster than recorded operations. It compiles for seconds to
+                minutes.
+            tolerance: Largest difference of compiled results over the largest magnitude of a tensor, in the
+                replays on copies that check it; 1e-4 by default. Only with a backend.
 
         Raises:
-            InputError: The step is not callable, or there is no such mode.
+            InputError: The step is not callable, there is no such mode or backend, or the tolerance is not a
+                positive number, or has no backend.
         """
         if mode not in get_args(Mode):
             raise InputError(f"expected a mode, one of {', '.join(get_args(Mode))}; got {mode!r}")
-        return Coexecution(_checked(step) if step is not None else None, mode)
+        if backend is None and tolerance is not None:
+            raise InputError('a tolerance needs a backend that rounds, such as backend="inductor"')
+        if backend is not None:
+            if backend not in get_args(Backend):
+                raise InputError(
+                    f"expected a backend, one of {', '.join(get_args(Backend))}; got {backend!r}"
+                )
+            tolerance = _TOLERANCE if tolerance is None else tolerance
+            if not 0 < tolerance < math.inf:
+                raise InputError(f"expected a positive tolerance, got {tolerance!r}")
+        return Coexecution(_checked(step) if step is not None else None, mode, tolerance)
 
     def report(self, step: Any) -> CoexecutionReport:
         """Return what happened in the iterations of a co-executed step.

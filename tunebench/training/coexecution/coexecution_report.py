@@ -119,6 +119,9 @@ class CoexecutionReport:
         updates: Updates by optimizers of torch that ran as one recorded function each.
         heads: Eager iterations whose part up to the backward pass, or to the update, ran as one function.
         plain_heads: Why that of no further iteration does, or None.
+        compiled_heads: Those of these iterations whose function was compiled code, within a tolerance.
+        compile_s: Time of compiling and checking such code in seconds.
+        exact_heads: Why recorded operations run instead of compiled code, or None.
         plain_updates: Why updates run as in eager mode, by torch's function.
         graph: The merged traces.
         runners: Who runs the operations of a call site, ``file:line``, of paths that can be co-executed.
@@ -144,6 +147,9 @@ class CoexecutionReport:
     updates: int = 0
     heads: int = 0
     plain_heads: str | None = None
+    compiled_heads: int = 0
+    compile_s: float = 0.0
+    exact_heads: str | None = None
     plain_updates: Mapping[str, str] = field(default_factory=dict)
     graph: TraceGraph = field(default_factory=TraceGraph, repr=False)
     runners: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -182,6 +188,12 @@ class CoexecutionReport:
             lines.append(
                 f"{self.heads} eager iterations ran up to the backward pass or the update as one function"
             )
+        if self.compiled_heads:
+            lines.append(f"{self.compiled_heads} of these functions were compiled")
+        if self.compile_s:
+            lines.append(f"time to compile and check them: {self.compile_s:.1f} s")
+        if self.exact_heads is not None:
+            lines.append(f"recorded operations run instead of compiled code: {self.exact_heads}")
         if self.plain_heads is not None:
             lines.append(
                 f"no further part up to a backward pass or an update runs as one function: {self.plain_heads}"
