@@ -116,6 +116,7 @@ def test_graphs_compute_steps(make: Callable[[], Any], uncompiled: list[Any]) ->
     assert len(uncompiled) == 2
 
 
+@pytest.mark.exhaustive
 def test_inductor_computes_a_step() -> None:
     report = assert_close(convolutional, 1e-4)
     assert report.exact_heads is None
