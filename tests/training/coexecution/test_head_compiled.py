@@ -15,7 +15,7 @@ from torch.nn import functional
 from tests.training.coexecution.test_whole_step import soon, states
 from tunebench.errors import InputError
 from tunebench.training import coexecute
-from tunebench.training.coexecution import _head_compiled
+from tunebench.training.coexecution import _head_compiled, _update
 
 __all__ = ["soon"]
 
@@ -40,8 +40,8 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.fixture(autouse=True)
 def preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use compiled code whether or not it is faster."""
-    monkeypatch.setattr(_head_compiled.Times, "runs_record", lambda times: True)
-    monkeypatch.setattr(_head_compiled.Times, "add", lambda times, nanoseconds, by_record: None)
+    monkeypatch.setattr(_update.Times, "runs_record", lambda times: True)
+    monkeypatch.setattr(_update.Times, "add", lambda times, nanoseconds, by_record: None)
 
 
 def convolutional() -> tuple[nn.Module, Callable[..., Tensor], Any]:
@@ -158,8 +158,8 @@ def test_slower_code_leaves_the_record(uncompiled: list[Any], monkeypatch: pytes
     def decide(times: Any, nanoseconds: int, *, by_record: bool) -> None:
         times.decided = True
 
-    monkeypatch.setattr(_head_compiled.Times, "add", decide)
-    monkeypatch.setattr(_head_compiled.Times, "runs_record", lambda times: not times.decided)
+    monkeypatch.setattr(_update.Times, "add", decide)
+    monkeypatch.setattr(_update.Times, "runs_record", lambda times: not times.decided)
     report = assert_close(clipped, 1e-5)
     assert (report.compiled_heads, report.exact_heads) == (1, "recorded operations are faster")
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx
@@ -379,6 +379,10 @@ def _functional(function: Any) -> Any:
     return getattr(getattr(_ATEN, name, None), function._overloadname, function)
 
 
+def _uncompiled(tensors: Sequence[Tensor]) -> NoReturn:
+    raise NotUnderstoodError("TorchInductor compiled nothing")
+
+
 class _Function:
     """A part that is compiled, called with a list of tensors and a vector of numbers.
 
@@ -392,7 +396,7 @@ class _Function:
             raise NotUnderstoodError("two inputs of a part share memory")
         copies = [*map(_copy, examples), torch.ones(len(head.numbers), dtype=torch.float64)]
         self._written: list[int] = []
-        self._call: Any = None
+        self._call: Callable[..., Any] = _uncompiled
         state = torch.get_rng_state()
         try:
             with torch.no_grad(), warnings.catch_warnings():
@@ -558,7 +562,7 @@ class _Writer:
         args = replaced(entry.args, converted)
         kwargs = {name: replaced(value, converted) for name, value in entry.kwargs}
         if function is _ATEN.scalar_tensor.default:
-            return args[0]  # type: ignore[no-any-return]
+            return args[0]
         if function in _SCALED and set(kwargs) == {"value"}:
             part = call(torch.mul, (call(_SCALED[function], args[1:]), kwargs["value"]))
             return call(_ATEN.add_.Tensor, (args[0], part))
