@@ -265,19 +265,10 @@ def _difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     return max(float((a - b).abs().max() / b.abs().max().clamp_min(1e-12)) for a, b in pairs)
 
 
-class _Counted(LiveStorages):
-    """Live storages, under which torch lets compiled functions run only with this method."""
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Return whether compiled functions may run."""
-        return True
-
-
 def _peak_bytes(run: Callable[..., Any], foreign: Foreign) -> int:
     """Return the most bytes of storages that are alive at once in a step."""
     inputs = [value for value in foreign.inputs.values() if isinstance(value, Tensor)]
-    with _Counted([*foreign.model.parameters(), *foreign.model.buffers(), *inputs]) as counted:
+    with LiveStorages([*foreign.model.parameters(), *foreign.model.buffers(), *inputs]) as counted:
         _trained(run, foreign)
     return counted.peak_bytes
 

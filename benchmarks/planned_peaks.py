@@ -170,6 +170,11 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[misc]  # torch does not t
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
         self._note(held)
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return whether torch lets compiled functions run."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

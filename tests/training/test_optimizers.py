@@ -87,7 +87,7 @@ def test_products_of_a_wide_matrix_have_its_shorter_side() -> None:
 @pytest.mark.torch
 def test_states_are_those_of_torch() -> None:
     torch = pytest.importorskip("torch")
-    from tunebench.training.fitting.fit import state_bytes
+    from tunebench.training.fitting.optimizer_state import state_bytes
 
     classes = {
         "adamw": (torch.optim.AdamW, {}),

@@ -21,6 +21,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from tunebench.errors import InputError
 from tunebench.training import fit, fitted_steps
+from tunebench.training.fitting import fitter
+from tunebench.training.fitting.plan_choice import PlanChoice, choices
+from tunebench.training.memory import HostLink
 
 class Block(nn.Module):
     def __init__(self):
@@ -43,8 +46,8 @@ class Model(nn.Module):
             x = block(x)
         return x.square().mean()
 
-def weights(run, model):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+def weights(run, model, optimizer=None):
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(2):
         optimizer.zero_grad()
         for part in range(2):
@@ -64,12 +67,24 @@ def of_copies(planned, buckets, compiled=False):
     assert not planned or len(fitted_steps(fitted)) == 1  # not one of each bucket
     return trained
 
-def of_shards(planned):
+def of_host_states():
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    fitter.choices = lambda *_: [PlanChoice(host_states=4)]
+    options = dict(optimizer=optimizer, host_states=True, swap_folder=os.getcwd(), host_link=link)
+    fitted = fit(model, "95%", **options)
+    trained = weights(DistributedDataParallel(fitted), model, optimizer)
+    fitter.choices = choices
+    (step,) = fitted_steps(fitted)
+    assert step.host_state_bytes == 4 * 2 * 16 * 16 * 4
+    return trained
+
+def of_shards(planned, compiled=False):
     model = Model()
     for index, block in enumerate(model.blocks):
         model.blocks[index] = fully_shard(fit(block, "85%") if planned else block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    trained = weights(model, model)
+    trained = weights(torch.compile(model, backend="aot_eager") if compiled else model, model)
     assert not planned or all(len(fitted_steps(block)) == 1 for block in model.blocks)
     return trained
 
@@ -88,7 +103,11 @@ dist.init_process_group("gloo", store=dist.FileStore("store", 2), rank=rank, wor
 mesh = init_device_mesh("cpu", (2,))
 assert all(map(torch.equal, of_copies(True, 8), of_copies(False, 8)))
 assert all(map(torch.equal, of_copies(True, 1, compiled=True), of_copies(False, 1)))
-assert all(map(torch.equal, of_shards(True), of_shards(False)))
+link = HostLink(to_host_gb_s=0.1, to_device_gb_s=0.1)
+assert all(map(torch.equal, of_host_states(), of_copies(False, 1)))
+shards = of_shards(False)
+assert all(map(torch.equal, of_shards(True), shards))
+assert all(map(torch.equal, of_shards(True, compiled=True), shards))
 refused(lambda: DistributedDataParallel(Model()), "DistributedDataParallel(fit(model, budget))")
 refused(lambda: fully_shard(Model(), mesh=mesh), "fully_shard(fit(module, budget))")
 print("equal", rank, flush=True)

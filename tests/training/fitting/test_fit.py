@@ -29,9 +29,10 @@ from tunebench.torch import compile as compile_model  # noqa: E402
 from tunebench.torch import plans, prefer  # noqa: E402
 from tunebench.torch.compiler.recurrent_layer import recurrent_layer  # noqa: E402
 from tunebench.training.fitting import fitter, host_store  # noqa: E402
-from tunebench.training.fitting.fit import fit, state_bytes  # noqa: E402
+from tunebench.training.fitting.fit import fit  # noqa: E402
 from tunebench.training.fitting.fitter import fitted_steps  # noqa: E402
 from tunebench.training.fitting.host_store import FileStore  # noqa: E402
+from tunebench.training.fitting.optimizer_state import state_bytes  # noqa: E402
 from tunebench.training.fitting.profile import profile_step  # noqa: E402
 from tunebench.training.memory import (  # noqa: E402
     HostLink,

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._dynamo import OptimizedModule
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves
 
 from tunebench.errors import InputError
 from tunebench.torch.compiler.backend import Backend, register_compiled
+from tunebench.training.fitting.compressed_activation import FORMATS
 from tunebench.training.fitting.fitter import Fitter, fitted_by, is_fitted
+from tunebench.training.fitting.optimizer_state import HostStates, state_bytes
 from tunebench.training.memory.budget import budget_bytes
 from tunebench.training.memory.planner import MemoryPlan, PlanEffort
 from tunebench.training.memory.step import HostLink
 
-__all__ = ["fit", "state_bytes"]
+__all__ = ["fit"]
 
 
 def fit(
@@ -30,6 +30,8 @@ def fit(
     *,
     plan: MemoryPlan | str | Path | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    host_states: bool = False,
+    compress: str | None = None,
     other_bytes: int = 0,
     swap_folder: str | Path | None = None,
     host_link: HostLink | None = None,
@@ -56,9 +58,17 @@ def fit(
         plan: A plan of exactly this step instead of a budget, or the file of one. The optimizer and other
             bytes must be those of the plan.
         optimizer: The optimizer, whose states are counted as `other_bytes`.
+        host_states: Whether states of the optimizer may be in host memory between updates, if this is
+            predicted to take less time than recomputing activations. The update runs on the device, with
+            copies of states in and out, as many at once as the budget allows; weights are bit for bit the
+            same. `FittedStep` states the bytes that stay on the device. Hooks of `step` that change gradients
+            must be registered before.
+        compress: ``"fp8"`` (e4m3, a scale for 256 elements) or ``"bf16"`` to keep activations with fewer bits
+            for the backward pass where that is predicted to be faster than recomputing or swapping. Results
+            of the model stay exact; gradients have an error, see the guide on memory.
         other_bytes: Bytes on the device besides the step.
-        swap_folder: On a processor, the folder for swapped tensors; without it, nothing is swapped. On a GPU,
-            tensors are swapped to pinned memory of the host.
+        swap_folder: On a processor, the folder for swapped tensors and states; without it, nothing is
+            swapped. On a GPU, they are in pinned memory of the host.
         host_link: Rates of copies to the host and back; measured by default.
         effort: How long to search for a plan.
         tuned_kernels: Whether tuned kernels run groups of operations, as in `tunebench.torch.compile`. A
@@ -70,7 +80,8 @@ def fit(
 
     Raises:
         InputError: The budget is no size, both or none of budget and plan are given, an argument has another
-            type, or the model is compiled, distributed or sharded already. A call raises it if no plan fits
+            type, the model is compiled, distributed or sharded already, or the states of the optimizer cannot
+            be in host memory. A call raises it if no plan fits
             the budget, stating the least, if torch cannot trace the model as a whole, if a training step
             returns nothing with a gradient, or if the swap folder has no room.
     """
@@ -86,12 +97,20 @@ def fit(
         raise InputError(f"other_bytes must be a whole number of bytes of at least 0, got {other_bytes!r}")
     if optimizer is not None:
         _require_optimizer(optimizer, model)
-        other_bytes += state_bytes(optimizer)
+    if compress is not None and compress not in FORMATS:
+        raise InputError(f"compress must be one of {', '.join(FORMATS)}, got {compress!r}")
+    if plan is not None and (compress is not None or host_states):
+        raise InputError("compress and host_states need a budget: a plan is of a step without them")
+    if host_states and optimizer is None:
+        raise InputError("host_states needs optimizer: the optimizer whose states may be in host memory")
     backend = None
     if tuned_kernels:
         backend = Backend(getattr(model, "__name__", type(model).__name__), check=check)
     rewrite = None if backend is None else backend.replace_groups
-    fitted = fitted_by(Fitter(budget, plan, other_bytes, swap_folder, host_link, effort, rewrite), model)
+    states = HostStates(optimizer) if host_states and optimizer is not None else None
+    size_bytes = 0 if optimizer is None else state_bytes(optimizer)
+    options = (budget, plan, other_bytes, swap_folder, host_link, effort, rewrite, compress)
+    fitted = fitted_by(Fitter(*options, size_bytes, states), model)
     if backend is not None:
         register_compiled(fitted, backend)
     return fitted
@@ -137,31 +156,3 @@ def _require_optimizer(optimizer: Any, model: Any) -> None:
     updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     if isinstance(model, nn.Module) and updated.isdisjoint(model.parameters()):
         raise InputError("the optimizer has none of the model's parameters: make it with model.parameters()")
-
-
-def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Return the bytes of an optimizer's states after its first step.
-
-    States of the class are measured on a parameter of few elements, and scaled.
-
-    Args:
-        optimizer: The optimizer; it is not changed.
-    """
-    total = 0
-    for group in optimizer.param_groups:
-        small = nn.Parameter(torch.zeros(_FEW, _FEW))
-        small.grad = torch.zeros_like(small)
-        accepted = inspect.signature(type(optimizer)).parameters
-        options = {name: value for name, value in group.items() if name in accepted and name != "params"}
-        small_optimizer = type(optimizer)([small], **options)
-        small_optimizer.step()
-        states = [leaf for leaf in tree_leaves(small_optimizer.state[small]) if isinstance(leaf, Tensor)]
-        per_element = sum(leaf.numel() for leaf in states if leaf.numel() >= small.numel()) / small.numel()
-        total += sum(
-            int(per_element * parameter.numel()) * parameter.itemsize for parameter in group["params"]
-        )
-    return total
-
-
-_FEW = 8
-"""Extent of the parameter on which states of an optimizer are measured."""

@@ -9,7 +9,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,19 @@ from tunebench.torch.compiler.recurrent_layer import (
     keep_workspaces,
     recurrent_calls,
 )
+from tunebench.training.fitting.compressed_activation import compressed_graph
 from tunebench.training.fitting.host_store import FileStore, HostStore, PinnedStore
 from tunebench.training.fitting.joint_step import JointStep, joint_step, layer_of, parameter_places
 from tunebench.training.fitting.operation_time import Times, clock_s, eager_times, measured_times
+from tunebench.training.fitting.optimizer_state import HostStates
+from tunebench.training.fitting.plan_choice import (
+    ChosenPlan,
+    PlanChoice,
+    choices,
+    copy_us,
+    fastest,
+    room_bytes,
+)
 from tunebench.training.fitting.planned_graph import planned_graphs
 from tunebench.training.fitting.redundant_copy import remove_redundant_copies
 from tunebench.training.fitting.remembered_step import RememberedStep, TracedGraph, remembered_path
@@ -51,7 +61,7 @@ from tunebench.training.memory.plan_file import content_of, plan_for, plan_of, r
 from tunebench.training.memory.planner import MemoryPlan, PlanEffort, plan_memory
 from tunebench.training.memory.schedule import unplanned
 from tunebench.training.memory.simulation import simulate
-from tunebench.training.memory.step import HostLink, TrainingStep
+from tunebench.training.memory.step import HostLink
 
 __all__ = ["FittedStep", "Fitter", "fitted_by", "fitted_steps", "is_fitted"]
 
@@ -68,6 +78,9 @@ class FittedStep:
         call_us: Time of what is no operation of the plan, in microseconds: views, and what torch does around
             a compiled step.
         remembered: Whether the times and the plan are those of an earlier process.
+        choice: Which saved tensors are compressed, and how many parameters have states on the host.
+        state_bytes: Bytes of the optimizer's states that stay on the device.
+        host_state_bytes: Bytes of those that are on the host between updates.
     """
 
     joint: JointStep
@@ -75,6 +88,14 @@ class FittedStep:
     eager_us: float
     call_us: float
     remembered: bool = False
+    choice: PlanChoice = field(default_factory=PlanChoice)
+    state_bytes: int = 0
+    host_state_bytes: int = 0
+
+    @property
+    def state_copy_us(self) -> float:
+        """Predicted time of copying states to the device and back for an update, in microseconds."""
+        return copy_us(self.host_state_bytes, self.plan.step.link)
 
     @property
     def overhead(self) -> float:
@@ -93,6 +114,9 @@ class Fitter:
         link: Rates of copies to the host and back; measured by default.
         effort: How long to search for a plan.
         rewrite: Changes the joint graph before it is planned, for example to call kernels.
+        element: Type of compressed activations (see `fit`); none to compress nothing.
+        state_bytes: Bytes of the optimizer's states.
+        states: The states, of which any may be on the host; none to leave them on the device.
 
     Attributes:
         steps: The steps that were planned so far.
@@ -107,10 +131,14 @@ class Fitter:
         link: HostLink | None = None,
         effort: PlanEffort | None = None,
         rewrite: Callable[[fx.GraphModule], None] | None = None,
+        element: str | None = None,
+        state_bytes: int = 0,
+        states: HostStates | None = None,
     ) -> None:
         self._budget, self._given, self._other_bytes = budget, plan, other_bytes
-        self._link, self._effort = link, effort
-        self._options = (budget, plan, other_bytes, swap_folder, link, effort, rewrite)
+        self._link, self._effort, self._element = link, effort, element
+        self._options = (budget, plan, other_bytes, swap_folder, link, effort, rewrite, element, state_bytes)
+        self._state_bytes, self._states = state_bytes, states
         self._rewrite = rewrite
         self._onednn = True
         self._graph = TracedGraph()
@@ -119,7 +147,10 @@ class Fitter:
         self.steps: list[FittedStep] = []
 
     def __reduce__(self) -> tuple[Callable[..., Fitter], tuple[Any, ...]]:
-        """Copy and pickle the options alone: a copy of a fitted model plans its own steps."""
+        """Copy and pickle the options alone: a copy of a fitted model plans its own steps.
+
+        The optimizer's states are on the device in its plans: an optimizer belongs to one model.
+        """
         return Fitter, self._options
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -166,25 +197,50 @@ class Fitter:
         with unset_fake_temporarily(), onednn(enabled=self._onednn):
             device = _device(module)
             store, link = self._host(device)
-            joint_of = functools.partial(
-                joint_step,
-                module.graph,
-                num_fwd_outputs,
-                link=link,
-                other_bytes=self._other_bytes,
-                on_gpu=device.type == "cuda",
-                parameters=self._parameters,
-            )
+            joint_of = self._joint_of(module.graph, num_fwd_outputs, link, on_gpu=device.type == "cuda")
             fitted = self._restored(joint_of) or self._new(joint_of, on_gpu=device.type == "cuda")
+            self._place_states(fitted, device)
             self.steps.append(fitted)
             _warn_if_slow(fitted, self._graph.recurrent_us)
         return planned_graphs(fitted.joint, fitted.plan.schedule, num_fwd_outputs, store, mode)
+
+    def _joint_of(
+        self, graph: fx.Graph, forward_results: int, link: HostLink | None, *, on_gpu: bool
+    ) -> Callable[[PlanChoice, Times], JointStep]:
+        """Return a function of a choice, which returns the joint step with it."""
+
+        def joint_of(choice: PlanChoice, times: Times) -> JointStep:
+            host_bytes = 0 if self._states is None else self._states.host_bytes(choice.host_states)
+            read = functools.partial(
+                joint_step,
+                forward_results=forward_results,
+                link=link,
+                other_bytes=self._other_bytes + self._state_bytes - host_bytes,
+                on_gpu=on_gpu,
+                parameters=self._parameters,
+            )
+            if not choice.compressed:
+                return read(graph, times_us=times)
+            assert self._element is not None
+            plain = read(graph, times_us=lambda nodes: [0.0] * len(nodes))
+            return read(compressed_graph(plain, choice.compressed, self._element).graph, times_us=times)
+
+        return joint_of
+
+    def _place_states(self, fitted: FittedStep, device: torch.device) -> None:
+        """Keep the states in host memory that a plan has there."""
+        if fitted.choice.host_states:
+            assert self._states is not None
+            assert self._store is not None
+            room = room_bytes(fitted.joint.step, fitted.plan.budget_bytes)
+            self._states.place(fitted.choice.host_states, self._store, device, room)
 
     def _traced(self, module: fx.GraphModule, inputs: Sequence[Any]) -> TracedGraph:
         """Return what is known about Dynamo's graph before AOTAutograd traces it."""
         path = None
         if self._given is None and self._rewrite is None:
-            path = remembered_path(module, inputs, repr(self._options))
+            sizes = None if self._states is None else self._states.sizes
+            path = remembered_path(module, inputs, repr((self._options, sizes)))
         remembered = None if path is None else RememberedStep.read(path)
         recurrent_us = _recurrent_us(module) if remembered is None else remembered.recurrent_us
         return TracedGraph(path=path, remembered=remembered, recurrent_us=recurrent_us)
@@ -198,6 +254,8 @@ class Fitter:
             )
         if self._store is None and self._link is not None and device.type == "cpu":
             raise InputError("on a processor, host_link needs swap_folder: the folder for swapped tensors")
+        if self._store is None and self._states is not None and device.type == "cpu":
+            raise InputError("on a processor, host_states needs swap_folder: the folder for the states")
         if device.type == "cuda" and self._store is None:
             self._store = PinnedStore()
         if self._store is not None and self._link is None:
@@ -206,25 +264,40 @@ class Fitter:
             self._link = known_link or _measured_link(self._store, device)
         return self._store, self._link if self._store is not None else None
 
-    def _restored(self, joint_of: Callable[[Times], JointStep]) -> FittedStep | None:
+    def _restored(self, joint_of: Callable[[PlanChoice, Times], JointStep]) -> FittedStep | None:
         """Return the step as an earlier process measured and planned it; none if that is not known."""
         remembered = self._graph.remembered
         if remembered is None:
             return None
         try:
             with interpreting("the remembered plan"):
-                joint = joint_of(lambda nodes: remembered.times_us)
+                joint = joint_of(remembered.choice, lambda nodes: remembered.times_us)
                 plan = plan_of(remembered.plan, joint.step, "the remembered plan")
         except InputError:  # a damaged file, or that of another step
             return None
+        chosen = ChosenPlan(choice=remembered.choice, joint=joint, plan=plan)
+        return self._fitted(chosen, remembered.eager_us, remembered.call_us, remembered=True)
+
+    def _fitted(
+        self, chosen: ChosenPlan, eager_us: float, call_us: float, *, remembered: bool = False
+    ) -> FittedStep:
+        host_bytes = 0 if self._states is None else self._states.host_bytes(chosen.choice.host_states)
         return FittedStep(
-            joint=joint, plan=plan, eager_us=remembered.eager_us, call_us=remembered.call_us, remembered=True
+            joint=chosen.joint,
+            plan=chosen.plan,
+            eager_us=eager_us,
+            call_us=call_us,
+            remembered=remembered,
+            choice=chosen.choice,
+            state_bytes=self._state_bytes - host_bytes,
+            host_state_bytes=host_bytes,
         )
 
-    def _new(self, joint_of: Callable[[Times], JointStep], *, on_gpu: bool) -> FittedStep:
+    def _new(self, joint_of: Callable[[PlanChoice, Times], JointStep], *, on_gpu: bool) -> FittedStep:
         """Measure, plan and remember a step."""
-        joint = joint_of(measured_times)
-        plan = self._planned(joint.step)
+        times = _measured_once()
+        joint = joint_of(PlanChoice(), times)
+        chosen = self._chosen(joint, lambda choice: joint_of(choice, times))
         recurrent_us = self._graph.recurrent_us
         views = [node for node in joint.graph.nodes if _is_view(node, joint)]
         view_us = [0.0] * len(views) if on_gpu else measured_times(views)
@@ -238,7 +311,7 @@ class Fitter:
         if self._graph.path is not None:
             times_us = [
                 operation.time_us
-                for node, operation in zip(joint.nodes, joint.step.operations, strict=True)
+                for node, operation in zip(chosen.joint.nodes, chosen.joint.step.operations, strict=True)
                 if node is not None
             ]
             RememberedStep(
@@ -248,18 +321,29 @@ class Fitter:
                 recurrent_us=recurrent_us,
                 fused=self._graph.fused,
                 link=self._link,
-                plan=content_of(plan),
+                choice=chosen.choice,
+                plan=content_of(chosen.plan),
             ).write(self._graph.path)
-        return FittedStep(joint=joint, plan=plan, eager_us=eager_us, call_us=call_us)
+        return self._fitted(chosen, eager_us, call_us)
 
-    def _planned(self, step: TrainingStep) -> MemoryPlan:
-        if isinstance(self._given, MemoryPlan):
-            return plan_for(self._given, step)
+    def _chosen(self, joint: JointStep, joint_of: Callable[[PlanChoice], JointStep]) -> ChosenPlan:
+        """Return the fastest plan of a step, and what it compresses and has on the host."""
         if self._given is not None:
-            return read_plan(self._given, step)
+            given = self._given
+            plan = (
+                plan_for(given, joint.step) if isinstance(given, MemoryPlan) else read_plan(given, joint.step)
+            )
+            return ChosenPlan(choice=PlanChoice(), joint=joint, plan=plan)
         assert self._budget is not None
-        whole_bytes = simulate(step, unplanned(step)).peak_bytes
-        return plan_memory(step, budget_bytes(self._budget, whole_bytes), effort=self._effort)
+        whole_bytes = simulate(joint.step, unplanned(joint.step)).peak_bytes
+        budget = budget_bytes(self._budget, whole_bytes)
+        return fastest(
+            choices(joint, budget, self._element, self._states),
+            lambda choice: joint if choice == PlanChoice() else joint_of(choice),
+            lambda step: plan_memory(step, budget, effort=self._effort),
+            budget,
+            self._states,
+        )
 
     def _boxed(self, module: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], Any]:
         """Return a callable that runs a graph and releases each tensor after its last use."""
@@ -296,13 +380,27 @@ _RECURSION_LIMIT = 20_000
 def _warn_if_slow(fitted: FittedStep, recurrent_us: Mapping[str, float]) -> None:
     """Warn if eager torch is much faster than what torch traced."""
     traced_us = fitted.plan.step.compute_us + fitted.call_us - _CALL_US * (fitted.call_us > 0)
-    if traced_us > max(_SLOWER * fitted.eager_us, _SHORTEST_US):
+    if recurrent_us and traced_us > max(_SLOWER * fitted.eager_us, _SHORTEST_US):
         warnings.warn(
             f"without recomputation, the {len(fitted.plan.step.operations)} operations that torch traced of "
             f"this step take {traced_us / fitted.eager_us:.1f} times as long as eager torch, because of its "
             f"recurrent layers: {', '.join(recurrent_us)}",
             stacklevel=2,
         )
+
+
+def _measured_once() -> Times:
+    """Return a function that measures the times of calls, and those of equal name in a changed graph once."""
+    time_us_of: dict[str, float] = {}
+
+    def times(nodes: Sequence[fx.Node]) -> list[float]:
+        new = [node for node in nodes if node.name not in time_us_of]
+        if new:
+            names = (node.name for node in new)
+            time_us_of.update(zip(names, measured_times(new), strict=True))
+        return [time_us_of[node.name] for node in nodes]
+
+    return times
 
 
 def _is_view(node: fx.Node, joint: JointStep) -> bool:

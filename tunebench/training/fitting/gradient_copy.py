@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["gradient_copy_bytes"]
+__all__ = ["gradient_copy_bytes", "is_dense"]
 
 
 def gradient_copy_bytes(
@@ -71,13 +71,13 @@ def _gradients(graph: fx.Graph, output: fx.Node, parameters: Collection[int]) ->
 
 def _has_layout_of(gradient: Tensor, variable: Tensor) -> bool:
     """Return whether a parameter may take a gradient as it is."""
-    if not _is_dense(variable):
+    if not is_dense(variable):
         return bool(gradient.is_contiguous())
     dimensions = zip(gradient.shape, gradient.stride(), variable.stride(), strict=True)
     return all(size == 1 or stride == variable_stride for size, stride, variable_stride in dimensions)
 
 
-def _is_dense(tensor: Tensor) -> bool:
+def is_dense(tensor: Tensor) -> bool:
     """Return whether the elements of a tensor fill its memory without gaps or overlaps."""
     dense_stride = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

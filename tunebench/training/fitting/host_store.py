@@ -157,8 +157,9 @@ class FileStore:
             self._pending.clear()
 
     def _start(self, threads: ThreadPoolExecutor, written: Tensor, copy: Callable[[], None]) -> None:
+        work = [copy]  # taken from here, so that no thread holds its tensors once it has ended
         with self._lock:
-            self._pending[written.data_ptr()] = threads.submit(copy)
+            self._pending[written.data_ptr()] = threads.submit(lambda: work.pop()())
 
     def _mapped(self, size: int) -> tuple[Tensor, mmap.mmap | None]:
         """Return the bytes of a file without a name: one that nothing refers to any more, or a new one."""

@@ -26,6 +26,7 @@ from tunebench.training.memory.step import HostLink, StepOperation, StepTensor, 
 __all__ = [
     "BOUNDARY",
     "RUNNING_STATISTICS",
+    "WORKSPACE_BYTES",
     "JointStep",
     "is_random",
     "joint_step",
@@ -49,6 +50,9 @@ GRADIENT_COPIES = "copies of gradients"
 
 OTHER = "optimizer and other memory"
 """Name of the tensor for bytes that are on the device besides the step."""
+
+WORKSPACE_BYTES = "tunebench workspace bytes"
+"""Entry of a node's `meta`: bytes of temporary tensors of a call, which torch does not trace."""
 
 PARAMETERS, INPUTS, RESULTS = "parameters", "inputs and buffers", "results"
 """Roles of the memory that the caller has."""
@@ -80,6 +84,19 @@ class JointStep:
     def operation_of(self) -> dict[fx.Node, int]:
         """Index of the operation of each node that is one."""
         return {node: index for index, node in enumerate(self.nodes) if node is not None}
+
+    @cached_property
+    def readers(self) -> dict[int, list[fx.Node]]:
+        """Nodes of the operations that read each tensor, in order."""
+        readers: dict[int, list[fx.Node]] = {tensor: [] for tensor in range(len(self.base))}
+        for node, operation in zip(self.nodes, self.step.operations, strict=True):
+            for tensor in operation.inputs if node is not None else ():
+                readers[tensor].append(node)
+        return readers
+
+    def returns(self, tensor: int) -> bool:
+        """Return whether a tensor stays on the device, or is a result of the step."""
+        return self.step.tensors[tensor].resident or tensor in self.step.results
 
     @cached_property
     def returns_loss(self) -> bool:
@@ -274,6 +291,7 @@ class _Reader:
             time_us=time_us,
             inputs=tuple(reads),
             outputs=tuple(tensor for tensor in outputs if tensor not in resident),
+            workspace_bytes=node.meta.get(WORKSPACE_BYTES, 0),
             recomputable=not _has_effects(node) and not self._changed & set(reads),
             source=source_of(node),
         )

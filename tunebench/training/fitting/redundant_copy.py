@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["remove_redundant_copies"]
+__all__ = ["remove_redundant_copies", "value_computed_again"]
 
 
 def remove_redundant_copies(graph: fx.Graph) -> None:
@@ -32,7 +32,7 @@ def remove_redundant_copies(graph: fx.Graph) -> None:
         if node.op != "call_function":
             continue
         if removed & set(_storages(node)):  # a view of a removed copy
-            node.meta["val"] = _computed_again(node)
+            node.meta["val"] = value_computed_again(node)
         source = node.args[0] if node.args else None
         if (
             node.target is torch.ops.aten.clone.default
@@ -66,7 +66,7 @@ def _same_layout(first: Any, second: Any) -> bool:
     )
 
 
-def _computed_again(node: fx.Node) -> Any:
+def value_computed_again(node: fx.Node) -> Any:
     """Return the value of a call on the present values of its arguments."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
     return node.target(*args, **kwargs)

@@ -23,6 +23,7 @@ from tunebench._foreign_file import interpreting
 from tunebench._private_file import create_folder, forget_unused, read_private, write_private
 from tunebench.errors import InputError, TunebenchError
 from tunebench.torch.compiler.graph_key import graph_key, input_device
+from tunebench.training.fitting.plan_choice import PlanChoice
 from tunebench.training.memory.step import HostLink
 
 __all__ = ["RememberedStep", "TracedGraph", "remembered_path"]
@@ -41,6 +42,7 @@ class RememberedStep:
         recurrent_us: Times of recurrent layers by eager torch in microseconds, by module.
         fused: Whether recurrent layers run as whole layers, where oneDNN has them.
         link: Rates of copies to the host and back; none if nothing is swapped.
+        choice: Which saved tensors are compressed, and how many parameters have states on the host.
         plan: Content of the plan's file.
     """
 
@@ -50,6 +52,7 @@ class RememberedStep:
     recurrent_us: Mapping[str, float]
     fused: bool
     link: HostLink | None
+    choice: PlanChoice
     plan: Mapping[str, Any]
 
     @classmethod
@@ -65,6 +68,7 @@ class RememberedStep:
                     recurrent_us={name: _time_us(us) for name, us in content["recurrent_us"].items()},
                     fused=bool(content["fused"]),
                     link=None if content["link"] is None else HostLink(**content["link"]),
+                    choice=_choice(content["choice"]),
                     plan=dict(content["plan"]),
                 )
         except (OSError, InputError):
@@ -119,6 +123,13 @@ def remembered_path(module: fx.GraphModule, inputs: Sequence[Any], options: str)
         return cache_folder() / _FOLDER / f"{key}.json"
     except (OSError, TunebenchError):
         return None
+
+
+def _choice(value: Any) -> PlanChoice:
+    count, names = value["host_states"], value["compressed"]
+    if not (isinstance(count, int) and count >= 0 and all(isinstance(name, str) for name in names)):
+        raise ValueError(f"expected tensors and a number of parameters, found {value!r}")
+    return PlanChoice(compressed=tuple(names), host_states=count)
 
 
 def _time_us(value: Any) -> float:

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tunebench.errors import InputError
-from tunebench.training.fitting.fit import state_bytes
+from tunebench.training.fitting.optimizer_state import state_bytes
 from tunebench.training.pipeline.transfers import with_transfers
 from tunebench.training.pipeline_runtime.runtime import PipelineRun
 from tunebench.training.pipeline_runtime.saved_activations import storages_of
