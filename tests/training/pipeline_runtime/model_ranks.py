@@ -120,7 +120,9 @@ PROBLEMS = {
         lambda: torch.randint(0, WORDS, (16, 24)),
         word_loss,
     ),
-    "u-net": Problem(UNet, lambda: torch.randn(16, 3, 16, 16), lambda: torch.randn(16, 4, 16, 16)),
+    "u-net": Problem(
+        UNet, lambda: torch.randn(16, 3, 16, 16), lambda: torch.randn(16, 4, 16, 16), on_meta=True
+    ),
 }
 
 
@@ -215,7 +217,8 @@ def whole_model(name: str, rank: int) -> dict[str, Any]:
     reference = copy.deepcopy(model)
     expected = one_process(problem, reference, [batch] * 2)
     if problem.on_meta and rank:
-        model.to("meta")
+        with torch.device("meta"):
+            model = problem.model()
     state = torch.get_rng_state()
     run = pipelined_model(
         model,

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map_only, tree_unflatten
 
 from tunebench.errors import InputError, describe_error
 from tunebench.training.pipeline_runtime.parameters import is_on_meta
@@ -26,9 +26,11 @@ class ModelLayers(Protocol):
 
     Attributes:
         starts: What makes the layers of two ranks equal, if it is set to the same on both.
+        operations: What the model calls, in order; two ranks with equal models have the same.
     """
 
     starts: tuple[int, ...]
+    operations: tuple[str, ...]
 
     @property
     def count(self) -> int:
@@ -82,6 +84,7 @@ class SequentialLayers:
     def __init__(self, model: nn.Sequential) -> None:
         self._layers = list(_children(model, ""))
         self.starts = tuple(range(len(self._layers)))
+        self.operations = tuple(type(layer).__name__ for _, layer in self._layers)
 
     @property
     def count(self) -> int:
@@ -154,6 +157,7 @@ class TracedLayers:
 
     Attributes:
         starts: Position of the first operation of each group.
+        operations: Names of the operations.
 
     Raises:
         InputError: if the model cannot be traced, or has backward hooks.
@@ -164,6 +168,7 @@ class TracedLayers:
         nodes = list(self._traced.graph.nodes)
         self._inputs = [node for node in nodes if node.op == "placeholder"]
         self._nodes = [node for node in nodes if node.op.startswith("call") and node.target != "_guards_fn"]
+        self.operations = tuple(str(node.target) for node in self._nodes)
         (self._results,) = (node.args[0] for node in nodes if node.op == "output")
         self._spec = self._traced._out_spec
         self._alive = self._alive_values()
@@ -255,12 +260,10 @@ class TracedLayers:
 
 
 def _traced(model: nn.Module, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> fx.GraphModule:
-    """Return the graph of a model, which shares its parameters."""
-    if is_on_meta(model):
-        raise InputError(
-            f"{type(model).__name__} is on the device meta: a model that torch.export traces needs its "
-            "parameters on all ranks, a torch.nn.Sequential of several layers on rank 0 only"
-        )
+    """Return the graph of a model, which shares its parameters.
+
+    A model on `meta` is traced with inputs on `meta`; its graph makes tensors where the inputs are.
+    """
     for name, module in model.named_modules():
         if module._backward_hooks or module._backward_pre_hooks:
             raise InputError(
@@ -268,13 +271,31 @@ def _traced(model: nn.Module, inputs: Sequence[Any], keywords: Mapping[str, Any]
                 "remove them, or call pipelined with your own stages"
             )
     try:
-        exported = torch.export.export(model, tuple(inputs), dict(keywords), strict=False)
+        arguments = (tuple(inputs), dict(keywords))
+        if is_on_meta(model):
+            arguments = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), arguments)
+        exported = torch.export.export(model, *arguments, strict=False)
     except Exception as error:
         raise InputError(
             f"torch.export cannot trace {type(model).__name__}: {describe_error(error)}; give a "
             "torch.nn.Sequential, or call pipelined with your own stages"
         ) from error
-    return exported.module()
+    traced = exported.module()
+    if is_on_meta(model):
+        leaves = tree_leaves((inputs, keywords))
+        _place(traced.graph, next(leaf.device for leaf in leaves if isinstance(leaf, Tensor)))
+    return traced
+
+
+def _place(graph: fx.Graph, device: torch.device) -> None:
+    """Let operations of a graph make tensors on a device instead of `meta`."""
+
+    def placed(value: Any) -> Any:
+        return device if value == torch.device("meta") else value
+
+    for node in graph.nodes:
+        node.args = fx.node.map_aggregate(node.args, placed)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, placed)
 
 
 def _changed(node: fx.Node) -> list[fx.Node]:

@@ -72,8 +72,8 @@ def pipelined_model(
     random numbers stay as they are; gradients are cleared.
 
     Each rank keeps its own stages. The others are freed when the caller drops the model. Ranks other than 0
-    may make a `torch.nn.Sequential` on the device ``meta``: they receive the parameters and buffers of their
-    stages from rank 0, and never hold those of other stages.
+    may make the model on the device ``meta``: they receive the parameters and buffers of their stages from
+    rank 0, and never hold those of other stages.
 
     Args:
         model: The model, with equal parameters on all ranks.
@@ -240,7 +240,7 @@ class _Division:
     """What a rank proposes, or what it refuses.
 
     Attributes:
-        model: Checksum of the names and shapes of the parameters.
+        model: Checksum of the names and shapes of the parameters, and of the operations.
         first_layers: First layer of each stage; only the first rank measures it.
         starts: Positions of the layers in the trace.
         meta: Whether the model of the rank has no parameters yet.
@@ -265,7 +265,7 @@ def _divisions(
 ) -> list[_Division]:
     """Return what each rank proposes; the first one measures the layers meanwhile."""
     shapes = [(name, tuple(tensor.shape)) for name, tensor in model.named_parameters()]
-    division = _Division(zlib.crc32(repr(shapes).encode()), meta=is_on_meta(model))
+    division = _Division(zlib.crc32(repr((shapes, layers.operations)).encode()), meta=is_on_meta(model))
     interconnect = measure_interconnect(transport)
     if transport.rank == 0 and division.meta:
         division = replace(division, refusal=_META_FIRST)
@@ -295,8 +295,8 @@ def _agreed(divisions: Sequence[_Division]) -> _Division:
     for rank, division in enumerate(divisions):
         if division.model != first.model:
             raise InputError(
-                f"rank {rank} has a model with other parameters than rank 0: call pipelined_model on all "
-                "ranks with the same model"
+                f"rank {rank} has a model with other parameters or operations than rank 0: call "
+                "pipelined_model on all ranks with the same model"
             )
     return first
 
