@@ -518,7 +518,7 @@ class CudaMmaAttentionBackward(CudaVariant[Attention]):
 
     def is_reproducible(self, workload: Attention, config: Config) -> bool:
         """Return whether no sums are atomic."""
-        return config["dq"] != "atomic"
+        return bool(config["dq"] != "atomic")
 
     def scratch(self, workload: Attention, config: Config) -> tuple[Tensor, ...]:
         """Return memory for the terms of queries, and for the sums of dq if they are atomic."""

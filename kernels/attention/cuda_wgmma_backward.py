@@ -397,7 +397,7 @@ class CudaWgmmaAttentionBackward(_wgmma.CudaWgmma):
 
     def is_reproducible(self, workload: Attention, config: Config) -> bool:
         """Return whether no sums are atomic."""
-        return config["dq"] != "atomic"
+        return bool(config["dq"] != "atomic")
 
     def scratch(self, workload: Attention, config: Config) -> tuple[Tensor, ...]:
         """Return memory for the terms of queries, and for sums of gradients if they are atomic."""
