@@ -568,7 +568,7 @@ class FakeTimes:
     def __init__(self, times: Mapping[str, float], ratio: float = 5.0) -> None:
         self.times, self.ratio, self.asked = times, ratio, 0
 
-    def __call__(self, text: str, *, device: Any) -> Any:
+    def __call__(self, text: str, *, device: Any, reproducible: bool) -> Any:
         self.asked += 1
         if text not in self.times:
             return None

@@ -118,7 +118,7 @@ def test_tensor_parallel_devices_fill_nodes_and_pairs_share_them() -> None:
         ({"tensor": 1, "sequence_parallel": True}, "needs tensor parallelism"),
         ({"dtype": "f32", "flash_attention": True}, "needs dtype f16 or bf16"),
         ({"stack": "eager", "recompute": "full"}, "need the stack megatron, got eager"),
-        ({"network": network("opt-1.3b")}, "known for gpt2, llama, .*, got opt"),
+        ({"network": network("opt-1.3b")}, "known for gpt2, vit, llama, .*, got opt"),
         ({"network": network("resnet50")}, "give the costs of the stages"),
     ],
     ids=lambda value: str(value)[:20],
