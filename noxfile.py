@@ -147,7 +147,7 @@ def exhaustive(session: nox.Session) -> None:
     Run it before a release, and commit what it writes: tests, failures and seconds by file.
     """
     _install(session, "-e", ".[cuda,postgres,cluster,dashboard,dev,docs]", *FRAMEWORKS, torch=True)
-    report = Path(session.create_tmp(), "tests.xml").resolve()
+    report = _folder(session) / "tests.xml"
     sweeps = ("--exhaustive", "--every-sample", "--configs=5", f"--junitxml={report}")
     session.run("pytest", *PARALLEL, *sweeps, *session.posargs, env=BYTECODE, success_codes=[0, 1])
     if not session.posargs:
@@ -178,9 +178,14 @@ def _install(session: nox.Session, *requirements: str, torch: bool = False) -> N
         session.install(*requirements)
 
 
+def _folder(session: nox.Session) -> Path:
+    """Return a folder of a session. Unlike nox's own, it does not become the one for temporary files."""
+    return Path(session.virtualenv.location).resolve()
+
+
 def _install_nvrtc(session: nox.Session, version: str) -> Path:
     """Return a folder with a version of NVRTC, beside that of the session's environment."""
-    folder = Path(session.create_tmp(), f"nvrtc-{version}").resolve()
+    folder = _folder(session) / f"nvrtc-{version}"
     if not folder.exists():
         session.install("--no-deps", "--target", str(folder), f"nvidia-cuda-nvrtc=={version}")
     return folder
