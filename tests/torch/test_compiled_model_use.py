@@ -279,9 +279,9 @@ def compiled_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rows
 
 
-@pytest.mark.parametrize(("tokens", "static", "most"), [(100, False, 2), (20, True, 1)])
+@pytest.mark.parametrize(("tokens", "static"), [(100, False), (20, True)])
 def test_cache_is_not_compiled_for_each_token(
-    tokens: int, static: bool, most: int, compiled_rows: list[int]
+    tokens: int, static: bool, compiled_rows: list[int]
 ) -> None:
     module = Decoder()
     model = served.compile(module)
@@ -292,7 +292,7 @@ def test_cache_is_not_compiled_for_each_token(
             expected = module(x, cache, place)
             close(model(x, cache, place), expected)
             x, cache = expected[0].clamp(-2, 2), expected[1:]
-    assert len(compiled_rows) <= most
+    assert len(compiled_rows) == 1  # by the first trace, whose sizes are constant
 
 
 def test_sizes_that_recur_are_compiled(compiled_rows: list[int]) -> None:
@@ -300,7 +300,7 @@ def test_sizes_that_recur_are_compiled(compiled_rows: list[int]) -> None:
     with torch.no_grad():
         for rows in (4, *[5, 6] * 8, 6):
             model(R(rows, 2, 8))
-    assert compiled_rows == [4, 5, 6]
+    assert compiled_rows == [5, 6]  # at the second call with 5, and the fourth with 6
 
 
 def test_autocast_casts_as_in_torch(ran: set[Workload]) -> None:

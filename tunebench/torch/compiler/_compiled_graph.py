@@ -1,10 +1,11 @@
 """Graph that is compiled anew for each preference and each set of sizes.
 
 Compiling takes seconds, so a set of sizes must recur before it is compiled: the n-th set is compiled at its
-n^2-th call, and the graph for all sizes runs it before. A cache of keys and values that grows with each
-token has a new length in each call; in n^2 generated sequences it is compiled for about n lengths. A model
-that is called with few sizes is soon compiled for all of them. In the graph for all sizes, kernels run the
-groups whose sizes are constant, such as the linear layers of a new token.
+n^2-th call, but never at its first one, and the graph for all sizes runs it before. A graph for all sizes in
+which kernels run counts as the first set. A cache of keys and values that grows with each token has a new
+length in each call; in n^2 generated sequences it is compiled for about n lengths. A model that is called
+with few sizes is soon compiled for all of them. In the graph for all sizes, kernels run the groups whose
+sizes are constant, such as the linear layers of a new token.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ Compiler = Callable[[fx.GraphModule, Sequence[Any], GraphCompiler], Compiled]
 
 MOST_SIZES = 64
 """Sets of sizes of one graph that are compiled; the graph for all sizes runs further ones."""
+
+FEWEST_CALLS = 2
+"""Calls with a set of sizes before which it is never compiled: one call does not show that it recurs."""
 
 
 class CompiledGraph:
@@ -106,7 +110,7 @@ class CompiledGraph:
         if preferred == "torch" and not has_kernels:
             return None
         self._calls[key] += 1
-        if self._calls[key] >= (len(self._known) + 1 + has_kernels) ** 2:
+        if self._calls[key] >= max(FEWEST_CALLS, (len(self._known) + 1 + has_kernels) ** 2):
             return None
         return self._module if preferred == "torch" else self._for_all_sizes
 
