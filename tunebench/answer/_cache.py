@@ -138,11 +138,10 @@ def lookup_workload(
         wait_s: Longest wait for a server that has not answered yet, in seconds.
         objective: As in `lookup`.
         require: As in `lookup`.
-        reproducible: Accept only configurations whose results are the same in every run, of those that are
-            fastest by the time.
+        reproducible: Accept only configurations whose results have the same bits in every run.
     """
     if objective is not None or require:
-        return _of_goal(_text(workload), device, db, variant, objective, require)
+        return _of_goal(_text(workload), device, db, variant, objective, require, reproducible=reproducible)
     lookup_cache.refresh()
     return _lookup(
         _text(workload),
@@ -163,13 +162,15 @@ def _of_goal(
     variant: str | None,
     objective: str | None,
     require: Sequence[str],
+    *,
+    reproducible: bool,
 ) -> Answer:
     """Return the best record by an objective; only this needs NumPy and SQLAlchemy."""
     from tunebench.answer._objective import lookup_goal
     from tunebench.objective import Goal
 
     goal = Goal.parse(objectives=() if objective is None else (objective,), require=require)
-    return lookup_goal(text, device, db, goal, variant)
+    return lookup_goal(text, device, db, goal, variant, reproducible=reproducible)
 
 
 def timed(

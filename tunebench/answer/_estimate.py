@@ -92,9 +92,8 @@ def best_neighbour(
     """
     near = [(view, *entry) for view in views for entry in _comparable_workloads(workload, view)]
     near.sort(key=lambda entry: entry[1])
-    neighbours = _neighbour_records(workload, device, target, near, variant, here=here)
-    usable = (record for record in neighbours if accepts(record.row.variant, record.row.config))
-    best = min(usable, key=lambda candidate: candidate.rank, default=None)
+    neighbours = _neighbour_records(workload, device, target, near, variant, here=here, accepts=accepts)
+    best = min(neighbours, key=lambda candidate: candidate.rank, default=None)
     return None if best is None else _answer(workload, target, best, here=here)
 
 
@@ -155,13 +154,16 @@ def predicted_answer(
 
 def _rows_to_use(space: PredictedSpace, accepts: Callable[[str, Config], bool]) -> list[int]:
     """Return the row to use unmeasured and that of the default, or else the fastest accepted row."""
+
+    def is_accepted(row: int) -> bool:
+        return accepts(space.variant.key, space.table.config(row))
+
     usual = [row for row in dict.fromkeys((space.unmeasured(), space.default_row)) if row is not None]
+    accepted = list(filter(is_accepted, usual))
+    if accepted:
+        return accepted
     fastest_first = map(int, space.times_us.argsort(kind="stable"))
-
-    def accepted(rows: Iterable[int]) -> Iterator[int]:
-        return (row for row in rows if accepts(space.variant.key, space.table.config(row)))
-
-    return list(accepted(usual)) or list(itertools.islice(accepted(fastest_first), 1))
+    return list(itertools.islice(filter(is_accepted, fastest_first), 1))
 
 
 def _unmeasured(space: PredictedSpace, row: int, database: str) -> Answer:
@@ -241,8 +243,9 @@ def _neighbour_records(
     variant: str | None,
     *,
     here: bool,
+    accepts: Callable[[str, Config], bool],
 ) -> Iterator[_NeighbourRecord]:
-    """Yield candidates from the nearest workloads that have any."""
+    """Yield accepted candidates from the nearest workloads that have any."""
     offering: set[str] = set()
     tried: set[str] = set()
     for view, distance, key, text in near:
@@ -254,7 +257,7 @@ def _neighbour_records(
         for row in view.rows(text, target, variant, elsewhere=not here):
             if row.device == key and not row.predicted:
                 candidate = _neighbour_record(view, row, distance, workload, device)
-                if candidate is not None:
+                if candidate is not None and accepts(row.variant, row.config):
                     offering.add(text)
                     yield candidate
 

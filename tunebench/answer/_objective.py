@@ -13,7 +13,7 @@ from tunebench._figure import significant
 from tunebench.answer._answer import Answer
 from tunebench.answer._reader import AnswerRow
 from tunebench.answer._target import LookupTarget, lookup_target
-from tunebench.answer._validity import reason_invalid
+from tunebench.answer._validity import reason_invalid, reason_irreproducible
 from tunebench.db.location import locate
 from tunebench.device import Device
 from tunebench.errors import LookupMiss
@@ -27,7 +27,13 @@ __all__ = ["lookup_goal"]
 
 
 def lookup_goal(
-    text: str, device: Device | str | None, db: str | Path | None, goal: Goal, variant: str | None = None
+    text: str,
+    device: Device | str | None,
+    db: str | Path | None,
+    goal: Goal,
+    variant: str | None = None,
+    *,
+    reproducible: bool = False,
 ) -> Answer:
     """Return the best recorded configuration by a goal; nothing is inferred from other workloads or devices.
 
@@ -39,6 +45,7 @@ def lookup_goal(
         db: As in `tunebench.lookup`.
         goal: One objective, and requirements.
         variant: Key of the only variant to consider.
+        reproducible: As in `tunebench.answer.lookup_workload`.
 
     Raises:
         LookupMiss: No record has the objective and satisfies the requirements.
@@ -52,10 +59,12 @@ def lookup_goal(
         with open_store(db, read_only=True) as store:
             records = store.history(text, target.key, variant)
     for group in _groups(records):
-        best = _best(group, goal, target, device)
+        best = _best(group, goal, target, device, reproducible=reproducible)
         if best is not None:
             return _answer(best, goal, str(location))
     asked = ", ".join(map(str, (*goal.chosen, *goal.requirements)))
+    if reproducible:
+        asked += " and reproducible results"
     command = command_line("tune", workload=text, objective=str(goal.chosen[0]), db=location.option)
     raise LookupMiss(f"no record of {text} on {target.key} has {asked}: `{command}` tunes for it")
 
@@ -76,14 +85,22 @@ def _groups(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def _best(
-    records: list[Record], goal: Goal, target: LookupTarget, device: Device | str | None
+    records: list[Record],
+    goal: Goal,
+    target: LookupTarget,
+    device: Device | str | None,
+    *,
+    reproducible: bool,
 ) -> Record | None:
-    """Return the best record whose source is unchanged."""
+    """Return the best record whose source is unchanged, and whose results are reproducible if required."""
     from tunebench.db.goal_record import goal_records
 
     while best := goal_records(records, goal):
         row = _row(best[0], target)
-        if reason_invalid(row, target, functools.partial(_described, device)) is None:
+        reason = reason_invalid(row, target, functools.partial(_described, device))
+        if reason is None and reproducible:
+            reason = reason_irreproducible(row.workload, row.variant, row.config)
+        if reason is None:
             return best[0]
         records = [record for record in records if record.key != best[0].key]
     return None

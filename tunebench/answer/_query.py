@@ -15,7 +15,7 @@ from tunebench._command import command_line
 from tunebench.answer._answer import Answer, How
 from tunebench.answer._reader import AnswerReader, AnswerRow
 from tunebench.answer._target import lookup_target
-from tunebench.answer._validity import reason_invalid
+from tunebench.answer._validity import reason_invalid, reason_irreproducible
 from tunebench.db import bundled, lookup_index
 from tunebench.db.location import Location, locate
 from tunebench.device import Device
@@ -215,10 +215,10 @@ class LookupQuery:
 
     def _accepts(self, variant: str, config: Config) -> bool:
         """Return whether the results of a configuration are as reproducible as this lookup requires."""
-        if not self.reproducible or kernels.variant(variant).is_reproducible(parse(self.text), config):
-            return True
-        self._refused[variant] = f"the results of {variant} depend on the order of atomic additions"
-        return False
+        reason = reason_irreproducible(self.text, variant, config) if self.reproducible else None
+        if reason is not None:
+            self._refused[variant] = reason
+        return reason is None
 
     def _inferred(self) -> Answer | None:
         """Return the best answer that was not measured for this workload on this architecture."""
@@ -247,9 +247,9 @@ class LookupQuery:
         rows.sort(key=lambda pair: pair[1].device != self.target.key)  # a stable sort
         for view, row in rows:
             reason = reason_invalid(row, self.target, lambda: self.device)
-            if reason is None and self._accepts(row.variant, row.config):
-                return self._answer(view, row)
             if reason is None:
+                if self._accepts(row.variant, row.config):
+                    return self._answer(view, row)
                 continue
             self._refused[row.variant] = reason
             if row.predicted or row.variant in self._unloaded:

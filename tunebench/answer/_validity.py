@@ -19,8 +19,9 @@ from tunebench.answer._reader import AnswerRow
 from tunebench.answer._target import LookupTarget
 from tunebench.device import Device
 from tunebench.errors import TunebenchError
+from tunebench.space import Config
 
-__all__ = ["check_variant", "reason_invalid", "signature"]
+__all__ = ["check_variant", "reason_invalid", "reason_irreproducible", "signature"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -43,6 +44,22 @@ def reason_invalid(row: AnswerRow, target: LookupTarget, device: Callable[[], De
     if reason is None:
         _write(note, state)
     return reason
+
+
+def reason_irreproducible(workload: str, variant: str, config: Config) -> str | None:
+    """Return why equal inputs may give other bits in another run, or None if they do not.
+
+    Args:
+        workload: Text of the workload.
+        variant: Key of a variant that is loaded.
+        config: Its configuration.
+    """
+    from tunebench.kernels import variant as find_variant
+    from tunebench.workloads import parse
+
+    if find_variant(variant).is_reproducible(parse(workload), config):
+        return None
+    return f"the results of {variant} with {config} depend on the order of atomic additions"
 
 
 def _state(variant: str) -> str:
