@@ -168,15 +168,18 @@ class _KernelCall:
     def _changed(self, made: BoundChoice) -> BoundChoice:
         """Return the dispatcher's new choice, or the previous one if the new one must not run."""
         before, kernel = self._made, made.kernel
-        if kernel is None:  # for example because the database was deleted
-            if before is None or (is_deterministic() and not before.is_reproducible):
-                reason = f"no kernel runs {self._dispatcher.workload}: {made.choice.reason}"
-                raise InputError(f"{reason}; compile the model again")
-            return before
-        if before is not None and kernel is not before.kernel and self._is_refused(kernel):
-            return before
-        self._made = made
-        return made
+        if kernel is not None and (before is None or kernel is before.kernel or not self._is_refused(kernel)):
+            self._made = made
+            return made
+        why = made.choice.reason if kernel is None else f"{kernel.variant.key} must not run yet"
+        reason = f"no kernel runs {self._dispatcher.workload}: {why}; compile the model again"
+        if before is None:  # for example because the database was deleted
+            raise InputError(reason)
+        if is_deterministic() and not before.is_reproducible:
+            if not torch.is_deterministic_algorithms_warn_only_enabled():
+                raise InputError(reason)
+            warnings.warn(reason, stacklevel=2)
+        return before
 
     def _is_refused(self, kernel: BoundKernel) -> bool:
         """Return whether a kernel that replaces another one, for example after tuning, must not run."""
