@@ -184,7 +184,7 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "three-dimensional": (
         lambda: F.conv3d(torch.randn(1, 2, 5, 5, 5), torch.randn(3, 2, 3, 3, 3)),
-        "aten.convolution (a 3-dimensional convolution that is none of images in memory)",
+        "aten.convolution (a 3-dimensional convolution that is not recognised as a 2-dimensional one)",
     ),
     "columns": (
         lambda: F.softmax(torch.randn(2, 3, 4), 1),

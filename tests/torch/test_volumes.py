@@ -58,7 +58,7 @@ def test_kernels_compute_the_convolution(name: str) -> None:
 def test_other_filters_are_left_to_torch(options: dict[str, Any]) -> None:
     node = convolution_of(options)
     assert not node.workloads
-    assert node.reason == "a 3-dimensional convolution that is none of images in memory"
+    assert node.reason == "a 3-dimensional convolution that is not recognised as a 2-dimensional one"
 
 
 def test_gradients_of_patches_are_convolutions_of_images() -> None:

@@ -201,7 +201,7 @@ def _of_images(x: Any, w: Any, args: Arguments) -> tuple[Any, Any, Arguments]:
     raise _Unsupported(_VOLUMES)
 
 
-_VOLUMES = "a 3-dimensional convolution that is none of images in memory"
+_VOLUMES = "a 3-dimensional convolution that is not recognised as a 2-dimensional one"
 _PLACED = ("stride", "padding", "dilation")
 """Arguments of a convolution with a number for each axis of images or volumes."""
 
