@@ -10,7 +10,7 @@ as faster (`--db`; without it, an empty one). Their results are compared with to
 
 torch.compile and tunebench compile each step in a process with empty caches on disk, and again in a process
 that finds them filled: *compiled in* and *with caches on disk*, both with the first step. Times of steps are
-those of another process with the caches of both.
+those of another process, which starts with the caches of tunebench.
 
 With `--tune MINUTES`, the workloads of each step are tuned first, as a user would: those of the plan, and of
 groups that may be faster once measured.
@@ -121,6 +121,8 @@ class Step:
             if training:
                 ends = differentiable_results(results)
                 torch.autograd.backward(ends, [torch.ones_like(end) for end in ends])
+            if self.device == "cuda":
+                torch.cuda.synchronize()
             return time.perf_counter() - began
 
     def times(self, rounds: int, *, torch_compile: bool = True) -> served.ModelTimes:
