@@ -11,8 +11,13 @@ A module has one or both of these functions:
 Preparation (views, transposes without a copy) happens when a program is created, and calls that the library
 may reject happen in the first run. A program recomputes everything in each run, and returns the output, or
 a tuple of outputs in the order of `Workload.outputs`; outputs that the library does not return are omitted at
-the end. It reads f32 inputs when it runs, and may read others when it is created. A program raises if its
-library rejects the workload. Operators without a module, such as users' own, have none.
+the end. A program raises if its library rejects the workload. Operators without a module, such as users' own,
+have none.
+
+A run reads f32 inputs as they are then, so that a program can be created once for tensors whose values
+change; other inputs may be read when the program is created. Three baselines prepare f32 inputs: a bias of
+attention is joined with a mask and the weights of gated_gemm with each other when the program is created, and
+torch's autograd records attention on a GPU in the first run.
 """
 
 from __future__ import annotations
