@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.fork_server import COLLECTION, WORKER_MODULES, ForkServer, Programs, fork_workers
+from tests.fork_server import GC_THRESHOLDS, WORKER_MODULES, ForkServer, Programs, fork_workers
 from tests.support import REQUIREMENTS, missing
 from tunebench import kernels
 from tunebench.device import local_cpu
@@ -287,7 +287,7 @@ def pytest_collection_finish() -> None:
     _spare_diagnoses_of_torch()
     gc.collect()
     gc.freeze()  # modules and tests: to visit them again and again takes a fifth of Numba's time
-    gc.set_threshold(*COLLECTION)
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def _spare_diagnoses_of_torch() -> None:

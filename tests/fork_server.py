@@ -32,7 +32,7 @@ from types import SimpleNamespace
 from typing import IO, Any, NoReturn
 
 __all__ = [
-    "COLLECTION",
+    "GC_THRESHOLDS",
     "WORKER_MODULES",
     "Fork",
     "ForkServer",
@@ -51,7 +51,7 @@ WORKER_MODULES = (
 )
 """Modules that worker processes of every kind, or of most kinds, import."""
 
-COLLECTION = (10_000, 20, 20)
+GC_THRESHOLDS = (10_000, 20, 20)
 """Thresholds of garbage collection. With Python's own, a full collection visits the modules that tests import
 and the caches of compilers after every few thousand new objects, a tenth of the time of a compilation."""
 
@@ -239,7 +239,7 @@ def _serve(connection: socket.socket) -> NoReturn:
         raise RuntimeError(f"a fork server has one thread: {threading.enumerate()}")
     gc.collect()
     gc.freeze()  # a collection in a fork would copy the pages of all objects
-    gc.set_threshold(*COLLECTION)
+    gc.set_threshold(*GC_THRESHOLDS)
     while True:
         message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 64)
         if not message:

@@ -46,27 +46,27 @@ class Growing(Layer):
 
 
 class Constant(Layer):
-    """The cache has a constant length, and the token its place."""
+    """The cache has a constant length, and the token its position."""
 
-    def forward(self, x: Tensor, place: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def forward(self, x: Tensor, position: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Return (1, heads, 1, head_dim); the cache (1, heads, length, head_dim) is changed."""
         q, k, v = self.heads(x)
-        keys.index_copy_(2, place, k)
-        values.index_copy_(2, place, v)
-        mask = torch.where(torch.arange(LENGTH) <= place, 0.0, -torch.inf)
+        keys.index_copy_(2, position, k)
+        values.index_copy_(2, position, v)
+        mask = torch.where(torch.arange(LENGTH) <= position, 0.0, -torch.inf)
         return attend(q, keys, values, mask.view(1, 1, 1, LENGTH))
 
 
 class Paged(Layer):
     """The pages of a sequence are gathered from a pool (page, heads, tokens, head_dim)."""
 
-    def forward(self, x: Tensor, place: Tensor, table: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def forward(self, x: Tensor, position: Tensor, table: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Return (1, heads, 1, head_dim); the pool is changed."""
         q, k, v = self.heads(x)
-        at = (table[place // PAGE], slice(None), place % PAGE)
+        at = (table[position // PAGE], slice(None), position % PAGE)
         keys[at], values[at] = k[:, :, 0], v[:, :, 0]
         k, v = (pool.index_select(0, table).transpose(0, 1).flatten(1, 2)[None] for pool in (keys, values))
-        return attend(q, k, v, (torch.arange(k.shape[2]) <= place).view(1, 1, 1, -1))
+        return attend(q, k, v, (torch.arange(k.shape[2]) <= position).view(1, 1, 1, -1))
 
 
 class Planned:
@@ -127,8 +127,8 @@ def test_cache_of_constant_length_runs_by_kernels(planned: Planned) -> None:
     model, caches = Constant(), [[torch.randn(1, HEADS, LENGTH, DIM) for _ in "kv"]]
     caches.append([tensor.clone() for tensor in caches[0]])
     compiled = served.compile(model)
-    for place in range(LENGTH):
-        x = torch.randn(1, 1, WIDTH), torch.tensor([place])
+    for position in range(LENGTH):
+        x = torch.randn(1, 1, WIDTH), torch.tensor([position])
         result, workloads = ran(compiled, *x, *caches[0])
         torch.testing.assert_close(result, model(*x, *caches[1]))
         torch.testing.assert_close(*caches)
@@ -143,9 +143,9 @@ def test_paged_cache_is_right(grows: bool, planned: Planned) -> None:
     model, pools = Paged(), [[torch.randn(7, HEADS, PAGE, DIM) for _ in "kv"]]
     pools.append([tensor.clone() for tensor in pools[0]])
     compiled, table = served.compile(model), torch.tensor([5, 0, 3])
-    for place in range(LENGTH):
-        pages = table[: place // PAGE + 1] if grows else table
-        x = torch.randn(1, 1, WIDTH), torch.tensor([place]), pages
+    for position in range(LENGTH):
+        pages = table[: position // PAGE + 1] if grows else table
+        x = torch.randn(1, 1, WIDTH), torch.tensor([position]), pages
         result, workloads = ran(compiled, *x, *pools[0])
         torch.testing.assert_close(result, model(*x, *pools[1]))
         torch.testing.assert_close(*pools)
@@ -166,12 +166,12 @@ def test_flex_attention_to_pages_is_right(planned: Planned) -> None:
         return flex_attention(q, k, v, block_mask=mask)
 
     q, k, v = (torch.randn(1, HEADS, count, DIM) for count in (1, 7 * PAGE, 7 * PAGE))
-    for place in map(torch.tensor, (0, 6)):
+    for position in map(torch.tensor, (0, 6)):
 
-        def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor, last: Tensor = place) -> Tensor:
+        def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor, last: Tensor = position) -> Tensor:
             return (logical[key] >= 0) & (logical[key] <= last)
 
         mask = create_block_mask(visible, None, None, 1, 7 * PAGE, device="cpu")
-        shown = (logical >= 0) & (logical <= place)
+        shown = (logical >= 0) & (logical <= position)
         expected = attend(q, k, v, shown.view(1, 1, 1, -1))
         torch.testing.assert_close(step(q, k, v, mask), expected)

@@ -280,9 +280,7 @@ def compiled_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(("tokens", "static"), [(100, False), (20, True)])
-def test_cache_is_not_compiled_for_each_token(
-    tokens: int, static: bool, compiled_rows: list[int]
-) -> None:
+def test_cache_is_not_compiled_for_each_token(tokens: int, static: bool, compiled_rows: list[int]) -> None:
     module = Decoder()
     model = served.compile(module)
     x, cache = R(1, 1, 16), [torch.zeros(1, tokens, 16) if static else R(1, 3, 16) for _ in range(4)]
