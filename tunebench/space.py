@@ -532,10 +532,11 @@ def _expanded(prefixes: Array, count: int | None) -> Array:
 
 def _rows_of(ordinals: Array, rows: Array, more: int = 0) -> Array:
     """Return some rows, stored column by column as constraints read them, with room for more columns."""
-    taken = np.empty((len(rows), ordinals.shape[1] + more), dtype=np.int16, order="F")
+    selected = np.empty((len(rows), ordinals.shape[1] + more), dtype=np.int16, order="F")
     for column in range(ordinals.shape[1]):
-        np.take(ordinals[:, column], rows, out=taken[:, column], mode="clip")
-    return taken
+        # The rows are in range; without `mode`, NumPy would write into a copy of `out` first.
+        np.take(ordinals[:, column], rows, out=selected[:, column], mode="clip")
+    return selected
 
 
 def _with_column(prefixes: Array, rows: Array, values: Array) -> Array:
