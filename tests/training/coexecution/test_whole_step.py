@@ -241,6 +241,8 @@ def test_function_is_cut_where_its_variables_are_bound() -> None:
         if total > 3:
             late = total
         key += total
+        if rest is None:
+            return None
         return (last, key) if rest else (last, key, late)
 
     code = function.__code__
@@ -250,6 +252,7 @@ def test_function_is_cut_where_its_variables_are_bound() -> None:
         4: ("key", "rest", "total"),
         6: ("key", "last", "rest", "total"),
         7: ("key", "last", "rest", "total"),
+        10: (),
     }
     for start in cuts.values():
         rest: list[Any] = []

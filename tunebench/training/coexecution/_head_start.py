@@ -20,6 +20,9 @@ __all__ = ["Start", "cut", "starts"]
 _READERS = {"locals", "vars", "dir", "eval", "exec", "super"}
 """Functions that see the variables of their caller."""
 
+_UNBINDING = {"DELETE_FAST", "LOAD_FAST_AND_CLEAR"}
+"""Instructions that unbind a variable: ``del``, and a comprehension for its variable (Python 3.12)."""
+
 _VARIADIC = (CO_VARARGS, CO_VARKEYWORDS)
 
 
@@ -73,7 +76,7 @@ def starts(code: CodeType) -> list[Start]:
         for position, instruction in enumerate(instructions)
         if instruction.target is not None and index[instruction.target] <= position
     ]
-    deleted = {instruction.argval for instruction in instructions if instruction.opname == "DELETE_FAST"}
+    deleted = {instruction.argval for instruction in instructions if instruction.opname in _UNBINDING}
     statements = []
     lines = {code.co_firstlineno, *(instruction.starts_line for instruction in instructions[:1])}
     for position, instruction in enumerate(instructions):
@@ -113,7 +116,8 @@ def _reached(
         position = pending.pop()
         instruction, state = instructions[position], states[position]
         stored = {instruction.argval} if instruction.opname == "STORE_FAST" else set()
-        argument = instruction.arg if instruction.opcode >= dis.HAVE_ARGUMENT else None
+        # Dynamo's own instructions have no argument yet, which does not decide the effect of theirs
+        argument = (instruction.arg or 0) if instruction.opcode >= dis.HAVE_ARGUMENT else None
         for target, jumps in followers[position]:
             effect = dis.stack_effect(instruction.opcode, argument, jump=jumps)
             reached = _Reached(state.depth + effect, state.bound | stored, state.maybe_bound | stored)
