@@ -164,16 +164,23 @@ def test_slower_code_leaves_the_record(uncompiled: list[Any], monkeypatch: pytes
     assert (report.compiled_heads, report.exact_heads) == (1, "recorded operations are faster")
 
 
-def test_errors_and_changes_between_steps(uncompiled: list[Any]) -> None:
-    """A label out of range raises eager mode's error and updates nothing; another stride is not compiled."""
+@pytest.mark.parametrize("shares_memory", [False, True])
+def test_errors_and_changes_between_steps(uncompiled: list[Any], shares_memory: bool) -> None:
+    """A label out of range raises eager mode's error and updates nothing.
+
+    Compiled code does not run with other strides, nor with two states in the same memory.
+    """
 
     def labels(index: int) -> Tensor:
         return torch.arange(6) % (5 if index == 17 else 4)
 
     def before(index: int, optimizer: Any) -> None:
         if index == 10:
-            moment = next(iter(optimizer.state.values()))["exp_avg"]
-            moment.data = moment.data.t().contiguous().t()
+            moments = [state["exp_avg_sq"] for state in optimizer.state.values()]
+            if shares_memory:
+                moments[1].data = moments[2].data
+            else:
+                moments[0].data = moments[0].data.t().contiguous().t()
 
     report = assert_close(convolutional, 1e-4, labels=labels, before=before)
     assert 1 <= report.compiled_heads <= 4
@@ -184,6 +191,19 @@ def test_raising_operators_keep_kernels_of_torch() -> None:
     aten = torch.ops.aten
     assert _head_compiled._functional(aten.index_put_.default) is aten.index_put.default
     assert _head_compiled._functional(aten.embedding.default) is aten.embedding.default
+
+
+def test_operators_that_write_in_place() -> None:
+    aten = torch.ops.aten
+    assert _head_compiled._writes_in_place(aten.add_.Tensor)
+    assert not any(
+        map(_head_compiled._writes_in_place, (aten.add.Tensor, aten.view.default, aten.__lshift__.Scalar))
+    )
+
+
+def test_infinite_gradients_do_not_count() -> None:
+    assert _head_compiled._finite_magnitude(torch.tensor([math.inf, -2.0, math.nan])) == 2
+    assert _head_compiled._finite_magnitude(torch.tensor([math.inf])) == 0
 
 
 def test_largest_difference() -> None:

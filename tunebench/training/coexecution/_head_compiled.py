@@ -155,7 +155,12 @@ class Compiled:
         """Return whether it runs next, after its checks on copies of the tensors."""
         if not self.refused and self._checks < _CHECKS:
             self._check(tensors(), numbers)
-        return not self.refused and self.times.runs_record() and _geometry(self._listed) == self._geometry
+        return (
+            not self.refused
+            and self.times.runs_record()
+            and _geometry(self._listed) == self._geometry
+            and not _share_memory(tensors())
+        )
 
     def note(self, nanoseconds: int, *, compiled: bool) -> None:
         """Note the time of a run of compiled or recorded operations."""
@@ -213,7 +218,7 @@ class Compiled:
             if _layouts(actual) != _layouts(expected):
                 raise NotUnderstoodError("compiled code gives tensors of other strides, or that share memory")
             values.update(zip(part.outputs, expected[len(arguments) :], strict=True))
-            magnitudes = [_magnitude(values[index]) for index in gradients if index in values]
+            magnitudes = [_finite_magnitude(values[index]) for index in gradients if index in values]
             floor = _FLOOR * max(magnitudes, default=0.0)
             floors = [0.0] * len(arguments) + [floor if index in gradients else 0.0 for index in part.outputs]
             difference = largest_difference(expected, actual, floors)
@@ -279,9 +284,18 @@ def _magnitude(tensor: Tensor) -> float:
     return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
+def _finite_magnitude(tensor: Tensor) -> float:
+    return _magnitude(tensor[tensor.isfinite()])
+
+
 def _geometry(tensors: Sequence[Tensor]) -> list[Any]:
     """Return shapes and strides, which compiled code does not check."""
     return [*map(Tensor.size, tensors), *map(Tensor.stride, tensors)]
+
+
+def _share_memory(tensors: Sequence[Tensor]) -> bool:
+    """Return whether two tensors share memory: compiled code may read one before it writes another."""
+    return len({tensor.untyped_storage()._cdata for tensor in tensors}) < len(tensors)
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -350,9 +364,16 @@ def _same_tensors(operations: Sequence[Operation | Arithmetic]) -> dict[int, int
     for entry in operations:
         if not isinstance(entry, Operation) or len(entry.outputs) != 1 or entry.outputs[0] is None:
             continue
-        if entry.operator is _ATEN.detach.default or entry.operator._schema.name.endswith("_"):
+        if entry.operator is _ATEN.detach.default or _writes_in_place(entry.operator):
             same[entry.outputs[0]] = same.get(entry.args[0].index, entry.args[0].index)
     return same
+
+
+def _writes_in_place(function: Any) -> bool:
+    """Return whether an operator writes its first argument and returns it; not all whose names end so do."""
+    schema = function._schema
+    aliases = [value.alias_info for value in (*schema.arguments[:1], *schema.returns)]
+    return len(aliases) == 2 and all(alias is not None and alias.is_write for alias in aliases)
 
 
 def _renamed(entry: Operation | Arithmetic, indices: dict[int, int]) -> Operation | Arithmetic:
@@ -392,7 +413,7 @@ class _Function:
 
     def __init__(self, part: _Part, head: HeadOperations, examples: Sequence[Tensor]) -> None:
         graph = _Writer(part, head, [example.dtype for example in examples]).graph
-        if len({example.untyped_storage()._cdata for example in examples}) < len(examples):
+        if _share_memory(examples):
             raise NotUnderstoodError("two inputs of a part share memory")
         copies = [*map(_copy, examples), torch.ones(len(head.numbers), dtype=torch.float64)]
         self._written: list[int] = []
