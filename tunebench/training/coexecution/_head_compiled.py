@@ -135,8 +135,8 @@ class Compiled:
         self._indices = [*head.listed, *head.inputs]
         self._parts, self._outputs = _parts(head)
         self._functions: list[_Function] = []
-        made = chain.from_iterable(part.outputs for part in self._parts)
-        positions = {index: position for position, index in enumerate([*self._indices, *made])}
+        results = chain.from_iterable(part.outputs for part in self._parts)
+        positions = {index: position for position, index in enumerate([*self._indices, *results])}
         self._reads = [[positions[index] for index in part.inputs] for part in self._parts]
         self._returns = [positions[index] for index in self._outputs]
         values = dict(zip(self._indices, tensors, strict=True))
@@ -266,17 +266,19 @@ def largest_difference(
         floors: The least magnitude of each.
     """
     largest = 0.0
-    for one, two, floor in zip(expected, actual, floors or [0.0] * len(expected), strict=True):
-        finite = one.isfinite()
-        if not (one.is_floating_point() or one.is_complex()):
-            equal = torch.equal(one, two)
-        else:
-            equal = torch.equal(one[~finite].nan_to_num(), two[~finite].nan_to_num())
-        if not equal or not torch.equal(finite, two.isfinite()):
+    for reference, tensor, floor in zip(expected, actual, floors or [0.0] * len(expected), strict=True):
+        if not (reference.is_floating_point() or reference.is_complex()):
+            if not torch.equal(reference, tensor):
+                return float("inf")
+            continue
+        finite = reference.isfinite()
+        if not torch.equal(finite, tensor.isfinite()) or not torch.equal(
+            reference[~finite].nan_to_num(), tensor[~finite].nan_to_num()
+        ):
             return float("inf")
-        difference = _magnitude((one - two)[finite]) if one.is_floating_point() or one.is_complex() else 0.0
+        difference = _magnitude((reference - tensor)[finite])
         if difference:
-            largest = max(largest, difference / max(_magnitude(one[finite]), floor, 1e-300))
+            largest = max(largest, difference / max(_magnitude(reference[finite]), floor, 1e-300))
     return largest
 
 
@@ -343,16 +345,16 @@ def _parts(head: HeadOperations) -> tuple[list[_Part], list[int]]:
     results = [same.get(index, index) for index in head.outputs]
     if len(set(results)) < len(results):
         raise NotUnderstoodError("two results share memory")
-    made = {output for entry in before if isinstance(entry, Operation) for output in entry.outputs} - {None}
+    computed = {output for entry in before if isinstance(entry, Operation) for output in entry.outputs}
     reads = {*chain.from_iterable(map(_reads, before))}, {*chain.from_iterable(map(_reads, after))}
-    given = [*head.listed, *head.inputs]
-    carried = sorted(index for index in made & (reads[1] | set(results)) if index is not None)
+    inputs = [*head.listed, *head.inputs]
+    carried = sorted(index for index in computed & (reads[1] | set(results)) if index is not None)
     parts = [
-        _Part(before, [index for index in given if index in reads[0]], carried),
+        _Part(before, [index for index in inputs if index in reads[0]], carried),
         _Part(
             after,
-            [index for index in (*given, *carried) if index in reads[1]],
-            [index for index in results if index not in made],
+            [index for index in (*inputs, *carried) if index in reads[1]],
+            [index for index in results if index not in computed],
         ),
     ]
     return [part for part in parts if part.operations], results
@@ -474,7 +476,7 @@ def _compute_numbers_once(graph: fx.Graph) -> None:
         for node in nodes
         if node.op == "call_function" and _is_number(node) and node.target is not _ATEN.select.int
     }
-    used = [node for node, others in users.items() if others]
+    used = [node for node, reading in users.items() if reading]
     if len(used) < 2 or any(user.op == "output" for node in used for user in users[node]):
         return
     last = [node for node in nodes if node.op == "placeholder"][-1]
