@@ -238,6 +238,26 @@ def test_torch_traces_two_graphs_for_any_number_of_sizes_and_warns_of_too_many(
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before == 2
 
 
+def test_sizes_for_which_torch_is_preferred_do_not_count(
+    ran: set[Workload], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch has one graph for all of them, so nothing is compiled and no warning is due."""
+    monkeypatch.setattr(_compiled_graph, "MOST_SIZES", 1)
+    module = Perceptron()
+    model = served.compile(module, dynamic=True)
+    with torch.no_grad():
+        for count in (4, 5, 6):
+            with served.prefer("torch"):
+                close(model(x := R(count, 8)), module(x))
+        assert not ran
+        close(model(x), module(x))
+        assert len(ran) == 2
+        with pytest.warns(UserWarning, match="further sizes of its inputs: it is compiled for 1"):
+            model(R(7, 8))
+        monkeypatch.setattr(_compiled_graph, "_compiling", None)  # further calls take no lock
+        close(model(x := R(7, 8)), module(x))
+
+
 class Decoder(nn.Module):
     """Two layers of attention that read one token and a cache of keys and values."""
 

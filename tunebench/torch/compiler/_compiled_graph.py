@@ -99,20 +99,27 @@ class CompiledGraph:
                 "pad inputs to fewer sizes",
                 stacklevel=3,
             )
-        assert self._for_all_sizes is not None  # else there are no further sizes
-        return self._for_all_sizes
+        return self._for_any_size()
 
     def _while_rare(self, key: tuple[Any, ...]) -> Compiled | None:
-        """Return what runs sizes that have not recurred often enough to be compiled; None if they have."""
-        has_kernels, preferred = self._by_torch is None, preference()
-        if self._for_all_sizes is None or preferred == "tunebench":
+        """Return what runs sizes that are not to be compiled, or not yet; None if they are."""
+        if self._for_all_sizes is None:
             return None
-        if preferred == "torch" and not has_kernels:
+        has_kernels, preferred = self._by_torch is None, preference()
+        if self._is_full or (preferred == "torch" and not has_kernels):
+            return self._for_any_size()
+        if preferred == "tunebench":
             return None
         self._calls[key] += 1
         if self._calls[key] >= max(FEWEST_CALLS, (len(self._known) + 1 + has_kernels) ** 2):
             return None
-        return self._module if preferred == "torch" else self._for_all_sizes
+        return self._for_any_size()
+
+    def _for_any_size(self) -> Compiled:
+        """Return the graph for all sizes; eager torch if kernels run in it while torch is preferred."""
+        assert self._for_all_sizes is not None
+        has_kernels = self._by_torch is None
+        return self._module if has_kernels and preference() == "torch" else self._for_all_sizes
 
     def _compiled(self, inputs: Sequence[Any]) -> Compiled:
         return self._compiler(self._module, inputs, self._torch)
