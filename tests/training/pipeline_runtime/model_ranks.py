@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import itertools
 import json
 import os
 import signal
 import sys
 import time
+import unittest.mock
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +31,7 @@ from benchmarks.plan_pipeline_measured import counted_peak
 from tests.training.pipeline_runtime.pipeline_ranks import Block, Tracker, main
 from tunebench.training import PipelinedModel, pipelined_model
 from tunebench.training.pipeline import read_stages
+from tunebench.training.pipeline_runtime.partition import LayerCost, measure_layers
 from tunebench.training.schedules import simulate_pipeline
 
 WORDS, WIDTH, MICROBATCHES = 32, 64, 8
@@ -103,6 +106,8 @@ class Problem:
     schedule: str = "1f1b"
     on_meta: bool = False
     """Whether ranks other than 0 have the model on `meta`."""
+    equal_layers: bool = False
+    """Whether all layers count as equally long (see `equal_layer_times`)."""
 
 
 PROBLEMS = {
@@ -119,11 +124,28 @@ PROBLEMS = {
         lambda: {"words": torch.randint(0, WORDS, (16, 24)), "scale": torch.ones(16, 1, 1)},
         lambda: torch.randint(0, WORDS, (16, 24)),
         word_loss,
+        equal_layers=True,
     ),
     "u-net": Problem(
         UNet, lambda: torch.randn(16, 3, 16, 16), lambda: torch.randn(16, 4, 16, 16), on_meta=True
     ),
 }
+
+
+@contextlib.contextmanager
+def equal_layer_times() -> Iterator[None]:
+    """Divide models by the number of their layers within the context, whatever their times are.
+
+    On a busy machine, measured times may give a rank a stage of few parameters, whose memory is mostly
+    messages. How many of them exist at once depends on when they arrive.
+    """
+    module = importlib.import_module("tunebench.training.pipeline_runtime.pipelined_model")
+
+    def measure(*args: Any, **options: Any) -> list[LayerCost]:
+        return [replace(cost, compute_us=1e6) for cost in measure_layers(*args, **options)]
+
+    with unittest.mock.patch.object(module, "measure_layers", measure):
+        yield
 
 
 def one_process(problem: Problem, model: nn.Module, batches: Sequence[Any]) -> list[float]:
@@ -220,15 +242,16 @@ def whole_model(name: str, rank: int) -> dict[str, Any]:
         with torch.device("meta"):
             model = problem.model()
     state = torch.get_rng_state()
-    run = pipelined_model(
-        model,
-        *batch,
-        loss_fn=problem.loss_fn,
-        microbatches=MICROBATCHES,
-        schedule=problem.schedule,
-        costs_file=f"{name}.toml",
-        timeout_s=30,
-    )
+    with equal_layer_times() if problem.equal_layers else contextlib.nullcontext():
+        run = pipelined_model(
+            model,
+            *batch,
+            loss_fn=problem.loss_fn,
+            microbatches=MICROBATCHES,
+            schedule=problem.schedule,
+            costs_file=f"{name}.toml",
+            timeout_s=30,
+        )
     unchanged = torch.equal(state, torch.get_rng_state())
     losses = []
     for _ in range(2):
@@ -297,7 +320,8 @@ def example(name: str, rank: int) -> dict[str, Any]:
     script: dict[str, Any] = {}
     began = time.monotonic()
     try:
-        exec(script_block, script)
+        with equal_layer_times():
+            exec(script_block, script)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}", "seconds": time.monotonic() - began}
     # The script clears the gradients after each update.
