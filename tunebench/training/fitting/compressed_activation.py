@@ -45,13 +45,12 @@ _TOLERANT = frozenset(
         *(_aten.convolution_backward.default, _aten._softmax_backward_data.default),
         *(_aten.native_layer_norm_backward.default, _aten.native_group_norm_backward.default),
         *(_aten.native_batch_norm_backward.default, _aten._fused_rms_norm_backward.default),
-        *(_aten.gelu_backward.default, _aten.silu_backward.default, _aten.tanh_backward.default),
-        _aten.sigmoid_backward.default,
+        *(_aten.gelu_backward.default, _aten.silu_backward.default),
     }
 )
 """Operators of backward passes whose gradient has about the relative error of the activation that they
-read. Not among them: comparisons such as that of ReLU, indices, quotients, and exponentials of what was
-saved, as in attention and log-softmax."""
+read. Not among them: comparisons such as that of ReLU, indices, quotients, exponentials of what was saved, as
+in attention and log-softmax, and differences from one, as in tanh and sigmoid, which cancel near it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
