@@ -92,7 +92,7 @@ OPTIMIZERS: dict[str, Make] = {
     "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, centered=True, momentum=0.5),
     "nadam": torch.optim.NAdam,
     "groups": lambda parameters: torch.optim.RAdam(
-        [{"params": list(parameters)[:3], "lr": 0.5}, {"params": list(parameters)[3:]}]
+        [{"params": list(parameters)[:3], "lr": 0.5}, {"params": []}, {"params": list(parameters)[3:]}]
     ),
 }
 
@@ -213,12 +213,53 @@ class Flat(torch.optim.SGD):
         return super().step(closure)
 
 
+class Extended(torch.optim.AdamW):
+    """Calls the step of a class whose step runs hooks as well, once that class has an instance."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def extended(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    torch.optim.AdamW(weights())  # its class runs hooks from now on
+    return Extended(parameters)
+
+
+def test_a_step_that_calls_one_with_hooks_is_refused_when_it_runs(tmp_path: Path) -> None:
+    class Momentum(torch.optim.Optimizer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            for parameter in self.param_groups[0]["params"]:
+                if parameter.grad is not None:
+                    state = self.state[parameter]
+                    state["moment"] = 0.9 * state.get("moment", 0) + parameter.grad
+                    parameter -= 0.1 * state["moment"]
+
+    class Late(Momentum):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    optimizer = Late(weights())
+    states = HostStates(optimizer)
+    states.place(3, FileStore(tmp_path), CPU, 3 * states.sizes[0])
+    updated(optimizer, 1)
+    Momentum(weights())  # from now on, its step runs hooks
+    with pytest.raises(InputError, match="that of Late calls the step of a class it extends"):
+        updated(optimizer, 1)
+    assert len(optimizer.param_groups[0]["params"]) == 7
+
+
 @pytest.mark.parametrize(
     ("make", "options", "expected"),
     [
         (lambda p: torch.optim.LBFGS(p), {}, r"updates each parameter by itself.*small LBFGS .*fails"),
         (lambda p: Normed(p, momentum=0.9), {}, r"Normed updates two parameters together otherwise"),
-        (lambda p: Flat(p, lr=0.1), {}, r"states in optimizer.state, and Flat has none there"),
+        (lambda p: Flat(p, lr=0.1), {}, r"in optimizer.state, and Flat has none there"),
+        (torch.optim.Adafactor, {}, r"states as large as .* and Adafactor has none there"),
+        (extended, {}, r"that of Extended calls the step of a class it extends"),
         (torch.optim.AdamW, {"optimizer": None}, r"host_states needs optimizer: "),
         (torch.optim.AdamW, {"budget": None, "plan": "plan.json"}, r"compress and host_states need a budget"),
     ],

@@ -47,7 +47,7 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 def _parameter_state_bytes(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, int]]:
     """Yield each parameter of an optimizer with the bytes of its states after the first step."""
-    for group in optimizer.param_groups:
+    for group in filter(_has_parameters, optimizer.param_groups):
         small = _small_parameters(1, group)
         try:
             small_optimizer = _like(optimizer, group, small)
@@ -62,6 +62,10 @@ def _parameter_state_bytes(optimizer: torch.optim.Optimizer) -> Iterator[tuple[T
         per_element = sum(leaf.numel() for leaf in states if leaf.numel() >= elements) / elements
         for parameter in group["params"]:
             yield parameter, int(per_element * parameter.numel()) * parameter.itemsize
+
+
+def _has_parameters(group: dict[str, Any]) -> bool:
+    return bool(group["params"])
 
 
 def _small_parameters(count: int, group: dict[str, Any]) -> list[nn.Parameter]:
@@ -91,11 +95,12 @@ def require_separate_updates(optimizer: torch.optim.Optimizer) -> None:
         optimizer: The optimizer; it is not changed.
     """
     name = type(optimizer).__name__
-    for group in optimizer.param_groups:
+    for group in filter(_has_parameters, optimizer.param_groups):
         together, alone = _small_parameters(2, group), _small_parameters(2, group)
         try:
             for parameters in (together, alone[:1], alone[1:]):
-                small = _like(optimizer, group, parameters)
+                small, hook_calls = _like(optimizer, group, parameters), list[Any]()
+                small.register_step_pre_hook(lambda *_, calls=hook_calls: calls.append(None))
                 for _ in range(2):
                     small.step()
                 states = [small.state.get(parameter, {}) for parameter in parameters]
@@ -109,10 +114,21 @@ def require_separate_updates(optimizer: torch.optim.Optimizer) -> None:
                 f"host_states needs an optimizer that updates each parameter by itself, such as AdamW; "
                 f"{name} updates two parameters together otherwise than one by one"
             )
-        if not any(isinstance(leaf, Tensor) and leaf.numel() > 1 for leaf in tree_leaves(states)):
+        elements = alone[0].numel()
+        if not any(isinstance(leaf, Tensor) and leaf.numel() >= elements for leaf in tree_leaves(states)):
             raise InputError(
-                f"host_states needs states in optimizer.state, and {name} has none there: leave it out"
+                f"host_states needs states as large as their parameters in optimizer.state, and {name} has "
+                "none there: leave it out"
             )
+        if len(hook_calls) > 2:
+            raise _calls_base_step(optimizer)
+
+
+def _calls_base_step(optimizer: torch.optim.Optimizer) -> InputError:
+    return InputError(
+        f"host_states needs an optimizer whose step runs its hooks once: that of {type(optimizer).__name__} "
+        "calls the step of a class it extends, which runs them again"
+    )
 
 
 @dataclass(slots=True)
@@ -167,6 +183,8 @@ class HostStates:
         """Bytes in host memory of each state, and the tensor of it that the optimizer has."""
         self._groups: list[list[Tensor]] = []
         """Parameters of the optimizer's groups, while it has none."""
+        self._updates = False
+        """Whether the optimizer's step runs for a part of its parameters."""
 
     def host_bytes(self, count: int) -> int:
         """Return the bytes of the states of the first parameters.
@@ -220,6 +238,8 @@ class HostStates:
 
     def _update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         """Update all parameters before the call of `step`, which then has none."""
+        if self._updates:
+            raise _calls_base_step(optimizer)
         self._restore_groups()
         loss, closure = None, args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is not None:
@@ -305,7 +325,11 @@ class HostStates:
     def _update_only(self, parameters: Iterable[Tensor]) -> None:
         """Update some parameters by the optimizer's own step, without its hooks."""
         self._select(parameters)
-        type(self.optimizer).step.__wrapped__(self.optimizer)
+        self._updates = True
+        try:
+            type(self.optimizer).step.__wrapped__(self.optimizer)
+        finally:
+            self._updates = False
 
     def _select(self, parameters: Iterable[Tensor]) -> None:
         """Leave some of their parameters in the optimizer's groups."""
