@@ -152,8 +152,8 @@ def test_what_must_be_exact_is_not_compressed() -> None:
     fitted(torch.arange(256).reshape(4, 64) % 64)
     (step,) = fitted_steps(fitted)
     names = {candidate.name for candidate in compressible(step.joint, "fp8")}
-    # Not: masks of dropout and ReLU, arguments of division and maximum, attention, log-softmax, means, tanh and
-    # sigmoid.
+    # Not: masks of dropout and ReLU, arguments of division and maximum, attention, log-softmax, means, tanh
+    # and sigmoid.
     assert names == {"getitem"}  # the result of dropout, which the normalisation reads
 
 
