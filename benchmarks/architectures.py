@@ -33,7 +33,8 @@ from torch import Tensor, nn
 
 import tunebench.torch as served
 from benchmarks.architecture_models import PUBLISHED, SMALL, Architecture
-from benchmarks.models import without_chance, write_table
+from benchmarks.models import without_chance
+from benchmarks.table import write_table
 from tests.torch.reference_kernels import reference_kernels
 from tunebench.device import described
 from tunebench.errors import InputError

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.table import write_table
 from tunebench.training.fitting.compressed_activation import FORMATS, compressible
 from tunebench.training.fitting.fitter import Fitter, fitted_by
 from tunebench.training.fitting.joint_step import JointStep
@@ -158,32 +159,30 @@ def _trained(name: str, element: str | None) -> tuple[Tensor, Sequence[Tensor], 
     return loss.detach(), gradients, ChosenPlan(choice=step.choice, joint=step.joint, plan=step.plan)
 
 
+def _rows(names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        for element in FORMATS:
+            error = gradient_error(name, element)
+            yield (
+                f"| {name} | {element} | {error.compressed} | {error.plain_bytes / 1e6:.2f} | "
+                f"{error.peak_bytes / 1e6:.2f} | {error.total:.2%} | {error.worst:.2%} | "
+                f"{'yes' if error.same_loss else 'no'} |"
+            )
+
+
 def main() -> None:
     """Measure the errors, and write a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", choices=MODELS, action="append", help="models (default: all)")
-    parser.add_argument("--out", type=Path, help="file for the table (default: standard output)")
+    parser.add_argument("--out", type=Path, help="file for the table")
     options = parser.parse_args()
-    lines = [
+    header = (
         "| model | compress | tensors | peak without, MB | peak with, MB | error of all gradients | "
-        "largest error of a parameter | loss equal |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name in options.model or MODELS:
-        for element in FORMATS:
-            error = gradient_error(name, element)
-            lines.append(
-                f"| {name} | {element} | {error.compressed} | {error.plain_bytes / 1e6:.2f} | "
-                f"{error.peak_bytes / 1e6:.2f} | {error.total:.2%} | {error.worst:.2%} | "
-                f"{'yes' if error.same_loss else 'no'} |"
-            )
-    text = "\n".join(lines) + "\n"
-    if options.out is None:
-        print(text, end="")
-    else:
-        options.out.write_text(text)
+        "largest error of a parameter | loss equal |\n|---|---|---|---|---|---|---|---|"
+    )
+    write_table(header, _rows(options.model or MODELS), options.out)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,8 @@ from torch import nn
 
 import tunebench.torch as served
 from benchmarks.architecture_models import MEASURED
-from benchmarks.models import without_chance, write_table
+from benchmarks.models import without_chance
+from benchmarks.table import write_table
 from tunebench.device import find
 from tunebench.graph import extract, plan_partition
 from tunebench.torch.compiler.capture import differentiable_results, in_training_mode

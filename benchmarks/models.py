@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 import tunebench.torch as served
 from benchmarks.patched_models import AT_KINKS, step, within_limits
+from benchmarks.table import write_table
 from benchmarks.torch_models import (
     BasicBlock,
     Bert,
@@ -249,28 +250,6 @@ PARTS: dict[str, tuple[str, Callable[[str, ModelCase, argparse.Namespace], Itera
     "extracted": (PLANNED, extracted),
     "right": (RIGHT, right),
 }
-
-
-def write_table(
-    header: str, rows: Iterable[str], out: Path | None, footer: Callable[[], Iterable[str]] = tuple
-) -> None:
-    """Print a table row by row, and keep a file up to date, so that an interrupted run loses no rows.
-
-    Args:
-        header: First lines of the table.
-        rows: The other lines.
-        out: File for the table, if any.
-        footer: Returns the lines after the table, for the rows so far.
-    """
-    lines = [header]
-    print(header, flush=True)
-    for row in rows:
-        print(row, flush=True)
-        lines.append(row)
-        if out is not None:
-            out.write_text("\n".join([*lines, *footer()]) + "\n", encoding="utf-8")
-    for line in footer():
-        print(line, flush=True)
 
 
 def main(arguments: list[str] | None = None) -> None:

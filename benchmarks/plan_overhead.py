@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from benchmarks.fit_models import MODELS as CLASSIFIERS
 from benchmarks.fit_models import Loss
+from benchmarks.table import write_table
 from benchmarks.torch_models import DenseNet, MobileNetV2, WaveNet
 from tunebench.errors import InputError
 from tunebench.training import fit, fitted_steps
@@ -133,33 +134,26 @@ def main() -> None:
     )
     parser.add_argument("--model", choices=MODELS, action="append", help="models (default: all)")
     parser.add_argument("--rounds", type=int, default=15, help="steps of each kind (default: 15)")
-    parser.add_argument("--out", type=Path, help="file for the table (default: standard output)")
+    parser.add_argument("--out", type=Path, help="file for the table")
     arguments = parser.parse_args()
     if not _KEEPS_MEMORY.items() <= os.environ.items():
         command = [sys.executable, "-m", "benchmarks.plan_overhead", *sys.argv[1:]]
         os.execve(sys.executable, command, {**os.environ, **_KEEPS_MEMORY})
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TUNEBENCH_CACHE"] = folder  # operations are timed now
-        _write_table(arguments)
+        warnings.simplefilter("ignore")
+        torch.set_num_threads(1)
+        header = (
+            "| model | budget | eager, ms | predicted overhead | measured (quartiles) | points apart |\n"
+            "|---|---|---|---|---|---|"
+        )
+        write_table(header, _rows(arguments.model or MODELS, arguments.rounds), arguments.out)
 
 
-def _write_table(arguments: argparse.Namespace) -> None:
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    lines = [
-        "| model | budget | eager, ms | predicted overhead | measured (quartiles) | points apart |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name in arguments.model or MODELS:
+def _rows(names: Iterable[str], rounds: int) -> Iterator[str]:
+    for name in names:
         for budget in BUDGETS:
-            began = time.perf_counter()
-            lines.append(_row(name, budget, overheads(name, budget, arguments.rounds)))
-            print(f"{lines[-1]}  {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
-    text = "\n".join(lines) + "\n"
-    if arguments.out is None:
-        print(text, end="")
-    else:
-        arguments.out.write_text(text)
+            yield _row(name, budget, overheads(name, budget, rounds))
 
 
 if __name__ == "__main__":

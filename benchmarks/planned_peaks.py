@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.table import write_table
 from tunebench.training.fitting.fitter import Fitter, fitted_by
 from tunebench.training.fitting.planned_graph import planned_graphs
 from tunebench.training.memory import PlanEffort, least_budget, plan_memory, simulate, unplanned
@@ -276,6 +275,23 @@ def traced(name: str) -> TracedStep:
     return TracedStep(tracer=tracer)
 
 
+def _rows(names: Iterable[str], plans: int) -> Iterator[str]:
+    for name in names:
+        step = traced(name)
+        (traced_step,) = step.tracer.steps
+        _, expected = step.run(traced_step.plan)
+        chance, ratios, differing = random.Random(0), list[float](), 0
+        for _ in range(plans):
+            plan = step.plan(chance)
+            peak_bytes, results = step.run(plan)
+            ratios.append(peak_bytes / plan.simulation.peak_bytes)
+            differing += not all(map(torch.equal, expected, results))
+        operations = len(traced_step.joint.step.operations)
+        yield (
+            f"| {name} | {operations} | {len(ratios)} | {min(ratios):.4f} | {max(ratios):.4f} | {differing} |"
+        )
+
+
 def main() -> None:
     """Run plans of models, and write a table."""
     parser = argparse.ArgumentParser(
@@ -283,33 +299,13 @@ def main() -> None:
     )
     parser.add_argument("--plans", type=int, default=50, help="plans of each model (default: 50)")
     parser.add_argument("--model", choices=MODELS, action="append", help="models (default: all)")
-    parser.add_argument("--out", type=Path, help="file for the table (default: standard output)")
+    parser.add_argument("--out", type=Path, help="file for the table")
     options = parser.parse_args()
-    lines = [
-        "| model | operations | plans | peak over plan, least | most | gradients differ |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name in options.model or MODELS:
-        began = time.perf_counter()
-        step = traced(name)
-        (traced_step,) = step.tracer.steps
-        _, expected = step.run(traced_step.plan)
-        chance, ratios, differing = random.Random(0), list[float](), 0
-        for _ in range(options.plans):
-            plan = step.plan(chance)
-            peak_bytes, results = step.run(plan)
-            ratios.append(peak_bytes / plan.simulation.peak_bytes)
-            differing += not all(map(torch.equal, expected, results))
-        operations = len(traced_step.joint.step.operations)
-        lines.append(
-            f"| {name} | {operations} | {len(ratios)} | {min(ratios):.4f} | {max(ratios):.4f} | {differing} |"
-        )
-        print(f"{lines[-1]}  {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
-    text = "\n".join(lines) + "\n"
-    if options.out is None:
-        print(text, end="")
-    else:
-        options.out.write_text(text)
+    header = (
+        "| model | operations | plans | peak over plan, least | most | gradients differ |\n"
+        "|---|---|---|---|---|---|"
+    )
+    write_table(header, _rows(options.model or MODELS, options.plans), options.out)
 
 
 if __name__ == "__main__":
