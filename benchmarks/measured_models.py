@@ -120,8 +120,8 @@ class Step:
             )
             results = compiled(*inputs)
             if training:
-                ends = differentiable_results(results)
-                torch.autograd.backward(ends, [torch.ones_like(end) for end in ends])
+                outputs = differentiable_results(results)
+                torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
             if self.device == "cuda":
                 torch.cuda.synchronize()
             return time.perf_counter() - began

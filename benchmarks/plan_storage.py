@@ -222,7 +222,7 @@ def _print_offloading() -> None:
 
 
 def _print_sharding() -> None:
-    """Print steps of 1T with full sharding alone, by the way in which parameters are gathered."""
+    """Print steps of 1T with full sharding alone, for each way of gathering parameters."""
     print(
         "\n### The same step with full sharding alone\n\n"
         "DeepSpeed gathered parameters by lists, each matrix while nothing else runs, until pull requests "
@@ -241,9 +241,11 @@ def _print_sharding() -> None:
     run = NetworkRun(
         batch=2560, seq=1024, mode="train", dtype="f16", optimizer="adamw", stack="megatron", recompute="full"
     )
-    ahead = Parallelism(data=128, tensor=4, sharding="full", tensor_overlap=False)
+    parallelism = Parallelism(data=128, tensor=4, sharding="full", tensor_overlap=False)
     for count in (4, 1):
-        ways = (replace(ahead, microbatches=count, gathering=gathering) for gathering in ("ahead", "lists"))
+        ways = (
+            replace(parallelism, microbatches=count, gathering=gathering) for gathering in ("ahead", "lists")
+        )
         seconds = [
             predict_step(network, V100, replace(run, stack=stack), links, way).time_us / 1e6
             for way in ways

@@ -102,8 +102,8 @@ def assert_close(make: Callable[[], Any], tolerance: float, **changes: Any) -> A
     """Run steps in eager mode and compiled, compare everything, and return the report."""
     expected, _ = run(make, **changes)
     actual, step = run(make, **changes, backend="inductor")
-    for one, two in zip(expected, actual, strict=True):
-        torch.testing.assert_close(one, two, rtol=tolerance, atol=tolerance)
+    for eager, compiled in zip(expected, actual, strict=True):
+        torch.testing.assert_close(compiled, eager, rtol=tolerance, atol=tolerance)
     return coexecute.report(step)
 
 
@@ -207,13 +207,13 @@ def test_infinite_gradients_do_not_count() -> None:
 
 
 def test_largest_difference() -> None:
-    one = torch.tensor([1.0, -4.0, math.inf, math.nan])
-    two = torch.tensor([1.0, -4.4, math.inf, math.nan])
-    assert math.isclose(_head_compiled.largest_difference([one], [two]), 0.1, rel_tol=1e-5)
-    assert math.isclose(_head_compiled.largest_difference([one], [two], [8.0]), 0.05, rel_tol=1e-5)
-    assert _head_compiled.largest_difference([one], [-one]) == math.inf
+    values = torch.tensor([1.0, -4.0, math.inf, math.nan])
+    changed = torch.tensor([1.0, -4.4, math.inf, math.nan])
+    assert math.isclose(_head_compiled.largest_difference([values], [changed]), 0.1, rel_tol=1e-5)
+    assert math.isclose(_head_compiled.largest_difference([values], [changed], [8.0]), 0.05, rel_tol=1e-5)
+    assert _head_compiled.largest_difference([values], [-values]) == math.inf
     assert _head_compiled.largest_difference([torch.tensor(2)], [torch.tensor(3)]) == math.inf
-    assert _head_compiled.largest_difference([torch.zeros(0), one], [torch.zeros(0), one]) == 0
+    assert _head_compiled.largest_difference([torch.zeros(0), values], [torch.zeros(0), values]) == 0
 
 
 def test_options() -> None:

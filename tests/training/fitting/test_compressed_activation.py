@@ -108,9 +108,10 @@ def planned(monkeypatch: pytest.MonkeyPatch, budget: str, **options: Any) -> tup
     """Return a step of the gated model, whose compression takes no time."""
 
     def times(nodes: Sequence[fx.Node]) -> list[float]:
-        own = (compress, restore)
+        conversions = (compress, restore)
         return [
-            0.0 if node.target in own else us for node, us in zip(nodes, measured_times(nodes), strict=True)
+            0.0 if node.target in conversions else us
+            for node, us in zip(nodes, measured_times(nodes), strict=True)
         ]
 
     monkeypatch.setattr(fitter, "measured_times", times)

@@ -116,12 +116,12 @@ def test_weights_and_states_are_those_of_states_on_the_device(name: str, tmp_pat
         for parameter in plain:
             for key, value in plain[parameter].items():
                 assert torch.equal(torch.as_tensor(moved[parameter][key]), torch.as_tensor(value))
-        again = make(weights())  # a continued run: its states are loaded before they are placed
-        again.load_state_dict(copy.deepcopy(expected.state_dict()))
-        HostStates(again).place(count, CountingStore(tmp_path), CPU, room_bytes)
-        plain_again = make(weights())
-        plain_again.load_state_dict(copy.deepcopy(expected.state_dict()))
-        assert all(map(torch.equal, updated(again, 2, closure=True), updated(plain_again, 2)))
+        continued = make(weights())  # a continued run: its states are loaded before they are placed
+        continued.load_state_dict(copy.deepcopy(expected.state_dict()))
+        HostStates(continued).place(count, CountingStore(tmp_path), CPU, room_bytes)
+        plain_continued = make(weights())
+        plain_continued.load_state_dict(copy.deepcopy(expected.state_dict()))
+        assert all(map(torch.equal, updated(continued, 2, closure=True), updated(plain_continued, 2)))
     assert not list(tmp_path.iterdir())
 
 

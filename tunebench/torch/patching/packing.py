@@ -35,7 +35,7 @@ class _PackedWeight:
 
 
 _weights: weakref.WeakValueDictionary[int, _PackedWeight] = weakref.WeakValueDictionary()
-"""Packed weights by the number that stands for them in traced graphs."""
+"""Packed weights by their number, which traced graphs hold."""
 
 
 def _new_number() -> int:

@@ -593,6 +593,6 @@ class _Writer:
             part = call(torch.mul, (call(torch.sub, (args[1], args[0])), args[2]))
             return call(_ATEN.add_.Tensor, (args[0], part))
         if function in _WITH_TENSOR and len(args) == 2 and set(kwargs) <= {"alpha"}:
-            other = args[1] if "alpha" not in kwargs else call(torch.mul, (args[1], kwargs["alpha"]))
-            return call(_WITH_TENSOR[function], (args[0], other))
+            operand = args[1] if "alpha" not in kwargs else call(torch.mul, (args[1], kwargs["alpha"]))
+            return call(_WITH_TENSOR[function], (args[0], operand))
         raise NotUnderstoodError(f"{function.name()} gets a number that changes")

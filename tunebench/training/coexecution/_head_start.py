@@ -215,8 +215,8 @@ def _begin_at(start: Start, instructions: list[Any], options: dict[str, Any]) ->
     options["co_argcount"] = len(start.names)
     options["co_posonlyargcount"] = options["co_kwonlyargcount"] = 0
     options["co_flags"] &= ~(CO_VARARGS | CO_VARKEYWORDS)
-    others = (name for name in options["co_varnames"] if name not in start.names)
-    options["co_varnames"] = (*start.names, *others)
+    unbound = (name for name in options["co_varnames"] if name not in start.names)
+    options["co_varnames"] = (*start.names, *unbound)
     instructions[:0] = [
         *([create_instruction("COPY_FREE_VARS", arg=len(free))] if free else []),
         create_instruction("RESUME", arg=0),

@@ -184,8 +184,8 @@ def _compress(graph: fx.Graph, use: _Use, dtype: torch.dtype, copied: dict[fx.No
         memory = torch.empty(_compressed_bytes(value.numel(), dtype), dtype=torch.uint8, device=value.device)
         restored = torch.empty_strided(*layout[:2], dtype=value.dtype, device=value.device)
     traced = {name: use.base.meta[name] for name in _ORIGINS if name in use.base.meta}
-    behind = copied[use.last]
-    with graph.inserting_after(_last_item(behind)):
+    last_reader = copied[use.last]
+    with graph.inserting_after(_last_item(last_reader)):
         small = graph.call_function(compress, (base, dtype))
     small.meta = {**traced, "val": memory, WORKSPACE_BYTES: _workspace_bytes(value.numel(), dtype)}
     readers = [copied[reader] for reader in use.reads]
@@ -311,5 +311,5 @@ def _parts(
     ]:
         first = begin // _BLOCK
         blocks = (end - begin) // block
-        own = scales[first : first + blocks, None] if _is_scaled(dtype) else None
-        yield flat[begin:end].view(blocks, block), elements[begin:end].view(blocks, block), own
+        block_scales = scales[first : first + blocks, None] if _is_scaled(dtype) else None
+        yield flat[begin:end].view(blocks, block), elements[begin:end].view(blocks, block), block_scales
