@@ -29,7 +29,7 @@ from benchmarks.coexecution import TOLERANCE, differences, run_program
 from benchmarks.programs import Make, State, Step
 from tests.fork_server import Programs
 from tunebench.training import coexecute
-from tunebench.training.coexecution import _learning, _runner
+from tunebench.training.coexecution import _learning, _patching, _runner
 from tunebench.training.coexecution._iteration import Iteration
 from tunebench.training.coexecution._policy import Policy
 from tunebench.training.coexecution._runner import GraphRunner
@@ -871,6 +871,8 @@ def test_backward_passes_that_keep_the_graph_are_coexecuted() -> None:
 
 
 def test_functions_of_torch_are_restored_when_no_coexecution_exists() -> None:
+    gc.collect()  # co-executions of other tests, which Python has not freed yet
+    assert not _patching._USERS[0]
     optimizer = torch.optim.SGD(_network().parameters(), lr=0.1)
     names = [
         (torch.optim.Optimizer, "zero_grad"),
