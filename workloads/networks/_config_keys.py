@@ -67,6 +67,9 @@ _LLAMA: Mapping[str, tuple[str, ...]] = {
     "attention_dropout": ("attention_dropout",),
     "eps": ("rms_norm_eps",),
 }
+_EXPERTS = ("num_experts", "num_local_experts")
+"""Spellings of the number of experts, which differ by the version of transformers that wrote the file."""
+
 _GEMMA: Mapping[str, tuple[str, ...]] = {
     **_LLAMA,
     "activation": ("hidden_activation",),
@@ -75,9 +78,10 @@ _GEMMA: Mapping[str, tuple[str, ...]] = {
 }
 _DEEPSEEK: Mapping[str, tuple[str, ...]] = {
     **_LLAMA,
+    "heads_k": (),  # latent attention has keys and values for every head, whatever num_key_value_heads says
     "head_dim": (),
     "ffn": ("moe_intermediate_size",),
-    "experts": ("n_routed_experts",),
+    "experts": ("n_routed_experts", "num_experts", "num_local_experts"),
     "experts_per_token": ("num_experts_per_tok",),
     "shared_experts": ("n_shared_experts",),
     "expert_groups": ("n_group",),
@@ -93,7 +97,7 @@ _DEEPSEEK: Mapping[str, tuple[str, ...]] = {
 _QWEN: Mapping[str, tuple[str, ...]] = {
     **_LLAMA,
     "ffn": ("moe_intermediate_size",),
-    "experts": ("num_experts",),
+    "experts": _EXPERTS,
     "experts_per_token": ("num_experts_per_tok",),
 }
 _T5: Mapping[str, tuple[str, ...]] = {
@@ -127,6 +131,7 @@ KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "dropout": ("dropout",),
         "attention_dropout": ("attention_dropout",),
         "embedding": ("word_embed_proj_dim",),
+        "norm_first": ("do_layer_norm_before",),
     },
     "bert": {
         "activation": ("hidden_act",),
@@ -140,10 +145,11 @@ KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "dropout": ("hidden_dropout_prob",),
         "attention_dropout": ("attention_probs_dropout_prob",),
         "eps": ("layer_norm_eps",),
-        "vocabulary": ("num_labels",),
+        "vocabulary": (),
         "image": ("image_size",),
         "patch": ("patch_size",),
         "channels": ("num_channels",),
+        "biased_qkv": ("qkv_bias",),
         "positions": (),
         "tied": (),
     },
@@ -170,14 +176,14 @@ KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "gpt_oss": {
         **_LLAMA,
-        "experts": ("num_local_experts",),
+        "experts": _EXPERTS,
         "experts_per_token": ("num_experts_per_tok", "experts_per_token"),
         "biased_qkv": ("attention_bias",),
         "output_bias": ("attention_bias",),
     },
     "llama4_text": {
         **_LLAMA,
-        "experts": ("num_local_experts",),
+        "experts": _EXPERTS,
         "experts_per_token": ("num_experts_per_tok",),
         "biased_qkv": ("attention_bias",),
         "output_bias": ("attention_bias",),
@@ -186,11 +192,15 @@ KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "deepseek_v3": _DEEPSEEK,
     "mixtral": {
         **_LLAMA,
-        "experts": ("num_local_experts",),
+        "experts": _EXPERTS,
         "experts_per_token": ("num_experts_per_tok",),
     },
-    "qwen2_moe": {**_QWEN, "shared_ffn": ("shared_expert_intermediate_size",)},
-    "qwen3_moe": _QWEN,
+    "qwen2_moe": {
+        **_QWEN,
+        "shared_ffn": ("shared_expert_intermediate_size",),
+        "biased_qkv": ("qkv_bias",),
+    },
+    "qwen3_moe": {**_QWEN, "biased_qkv": ("attention_bias",), "output_bias": ("attention_bias",)},
     "t5": _T5,
     "mt5": _T5,
     "switch_transformers": {
@@ -237,9 +247,10 @@ _T5_DEFAULTS: Mapping[str, Any] = {
     "eps": 1e-6,
 }
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "gpt2": {"activation": "gelu_new", "dropout": 0.1, "attention_dropout": 0.1},
-    "opt": {"activation": "relu", "dropout": 0.1},
+    "gpt2": {"positions": 1024, "activation": "gelu_new", "dropout": 0.1, "attention_dropout": 0.1},
+    "opt": {"positions": 2048, "activation": "relu", "dropout": 0.1},
     "bert": {
+        "positions": 512,
         "activation": "gelu",
         "dropout": 0.1,
         "attention_dropout": 0.1,
@@ -249,10 +260,11 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "vit": {
         "activation": "gelu",
         "eps": 1e-12,
-        "vocabulary": 1000,
+        "vocabulary": 2,
         "image": 224,
         "patch": 16,
         "channels": 3,
+        "biased_qkv": True,
         "tied": False,
     },
     "llama": _GATED,
@@ -314,9 +326,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "groups_per_token": 4,
         "shared_experts": 1,
         "dense_layers": 3,
-        "router_bias": True,
     },
-    "mixtral": {**_GATED, "eps": 1e-5, "experts": 8, "experts_per_token": 2},
+    "mixtral": {**_GATED, "eps": 1e-5, "heads_k": 8, "experts": 8, "experts_per_token": 2},
     "qwen2_moe": {
         **_GATED,
         "ffn": 1408,
@@ -335,6 +346,6 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "t5": _T5_DEFAULTS,
     "mt5": {**_T5_DEFAULTS, "activation": "gelu_new", "gated": True, "tied": False},
-    "switch_transformers": {**_T5_DEFAULTS, "capacity": 64, "sparse_encoders": 0, "sparse_decoders": 0},
+    "switch_transformers": {**_T5_DEFAULTS, "experts": 8, "capacity": 64, "sparse_encoders": 3, "sparse_decoders": 3},
 }
 """Defaults of HuggingFace's configuration classes."""

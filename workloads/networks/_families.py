@@ -162,8 +162,8 @@ class Opt(Decoder):
         )
 
     def behind(self) -> int:
-        """Return the last normalisation."""
-        return 2 * self.architecture.hidden + self._projection()
+        """Return the last normalisation, if there is one."""
+        return 2 * self.architecture.hidden * self.architecture.norm_first + self._projection()
 
     def _projection(self) -> int:
         """Return the size of the matrix from embedding width to hidden width; 0 if they are equal."""
@@ -198,7 +198,8 @@ class Opt(Decoder):
 
     def _head(self, tape: Tape) -> None:
         architecture, run = self.architecture, tape.run
-        self._norm(tape)
+        if architecture.norm_first:
+            self._norm(tape)
         if self._projection():
             tape.linear("head", run.batch * run.seq, architecture.embedding, architecture.hidden, bias=False)
         self._output_layer(tape)

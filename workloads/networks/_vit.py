@@ -13,6 +13,7 @@ from tunebench.workloads.networks._families import Decoder
 from tunebench.workloads.networks.megatron import add_megatron_layer
 from tunebench.workloads.networks.network_run import NetworkRun, Operation
 from tunebench.workloads.networks.tape import Tape
+from tunebench.workloads.networks.transformer import Matrix
 
 __all__ = ["Vit"]
 
@@ -21,6 +22,12 @@ class Vit(Decoder):
     """ViT: a classifier of images, whose sequence is the patches of an image and one token for the class."""
 
     divides_ends = False
+
+    def matrices(self) -> tuple[Matrix, ...]:
+        """Return the linear layers of a layer."""
+        *qkv, output, up, down = super().matrices()
+        biased = self.architecture.biased_qkv
+        return (*(replace(matrix, bias=biased) for matrix in qkv), output, up, down)
 
     def before(self) -> int:
         """Return the matrix of patches, the token of the class, and the positions."""

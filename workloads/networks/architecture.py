@@ -18,7 +18,7 @@ from tunebench.workloads.networks._config_keys import (
     Family,
 )
 
-__all__ = ["Architecture", "Family"]
+__all__ = ["Architecture", "Family", "classes"]
 
 KNOWN = (*get_args(Family), "resnet")
 """Values of `model_type`; residual networks have a separate class."""
@@ -35,6 +35,7 @@ _SWITCHES = (
     "router_bias",
     "shared_gate",
     "normalised_heads",
+    "norm_first",
     "sinks",
     "scaled_embedding",
 )
@@ -84,10 +85,11 @@ class Architecture:
         dense_layers: First layers with a dense feed-forward part, in models with experts in the others.
         dense_ffn: Inner width of the feed-forward part of these layers.
         gated: Whether feed-forward layers multiply two products (SwiGLU, GEGLU).
-        biased_qkv: Whether the products of queries, keys and values of a gated model add a bias.
+        biased_qkv: Whether the products of queries, keys and values add a bias, in families with a choice.
         output_bias: Whether the output product of attention of a gated model adds a bias.
         mlp_bias: Whether feed-forward layers or experts of a gated model add biases.
         normalised_heads: Whether queries and keys are normalised head by head.
+        norm_first: Whether layers normalise their input, and the last layer's output is normalised again (OPT).
         norms: Normalisations of a layer: 2, or 4 with those after attention and the feed-forward part.
         windows: For each layer, the last keys that a query sees (sliding window); 0 for all. Empty if all
             layers see all keys.
@@ -141,6 +143,7 @@ class Architecture:
     output_bias: bool = False
     mlp_bias: bool = False
     normalised_heads: bool = False
+    norm_first: bool = True
     norms: int = 2
     windows: tuple[int, ...] = ()
     sinks: bool = False
@@ -299,7 +302,8 @@ class Architecture:
             value = next((config[key] for key in spellings if config.get(key) is not None), None)
             if value is not None:
                 sizes[name] = value
-        for name in ("layers", "hidden", "heads", "vocabulary"):
+        needed = ("layers", "hidden", "heads", "vocabulary", *(() if family == "gpt2" else ("ffn",)))
+        for name in needed:
             if name not in sizes:
                 raise InputError(f"a configuration of {family} must have {' or '.join(keys[name])}")
         _derive(family, config, sizes)
@@ -339,18 +343,38 @@ def _refuse_unsupported(family: str, config: Mapping[str, Any]) -> None:
             f"{config.get('mlp_only_layers') or []}: such models are not supported"
         )
     for keyed, key, expected in _EXPECTED:
-        if family.startswith(keyed) and config.get(key, expected) != expected:
-            raise InputError(f"{family}: expected {key}={expected}, got {quoted(config[key])}")
+        if family.startswith(keyed) and config.get(key) not in (None, expected):
+            raise InputError(
+                f"{family}: expected {key}={expected}, got {quoted(config[key])}: layers of another kind are "
+                "not described"
+            )
+    sparse = config.get("moe_layers")
+    if family == "llama4_text" and isinstance(sparse, list) and len(sparse) < config.get("num_hidden_layers", 0):
+        raise InputError(f"{family}: expected moe_layers to list every layer, got {quoted(sparse)}")
     kinds = config.get("layer_types") or ()
     for kind in kinds if isinstance(kinds, list | tuple) else (kinds,):
         if kind not in _LAYER_TYPES:
             raise UnknownName(f"kind of layer of {family} in layer_types", str(kind), _LAYER_TYPES)
 
 
-_EXPECTED = (
-    ("deepseek", "moe_layer_freq", 1),
+_EXPECTED: tuple[tuple[str, str, Any], ...] = (
+    ("bert", "add_cross_attention", False),
+    ("bert", "is_decoder", False),
+    ("bert", "position_embedding_type", "absolute"),
+    ("bert", "tie_word_embeddings", True),
     ("deepseek", "attention_bias", False),
+    ("deepseek", "mlp_bias", False),
+    ("deepseek", "moe_layer_freq", 1),
+    ("gemma", "use_bidirectional_attention", False),
+    ("gpt2", "add_cross_attention", False),
     ("llama4", "interleave_moe_layer_step", 1),
+    ("mt5", "is_encoder_decoder", True),
+    ("opt", "_remove_final_layer_norm", False),
+    ("opt", "enable_bias", True),
+    ("opt", "layer_norm_elementwise_affine", True),
+    ("switch_transformers", "is_encoder_decoder", True),
+    ("switch_transformers", "tie_word_embeddings", True),
+    ("t5", "is_encoder_decoder", True),
 )
 """Keys of families that begin so, with the value without which their layers are not described."""
 
@@ -388,8 +412,8 @@ def _derive(family: str, config: Mapping[str, Any], sizes: dict[str, Any]) -> No
         gate, _, activation = str(projection).rpartition("gated-")
         sizes["gated"] = bool(gate or str(projection).startswith("gated-"))
         sizes["activation"] = "gelu_new" if sizes["gated"] and activation == "gelu" else activation
-    if family == "vit" and config.get("num_labels") is None and config.get("id2label"):
-        sizes["vocabulary"] = len(config["id2label"])
+    if family == "vit":
+        sizes["vocabulary"] = classes(config)
     if "plain_dim" in KEYS[family]:
         if config.get("q_lora_rank", 0) is None:
             sizes["query_latent"] = 0
@@ -402,6 +426,11 @@ def _derive(family: str, config: Mapping[str, Any], sizes: dict[str, Any]) -> No
         sizes.setdefault("dense_ffn", 11008)
     if family == "llama4_text":
         sizes["shared_ffn"] = sizes["ffn"]
+
+
+def classes(config: Mapping[str, Any]) -> Any:
+    """Return the number of classes of a classifier: HuggingFace's configurations name them, 2 by default."""
+    return config.get("num_labels") or len(config.get("id2label") or "01")
 
 
 def _completed(family: str, sizes: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunebench.errors import InputError, quoted
+from tunebench.workloads.networks.architecture import classes
 from tunebench.workloads.networks.network_run import Network, NetworkRun, Operation, merged
 from tunebench.workloads.networks.tape import Tape
 from tunebench.workloads.operators.conv2d import Conv2d
@@ -77,7 +78,7 @@ class ResNet(Network):
         self.widths: tuple[int, ...] = tuple(config.get("hidden_sizes", (256, 512, 1024, 2048)))
         self.stem: int = config.get("embedding_size", 64)
         self.size: int = config.get("image_size", 224)
-        self.classes: int = config.get("num_labels", 1000)
+        self.classes: int = classes(config)
         if config.get("layer_type", "bottleneck") != "bottleneck":
             raise InputError(f"{name}: layer_type must be bottleneck, got {config['layer_type']!r}")
         sizes = (*self.depths, *self.widths, self.stem, self.size, self.classes)

@@ -295,7 +295,7 @@ def _megatron_experts(job: TrainingJob) -> list[str]:
             f"--moe-router-num-groups {architecture.expert_groups} "
             f"--moe-router-group-topk {architecture.groups_per_token}"
         )
-    if architecture.router_bias and architecture.key_latent:
+    if architecture.family == "deepseek_v3":
         arguments.append("--moe-router-score-function sigmoid --moe-router-enable-expert-bias")
     if job.capacity_factor is not None:
         arguments.append(f"--moe-expert-capacity-factor {significant(job.capacity_factor)}")
