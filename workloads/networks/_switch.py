@@ -7,10 +7,14 @@ Raffel et al., "Exploring the limits of transfer learning", 2020.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
+from tunebench.dtype import itemsize
+from tunebench.errors import InputError
 from tunebench.workloads.networks.architecture import Architecture
-from tunebench.workloads.networks.network_run import NetworkRun
+from tunebench.workloads.networks.megatron import add_megatron_layer
+from tunebench.workloads.networks.network_run import NetworkRun, TensorCollective
 from tunebench.workloads.networks.tape import Tape
 from tunebench.workloads.networks.transformer import Heads, Matrix, Transformer, share
 
@@ -77,22 +81,53 @@ class Switch(Transformer):
         step = layers // sparse
         return step <= 1 or (index - architecture.layers * decodes) % step == 1
 
+    def of_layer(self, index: int) -> Transformer:
+        """Return this network: the sizes of all its layers are equal, and their kind follows from the index."""
+        return self
+
+    def attentions_of(self, index: int) -> int:
+        """Return the number of attentions of a layer: 2 in the decoder."""
+        return 1 + (index >= self.architecture.layers)
+
+    def matrices_of(self, index: int) -> tuple[Matrix, ...]:
+        """Return the linear layers of a layer that all tokens see: of its attentions, and unless it is sparse more."""
+        return (
+            *self.matrices() * self.attentions_of(index),
+            *(() if self.is_sparse(index) else self._dense()),
+        )
+
     def _layer_parameters(self, index: int, tensor: int = 1) -> int:
         architecture = self.architecture
-        attentions = 1 + (index >= architecture.layers)
-        dense = sum(matrix.parameters(tensor) for matrix in self._dense())
-        attention = sum(matrix.parameters(tensor) for matrix in self.matrices())
-        routed = architecture.experts * (dense + architecture.hidden) if self.is_sparse(index) else dense
-        return attentions * (attention + architecture.hidden) + architecture.hidden + routed
+        norms = (1 + self.attentions_of(index)) * architecture.hidden
+        dense = sum(matrix.parameters(tensor) for matrix in self.matrices_of(index))
+        if not self.is_sparse(index):
+            return norms + dense
+        per_expert = sum(matrix.parameters(tensor) for matrix in self._dense())
+        return norms + dense + architecture.experts * (per_expert + architecture.hidden)
 
     def _divided_products(self, index: int, run: NetworkRun) -> int:
-        return 2 + (index >= self.architecture.layers)  # a decoder layer has two attentions
+        return 1 + self.attentions_of(index)
 
     def _layer_tensors(self, index: int, run: NetworkRun) -> int:
-        attentions = 1 + (index >= self.architecture.layers)
-        dense = len(self._dense())
-        feed_forward = dense * self.architecture.experts + 1 if self.is_sparse(index) else dense
-        return attentions * (len(self.matrices()) + 1) + 1 + feed_forward
+        routed = len(self._dense()) * self.architecture.experts + 1 if self.is_sparse(index) else 0
+        return len(self.matrices_of(index)) + 1 + self.attentions_of(index) + routed
+
+    def collectives(self, run: NetworkRun) -> tuple[TensorCollective, ...]:
+        """Return the collectives of tensor parallelism (see `Network.collectives`).
+
+        The decoder embeds tokens of its own, and each of its layers adds to the gradient of the encoder's output.
+        """
+        if run.tensor == 1:
+            return ()
+        first, last = self.stage(run)
+        nbytes = run.batch * run.seq * self.architecture.hidden * itemsize(run.dtype)
+        summed = TensorCollective(nbytes=nbytes, count=1, part="layers")
+        decoders = last - max(first, self.architecture.layers)
+        return (
+            *super().collectives(run),
+            *((summed,) if first == 0 else ()),
+            *((replace(summed, count=decoders, phase="backward"),) if run.trains and decoders > 0 else ()),
+        )
 
     def vectors(self) -> tuple[int, int]:
         """Return the normalisation of one half of a layer."""
@@ -110,9 +145,8 @@ class Switch(Transformer):
         """Return the index of the first layer with the same operations."""
         return next(i for i in range(index + 1) if self._kind(i) == self._kind(index))
 
-    def _kind(self, index: int) -> tuple[bool, bool, bool]:
-        first = self.architecture.layers
-        return (index >= first, index in (0, first), self.is_sparse(index))
+    def _kind(self, index: int) -> tuple[int, bool]:
+        return (self.attentions_of(index), self.is_sparse(index))
 
     def boundary_elements(self, run: NetworkRun) -> int:
         """Return the elements of all hidden states; within the decoder also those of the encoder's output."""
@@ -126,10 +160,20 @@ class Switch(Transformer):
             vocabulary = share(self.architecture.vocabulary, tape.run.tensor)
             tape.lookup("embedding", *self._shape(tape.run), vocabulary)
             tape.dropout("embedding", self._shape(tape.run), self.architecture.dropout)
+            self._bias(tape)  # beside the embedding, so that all layers of a stack are equal
 
     def _add_layer(self, tape: Tape, index: int) -> None:
-        if index in (0, self.architecture.layers):
-            self._bias(tape)
+        if tape.run.kernels == "megatron":
+            if self.is_sparse(index):
+                raise InputError(
+                    f"{self.name}: experts of a Switch transformer are known for the stacks eager and compiled, "
+                    f"got stack={tape.run.stack}"
+                )
+            architecture, decodes = self.architecture, index >= self.architecture.layers
+            add_megatron_layer(
+                tape, architecture, gated=architecture.gated, rms=True, biased=False, decodes=decodes
+            )
+            return
         self._attention(tape, "looked up")
         if index >= self.architecture.layers:
             self._attention(tape, "in order")  # attention to the encoder's output, with a bias of zeros

@@ -197,7 +197,12 @@ class Architecture:
     @property
     def uniform(self) -> bool:
         """Whether all layers have equal sizes and masks."""
-        return not self.dense_layers and len(set(self.windows)) < 2
+        return not (self.dense_layers or self.decoder_layers) and len(set(self.windows)) < 2
+
+    @property
+    def attentions(self) -> float:
+        """Attentions of a layer: 1, or the mean over encoder and decoder, whose layers have two."""
+        return 1 + self.decoder_layers / (self.layers + self.decoder_layers)
 
     @property
     def window(self) -> int:

@@ -83,7 +83,7 @@ def gate_expression(architecture: Architecture) -> str:
 
 
 def add_megatron_layer(
-    tape: Tape, architecture: Architecture, *, gated: bool, rms: bool, biased: bool
+    tape: Tape, architecture: Architecture, *, gated: bool, rms: bool, biased: bool, decodes: bool = False
 ) -> None:
     """Add a layer: attention and feed-forward part, each after a normalisation and before a residual sum.
 
@@ -93,10 +93,13 @@ def add_megatron_layer(
         gated: Whether the feed-forward part multiplies two products (SwiGLU).
         rms: Whether normalisations have no shift.
         biased: Whether linear layers add a bias.
+        decodes: Whether the layer also has attention to the output of an encoder.
     """
     layer = Tape(tape.run)
     core, experts = Tape(tape.run), Tape(tape.run)
     _add_attention(layer, core, architecture, rms=rms, biased=biased)
+    if decodes:
+        _add_cross_attention(layer, core, architecture, biased=biased)
     if architecture.experts_per_token:
         _add_experts(layer, experts, architecture)
     else:
@@ -173,7 +176,7 @@ def _add_attention(layer: Tape, core: Tape, architecture: Architecture, *, rms: 
             layer.fused_rmsnorm(
                 "norm", (tokens * width // architecture.head_dim, architecture.head_dim), eps=architecture.eps
             )
-    if rms:  # rotary positions
+    if rms and not architecture.decoder_layers:  # rotary positions
         layer.pointwise("attention rotation", (tokens, inner + keys), "x*row", ("x*row",))
     layer.copy("attention copies", (tokens, inner + 2 * keys), "backward")  # concatenate three gradients
     _add_core(core, architecture)
@@ -186,6 +189,25 @@ def _add_attention_output(layer: Tape, architecture: Architecture, biased: bool)
     layer.inner_linear("attention output", tokens, architecture.hidden, inner, bias=False)
     _norm_after(layer, architecture)
     _residual(layer, architecture, biased or architecture.output_bias)
+
+
+def _add_cross_attention(layer: Tape, core: Tape, architecture: Architecture, *, biased: bool) -> None:
+    """Add attention of a decoder's tokens to as many of the encoder, whose scores have no bias.
+
+    Source: NVIDIA/Megatron-LM, `megatron/core/transformer/attention.py` (`CrossAttention`).
+    """
+    run, hidden = layer.run, architecture.hidden
+    tokens, inner = run.batch * run.seq, architecture.inner // run.tensor
+    _norm(layer, architecture, rms=True)
+    layer.inner_linear("attention qkv", tokens, inner, hidden, bias=biased)
+    layer.inner_linear("attention qkv", tokens, 2 * inner, hidden, bias=biased)
+    layer.elementwise("attention qkv", (tokens, hidden), "x+y", "backward")  # gradients of the encoder's output
+    layer.copy("attention copies", (tokens, 2 * inner), "backward")  # concatenate two gradients
+    cross = Tape(run)
+    _add_core(cross, replace(architecture, buckets=0))
+    core.extend(cross.operations)
+    layer.extend(cross.operations)
+    _add_attention_output(layer, architecture, biased)
 
 
 def _add_latent_products(layer: Tape, architecture: Architecture) -> None:
@@ -216,13 +238,19 @@ def _add_core(core: Tape, architecture: Architecture) -> None:
     """Add scores, softmax and values, or one kernel of flash attention."""
     run = core.run
     heads, heads_k = architecture.heads // run.tensor, architecture.heads_k // run.tensor
-    if run.flash:
+    if run.flash and not architecture.buckets:
         _add_flash(core, architecture, heads, heads_k)
         return
+    if architecture.buckets and run.context > 1:
+        raise InputError(
+            f"context parallelism needs scores without a bias for each pair: expected context=1, got {run.context}"
+        )
     pairs = (run.batch * heads * run.seq, run.seq)
     core.product("attention scores", run.batch * heads, run.seq, run.seq, architecture.head_dim, "nt")
     if architecture.score_cap:
         core.pointwise("attention scores", pairs, "tanh(x)", ("dy*(1-y*y)",))
+    if architecture.buckets:  # relative positions; their gradient is added to that of the layers behind
+        core.pointwise("attention scores", pairs, "x+y", ("x+y",))
     if _softmax_is_fused(run, heads):
         core.softmax("attention softmax", pairs, "scale")
     else:
@@ -237,7 +265,8 @@ def _add_core(core: Tape, architecture: Architecture) -> None:
 def _add_flash(core: Tape, architecture: Architecture, heads: int, heads_k: int) -> None:
     dimensions = {"batch": core.run.batch, "heads": heads, "heads_k": heads_k}
     dimensions["head_dim"] = architecture.attention_dim
-    add_flash(core, dimensions, architecture.window, causal=architecture.causal)
+    causal = architecture.causal and not architecture.decoder_layers  # an encoder's output has no later token
+    add_flash(core, dimensions, architecture.window, causal=causal)
 
 
 def add_flash(core: Tape, sizes: Mapping[str, int], window: int, *, causal: bool = True) -> None:

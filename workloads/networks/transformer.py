@@ -328,17 +328,25 @@ class Transformer(Network):
             self._networks_of_layers[kind] = type(self)(self.name, self.architecture.layer(kind))
         return self._networks_of_layers[kind]
 
+    def matrices_of(self, index: int) -> tuple[Matrix, ...]:
+        """Return the linear layers of a layer that all tokens see, by its index from 0."""
+        return self.of_layer(index).matrices()
+
+    def attentions_of(self, index: int) -> int:
+        """Return the number of attentions of a layer, by its index from 0."""
+        return 1
+
     def _layer_parameters(self, index: int, tensor: int = 1) -> int:
-        layer = self.of_layer(index)
-        return sum(matrix.parameters(tensor) for matrix in layer.matrices()) + layer.vectors()[0]
+        vectors, _ = self.of_layer(index).vectors()
+        return sum(matrix.parameters(tensor) for matrix in self.matrices_of(index)) + vectors
 
     def _divided_products(self, index: int, run: NetworkRun) -> int:
         """Return the number of all-reduces of a layer in one forward pass."""
         return 2
 
     def _layer_tensors(self, index: int, run: NetworkRun) -> int:
-        layer = self.of_layer(index)
-        return sum(matrix.tensors() for matrix in layer.matrices()) + layer.vectors()[1]
+        _, vectors = self.of_layer(index).vectors()
+        return sum(matrix.tensors() for matrix in self.matrices_of(index)) + vectors
 
     # -- shared by all families -----------------------------------------------------------------
 
@@ -410,7 +418,7 @@ class Transformer(Network):
     @property
     def matrices_of_a_layer(self) -> int:
         """Number of matrices of linear layers in a layer, of the last one if layers differ."""
-        return len(self.of_layer(self._inner_layers((0, self.layers))[-1]).matrices())
+        return len(self.matrices_of(self._inner_layers((0, self.layers))[-1]))
 
     def matrix_parameters(self, tensor: int = 1, layers: tuple[int, int] | None = None) -> int:
         """Return the number of parameters in the matrices of the layers (see `Network.matrix_parameters`)."""
@@ -418,7 +426,7 @@ class Transformer(Network):
         return sum(
             count * replace(matrix, bias=False).parameters(tensor)
             for kind, count in counts.items()
-            for matrix in self.of_layer(kind).matrices()
+            for matrix in self.matrices_of(kind)
         )
 
     def active_parameters(self) -> int:

@@ -382,8 +382,43 @@ def test_plans_of_images_take_as_long_as_predict_step() -> None:
         replace(job, seq=128)
     with pytest.raises(InputError, match="no arguments for the images of vit-base-16"):
         emit("megatron", best.plan, job)
-    with pytest.raises(InputError, match="t5-base has an encoder and a decoder"):
-        replace(job, network=network("t5-base"))
+    with pytest.raises(InputError, match="activations of switch-base-8 are not known"):
+        replace(job, network=network("switch-base-8"))
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_plans_of_an_encoder_and_a_decoder_take_as_long_as_predict_step(recompute: str, tensor: int) -> None:
+    job = TrainingJob(network=network("t5-base"), batch=32, seq=512)
+    machine = TrainingCluster.parse("4 x h100-sxm")
+    fixed = {"tensor": str(tensor), "microbatch": "4", "sequence_parallel": "no", "recompute": recompute}
+    search = ClusterSearch(job, machine, fixed=fixed)
+    (best,) = search.run(1, front=False).best
+    parallelism = best.plan.parallelism(job)
+    step = predict_step(job.network, machine.device, best.plan.run(job), machine.links, parallelism)
+    assert best.step.time_us == pytest.approx(step.time_us)
+    assert {search.priced(plan).plan.pipeline for plan in search.plans} == {1}
+
+
+def test_stages_and_flash_attention_of_an_encoder_and_a_decoder_are_refused() -> None:
+    job = TrainingJob(network=network("t5-base"), batch=32, seq=512)
+    machine = TrainingCluster.parse("4 x h100-sxm")
+    # Multiplications of a token in both stacks, scores included, and in the head.
+    stacks = 12 * (4 + 2 * 4) * 768 * 768 + 12 * (8 + 2 * 4) * 768 * 768 + 36 * 2 * 512 * 768
+    assert job.model_flops == 3 * 2 * 32 * 512 * (stacks + 768 * 32128)
+    for fixed, reason in (
+        ({"pipeline": "2"}, "every stage of a decoder also needs the output of the encoder"),
+        ({"flash": "yes"}, "scores have a bias of relative positions"),
+        ({"context": "2"}, "flash attention, which has no input for the bias"),
+        ({"recompute_layers": "1"}, "layers of the encoder and the decoder differ"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            ClusterSearch(job, machine, fixed=fixed)
+    (best,) = ClusterSearch(job, machine, fixed={"tensor": "1", "microbatch": "8"}).run(1, front=False).best
+    with pytest.raises(InputError, match="megatron has no arguments here for the encoder and decoder"):
+        emit("megatron", best.plan, job)
+    with pytest.raises(InputError, match="which torchtitan has not"):
+        replace(job, framework="torchtitan")
 
 
 def test_a_fixed_number_of_chunks_may_leave_stages_uneven() -> None:

@@ -70,6 +70,11 @@ def emit(framework: str, plan: ClusterPlan, job: TrainingJob) -> Emitted:
             f"{framework}: the plan is for FP8 by Transformer Engine, which megatron runs: leave out --fp8"
         )
     names = {"megatron": "megatron", "torchtitan": "torchtitan"}
+    if framework in names and architecture_of(job.network).decoder_layers:
+        raise InputError(
+            f"{framework} has no arguments here for the encoder and decoder of {job.network.name}: leave out --emit, "
+            "or use another framework"
+        )
     if framework in names and architecture_of(job.network).patch:
         raise InputError(
             f"{framework} has no arguments for the images of {job.network.name}: leave out --emit, or use "

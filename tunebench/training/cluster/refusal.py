@@ -89,6 +89,8 @@ def _context(job: TrainingJob, machine: TrainingCluster, size: int) -> Iterator[
     yield from _undivided(machine.devices, "devices", size)
     if not job.flash:
         yield "it needs flash attention"
+    if architecture_of(job.network).decoder_layers:
+        yield "it needs flash attention, which has no input for the bias of relative positions"
     if job.seq % (2 * size):
         yield f"the {job.seq} tokens of a sequence are not {2 * size} equal parts, two for each device"
     if job.seq // size < LEAST_TOKENS:
@@ -99,6 +101,8 @@ def _pipeline(job: TrainingJob, machine: TrainingCluster, size: int) -> Iterator
     yield from _undivided(machine.devices, "devices", size)
     if size > job.network.layers:
         yield f"the network has {job.network.layers} layers"
+    if architecture_of(job.network).decoder_layers and size > 1:
+        yield "every stage of a decoder also needs the output of the encoder, which no schedule here sends"
 
 
 def _data(job: TrainingJob, machine: TrainingCluster, size: int) -> Iterator[str]:
@@ -148,6 +152,8 @@ def _microbatch(job: TrainingJob, machine: TrainingCluster, size: int) -> Iterat
 def _recompute_layers(job: TrainingJob, machine: TrainingCluster, size: int) -> Iterator[str]:
     if size >= job.network.layers:
         yield f"the network has {job.network.layers} layers; 0 means all of them"
+    elif size and architecture_of(job.network).decoder_layers:
+        yield "layers of the encoder and the decoder differ; 0 means all of them"
 
 
 def _recompute(job: TrainingJob, machine: TrainingCluster, value: str) -> Iterator[str]:
@@ -160,6 +166,8 @@ def _recompute(job: TrainingJob, machine: TrainingCluster, value: str) -> Iterat
 def _flash(job: TrainingJob, machine: TrainingCluster, value: str) -> Iterator[str]:
     if value == "yes" and not job.flash:
         yield "flash attention is excluded by --no-flash-attention"
+    if value == "yes" and architecture_of(job.network).decoder_layers:
+        yield "scores have a bias of relative positions, which flash attention has no input for"
 
 
 def _sharding(job: TrainingJob, machine: TrainingCluster, value: str) -> Iterator[str]:

@@ -155,11 +155,15 @@ class TrainingJob:
         if self.fp8 not in get_args(Fp8):
             raise UnknownName("scaling of 8-bit floats", self.fp8, get_args(Fp8))
         architecture = architecture_of(self.network)
-        if architecture.family not in ("gpt2", "vit") and not architecture.gated:
+        if architecture.family not in ("gpt2", "vit", "t5") and not architecture.gated:
             raise InputError(
                 f"{self.network.name} is a {architecture.family} model: expected a transformer with the "
-                "layers of gpt2, vit, llama or its relatives (mistral, mixtral, qwen, phi3, gemma, gpt_oss, "
+                "layers of gpt2, vit, t5, llama or its relatives (mistral, mixtral, qwen, phi3, gemma, gpt_oss, "
                 "deepseek), which the kernels of Megatron-LM are known for"
+            )
+        if architecture.decoder_layers and self.framework == "torchtitan":
+            raise InputError(
+                f"{self.network.name} has an encoder and a decoder, which torchtitan has not: use another framework"
             )
         factors = (self.load_factor, *(() if self.capacity_factor is None else (self.capacity_factor,)))
         if not all(1 <= factor < float("inf") for factor in factors):
@@ -225,13 +229,13 @@ class TrainingJob:
         ends += sizes.image**2 * sizes.channels * sizes.hidden
         total = 0
         for index in range(network.layers):
-            layer = network.of_layer(index)
-            architecture = layer.architecture
-            weights = sum(matrix.k * matrix.n for matrix in layer.matrices())
+            architecture = network.of_layer(index).architecture
+            weights = sum(matrix.k * matrix.n for matrix in network.matrices_of(index))
             weights += architecture.hidden * architecture.experts
             weights += 3 * architecture.experts_per_token * architecture.hidden * architecture.ffn
             keys = min(self.seq, architecture.window or self.seq)
-            total += 2 * weights + 4 * keys * architecture.heads * architecture.attention_dim
+            scores = network.attentions_of(index) * keys * architecture.heads
+            total += 2 * weights + 4 * scores * architecture.attention_dim
         return 3.0 * self.batch * (self.seq * total + 2 * ends)
 
 
@@ -609,28 +613,29 @@ def _values(
     counts = sorted({divisor for count in nodes for divisor in _divisors(count * links.devices_per_node)})
     locations = ("device", "host", "nvme")[: 1 + bool(machine.host_bytes) + bool(machine.nvme_bytes)]
     sharded = job.full_sharding or bool(machine.host_bytes)
-    pipelines = tuple(count for count in counts if count <= architecture.layers)[1:]
+    stacks = 1 + bool(architecture.decoder_layers)
+    pipelines = tuple(count for count in counts if count <= architecture.layers and stacks == 1) or (1,)
     return {
         "nodes": nodes,
         "tensor": tensors,
         "context": _contexts(job, links.nodes * links.devices_per_node),
-        "pipeline": tuple(count for count in counts if count <= architecture.layers),
+        "pipeline": pipelines,
         "data": tuple(count for count in counts if batch % count == 0) or (1,),
         "expert": _divisors(architecture.experts) if architecture.experts else (1,),
         "expert_tensor": tensors if architecture.experts else (1,),
         "chunks": tuple(range(1, min(MOST_CHUNKS, architecture.layers) + 1)),
-        "embedding_layers": (0, 1) if pipelines else (0,),
-        "head_layers": tuple(range(1 + most_head_layers(job))) if pipelines else (0,),
+        "embedding_layers": (0, 1) if pipelines[1:] else (0,),
+        "head_layers": tuple(range(1 + most_head_layers(job))) if pipelines[1:] else (0,),
         "microbatch": tuple(size for size in _divisors(batch) if size <= most_microbatch(job)),
         "recompute": _recomputations(job),
         "sequence_parallel": ("no", "yes"),
-        "flash": ("no", "yes") if job.flash else ("no",),
+        "flash": ("no", "yes") if job.flash and stacks == 1 else ("no",),
         "sharding": ("none", "optimizer", "gradients", "full") if sharded else ("none", "optimizer"),
         "states": locations if updates_in_host_memory(job) else locations[:1],
         "parameters": locations,
         "activations": locations[:2],
         "schedule": PLANNED_SCHEDULES,
-        "recompute_layers": tuple(range(architecture.layers)),
+        "recompute_layers": tuple(range(architecture.layers)) if stacks == 1 else (0,),
         "context_gather": ("no", "yes"),
     }
 

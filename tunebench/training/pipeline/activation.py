@@ -13,6 +13,10 @@ and flash attention keep nothing of size a s. Full recomputation keeps the input
 Multi-head latent attention also keeps the inputs of the normalisations of its narrow vectors and of the
 products after them; four normalisations keep 2 h more. Soft caps and sinks keep nothing with flash attention.
 
+A layer of a decoder behind an encoder (T5) has a second attention with its normalisation, and an encoder and a
+decoder have layers of their mean. Relative positions add a bias to the scores, which flash attention has no
+input for: the scores are kept.
+
 Recomputation by operators keeps the results of attention and of every second product (torchtitan).
 
 In a layer with experts, the feed-forward layer has a row for each expert of a token, and keeps its input
@@ -50,26 +54,22 @@ LOGIT_BYTES = 4
 """Bytes of a logit in the loss, which is computed in f32."""
 
 
-_OTHERS = ("switch_transformers", "t5", "mt5")
-"""Families with an encoder and a decoder."""
-
-
 def architecture_of(network: Network) -> Architecture:
     """Return the sizes of a transformer's layers.
 
     Raises:
-        InputError: if the network is no transformer of one stack of layers.
+        InputError: if the network is no transformer, or its activations are not known.
     """
-    if isinstance(network, Transformer) and network.architecture.family in _OTHERS:
+    if isinstance(network, Transformer) and network.architecture.family == "switch_transformers":
         raise InputError(
-            f"{network.name} has an encoder and a decoder, whose activations are not known: expected a "
-            "transformer of one stack of layers; give the costs of the stages (plan pipeline), or the module "
-            "as FILE.py:FUNCTION (plan cluster)"
+            f"activations of {network.name} are not known, whose experts have a capacity: expected another "
+            "transformer, such as t5; give the costs of the stages (plan pipeline), or the module as "
+            "FILE.py:FUNCTION (plan cluster)"
         )
     if not isinstance(network, Transformer):
         raise InputError(
-            f"activations of {network.name} are not known: expected a transformer of one stack of layers, "
-            "such as gpt2, opt, bert, vit, llama or mixtral; for other models give the costs of the stages "
+            f"activations of {network.name} are not known: expected a transformer, "
+            "such as gpt2, opt, bert, vit, llama, mixtral or t5; for other models give the costs of the stages "
             "(plan pipeline), or the module as FILE.py:FUNCTION (plan cluster)"
         )
     return network.architecture
@@ -128,12 +128,15 @@ class ActivationMemory:
         mask = MASK_BYTES if architecture.dropout else 0
         # Tensor parallelism divides `divided`, and only sequence parallelism also `whole`. The module's
         # docstring has the terms.
-        whole = (2 + architecture.norms) * size * architecture.hidden + 2 * mask * architecture.hidden
+        halves = 1 + architecture.attentions
+        whole = (2 * halves + architecture.norms - 2) * size * architecture.hidden
+        whole += halves * mask * architecture.hidden
         whole += 2 * size * architecture.latent
         divided = size * (self._attention + self._feed_forward)
         if self.fp8:
-            whole -= 2 * (size - FP8_BYTES) * architecture.hidden
-            divided += FP8_BYTES * architecture.inner_out - (size - FP8_BYTES) * self._width
+            whole -= halves * (size - FP8_BYTES) * architecture.hidden
+            divided += FP8_BYTES * architecture.attentions * architecture.inner_out
+            divided -= (size - FP8_BYTES) * self._width
         scores = 0 if self.recompute == "selective" else self._scores
         return self._tokens(whole, divided + scores) + self.expert_bytes
 
@@ -235,18 +238,26 @@ class ActivationMemory:
 
     @property
     def embedding_bytes(self) -> int:
-        """Bytes of the mask of dropout after the embedding, and of the patches of images."""
+        """Bytes of the mask of dropout after the embedding, and of the patches of images.
+
+        With an encoder and a decoder: of both masks, of the encoder's output, and of both biases of scores.
+        """
         architecture = self.architecture
         masked = architecture.dropout and architecture.family != "opt"
         pixels = architecture.image**2 * architecture.channels
         patches = self.batch * pixels * itemsize(self.dtype)
-        return self._tokens(MASK_BYTES * architecture.hidden if masked else 0, 0) + patches
+        mask = MASK_BYTES * architecture.hidden if masked else 0
+        if not architecture.decoder_layers:
+            return self._tokens(mask, 0) + patches
+        size = itemsize(self.dtype)
+        return self._tokens(2 * mask + size * architecture.hidden, 2 * size * architecture.heads * self.seq)
 
     @property
-    def _attention(self) -> int:
-        """Elements per token of queries, keys, values and the result of attention."""
+    def _attention(self) -> float:
+        """Elements per token of queries, keys, values and results of the attentions of a layer."""
         architecture = self.architecture
-        return architecture.inner + architecture.inner_k + architecture.inner_v + architecture.inner_out
+        widths = architecture.inner + architecture.inner_k + architecture.inner_v + architecture.inner_out
+        return architecture.attentions * widths
 
     @property
     def _feed_forward(self) -> int:
@@ -260,13 +271,13 @@ class ActivationMemory:
         return architecture.shared_ffn if architecture.experts_per_token else architecture.ffn
 
     @property
-    def _scores(self) -> int:
-        """Bytes per token that have the size of the scores of attention."""
+    def _scores(self) -> float:
+        """Bytes per token that have the size of the scores of the attentions of a layer."""
         if self.flash_attention:
             return 0
         size, architecture = itemsize(self.dtype), self.architecture
         score_bytes = 2 * size + MASK_BYTES if architecture.attention_dropout else size
-        return score_bytes * architecture.heads * self.seq
+        return architecture.attentions * score_bytes * architecture.heads * self.seq
 
     def _tokens(self, whole: float, divided: float) -> int:
         """Return the bytes of all tokens, given those per token that are on each device or are divided."""

@@ -102,6 +102,11 @@ class PredictedStages:
                 f"megatron, got {self.stack}"
             )
         architecture = architecture_of(self.network)
+        if architecture.decoder_layers:
+            raise InputError(
+                f"{self.network.name} has an encoder and a decoder: stages are known for one stack of layers, because "
+                "every stage of a decoder also receives the output of the encoder; give the costs of the stages"
+            )
         if self.stack == "megatron" and architecture.family not in ("gpt2", "vit") and not architecture.gated:
             raise InputError(
                 "the kernels of Megatron-LM are known for gpt2, vit, llama, mixtral, qwen2_moe and "
