@@ -42,7 +42,7 @@ class Mixture(Llama):
         architecture = self.architecture
         if not architecture.experts:
             return super().matrices()
-        shared = self._gated_matrices(architecture.shared_ffn) if architecture.shared_ffn else ()
+        shared = self._feed_forward_matrices(architecture.shared_ffn) if architecture.shared_ffn else ()
         return (*self._attention_matrices(), *shared)
 
     # -- parameters -----------------------------------------------------------------------------
@@ -54,7 +54,7 @@ class Mixture(Llama):
     def _routed_parameters(self, tensor: int) -> int:
         """Return the parameters of the experts of a layer that has them."""
         if tensor not in self._parameters_of_experts:
-            matrices = self._gated_matrices(self.architecture.ffn)
+            matrices = self._feed_forward_matrices(self.architecture.ffn)
             per_expert = sum(matrix.parameters(tensor) for matrix in matrices)
             self._parameters_of_experts[tensor] = self.architecture.experts * per_expert
         return self._parameters_of_experts[tensor]
@@ -129,7 +129,7 @@ class Mixture(Llama):
                 "router", (shape[0], architecture.experts_per_token), "x", alone=True
             )  # which tokens
             tape.copy("experts", taken)
-            self._gated(tape, tokens, self._gated_matrices(architecture.ffn))
+            self._gated(tape, tokens, self._feed_forward_matrices(architecture.ffn))
             tape.elementwise("experts", taken, "x+y", "backward")  # gradients of the input of two products
             tape.pointwise("experts", taken, "x*row", ("dy*row", "dy*x"))
             tape.pointwise("experts", taken, "x+y", ("x",))
@@ -163,7 +163,7 @@ class Mixture(Llama):
         architecture, shape = self.architecture, self._shape(tape.run)
         if not architecture.shared_ffn:
             return
-        self._gated(tape, shape[0], self._gated_matrices(architecture.shared_ffn))
+        self._gated(tape, shape[0], self._feed_forward_matrices(architecture.shared_ffn))
         tape.elementwise("mlp up", shape, "x+y", "backward")
         if architecture.shared_gate:
             tape.linear("router", shape[0], 1, architecture.hidden, bias=False)

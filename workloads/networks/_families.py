@@ -6,8 +6,8 @@ the kernels of autograd were counted by a dispatch mode on the same code.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
+from tunebench.errors import InputError
+from tunebench.workloads.networks.architecture import Architecture
 from tunebench.workloads.networks.megatron import add_megatron_layer, gate_expression
 from tunebench.workloads.networks.network_run import NetworkRun
 from tunebench.workloads.networks.tape import Tape
@@ -93,7 +93,7 @@ class Decoder(Transformer):
         run, architecture = tape.run, self.architecture
         vocabulary = share(architecture.vocabulary, run.tensor)
         tokens = run.batch * run.seq
-        tape.linear("head", tokens, vocabulary, architecture.embedding, bias=architecture.family == "bert")
+        tape.linear("head", tokens, vocabulary, architecture.embedding, bias=architecture.head_bias)
         if architecture.logit_cap:
             cap, gradient = (("tanh(x)",), ("dy*(1-y*y)",)) if run.compiled else (CAP, CAP_GRADIENT)
             for step, back in zip(cap, gradient, strict=True):
@@ -266,11 +266,13 @@ class Llama(Decoder):
     `models/gemma2`, `models/gemma3`, `models/deepseek_v3`, eager attention.
     """
 
-    rms: ClassVar[bool] = True
+    def __init__(self, name: str, architecture: Architecture) -> None:
+        super().__init__(name, architecture)
+        self.rms = architecture.norm == "rms"
 
     def matrices(self) -> tuple[Matrix, ...]:
         """Return the linear layers of a layer."""
-        return (*self._attention_matrices(), *self._gated_matrices(self.architecture.ffn))
+        return (*self._attention_matrices(), *self._feed_forward_matrices(self.architecture.ffn))
 
     def _attention_matrices(self) -> tuple[Matrix, ...]:
         architecture = self.architecture
@@ -321,17 +323,23 @@ class Llama(Decoder):
             self._attention_output(),
         )
 
-    def _gated_matrices(self, width: int) -> tuple[Matrix, Matrix, Matrix]:
-        """Return the three linear layers of a feed-forward layer of this inner width."""
+    def _feed_forward_matrices(self, width: int) -> tuple[Matrix, ...]:
+        """Return the linear layers of a feed-forward layer of this inner width: three, or two if it is not gated."""
         architecture = self.architecture
         hidden, bias = architecture.hidden, architecture.mlp_bias
         up = Matrix(part="mlp up", k=hidden, n=width, divided="n", bias=bias)
-        return (up, up, Matrix(part="mlp down", k=width, n=hidden, divided="k", bias=bias))
+        down = Matrix(part="mlp down", k=width, n=hidden, divided="k", bias=bias)
+        return (*[up] * (1 + architecture.gated), down)
+
+    def _norm_parameters(self, width: int) -> int:
+        """Return the parameters of a normalisation of vectors of this width."""
+        return width * {"rms": 1, "shift": 2, "scale": 1, "plain": 0}[self.architecture.norm]
 
     def vectors(self) -> tuple[int, int]:
         """Return weights of the normalisations, and the sinks of attention."""
         architecture = self.architecture
-        vectors = [architecture.hidden] * architecture.norms
+        vectors = [self._norm_parameters(architecture.hidden)] * architecture.norms
+        vectors += [architecture.inner, architecture.inner_k] * architecture.normalised_queries
         vectors += [architecture.head_dim] * 2 * architecture.normalised_heads
         vectors += [width for width in (architecture.query_latent, architecture.key_latent) if width]
         vectors += [architecture.heads] * architecture.sinks
@@ -342,8 +350,9 @@ class Llama(Decoder):
         return self.architecture.vocabulary * self.architecture.hidden
 
     def behind(self) -> int:
-        """Return the last normalisation."""
-        return self.architecture.hidden
+        """Return the last normalisation, and the bias of the output layer, if there is one."""
+        architecture = self.architecture
+        return self._norm_parameters(architecture.hidden) + architecture.vocabulary * architecture.head_bias
 
     def _embedding(self, tape: Tape) -> None:
         vocabulary = share(self.architecture.vocabulary, tape.run.tensor)
@@ -359,12 +368,27 @@ class Llama(Decoder):
             tape.pointwise("attention rotation", shape, step, (step,))
 
     def _add_layer(self, tape: Tape, index: int) -> None:
+        architecture = self.architecture
         if tape.run.kernels == "megatron":
-            add_megatron_layer(tape, self.architecture, gated=True, rms=True, biased=False)
+            if not architecture.fused:
+                raise InputError(
+                    f"{self.name}: Megatron-LM's kernels are described for gated layers with two or four RMS "
+                    f"normalisations, not for those of {architecture.family}: use the stack eager or compiled"
+                )
+            add_megatron_layer(tape, architecture, gated=True, rms=True, biased=False)
             return
         self._attention(tape)
-        self._norm(tape)
-        self._gated(tape, self._shape(tape.run)[0], self._gated_matrices(self.architecture.ffn))
+        if architecture.norms != 1:
+            self._norm(tape)
+        matrices, tokens = self._feed_forward_matrices(architecture.ffn), self._shape(tape.run)[0]
+        if not architecture.gated:
+            up, down = matrices
+            up.on(tape, tokens)
+            tape.activation("mlp activation", self._inner(tape.run), architecture.activation)
+            down.on(tape, tokens)
+            self._added(tape)
+            return
+        self._gated(tape, tokens, matrices)
         tape.elementwise("mlp up", self._shape(tape.run), "x+y", "backward")
         if self.architecture.norms == 4:
             self._norm(tape)
@@ -385,6 +409,8 @@ class Llama(Decoder):
                 tape.rmsnorm(
                     "norm", (tokens * heads // run.tensor, architecture.head_dim), eps=architecture.eps
                 )
+        for width in (architecture.inner, architecture.inner_k) if architecture.normalised_queries else ():
+            tape.rmsnorm("norm", (tokens, width // run.tensor), eps=architecture.eps)
         self._rotated(tape, architecture.inner // run.tensor)
         self._rotated(tape, architecture.inner_k // run.tensor)
         self._attend(tape, output, ("x*0.125", "x+row"), ("x*0.125",))
@@ -407,7 +433,7 @@ class Llama(Decoder):
         for width in (architecture.inner, architecture.inner_k):  # parts with and without positions
             tape.pointwise("attention copies", (tokens, width // run.tensor), "x", ("x",))
 
-    def _gated(self, tape: Tape, tokens: int, matrices: tuple[Matrix, Matrix, Matrix]) -> None:
+    def _gated(self, tape: Tape, tokens: int, matrices: tuple[Matrix, ...]) -> None:
         """Add a gated feed-forward layer, or an expert, for that many tokens."""
         gate, up, down = matrices
         gate.on(tape, tokens)

@@ -8,7 +8,7 @@ Raffel et al., "Exploring the limits of transfer learning", 2020.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from tunebench.dtype import itemsize
 from tunebench.errors import InputError
@@ -40,7 +40,7 @@ class Switch(Transformer):
     by one.
     """
 
-    rms: ClassVar[bool] = True
+    rms = True
 
     def __init__(self, name: str, architecture: Architecture) -> None:
         super().__init__(name, architecture)

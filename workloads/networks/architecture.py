@@ -14,6 +14,7 @@ from tunebench.workloads.networks._config_keys import (
     DEFAULTS,
     KEYS,
     PHASED_WINDOWS,
+    UNDESCRIBED,
     WINDOWS,
     Family,
 )
@@ -35,7 +36,9 @@ _SWITCHES = (
     "router_bias",
     "shared_gate",
     "normalised_heads",
+    "normalised_queries",
     "norm_first",
+    "head_bias",
     "sinks",
     "scaled_embedding",
 )
@@ -46,10 +49,11 @@ MOST_EXPERTS = 1 << 17
 _MOST_OF_A_SIZE = 1 << 30
 """Largest size of any other kind."""
 
-_ACTIVATIONS = {"gelu_new": "gelu_new"} | {
+_ACTIVATIONS = {"gelu_new": "gelu_new", "relu2": "relu"} | {
     spelling: name for name, record in ACTIVATIONS.items() for spelling in (name, *record.aliases)
 }
-"""Activations by their names in configurations; gelu_new is gelu_tanh in eight kernels."""
+"""Activations by their names in configurations; gelu_new is gelu_tanh in eight kernels; relu2, the square of relu,
+is priced as relu."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +94,12 @@ class Architecture:
         mlp_bias: Whether feed-forward layers or experts of a gated model add biases.
         normalised_heads: Whether queries and keys are normalised head by head.
         norm_first: Whether layers normalise their input, and the last layer's output is normalised again (OPT).
-        norms: Normalisations of a layer: 2, or 4 with those after attention and the feed-forward part.
+        normalised_queries: Whether all queries of a token, and all keys, are normalised together (OLMo 2).
+        norm: Normalisation, in families that have a choice: by the root mean square (`"rms"`), or to mean 0 and
+            variance 1 with weights and biases (`"shift"`), with weights (`"scale"`), or with neither (`"plain"`).
+        norms: Normalisations of a layer: 2; 1 if attention and the feed-forward part see the same input; or 4
+            with those after both.
+        head_bias: Whether the output layer adds a bias.
         windows: For each layer, the last keys that a query sees (sliding window); 0 for all. Empty if all
             layers see all keys.
         sinks: Whether each head has a learned score that takes part in the softmax and has no value.
@@ -143,7 +152,10 @@ class Architecture:
     output_bias: bool = False
     mlp_bias: bool = False
     normalised_heads: bool = False
+    normalised_queries: bool = False
+    norm: str = "rms"
     norm_first: bool = True
+    head_bias: bool = False
     norms: int = 2
     windows: tuple[int, ...] = ()
     sinks: bool = False
@@ -212,7 +224,7 @@ class Architecture:
     @property
     def longest(self) -> int:
         """Longest sequence: learned positions limit it, rotary ones do not; 0 for any."""
-        return 0 if self.gated else self.positions
+        return self.positions if self.family in ("gpt2", "opt", "bert") else 0
 
     def layer(self, index: int) -> Architecture:
         """Return the sizes of one layer, as those of a network of this layer.
@@ -256,7 +268,13 @@ class Architecture:
     @property
     def plain(self) -> bool:
         """Whether layers are those of Llama: gated, without experts and latent attention."""
-        return self.gated and not (self.experts or self.key_latent or self.decoder_layers)
+        return self.fused and self.gated and not (self.experts or self.key_latent or self.decoder_layers)
+
+    @property
+    def fused(self) -> bool:
+        """Whether Megatron-LM's kernels are described for layers of Llama's kind, or of T5, with these sizes."""
+        usual = self.norm == "rms" and self.norms != 1 and not self.normalised_queries
+        return usual and (self.gated or bool(self.decoder_layers))
 
     @property
     def attention_dim(self) -> int:
@@ -298,6 +316,11 @@ class Architecture:
                 "text_config with its model_type to a file of its own (the other models, such as that of "
                 "images, are not counted)"
             )
+        if isinstance(family, str) and family in UNDESCRIBED:
+            raise InputError(
+                f"{family} has {UNDESCRIBED[family]}, which no family here describes: expected model_type "
+                f"{', '.join(KNOWN)}; plan cluster also takes a module as FILE.py:FUNCTION"
+            )
         if not isinstance(family, str) or family not in KEYS:
             raise UnknownName("model_type", str(family), KNOWN)
         _refuse_unsupported(family, config)
@@ -307,7 +330,7 @@ class Architecture:
             value = next((config[key] for key in spellings if config.get(key) is not None), None)
             if value is not None:
                 sizes[name] = value
-        needed = ("layers", "hidden", "heads", "vocabulary", *(() if family == "gpt2" else ("ffn",)))
+        needed = ("layers", "hidden", "heads", "vocabulary", *(() if family in ("gpt2", "gptj") else ("ffn",)))
         for name in needed:
             if name not in sizes:
                 raise InputError(f"a configuration of {family} must have {' or '.join(keys[name])}")
@@ -320,7 +343,7 @@ class Architecture:
 
 def _check(family: str, name: str, value: Any) -> None:
     """Check the type and range of a value of a configuration."""
-    if name == "activation":
+    if name in ("activation", "norm"):
         return
     if name in _SWITCHES:
         right, expected = isinstance(value, bool), "true or false"
@@ -367,6 +390,7 @@ _EXPECTED: tuple[tuple[str, str, Any], ...] = (
     ("bert", "is_decoder", False),
     ("bert", "position_embedding_type", "absolute"),
     ("bert", "tie_word_embeddings", True),
+    ("cohere", "use_qk_norm", False),
     ("deepseek", "attention_bias", False),
     ("deepseek", "mlp_bias", False),
     ("deepseek", "moe_layer_freq", 1),
@@ -374,9 +398,12 @@ _EXPECTED: tuple[tuple[str, str, Any], ...] = (
     ("gpt2", "add_cross_attention", False),
     ("llama4", "interleave_moe_layer_step", 1),
     ("mt5", "is_encoder_decoder", True),
+    ("olmoe", "head_dim", None),
     ("opt", "_remove_final_layer_norm", False),
     ("opt", "enable_bias", True),
     ("opt", "layer_norm_elementwise_affine", True),
+    ("phi", "qk_layernorm", False),
+    ("stablelm", "qk_layernorm", False),
     ("switch_transformers", "is_encoder_decoder", True),
     ("switch_transformers", "tie_word_embeddings", True),
     ("t5", "is_encoder_decoder", True),
@@ -392,7 +419,7 @@ def _windows(family: str, config: Mapping[str, Any], layers: int) -> tuple[int, 
     size = config.get(key, WINDOWS.get(family))
     if family not in WINDOWS or not size:
         return ()
-    if family.startswith("qwen") and not config.get("use_sliding_window", False):
+    if family.startswith(("qwen", "smollm")) and not config.get("use_sliding_window", False):
         return ()
     _check(family, key, size)
     kinds, rotated = config.get("layer_types"), config.get("no_rope_layers")
@@ -419,6 +446,8 @@ def _derive(family: str, config: Mapping[str, Any], sizes: dict[str, Any]) -> No
         sizes["activation"] = "gelu_new" if sizes["gated"] and activation == "gelu" else activation
     if family == "vit":
         sizes["vocabulary"] = classes(config)
+    if family == "stablelm" and config.get("use_parallel_residual"):
+        sizes["norms"] = 1
     if "plain_dim" in KEYS[family]:
         if config.get("q_lora_rank", 0) is None:
             sizes["query_latent"] = 0

@@ -233,7 +233,7 @@ class Heads:
 class Transformer(Network):
     """A transformer of one stack of layers; families define the layer and the parts around the stack."""
 
-    rms: ClassVar[bool] = False
+    rms: bool = False
     """Whether hidden states are normalised by their root mean square, without a shift."""
 
     divides_ends: ClassVar[bool] = True

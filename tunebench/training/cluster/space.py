@@ -155,7 +155,7 @@ class TrainingJob:
         if self.fp8 not in get_args(Fp8):
             raise UnknownName("scaling of 8-bit floats", self.fp8, get_args(Fp8))
         architecture = architecture_of(self.network)
-        if architecture.family not in ("gpt2", "vit", "t5") and not architecture.gated:
+        if architecture.family not in ("gpt2", "vit") and not architecture.fused:
             raise InputError(
                 f"{self.network.name} is a {architecture.family} model: expected a transformer with the "
                 "layers of gpt2, vit, t5, llama or its relatives (mistral, mixtral, qwen, phi3, gemma, gpt_oss, "

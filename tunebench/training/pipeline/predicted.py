@@ -107,7 +107,7 @@ class PredictedStages:
                 f"{self.network.name} has an encoder and a decoder: stages are known for one stack of layers, because "
                 "every stage of a decoder also receives the output of the encoder; give the costs of the stages"
             )
-        if self.stack == "megatron" and architecture.family not in ("gpt2", "vit") and not architecture.gated:
+        if self.stack == "megatron" and architecture.family not in ("gpt2", "vit") and not architecture.fused:
             raise InputError(
                 "the kernels of Megatron-LM are known for gpt2, vit, llama, mixtral, qwen2_moe and "
                 f"qwen3_moe, got {architecture.family}: use the stack eager or compiled"
