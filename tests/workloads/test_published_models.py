@@ -59,7 +59,11 @@ def test_longer_contexts_and_scaled_rotations_have_the_same_layers(name: str) ->
     config = CONFIGS[name]
     if config["model_type"] in ("gpt2", "opt", "bert", "vit"):
         pytest.skip("learned positions")
-    scaled = {**config, "max_position_embeddings": 1 << 20, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    scaled = {
+        **config,
+        "max_position_embeddings": 1 << 20,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
+    }
     run = NetworkRun(batch=1, seq=1 << 14, dtype="bf16", stack="compiled", layers=(0, 2))
     model, longer = from_config(name, config), from_config(name, scaled)
     assert model.parameters() == longer.parameters()
@@ -75,7 +79,11 @@ def test_models_of_other_layers_are_refused_with_the_reason(model_type: str) -> 
 @pytest.mark.parametrize(
     ("name", "changed", "message"),
     [
-        ("bert-base", {"position_embedding_type": "relative_key"}, "expected position_embedding_type=absolute"),
+        (
+            "bert-base",
+            {"position_embedding_type": "relative_key"},
+            "expected position_embedding_type=absolute",
+        ),
         ("bert-base", {"is_decoder": True}, "expected is_decoder=False"),
         ("gpt2", {"add_cross_attention": True}, "expected add_cross_attention=False"),
         ("opt-350m", {"enable_bias": False}, "expected enable_bias=True"),
@@ -104,7 +112,9 @@ def test_spellings_and_defaults_are_those_of_transformers() -> None:
     del config["num_experts"]
     assert from_config("qwen", config).parameters() == parameters("Qwen3 30B-A3B")
     assert parameters("DeepSeek-V2-Lite", num_key_value_heads=2) == parameters("DeepSeek-V2-Lite")
-    assert parameters("Qwen3 30B-A3B", attention_bias=True) - parameters("Qwen3 30B-A3B") == 48 * (5120 + 2048)
+    assert parameters("Qwen3 30B-A3B", attention_bias=True) - parameters("Qwen3 30B-A3B") == 48 * (
+        5120 + 2048
+    )
     assert parameters("Qwen1.5-MoE A2.7B") - parameters("Qwen1.5-MoE A2.7B", qkv_bias=False) == 24 * 3 * 2048
     vit = "ViT-B/16 of 21,843 classes"
     assert parameters(vit) - parameters(vit, qkv_bias=False) == 12 * 3 * 768

@@ -75,9 +75,13 @@ UNDESCRIBED: Mapping[str, str] = {
         "an encoder of other embeddings or another head than BERT",
     ),
     "modernbert": "an encoder of gated layers",
-    **dict.fromkeys(("swin", "convnext", "deit", "beit", "dinov2"), "another network of images than ViT and ResNet"),
+    **dict.fromkeys(
+        ("swin", "convnext", "deit", "beit", "dinov2"), "another network of images than ViT and ResNet"
+    ),
     **dict.fromkeys(("falcon", "bloom", "mpt"), "linear biases of positions or a normalised embedding"),
-    **dict.fromkeys(("dbrx", "phimoe", "jetmoe"), "another attention or other normalisations beside its experts"),
+    **dict.fromkeys(
+        ("dbrx", "phimoe", "jetmoe"), "another attention or other normalisations beside its experts"
+    ),
     **dict.fromkeys(("glm4_moe", "dots1", "ernie4_5_moe", "longcat_flash"), "experts in some layers only"),
 }
 """Why a well-known `model_type` is refused: what it has that no family here describes."""
@@ -551,6 +555,12 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     ),
     "t5": _T5_DEFAULTS,
     "mt5": {**_T5_DEFAULTS, "activation": "gelu_new", "gated": True, "tied": False},
-    "switch_transformers": {**_T5_DEFAULTS, "experts": 8, "capacity": 64, "sparse_encoders": 3, "sparse_decoders": 3},
+    "switch_transformers": {
+        **_T5_DEFAULTS,
+        "experts": 8,
+        "capacity": 64,
+        "sparse_encoders": 3,
+        "sparse_decoders": 3,
+    },
 }
 """Defaults of HuggingFace's configuration classes."""

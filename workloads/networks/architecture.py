@@ -330,7 +330,13 @@ class Architecture:
             value = next((config[key] for key in spellings if config.get(key) is not None), None)
             if value is not None:
                 sizes[name] = value
-        needed = ("layers", "hidden", "heads", "vocabulary", *(() if family in ("gpt2", "gptj") else ("ffn",)))
+        needed = (
+            "layers",
+            "hidden",
+            "heads",
+            "vocabulary",
+            *(() if family in ("gpt2", "gptj") else ("ffn",)),
+        )
         for name in needed:
             if name not in sizes:
                 raise InputError(f"a configuration of {family} must have {' or '.join(keys[name])}")
@@ -377,7 +383,11 @@ def _refuse_unsupported(family: str, config: Mapping[str, Any]) -> None:
                 "not described"
             )
     sparse = config.get("moe_layers")
-    if family == "llama4_text" and isinstance(sparse, list) and len(sparse) < config.get("num_hidden_layers", 0):
+    if (
+        family == "llama4_text"
+        and isinstance(sparse, list)
+        and len(sparse) < config.get("num_hidden_layers", 0)
+    ):
         raise InputError(f"{family}: expected moe_layers to list every layer, got {quoted(sparse)}")
     kinds = config.get("layer_types") or ()
     for kind in kinds if isinstance(kinds, list | tuple) else (kinds,):

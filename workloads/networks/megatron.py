@@ -201,7 +201,9 @@ def _add_cross_attention(layer: Tape, core: Tape, architecture: Architecture, *,
     _norm(layer, architecture, rms=True)
     layer.inner_linear("attention qkv", tokens, inner, hidden, bias=biased)
     layer.inner_linear("attention qkv", tokens, 2 * inner, hidden, bias=biased)
-    layer.elementwise("attention qkv", (tokens, hidden), "x+y", "backward")  # gradients of the encoder's output
+    layer.elementwise(
+        "attention qkv", (tokens, hidden), "x+y", "backward"
+    )  # gradients of the encoder's output
     layer.copy("attention copies", (tokens, 2 * inner), "backward")  # concatenate two gradients
     cross = Tape(run)
     _add_core(cross, replace(architecture, buckets=0))
