@@ -124,12 +124,10 @@ _LLAMA: Mapping[str, tuple[str, ...]] = {
 _EXPERTS = ("num_experts", "num_local_experts")
 """Spellings of the number of experts, which differ by the version of transformers that wrote the file."""
 
-_GEMMA: Mapping[str, tuple[str, ...]] = {
-    **_LLAMA,
-    "activation": ("hidden_activation",),
-    "biased_qkv": ("attention_bias",),
-    "output_bias": ("attention_bias",),
-}
+_BIASED_PRODUCTS: Mapping[str, tuple[str, ...]] = {**_LLAMA, "biased_qkv": ("attention_bias",)}
+_BIASED_ATTENTION: Mapping[str, tuple[str, ...]] = {**_BIASED_PRODUCTS, "output_bias": ("attention_bias",)}
+_BIASED_LAYERS: Mapping[str, tuple[str, ...]] = {**_BIASED_ATTENTION, "mlp_bias": ("mlp_bias",)}
+_GEMMA: Mapping[str, tuple[str, ...]] = {**_BIASED_ATTENTION, "activation": ("hidden_activation",)}
 _DEEPSEEK: Mapping[str, tuple[str, ...]] = {
     **_LLAMA,
     "heads_k": (),  # latent attention has keys and values for every head, whatever num_key_value_heads says
@@ -153,6 +151,12 @@ _QWEN: Mapping[str, tuple[str, ...]] = {
     "ffn": ("moe_intermediate_size",),
     "experts": _EXPERTS,
     "experts_per_token": ("num_experts_per_tok",),
+}
+_GRANITE: Mapping[str, tuple[str, ...]] = {
+    **_BIASED_ATTENTION,
+    "experts": _EXPERTS,
+    "experts_per_token": ("num_experts_per_tok",),
+    "shared_ffn": ("shared_intermediate_size",),
 }
 _T5: Mapping[str, tuple[str, ...]] = {
     "layers": ("num_layers",),
@@ -207,28 +211,11 @@ KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "positions": (),
         "tied": (),
     },
-    "llama": {
-        **_LLAMA,
-        "biased_qkv": ("attention_bias",),
-        "output_bias": ("attention_bias",),
-        "mlp_bias": ("mlp_bias",),
-    },
+    **dict.fromkeys(("llama", "granite", "smollm3", "arcee"), _BIASED_LAYERS),
+    **dict.fromkeys(("olmo", "olmo2", "hunyuan_v1_dense"), _BIASED_ATTENTION),
+    **dict.fromkeys(("glm", "glm4"), _BIASED_PRODUCTS),
     "mistral": _LLAMA,
     "ministral": _LLAMA,
-    **dict.fromkeys(
-        ("granite", "smollm3", "arcee"),
-        {
-            **_LLAMA,
-            "biased_qkv": ("attention_bias",),
-            "output_bias": ("attention_bias",),
-            "mlp_bias": ("mlp_bias",),
-        },
-    ),
-    **dict.fromkeys(
-        ("olmo", "olmo2", "hunyuan_v1_dense"),
-        {**_LLAMA, "biased_qkv": ("attention_bias",), "output_bias": ("attention_bias",)},
-    ),
-    **dict.fromkeys(("glm", "glm4"), {**_LLAMA, "biased_qkv": ("attention_bias",)}),
     "ernie4_5": {
         **_LLAMA,
         "biased_qkv": ("use_bias",),
@@ -279,20 +266,16 @@ KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "eps": ("norm_epsilon",),
     },
     "cohere": {
-        **_LLAMA,
-        "biased_qkv": ("attention_bias",),
-        "output_bias": ("attention_bias",),
+        **_BIASED_ATTENTION,
         "eps": ("layer_norm_eps",),
     },
     "nemotron": {
-        **_LLAMA,
-        "biased_qkv": ("attention_bias",),
-        "output_bias": ("attention_bias",),
+        **_BIASED_ATTENTION,
         "mlp_bias": ("mlp_bias",),
         "eps": ("norm_eps",),
     },
     "qwen2": _LLAMA,
-    "qwen3": {**_LLAMA, "biased_qkv": ("attention_bias",), "output_bias": ("attention_bias",)},
+    "qwen3": _BIASED_ATTENTION,
     "phi3": {**_LLAMA, "dropout": ("resid_pdrop",)},
     "gemma": _GEMMA,
     "gemma2": {
@@ -313,11 +296,9 @@ KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "output_bias": ("attention_bias",),
     },
     "llama4_text": {
-        **_LLAMA,
+        **_BIASED_ATTENTION,
         "experts": _EXPERTS,
         "experts_per_token": ("num_experts_per_tok",),
-        "biased_qkv": ("attention_bias",),
-        "output_bias": ("attention_bias",),
     },
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
@@ -333,23 +314,12 @@ KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "qwen3_moe": {**_QWEN, "biased_qkv": ("attention_bias",), "output_bias": ("attention_bias",)},
     "olmoe": {
-        **_LLAMA,
+        **_BIASED_ATTENTION,
         "experts": _EXPERTS,
         "experts_per_token": ("num_experts_per_tok",),
-        "biased_qkv": ("attention_bias",),
-        "output_bias": ("attention_bias",),
     },
-    **dict.fromkeys(
-        ("granitemoe", "granitemoeshared"),
-        {
-            **_LLAMA,
-            "experts": _EXPERTS,
-            "experts_per_token": ("num_experts_per_tok",),
-            "shared_ffn": ("shared_intermediate_size",),
-            "biased_qkv": ("attention_bias",),
-            "output_bias": ("attention_bias",),
-        },
-    ),
+    "granitemoe": _GRANITE,
+    "granitemoeshared": _GRANITE,
     "t5": _T5,
     "mt5": _T5,
     "switch_transformers": {
@@ -373,6 +343,12 @@ COMMON: Mapping[str, tuple[str, ...]] = {
 _GATED: Mapping[str, Any] = {"activation": "silu", "gated": True, "tied": False, "eps": 1e-6}
 _SHIFTED: Mapping[str, Any] = {"norm": "shift", "tied": False, "eps": 1e-5}
 _BIASED: Mapping[str, Any] = {"biased_qkv": True, "output_bias": True, "mlp_bias": True}
+_GRANITE_DEFAULTS: Mapping[str, Any] = {
+    **_GATED,
+    "experts": 8,
+    "experts_per_token": 2,
+    "scaled_embedding": True,
+}
 _GLM: Mapping[str, Any] = {
     **_GATED,
     "heads_k": 2,
@@ -549,10 +525,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "normalised_queries": True,
         "eps": 1e-5,
     },
-    **dict.fromkeys(
-        ("granitemoe", "granitemoeshared"),
-        {**_GATED, "experts": 8, "experts_per_token": 2, "scaled_embedding": True},
-    ),
+    "granitemoe": _GRANITE_DEFAULTS,
+    "granitemoeshared": _GRANITE_DEFAULTS,
     "t5": _T5_DEFAULTS,
     "mt5": {**_T5_DEFAULTS, "activation": "gelu_new", "gated": True, "tied": False},
     "switch_transformers": {

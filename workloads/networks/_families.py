@@ -324,7 +324,7 @@ class Llama(Decoder):
         )
 
     def _feed_forward_matrices(self, width: int) -> tuple[Matrix, ...]:
-        """Return the linear layers of a feed-forward layer of this inner width: three, or two if it is not gated."""
+        """Return the two or, if it is gated, three linear layers of a feed-forward layer of this width."""
         architecture = self.architecture
         hidden, bias = architecture.hidden, architecture.mlp_bias
         up = Matrix(part="mlp up", k=hidden, n=width, divided="n", bias=bias)

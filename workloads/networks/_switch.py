@@ -82,7 +82,7 @@ class Switch(Transformer):
         return step <= 1 or (index - architecture.layers * decodes) % step == 1
 
     def of_layer(self, index: int) -> Transformer:
-        """Return this network: the sizes of all its layers are equal, and their kind follows from the index."""
+        """Return this network: all its layers have equal sizes, and their kind follows from the index."""
         return self
 
     def attentions_of(self, index: int) -> int:
@@ -90,7 +90,7 @@ class Switch(Transformer):
         return 1 + (index >= self.architecture.layers)
 
     def matrices_of(self, index: int) -> tuple[Matrix, ...]:
-        """Return the linear layers of a layer that all tokens see: of its attentions, and unless it is sparse more."""
+        """Return the linear layers of a layer that all tokens see: none of its experts."""
         return (
             *self.matrices() * self.attentions_of(index),
             *(() if self.is_sparse(index) else self._dense()),
@@ -115,7 +115,8 @@ class Switch(Transformer):
     def collectives(self, run: NetworkRun) -> tuple[TensorCollective, ...]:
         """Return the collectives of tensor parallelism (see `Network.collectives`).
 
-        The decoder embeds tokens of its own, and each of its layers adds to the gradient of the encoder's output.
+        The decoder embeds tokens of its own, and each of its layers adds to the gradient of the encoder's
+        output.
         """
         if run.tensor == 1:
             return ()
@@ -166,8 +167,8 @@ class Switch(Transformer):
         if tape.run.kernels == "megatron":
             if self.is_sparse(index):
                 raise InputError(
-                    f"{self.name}: experts of a Switch transformer are known for the stacks eager and compiled, "
-                    f"got stack={tape.run.stack}"
+                    f"{self.name}: experts of a Switch transformer are known for the stacks eager and "
+                    f"compiled, got stack={tape.run.stack}"
                 )
             architecture, decodes = self.architecture, index >= self.architecture.layers
             add_megatron_layer(

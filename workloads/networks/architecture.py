@@ -52,8 +52,8 @@ _MOST_OF_A_SIZE = 1 << 30
 _ACTIVATIONS = {"gelu_new": "gelu_new", "relu2": "relu"} | {
     spelling: name for name, record in ACTIVATIONS.items() for spelling in (name, *record.aliases)
 }
-"""Activations by their names in configurations; gelu_new is gelu_tanh in eight kernels; relu2, the square of relu,
-is priced as relu."""
+"""Activations by their names in configurations; gelu_new is gelu_tanh in eight kernels, and relu2,
+the square of relu, is priced as relu."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +93,12 @@ class Architecture:
         output_bias: Whether the output product of attention of a gated model adds a bias.
         mlp_bias: Whether feed-forward layers or experts of a gated model add biases.
         normalised_heads: Whether queries and keys are normalised head by head.
-        norm_first: Whether layers normalise their input, and the last layer's output is normalised again (OPT).
+        norm_first: Whether layers normalise their input, and the output of the last one is
+            normalised again (OPT).
         normalised_queries: Whether all queries of a token, and all keys, are normalised together (OLMo 2).
-        norm: Normalisation, in families that have a choice: by the root mean square (`"rms"`), or to mean 0 and
-            variance 1 with weights and biases (`"shift"`), with weights (`"scale"`), or with neither (`"plain"`).
+        norm: Normalisation of the relatives of Llama: by the root mean square (`"rms"`), or to mean 0 and
+            variance 1 with weights and biases (`"shift"`), with weights (`"scale"`), or with neither
+            (`"plain"`).
         norms: Normalisations of a layer: 2; 1 if attention and the feed-forward part see the same input; or 4
             with those after both.
         head_bias: Whether the output layer adds a bias.
@@ -272,7 +274,7 @@ class Architecture:
 
     @property
     def fused(self) -> bool:
-        """Whether Megatron-LM's kernels are described for layers of Llama's kind, or of T5, with these sizes."""
+        """Whether Megatron-LM's kernels are described for these layers, of the kind of Llama or T5."""
         usual = self.norm == "rms" and self.norms != 1 and not self.normalised_queries
         return usual and (self.gated or bool(self.decoder_layers))
 

@@ -245,7 +245,8 @@ def _add_core(core: Tape, architecture: Architecture) -> None:
         return
     if architecture.buckets and run.context > 1:
         raise InputError(
-            f"context parallelism needs scores without a bias for each pair: expected context=1, got {run.context}"
+            f"context parallelism needs scores without a bias for each pair: expected context=1, got "
+            f"{run.context}"
         )
     pairs = (run.batch * heads * run.seq, run.seq)
     core.product("attention scores", run.batch * heads, run.seq, run.seq, architecture.head_dim, "nt")

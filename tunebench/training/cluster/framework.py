@@ -72,8 +72,8 @@ def emit(framework: str, plan: ClusterPlan, job: TrainingJob) -> Emitted:
     names = {"megatron": "megatron", "torchtitan": "torchtitan"}
     if framework in names and architecture_of(job.network).decoder_layers:
         raise InputError(
-            f"{framework} has no arguments here for the encoder and decoder of {job.network.name}: leave out --emit, "
-            "or use another framework"
+            f"{framework} has no arguments here for the encoder and decoder of {job.network.name}: leave out "
+            "--emit, or use another framework"
         )
     if framework in names and architecture_of(job.network).patch:
         raise InputError(

@@ -158,12 +158,13 @@ class TrainingJob:
         if architecture.family not in ("gpt2", "vit") and not architecture.fused:
             raise InputError(
                 f"{self.network.name} is a {architecture.family} model: expected a transformer with the "
-                "layers of gpt2, vit, t5, llama or its relatives (mistral, mixtral, qwen, phi3, gemma, gpt_oss, "
-                "deepseek), which the kernels of Megatron-LM are known for"
+                "layers of gpt2, vit, t5, llama or its relatives (mistral, mixtral, qwen, phi3, gemma, "
+                "gpt_oss, deepseek), which the kernels of Megatron-LM are known for"
             )
         if architecture.decoder_layers and self.framework == "torchtitan":
             raise InputError(
-                f"{self.network.name} has an encoder and a decoder, which torchtitan has not: use another framework"
+                f"{self.network.name} has an encoder and a decoder, which torchtitan has not: use another "
+                "framework"
             )
         factors = (self.load_factor, *(() if self.capacity_factor is None else (self.capacity_factor,)))
         if not all(1 <= factor < float("inf") for factor in factors):

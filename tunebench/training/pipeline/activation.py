@@ -13,8 +13,8 @@ and flash attention keep nothing of size a s. Full recomputation keeps the input
 Multi-head latent attention also keeps the inputs of the normalisations of its narrow vectors and of the
 products after them; four normalisations keep 2 h more. Soft caps and sinks keep nothing with flash attention.
 
-A layer of a decoder behind an encoder (T5) has a second attention with its normalisation, and an encoder and a
-decoder have layers of their mean. Relative positions add a bias to the scores, which flash attention has no
+A layer of a decoder behind an encoder (T5) has a second attention with its normalisation; activations are
+those of the mean layer of both stacks. Relative positions add a bias to the scores, which flash attention has no
 input for: the scores are kept.
 
 Recomputation by operators keeps the results of attention and of every second product (torchtitan).

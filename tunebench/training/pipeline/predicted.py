@@ -104,7 +104,7 @@ class PredictedStages:
         architecture = architecture_of(self.network)
         if architecture.decoder_layers:
             raise InputError(
-                f"{self.network.name} has an encoder and a decoder: stages are known for one stack of layers, because "
+                f"{self.network.name} has an encoder and a decoder: expected one stack of layers, because "
                 "every stage of a decoder also receives the output of the encoder; give the costs of the stages"
             )
         if self.stack == "megatron" and architecture.family not in ("gpt2", "vit") and not architecture.fused:
