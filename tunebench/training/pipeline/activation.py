@@ -14,8 +14,8 @@ Multi-head latent attention also keeps the inputs of the normalisations of its n
 products after them; four normalisations keep 2 h more. Soft caps and sinks keep nothing with flash attention.
 
 A layer of a decoder behind an encoder (T5) has a second attention with its normalisation; activations are
-those of the mean layer of both stacks. Relative positions add a bias to the scores, which flash attention has no
-input for: the scores are kept.
+those of the mean layer of both stacks. Relative positions add a bias to the scores, which flash attention has
+no input for: the scores are kept.
 
 Recomputation by operators keeps the results of attention and of every second product (torchtitan).
 
@@ -68,9 +68,8 @@ def architecture_of(network: Network) -> Architecture:
         )
     if not isinstance(network, Transformer):
         raise InputError(
-            f"activations of {network.name} are not known: expected a transformer, "
-            "such as gpt2, opt, bert, vit, llama, mixtral or t5; for other models give the costs of the stages "
-            "(plan pipeline), or the module as FILE.py:FUNCTION (plan cluster)"
+            f"activations of {network.name} are not known: expected a transformer, such as gpt2, opt, "
+            "bert, vit, llama, mixtral or t5; for other models give the costs of the stages (plan pipeline), or the module as FILE.py:FUNCTION (plan cluster)"
         )
     return network.architecture
 

@@ -104,8 +104,8 @@ class PredictedStages:
         architecture = architecture_of(self.network)
         if architecture.decoder_layers:
             raise InputError(
-                f"{self.network.name} has an encoder and a decoder: expected one stack of layers, because "
-                "every stage of a decoder also receives the output of the encoder; give the costs of the stages"
+                f"{self.network.name} has an encoder and a decoder: expected one stack of layers, "
+                "because stages of a decoder also receive the output of the encoder; give the costs of stages"
             )
         if self.stack == "megatron" and architecture.family not in ("gpt2", "vit") and not architecture.fused:
             raise InputError(
