@@ -57,6 +57,19 @@ def test_kinds_are_those_of_mixed_precision_with_adamw() -> None:
     assert memory.total == sum(memory.kinds.values())
 
 
+def test_activations_of_an_encoder_and_a_decoder_are_the_sum_of_both_stacks() -> None:
+    """Per token of T5 base, in bytes: what Korthikanti et al. count, for one attention or two."""
+    architecture, seq = architecture_of(network("t5-base")), 128
+    memory = ActivationMemory(architecture=architecture, seq=seq, batch=2)
+    h, scores = 768, 5 * 12 * seq
+    attention = 2 * 2 * h + h + 2 * 4 * h + scores  # normalisation and products, mask, heads and result
+    feed_forward = 2 * 2 * h + h + 2 * 2 * 3072
+    stacks = 12 * (attention + feed_forward) + 12 * (2 * attention + feed_forward)
+    assert 24 * memory.layer_bytes == 2 * seq * stacks
+    # Masks of both embeddings, the encoder's output, and a bias of scores in each stack.
+    assert memory.embedding_bytes == 2 * seq * (2 * h + 2 * h + 2 * 2 * 12 * seq)
+
+
 def test_sharding_divides_states_and_then_everything() -> None:
     prices = MemoryPricer(JOB)
     plan = replace(PLAN, pipeline=1, data=4)
