@@ -289,7 +289,7 @@ def test_answer_says_what_binds_and_how_sure_it_is(tmp_path: Path) -> None:
 
 
 def test_networks_without_megatron_kernels_are_refused() -> None:
-    with pytest.raises(InputError, match="layers of gpt2, vit, llama"):
+    with pytest.raises(InputError, match="layers of gpt2, vit, t5, llama"):
         TrainingJob(network=network("opt-1.3b"), batch=8, seq=512)
     with pytest.raises(InputError, match="transformer"):
         TrainingJob(network=network("resnet50"), batch=8, seq=512)
