@@ -425,7 +425,7 @@ def test_a_bias_that_was_looked_up_is_read_by_sectors() -> None:
     ("changed", "message"),
     [
         ({"model_type": None}, "must have model_type, one of gpt2"),
-        ({"model_type": "mamba"}, "unknown model_type 'mamba'"),
+        ({"model_type": "mamba"}, "mamba has layers that carry a state"),
         ({"n_layer": None}, "must have n_layer or num_hidden_layers"),
         ({"n_head": 5}, "5 heads must divide a hidden width of 64"),
         ({"n_layer": 0}, "layers must be a whole number"),

@@ -68,8 +68,8 @@ def architecture_of(network: Network) -> Architecture:
         )
     if not isinstance(network, Transformer):
         raise InputError(
-            f"activations of {network.name} are not known: expected a transformer, such as gpt2, opt, bert, "
-            "vit, llama, mixtral or t5; for other models give the costs of the stages (plan pipeline), or the "
+            f"activations of {network.name} are not known: expected a transformer, such as gpt2, bert, vit, "
+            "llama, mixtral or t5; for other models give the costs of the stages (plan pipeline), or the "
             "module as FILE.py:FUNCTION (plan cluster)"
         )
     return network.architecture
