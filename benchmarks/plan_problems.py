@@ -192,7 +192,7 @@ def _memory(best: PricedPlan, machine: TrainingCluster) -> str:
     count = machine.links.devices_per_node
     stored = {"host": count * best.memory.host, "NVMe": count * best.memory.nvme}
     texts = [
-        f"{best.memory.total / 1e9:.1f} ({best.verdict.low / 1e9:.0f} to {best.verdict.high / 1e9:.0f}, "
+        f"{best.memory.needed / 1e9:.1f} ({best.verdict.low / 1e9:.0f} to {best.verdict.high / 1e9:.0f}, "
         f"{best.verdict.name})",
         *(f"{size / 1e9:.0f} {at}" for at, size in stored.items() if size),
     ]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Run
 from tunebench import cli
+from tunebench.cli.plan._cluster_report import ClusterReport
+from tunebench.training.cluster import ClusterAnswer, ClusterSearch, TrainingCluster, TrainingJob
+from tunebench.workloads.networks import network
 
 GPT = ("plan", "cluster", "--model", "gpt2-large", "--cluster", "4 x l4, $0.7", "--batch", "16")
 
@@ -41,6 +45,23 @@ def test_plans_are_listed_with_proof_gains_and_front(run_json: Run, run_text: Ru
     front = text[text.index("Pareto front of step time and memory") :].splitlines()
     assert front[2].rstrip().endswith("the best plan")  # a row each, below the title and the header
     assert len(front) < 2 + len(shown["front"]) + 2
+
+
+def test_rows_of_different_plans_differ() -> None:
+    """In the table, in data and in notebooks, though all have the same step and memory here."""
+    job = TrainingJob(network=network("gpt2-large"), batch=8, seq=1024)
+    machine = TrainingCluster.parse("8 x l4, host 256GB 150")
+    search = ClusterSearch(job, machine, fixed={"microbatch": "1"})
+    result = search.run(1, front=False)
+    plans = [search.plans[row] for row in range(0, len(search.plans), 7)]
+    assert {(plan.embedding_layers, plan.head_layers) for plan in plans} > {(0, 0), (1, 1)}
+    same = [replace(result.best[0], plan=plan) for plan in plans]
+    answer = ClusterAnswer(job=job, machine=machine, result=replace(result, best=tuple(same)))
+    report = ClusterReport(answer=answer)
+    rows = list(report._rows(same))
+    assert {len(row) for row in rows} == {len(report._columns())}
+    assert len(set(rows)) == len({str(plan) for plan in plans}) == len(plans)
+    assert len({json.dumps(plan, default=str) for plan in report.to_json()["plans"]}) == len(plans)
 
 
 @pytest.mark.slow

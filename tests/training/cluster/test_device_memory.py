@@ -214,7 +214,7 @@ def test_fullest_rank_is_one_with_experts() -> None:
     )
     assert plan.stages(61)[:3] + plan.stages(61)[-1:] == ((0, 1), (1, 3), (3, 5), (61, 61))
     prices = MemoryPricer(job)
-    fullest = max((prices.of_rank(plan, rank) for rank in range(32)), key=lambda memory: memory.total)
+    fullest = max((prices.of_rank(plan, rank) for rank in range(32)), key=lambda memory: memory.needed)
     assert prices.of(plan).parameters == fullest.parameters
 
 
@@ -262,7 +262,7 @@ def test_memory_of_many_plans_is_that_of_each(machine: str, fp8: Fp8) -> None:
     rows = random.Random(4).sample(range(len(plans)), 1500)
     for row in rows:
         memory = prices.of(plans[row])
-        assert (memory.total, memory.host, memory.nvme) == (totals[row], host[row], nvme[row]), plans[row]
+        assert (memory.needed, memory.host, memory.nvme) == (totals[row], host[row], nvme[row]), plans[row]
     assert {plans[row].sharding for row in rows} == {"none", "optimizer", "gradients", "full"}
 
 

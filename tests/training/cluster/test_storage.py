@@ -64,7 +64,7 @@ def test_best_plans_are_those_of_all_plans() -> None:
         bound_us = SEARCH.pricer.bound_us(candidate.plan)
         assert floor_us <= bound_us * (1 + 1e-9) <= candidate.step.time_us * (1 + 2e-9)
     for candidate in fitting:
-        assert candidate.memory.total <= MACHINE.memory_bytes
+        assert candidate.memory.needed <= MACHINE.memory_bytes
         assert 4 * candidate.memory.host <= MACHINE.host_bytes
         assert 4 * candidate.memory.nvme <= MACHINE.nvme_bytes
 

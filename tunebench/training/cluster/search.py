@@ -72,7 +72,7 @@ class PricedPlan:
     @property
     def fits(self) -> bool:
         """Whether the fullest device, with the margin, and its node have enough memory."""
-        return self.stored and self.memory.total <= self.limit_bytes
+        return self.stored and self.memory.needed <= self.limit_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ class SearchResult:
         """Plans of the front that have at least 5 % less memory than the plan before, shortest step first."""
         shown: list[PricedPlan] = []
         for priced in self.front:
-            if not shown or priced.memory.total <= (1 - OUTLINE) * shown[-1].memory.total:
+            if not shown or priced.memory.needed <= (1 - OUTLINE) * shown[-1].memory.needed:
                 shown.append(priced)
         return tuple(shown)
 
@@ -158,7 +158,7 @@ class PlanPricer:
             step=step,
             memory=memory,
             limit_bytes=machine.limit_bytes,
-            verdict=memory_verdict(memory.total, machine.memory_bytes, job.framework),
+            verdict=memory_verdict(memory.needed, machine.memory_bytes, job.framework),
             stored=not lacking_bytes(machine, memory.host, memory.nvme),
             mfu=job.model_flops / (seconds * peak),
             samples_per_s=job.batch / seconds,
@@ -345,7 +345,7 @@ class ClusterSearch:
         return any(
             {**listed_plan.values, "schedule": ""} == values
             and self.pricer.step_us(listed_plan) == self.pricer.step_us(plan)
-            and self.memory.of(listed_plan).total == self.memory.of(plan).total
+            and self.memory.of(listed_plan).needed == self.memory.of(plan).needed
             for listed_plan in listed
         )
 
