@@ -192,14 +192,14 @@ def test_memory_of_ends_alone_is_that_of_the_step(ends: tuple[int, int]) -> None
     machine = TrainingCluster.parse("4 x l4, host 64GB 100" if ends == (0, 4) else "7 x l4, 7 a node")
     plans = enumerated(fixed_values(plan_space(job, machine), fixed))
     prices, layers = MemoryPricer(job), job.network.layers
-    totals = prices.sizes(plans)[0]
+    needed = prices.sizes(plans)[0]
     alone = [row for row, plan in enumerate(plans) if any(first == end for first, end in plan.stages(layers))]
     assert alone
     for row in alone:
         plan = plans[row]
         assert (plan.states, plan.parameters, plan.activations) == ("device", "device", "device")
         memory = step_memory(job.network, plan.run(job), plan.parallelism(job))
-        assert prices.of(plan).total == totals[row]
+        assert prices.of(plan).needed == needed[row]
         assert [rank.parameters for rank in memory] == [
             prices.of_rank(plan, rank).parameters for rank in range(plan.pipeline)
         ]
