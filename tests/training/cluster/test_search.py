@@ -25,6 +25,7 @@ from tunebench.training.cluster import (
     plan_training,
     write_plan,
 )
+from tunebench.training.cluster.layer_time import LayerRun
 from tunebench.training.schedules.registry import PLANNED_SCHEDULES
 from tunebench.training.steps.calibration import MeasuredStep, calibrate
 from tunebench.training.steps.step import predict_step
@@ -44,6 +45,19 @@ def fitting() -> list[PricedPlan]:
     return [priced for priced in map(search.priced, search.plans) if priced.fits]
 
 
+def test_plans_with_equal_stages_are_listed_once() -> None:
+    """12 layers on 4 ranks: a head of 3 and one of 4 layers leave 4, 4, 4 and 0."""
+    job = TrainingJob(network=network("gpt2"), batch=64, seq=512)
+    fixed = {"pipeline": "4", "tensor": "1", "microbatch": "2", "chunks": "1"}
+    search = ClusterSearch(job, TrainingCluster.parse("8 x l4"), fixed=fixed)
+    plan = next(plan for plan in search.plans if plan.head_layers == 3)
+    same, other = (replace(plan, head_layers=layers) for layers in (4, 0))
+    search.layers.predict(LayerRun.of(candidate) for candidate in (plan, same, other))
+    assert plan.stages(12) == same.stages(12) != other.stages(12)
+    assert search._repeats(same, [plan])
+    assert not search._repeats(other, [plan])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["time", "memory"])
 def test_best_plans_and_front_are_those_of_all_plans(objective: Objective, fitting: list[PricedPlan]) -> None:
@@ -54,9 +68,16 @@ def test_best_plans_and_front_are_those_of_all_plans(objective: Objective, fitti
         "time": lambda priced: priced.step.time_us,
         "memory": lambda priced: (priced.memory.needed, priced.step.time_us),
     }
-    # Schedules with the same order of passes, as the V-shaped ones of two ranks have, count once.
+    # Schedules with the same order of passes, as the V-shaped ones of two ranks have, count once, and so do
+    # equal stages, whatever their ends count as.
+    same = {"schedule": "", "embedding_layers": 0, "head_layers": 0}
     distinct = {
-        (str({**priced.plan.values, "schedule": ""}), priced.step.time_us, priced.memory.needed): priced
+        (
+            str({**priced.plan.values, **same}),
+            priced.plan.stages(JOB.network.layers),
+            priced.step.time_us,
+            priced.memory.needed,
+        ): priced
         for priced in fitting
     }
     assert len(distinct) < len(fitting)

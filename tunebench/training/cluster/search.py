@@ -102,8 +102,8 @@ class SearchResult:
 
     Attributes:
         objective: What was minimised.
-        best: The best plans that fit, best first; none if nothing fits. Plans that differ in their schedule
-            alone, with equal step time and memory, count once.
+        best: The best plans that fit, best first; none if nothing fits. Plans with equal stages that differ
+            in their schedule alone, with equal step time and memory, count once.
         front: Plans for which no other that fits has both a shorter step and less memory, shortest step
             first.
         proof: How all plans were closed.
@@ -341,13 +341,18 @@ class ClusterSearch:
 
     def _repeats(self, plan: ClusterPlan, listed: Sequence[ClusterPlan]) -> bool:
         """Return whether a listed plan differs in its schedule alone, with equal step time and memory."""
-        values = {**plan.values, "schedule": ""}
+        values = self._run_values(plan)
         return any(
-            {**listed_plan.values, "schedule": ""} == values
+            self._run_values(listed_plan) == values
             and self.pricer.step_us(listed_plan) == self.pricer.step_us(plan)
             and self.memory.of(listed_plan).needed == self.memory.of(plan).needed
             for listed_plan in listed
         )
+
+    def _run_values(self, plan: ClusterPlan) -> dict[str, object]:
+        """Return what a plan runs but its schedule: stages in place of the layers that its ends count as."""
+        stages = plan.stages(self.job.network.layers)
+        return {**plan.values, "schedule": "", "embedding_layers": 0, "head_layers": 0, "stages": stages}
 
     @staticmethod
     def _devices(plans: PlanTable) -> NDArray[np.int64]:
