@@ -37,7 +37,7 @@ FLOPs of the model without recomputation, all scores of attention counted, over 
 0 because every search ends with a proof. In parentheses: how much the simulated step exceeds the plan's
 own lower bound. Closed: too large, by the bound of passes, by that of the step; the rest was simulated.
 For nodes of two products: plans closed by their layers; then divisions of the layers that are too large,
-closed by their slowest stage, by the step. Memory: what nvidia-smi would report, with its 90 % interval;
+closed by their slowest stage, by the step. Memory: what a device needs, with its 90 % interval;
 plans leave 7 % of what is usable."""
 
 NEMO = "NeMo 24.07 on DGX H100 in FP8"
@@ -192,7 +192,7 @@ def _memory(best: PricedPlan, machine: TrainingCluster) -> str:
     count = machine.links.devices_per_node
     stored = {"host": count * best.memory.host, "NVMe": count * best.memory.nvme}
     texts = [
-        f"{best.memory.total / 1e9:.1f} ({best.verdict.low / 1e9:.0f} to {best.verdict.high / 1e9:.0f}, "
+        f"{best.memory.needed / 1e9:.1f} ({best.verdict.low / 1e9:.0f} to {best.verdict.high / 1e9:.0f}, "
         f"{best.verdict.name})",
         *(f"{size / 1e9:.0f} {at}" for at, size in stored.items() if size),
     ]

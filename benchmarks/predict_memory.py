@@ -10,8 +10,8 @@ FOLDER/README.md). No constant is fitted to them. FILE has an earlier prediction
 The second command compares memory that other frameworks report (`published_memory.toml`).
 
 The third command simulates the requests of pipeline stages in PyTorch's allocator, and prints how much it
-reserves and does not use, as a share of activations: the source of
-`tunebench.training.cluster.device_memory.FRAGMENTATION`.
+reserves and does not use, as a share of activations, and the least memory with which no request fails: the
+sources of `FRAGMENTATION` and `RETAINED` in `tunebench.training.cluster.device_memory`.
 """
 
 from __future__ import annotations
@@ -334,6 +334,9 @@ class StageRequests:
         recompute: Activation recomputation: none, selective or full.
         flash: Whether attention keeps no scores.
         contiguous: Whether gradients are sums in a buffer that exists from the start.
+        copies: Whether these are in 16 bits, and the step copies each gradient to f32 and makes the moments
+            when it runs for the first time (Megatron-LM); else sums are in f32, and moments exist from the
+            start.
         bucket_bytes: Bucket of the step of the optimizer, behind which it converts the gradients of its shard
             (DeepSpeed); 0 for neither.
     """
@@ -350,6 +353,7 @@ class StageRequests:
     recompute: Recompute = "full"
     flash: bool = False
     contiguous: bool = False
+    copies: bool = False
     bucket_bytes: int = 0
     _events: list[Allocate | Release] = field(default_factory=list)
     _gradients: dict[tuple[int, str], int] = field(default_factory=dict)
@@ -361,15 +365,44 @@ class StageRequests:
         Args:
             steps: Number of steps; later ones start with the free blocks of those before.
         """
+        return allocator_use(self.requests(steps))
+
+    def requests(self, steps: int = 3) -> list[Allocate | Release]:
+        """Return the requests of some steps."""
         self._events.clear()
         self._take(2 * self.parameters)
         if self.contiguous:
-            self._take(4 * self.parameters)
-        for _ in range(3):
-            self._take(4 * self.parameters // self.shards)
-        for _ in range(steps):
+            self._take((2 if self.copies else 4) * self.parameters)
+        for _ in range(1 if self.copies else 3):
+            self._wide_shard()
+        for step in range(steps):
             self._step()
-        return allocator_use(self._events)
+            if self.copies:
+                gradients = self._wide_shard()
+                if step == 0:
+                    self._wide_shard()
+                    self._wide_shard()
+                self._free(*gradients)
+        return self._events
+
+    def least_bytes(self) -> int:
+        """Return the least memory with which no request fails, within 0.5 %."""
+        requests, use = self.requests(), self.use()
+        fails, fits = use.allocated_bytes - 1, use.reserved_bytes
+        while fits - fails > fails // 200:
+            middle = (fails + fits) // 2
+            if allocator_use(requests, capacity_bytes=middle).fits:
+                fits = middle
+            else:
+                fails = middle
+        return fits
+
+    def _wide_shard(self) -> list[int | None]:
+        """Take 4 bytes for each parameter of the shard, matrix by matrix if the step copies them."""
+        sizes = [self.parameters]
+        if self.copies:
+            sizes = [*self.layers * [*self.matrices.values()], self.table]
+        return [self._take(4 * size // self.shards) for size in sizes]
 
     @property
     def matrices(self) -> dict[str, int]:
@@ -390,7 +423,8 @@ class StageRequests:
     @property
     def kept_bytes(self) -> int:
         """Bytes of parameters, gradients and states."""
-        return (2 + (4 if self.contiguous else 2)) * self.parameters + 12 * self.parameters // self.shards
+        sums = 4 if self.contiguous and not self.copies else 2
+        return (2 + sums) * self.parameters + 12 * self.parameters // self.shards
 
     @property
     def step_bytes(self) -> int:
@@ -568,24 +602,7 @@ def fragmentation_shares(
         few: Whether to simulate few stages.
     """
     shares = []
-    widths = ((4096, 32), (8192, 64), (14336, 112))
-    family = itertools.product(widths, (1, 4, 8), (4, 12), (1, 2, 8), (1, 4))
-    for (hidden, heads), tensor, layers, in_flight, microbatch in itertools.islice(
-        family, 0, None, 7 if few else 1
-    ):
-        if hidden * layers > 100_000 * tensor:
-            continue
-        stage = StageRequests(
-            hidden=hidden,
-            heads=heads,
-            microbatch=microbatch,
-            tensor=tensor,
-            layers=layers,
-            in_flight=in_flight,
-            recompute=recompute,
-            flash=flash,
-            contiguous=contiguous,
-        )
+    for stage in _stages(7 if few else 1, recompute=recompute, flash=flash, contiguous=contiguous):
         use = stage.use()
         activations = use.allocated_bytes - stage.kept_bytes
         if activations > LEAST_ACTIVATIONS:
@@ -593,8 +610,49 @@ def fragmentation_shares(
     return shares
 
 
+def retained_shares(recompute: Recompute, *, flash: bool, sharded: bool, few: bool = False) -> list[float]:
+    """Return what stages need beside the larger of activations and the step's tensors, as a share of it.
+
+    Gradients are sums in 16 bits in a contiguous buffer, and the memory is the least that does not fail.
+
+    Args:
+        recompute: Activation recomputation.
+        flash: Whether attention keeps no scores.
+        sharded: Whether 8 devices divide the states of the optimizer.
+        few: Whether to simulate few stages.
+    """
+    shares = []
+    shards = 8 if sharded else 1
+    for stage in _stages(
+        17 if few else 3, recompute=recompute, flash=flash, contiguous=True, copies=True, shards=shards
+    ):
+        passes = replace(stage, copies=False)
+        activations = passes.use().allocated_bytes - passes.kept_bytes
+        if activations > LEAST_ACTIVATIONS:
+            most = max(activations, 4 * stage.parameters // shards)
+            shares.append((stage.least_bytes() - stage.kept_bytes) / most - 1)
+    return shares
+
+
+def _stages(every: int, **values: Any) -> Iterator[StageRequests]:
+    """Yield every so many stages of a family, with these fields."""
+    widths = ((4096, 32), (8192, 64), (14336, 112))
+    family = itertools.product(widths, (1, 4, 8), (4, 12), (1, 2, 8), (1, 4))
+    for (hidden, heads), tensor, layers, in_flight, microbatch in itertools.islice(family, 0, None, every):
+        if hidden * layers <= 100_000 * tensor:
+            yield StageRequests(
+                hidden=hidden,
+                heads=heads,
+                microbatch=microbatch,
+                tensor=tensor,
+                layers=layers,
+                in_flight=in_flight,
+                **values,
+            )
+
+
 def print_fragmentation() -> None:
-    """Print the shares of fragmentation of all families."""
+    """Print the shares of fragmentation of all families, and what stages need when memory is short."""
     _header("recomputation", "flash attention", "gradients", "stages", "median", "10 %", "90 %")
     recomputations: tuple[Recompute, ...] = ("full", "selective", "none")
     for recompute, flash, contiguous in itertools.product(recomputations, (False, True), (False, True)):
@@ -606,6 +664,26 @@ def print_fragmentation() -> None:
             f"| {recompute} | {'yes' if flash else 'no'} | {'contiguous' if contiguous else 'separate'} | "
             f"{len(shares)} | {median(shares):.1%} | {deciles[0]:.1%} | {deciles[-1]:.1%} |"
         )
+    print()
+    _header("recomputation", "flash attention", "states of the optimizer", "stages", "median", "10 %", "90 %")
+    pooled: dict[bool, list[float]] = {False: [], True: []}
+    for recompute, flash, sharded in itertools.product(recomputations, (False, True), (False, True)):
+        if recompute == "selective" and flash:
+            continue
+        shares = retained_shares(recompute, flash=flash, sharded=sharded)
+        pooled[sharded] += shares
+        _print_retained(f"{recompute} | {'yes' if flash else 'no'}", sharded, shares)
+    for sharded, shares in pooled.items():
+        _print_retained("all | both", sharded, shares)
+
+
+def _print_retained(family: str, sharded: bool, shares: list[float]) -> None:
+    deciles = quantiles(shares, n=10)
+    print(
+        f"| {family} | {'of 8 devices' if sharded else 'whole'} | {len(shares)} | {median(shares):.1%} | "
+        f"{deciles[0]:.1%} | {deciles[-1]:.1%} |",
+        flush=True,
+    )
 
 
 def main() -> None:

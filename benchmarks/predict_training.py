@@ -333,7 +333,7 @@ def print_weak_scaling(folder: Path) -> None:
         fixed = {"tensor": row["tp"], "pipeline": row["pp"], "data": row["dp"], "context": "1"}
         search = ClusterSearch(job, TrainingCluster.parse(f"{row['gpus']} x h100-sxm"), fixed=fixed)
         fitting = [
-            plan for plan in search.plans if search.memory.of(plan).total <= search.machine.limit_bytes
+            plan for plan in search.plans if search.memory.of(plan).needed <= search.machine.limit_bytes
         ]
         times = np.sort([search.priced(plan).step.time_us / 1e6 for plan in fitting])
         measured_s = float(row["step_s_from_tflops"])

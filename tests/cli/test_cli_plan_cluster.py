@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Run
 from tunebench import cli
+from tunebench.cli.plan._cluster_report import ClusterReport
+from tunebench.training.cluster import (
+    ClusterAnswer,
+    ClusterSearch,
+    PlanProof,
+    SearchResult,
+    TrainingCluster,
+    TrainingJob,
+)
+from tunebench.workloads.networks import network
 
 GPT = ("plan", "cluster", "--model", "gpt2-large", "--cluster", "4 x l4, $0.7", "--batch", "16")
 
@@ -41,6 +52,28 @@ def test_plans_are_listed_with_proof_gains_and_front(run_json: Run, run_text: Ru
     front = text[text.index("Pareto front of step time and memory") :].splitlines()
     assert front[2].rstrip().endswith("the best plan")  # a row each, below the title and the header
     assert len(front) < 2 + len(shown["front"]) + 2
+
+
+def test_rows_of_different_plans_differ() -> None:
+    """In the table, in data and in notebooks, though all have the same step and memory here."""
+    job = TrainingJob(network=network("gpt2"), batch=8, seq=512)
+    machine = TrainingCluster.parse("4 x l4, host 64GB 100")
+    search = ClusterSearch(job, machine, fixed={"microbatch": "1", "flash": "yes"})
+    priced = search.priced(search.plans[0])
+    same = tuple(replace(priced, plan=search.plans[row]) for row in range(0, len(search.plans), 5))
+    assert {(listed.plan.embedding_layers, listed.plan.head_layers) for listed in same} > {(0, 0), (1, 1)}
+    proof = PlanProof(
+        plans=len(same), too_large=0, bounded_by_passes=0, bounded_by_step=0, simulated=0, optimal=False
+    )
+    result = SearchResult(
+        objective="time", best=same, front=(), proof=proof, _least=same[0].plan, _pricer=search._priced
+    )
+    answer = ClusterAnswer(job=job, machine=machine, result=result)
+    report = ClusterReport(answer=answer)
+    rows = list(report._rows(same))
+    assert {len(row) for row in rows} == {len(report._columns())}
+    assert len(set(rows)) == len({str(priced.plan) for priced in same}) == len(same) > 100
+    assert len({json.dumps(plan, default=str) for plan in report.to_json()["plans"]}) == len(same)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Predicted memory of a device as text and as data: the three figures, their interval, and a verdict."""
+"""Predicted memory of a device as text and as data: its figures, their interval, and a verdict."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ def limit_text(machine: TrainingCluster) -> str:
 
 
 def memory_json(memory: DeviceMemory, verdict: MemoryVerdict | None) -> dict[str, Any]:
-    """Return the memory of a device by kind, its three figures, and a verdict."""
+    """Return the memory of a device by kind, its figures, and a verdict."""
     return {
         "rank": memory.rank,
         **memory.kinds,
         "allocated": memory.allocated,
         "reserved": memory.reserved,
         "total": memory.total,
+        "needed": memory.needed,
         "verdict": {"name": verdict.name, **asdict(verdict)} if verdict else None,
     }
 
@@ -45,7 +46,11 @@ def memory_text(memory: DeviceMemory, verdict: MemoryVerdict | None) -> str:
             f" (90 % interval {size_text(verdict.low)} to {size_text(verdict.high)}) of "
             f"{size_text(verdict.usable)} usable: {verdict.name}, probability {verdict.probability:.0%}"
         )
+    needed, shown = size_text(memory.needed), size_text(memory.total)
+    figures = f"{shown} by nvidia-smi, which decides{decides}"
+    if memory.returned:
+        figures = f"{needed} needed, which decides{decides}; {shown} by nvidia-smi where there is room"
     return (
-        f"rank {memory.rank}: {size_text(memory.total)} by nvidia-smi, which decides{decides}; "
-        f"{size_text(memory.reserved)} reserved and {size_text(memory.allocated)} allocated by PyTorch"
+        f"rank {memory.rank}: {figures}; {size_text(memory.reserved)} reserved and "
+        f"{size_text(memory.allocated)} allocated by PyTorch"
     )

@@ -469,7 +469,7 @@ class ModelRequest:
         from tunebench.training.cluster.memory_verdict import memory_verdict
 
         usable = prediction.device.usable_memory_bytes
-        return memory_verdict(memory.total, usable, self.memory_framework) if usable else None  # type: ignore[arg-type]
+        return memory_verdict(memory.needed, usable, self.memory_framework) if usable else None  # type: ignore[arg-type]
 
     def min_memory_bytes(self, prediction: NetworkPrediction | StepPrediction) -> int | None:
         """Return the least memory in bytes that each device needs; None if unknown."""

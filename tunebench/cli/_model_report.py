@@ -88,11 +88,11 @@ def _calibration(
 def _memory(
     memory: DeviceMemory, model: ModelRequest, prediction: NetworkPrediction | StepPrediction
 ) -> dict[str, Any]:
-    """Return the memory of a rank by kind, its three figures, a verdict, and how much is missing."""
+    """Return the memory of a rank by kind, its figures, a verdict, and how much is missing."""
     from tunebench.cli._memory_text import memory_json
 
     usable = prediction.device.usable_memory_bytes
-    missing = max(0, memory.total - usable) if usable else None
+    missing = max(0, memory.needed - usable) if usable else None
     return {**memory_json(memory, model.verdict(memory, prediction)), "missing": missing}
 
 
@@ -177,14 +177,14 @@ def _render_memory(model: ModelRequest, prediction: NetworkPrediction | StepPred
         (
             memory.rank,
             *(size_text(memory.kinds[name]) for name in kinds),
-            size_text(memory.total),
+            size_text(memory.needed),
             _verdict(memory, model.verdict(memory, prediction)),
         )
         for memory in ranks
     )
     columns = (">rank", *(f">{name}" for name in kinds), ">memory", "verdict")
     to.print(table(*columns, rows=rows))
-    fullest = max(ranks, key=lambda memory: memory.total)
+    fullest = max(ranks, key=lambda memory: memory.needed)
     to.print(memory_text(fullest, model.verdict(fullest, prediction)), soft_wrap=True)
 
 
@@ -193,7 +193,7 @@ def _verdict(memory: DeviceMemory, verdict: MemoryVerdict | None) -> str:
 
     if verdict is None:
         return "memory of the device unknown"
-    free = verdict.usable - memory.total
+    free = verdict.usable - memory.needed
     return f"{verdict.name}, {size_text(abs(free))} {'free' if free >= 0 else 'missing'}"
 
 

@@ -205,14 +205,14 @@ def test_memory_of_ends_alone_is_that_of_the_step(ends: tuple[int, int]) -> None
     machine = TrainingCluster.parse("4 x l4, host 64GB 100" if ends == (0, 4) else "7 x l4, 7 a node")
     plans = enumerated(fixed_values(plan_space(job, machine), fixed))
     prices, layers = MemoryPricer(job), job.network.layers
-    totals = prices.sizes(plans)[0]
+    needed = prices.sizes(plans)[0]
     alone = [row for row, plan in enumerate(plans) if any(first == end for first, end in plan.stages(layers))]
     assert alone
     for row in alone:
         plan = plans[row]
         assert (plan.states, plan.parameters, plan.activations) == ("device", "device", "device")
         memory = step_memory(job.network, plan.run(job), plan.parallelism(job))
-        assert prices.of(plan).total == totals[row]
+        assert prices.of(plan).needed == needed[row]
         assert [rank.parameters for rank in memory] == [
             prices.of_rank(plan, rank).parameters for rank in range(plan.pipeline)
         ]
@@ -227,7 +227,7 @@ def test_fullest_rank_is_one_with_experts() -> None:
     )
     assert plan.stages(61)[:3] + plan.stages(61)[-1:] == ((0, 1), (1, 3), (3, 5), (61, 61))
     prices = MemoryPricer(job)
-    fullest = max((prices.of_rank(plan, rank) for rank in range(32)), key=lambda memory: memory.total)
+    fullest = max((prices.of_rank(plan, rank) for rank in range(32)), key=lambda memory: memory.needed)
     assert prices.of(plan).parameters == fullest.parameters
 
 
@@ -275,7 +275,7 @@ def test_memory_of_many_plans_is_that_of_each(machine: str, fp8: Fp8) -> None:
     rows = random.Random(4).sample(range(len(plans)), 1500)
     for row in rows:
         memory = prices.of(plans[row])
-        assert (memory.total, memory.host, memory.nvme) == (totals[row], host[row], nvme[row]), plans[row]
+        assert (memory.needed, memory.host, memory.nvme) == (totals[row], host[row], nvme[row]), plans[row]
     assert {plans[row].sharding for row in rows} == {"none", "optimizer", "gradients", "full"}
 
 

@@ -69,7 +69,7 @@ def test_equal_products_have_the_step_and_memory_of_one_cluster() -> None:
         division = next(mixed.divisions(plan, equal=True))
         priced, expected = mixed.priced(division), whole.priced(plan.plan)
         assert priced.step_us == pytest.approx(expected.step.time_us, rel=1e-9), plan
-        assert max(priced.memory_bytes) == expected.memory.total
+        assert max(priced.memory_bytes) == expected.memory.needed
         assert priced.mfu == pytest.approx(expected.mfu)
 
 

@@ -25,6 +25,7 @@ from tunebench.training.cluster import (
     plan_training,
     write_plan,
 )
+from tunebench.training.cluster.layer_time import LayerRun
 from tunebench.training.schedules.registry import PLANNED_SCHEDULES
 from tunebench.training.steps.calibration import MeasuredStep, calibrate
 from tunebench.training.steps.step import predict_step
@@ -44,6 +45,19 @@ def fitting() -> list[PricedPlan]:
     return [priced for priced in map(search.priced, search.plans) if priced.fits]
 
 
+def test_plans_with_equal_stages_are_listed_once() -> None:
+    """12 layers on 4 ranks: a head of 3 and one of 4 layers leave 4, 4, 4 and 0."""
+    job = TrainingJob(network=network("gpt2"), batch=64, seq=512)
+    fixed = {"pipeline": "4", "tensor": "1", "microbatch": "2", "chunks": "1"}
+    search = ClusterSearch(job, TrainingCluster.parse("8 x l4"), fixed=fixed)
+    plan = next(plan for plan in search.plans if plan.head_layers == 3)
+    same, other = (replace(plan, head_layers=layers) for layers in (4, 0))
+    search.layers.predict(LayerRun.of(candidate) for candidate in (plan, same, other))
+    assert plan.stages(12) == same.stages(12) != other.stages(12)
+    assert search._repeats(same, [plan])
+    assert not search._repeats(other, [plan])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["time", "memory"])
 def test_best_plans_and_front_are_those_of_all_plans(objective: Objective, fitting: list[PricedPlan]) -> None:
@@ -52,27 +66,34 @@ def test_best_plans_and_front_are_those_of_all_plans(objective: Objective, fitti
     assert {plan.schedule for plan in search.plans} == set(PLANNED_SCHEDULES)
     keys: dict[str, Callable[[PricedPlan], Any]] = {
         "time": lambda priced: priced.step.time_us,
-        "memory": lambda priced: (priced.memory.total, priced.step.time_us),
+        "memory": lambda priced: (priced.memory.needed, priced.step.time_us),
     }
-    # Schedules with the same order of passes, as the V-shaped ones of two ranks have, count once.
+    # Schedules with the same order of passes, as the V-shaped ones of two ranks have, count once, and so do
+    # equal stages, whatever their ends count as.
+    same = {"schedule": "", "embedding_layers": 0, "head_layers": 0}
     distinct = {
-        (str({**priced.plan.values, "schedule": ""}), priced.step.time_us, priced.memory.total): priced
+        (
+            str({**priced.plan.values, **same}),
+            priced.plan.stages(JOB.network.layers),
+            priced.step.time_us,
+            priced.memory.needed,
+        ): priced
         for priced in fitting
     }
     assert len(distinct) < len(fitting)
     best = sorted(map(keys[objective], distinct.values()))[:5]
     assert [keys[objective](priced) for priced in result.best] == best
     front = {
-        (priced.step.time_us, priced.memory.total)
+        (priced.step.time_us, priced.memory.needed)
         for priced in fitting
         if not any(
-            (better.step.time_us, better.memory.total) != (priced.step.time_us, priced.memory.total)
+            (better.step.time_us, better.memory.needed) != (priced.step.time_us, priced.memory.needed)
             and better.step.time_us <= priced.step.time_us
-            and better.memory.total <= priced.memory.total
+            and better.memory.needed <= priced.memory.needed
             for better in fitting
         )
     }
-    assert {(priced.step.time_us, priced.memory.total) for priced in result.front} == front
+    assert {(priced.step.time_us, priced.memory.needed) for priced in result.front} == front
     proof = result.proof
     assert proof.plans - proof.too_large == len(fitting)
     assert proof.too_large + proof.bounded_by_passes + proof.bounded_by_step + proof.simulated == proof.plans
@@ -256,7 +277,7 @@ def test_every_parameter_of_a_plan_has_a_refused_value() -> None:
 def test_nothing_fits_names_the_least_memory() -> None:
     answer = plan_training(JOB, TrainingCluster.parse("1 x l4, 4GB"))
     assert answer.best is None
-    assert answer.missing_bytes == answer.result.least_memory.memory.total - answer.machine.limit_bytes > 0
+    assert answer.missing_bytes == answer.result.least_memory.memory.needed - answer.machine.limit_bytes > 0
     assert not answer.result.proof.optimal
     assert answer.shares == {}
 
@@ -275,10 +296,10 @@ def test_answer_says_what_binds_and_how_sure_it_is(tmp_path: Path) -> None:
     steps = [answer.best, *answer.next_plans]
     assert len(steps) > 1
     for less, more in itertools.pairwise(steps):
-        assert more.memory.total > less.memory.total
+        assert more.memory.needed > less.memory.needed
         assert more.step.time_us < 0.99 * less.step.time_us
     assert all(
-        MACHINE.limit_bytes < part_of_answer.memory.total <= 2 * MACHINE.limit_bytes
+        MACHINE.limit_bytes < part_of_answer.memory.needed <= 2 * MACHINE.limit_bytes
         for part_of_answer in steps[1:]
     )
     path = tmp_path / "plan.toml"

@@ -64,7 +64,7 @@ def test_best_plans_are_those_of_all_plans() -> None:
         bound_us = SEARCH.pricer.bound_us(candidate.plan)
         assert floor_us <= bound_us * (1 + 1e-9) <= candidate.step.time_us * (1 + 2e-9)
     for candidate in fitting:
-        assert candidate.memory.total <= MACHINE.memory_bytes
+        assert candidate.memory.needed <= MACHINE.memory_bytes
         assert 4 * candidate.memory.host <= MACHINE.host_bytes
         assert 4 * candidate.memory.nvme <= MACHINE.nvme_bytes
 
@@ -94,7 +94,7 @@ def test_nvme_bounds_the_update_and_is_shared_by_the_devices_of_a_node() -> None
 
 def test_updates_in_host_memory_reach_the_bandwidth_of_published_ones() -> None:
     """The parameters of plan_storage's table: a fitted time within 12 %, and the others not shorter."""
-    for source, use, billions, count, published_s in plan_storage.UPDATES:
+    for source, use, billions, count, published_s, _ in plan_storage.UPDATES:
         machine = TrainingCluster.parse(f"{count} x a100-80-sxm, host 1TB 300")
         layout = StorageLayout(1, count, "optimizer", "host", "device", "device")
         share = [int(billions * 1e9 / count)]
@@ -102,7 +102,7 @@ def test_updates_in_host_memory_reach_the_bandwidth_of_published_ones() -> None:
         if use == "fitted":
             assert seconds == pytest.approx(published_s, rel=0.12), source
         else:
-            assert published_s / 4 < seconds < published_s, source
+            assert published_s / 4.5 < seconds < published_s, source
 
 
 def test_updates_are_limited_by_processors_and_by_memory(tmp_path: Path) -> None:

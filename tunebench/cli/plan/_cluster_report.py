@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from tunebench.training.cluster import ClusterAnswer, ClusterPlan, PricedPlan, StepTime
     from tunebench.training.steps.calibration import Calibration
 
-__all__ = ["ClusterReport", "calibrated_interval_us", "experts_text", "recompute_text", "stored_text"]
+__all__ = [
+    "ClusterReport",
+    "calibrated_interval_us",
+    "context_text",
+    "experts_text",
+    "recompute_text",
+    "stored_text",
+]
 
 _COLUMNS = (
     ">tensor",
@@ -109,11 +116,7 @@ class ClusterReport:
         if answer.best is None:
             self._render_missing(to)
             return
-        columns = (*_COLUMNS, *((">cost",) if answer.best.cost is not None else ()))
-        if self._has_experts:
-            columns = (*columns[:4], ">expert", *columns[4:])
-        nodes = (">nodes",) if answer.result.objective == "cost" else ()
-        to.print(table(*nodes, *columns, rows=self._rows(answer.result.best)))
+        to.print(table(*self._columns(), rows=self._rows(answer.result.best)))
         to.print(f"best: {answer.best.plan}", soft_wrap=True)
         to.print(
             f"its step: {', '.join(f'{name} {share:.1%}' for name, share in self._shares())}", soft_wrap=True
@@ -161,7 +164,7 @@ class ClusterReport:
         least, answer = self.answer.result.least_memory, self.answer
         lacks = f", {size_text(answer.missing_bytes)} more than there is" if answer.missing_bytes else ""
         to.print(
-            f"nothing fits: the least memory is {size_text(least.memory.total)} per device{lacks}, with "
+            f"nothing fits: the least memory is {size_text(least.memory.needed)} per device{lacks}, with "
             f"{least.plan}",
             soft_wrap=True,
         )
@@ -188,6 +191,24 @@ class ClusterReport:
     def _has_experts(self) -> bool:
         return self.answer.job.network.expert_parameters() > 0
 
+    @property
+    def _has_ends(self) -> bool:
+        """Whether a listed plan counts the embedding or the head as layers."""
+        return any(priced.plan.head_layers for priced in self.answer.result.best)
+
+    def _columns(self) -> tuple[str, ...]:
+        """Return the columns of the table of plans: every parameter that two of its rows may differ in."""
+        chunks = _COLUMNS.index(">chunks")
+        return (
+            *((">nodes",) if self.answer.result.objective == "cost" else ()),
+            *_COLUMNS[:chunks],
+            *((">expert",) if self._has_experts else ()),
+            _COLUMNS[chunks],
+            *(("ends as layers",) if self._has_ends else ()),
+            *_COLUMNS[chunks + 1 :],
+            *((">cost",) if self.answer.best and self.answer.best.cost is not None else ()),
+        )
+
     def _rows(self, plans: Iterable[PricedPlan]) -> Iterator[tuple[object, ...]]:
         from tunebench.training.memory import size_text
 
@@ -196,11 +217,12 @@ class ClusterReport:
             yield (
                 *((plan.nodes,) if self.answer.result.objective == "cost" else ()),
                 plan.tensor,
-                f"{plan.context}{', gathered' if plan.context_gather else ''}",
+                context_text(plan),
                 plan.pipeline,
                 plan.data,
                 *((experts_text(plan),) if self._has_experts else ()),
                 plan.chunks,
+                *((f"{plan.embedding_layers} + {plan.head_layers}",) if self._has_ends else ()),
                 plan.schedule if plan.pipeline > 1 else "-",
                 plan.microbatch,
                 recompute_text(plan),
@@ -209,7 +231,7 @@ class ClusterReport:
                 plan.sharding + stored_text(plan),
                 duration(step.time_us),
                 f"{priced.mfu:.1%}",
-                size_text(priced.memory.total),
+                size_text(priced.memory.needed),
                 f"{step.bubble_us / step.time_us:.1%}",
                 f"{step.communication_us / step.time_us:.1%}",
                 *((f"${significant(priced.cost)}",) if priced.cost is not None else ()),
@@ -246,7 +268,8 @@ class ClusterReport:
         for faster in self.answer.next_plans:
             share = 1 - faster.step.time_us / best.step.time_us
             changed = faster.plan.differences(best.plan)
-            yield f"with {size_text(faster.memory.total)} per device: {share:.1%} shorter step with {changed}"
+            memory = size_text(faster.memory.needed)
+            yield f"with {memory} per device: {share:.1%} shorter step with {changed}"
         if self.answer.gains:
             yield f"binding: {self.binding}"
 
@@ -275,7 +298,7 @@ class ClusterReport:
         from tunebench.training.memory import size_text
 
         for priced in self.answer.result.front_outline:
-            time, memory = duration(priced.step.time_us), size_text(priced.memory.total)
+            time, memory = duration(priced.step.time_us), size_text(priced.memory.needed)
             yield time, memory, self._change(priced.plan)
 
     def _cost_front(self) -> Iterator[tuple[object, ...]]:
@@ -302,6 +325,11 @@ def calibrated_interval_us(step: StepTime, calibration: Calibration) -> tuple[fl
 def recompute_text(plan: ClusterPlan) -> str:
     """Return the activation recomputation, with the number of layers of each stage if it is not all."""
     return f"{plan.recompute}, {plan.recompute_layers} layers" if plan.recompute_layers else plan.recompute
+
+
+def context_text(plan: ClusterPlan) -> str:
+    """Return the context-parallel size, and whether keys and values are gathered."""
+    return f"{plan.context}{', gathered' if plan.context_gather else ''}"
 
 
 def experts_text(plan: ClusterPlan) -> str:

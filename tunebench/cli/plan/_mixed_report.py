@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunebench._figure import significant
 from tunebench.cli._output import duration, table
-from tunebench.cli.plan._cluster_report import experts_text, stored_text
+from tunebench.cli.plan._cluster_report import context_text, experts_text, recompute_text, stored_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -103,11 +103,11 @@ class MixedReport:
             plan = priced.mixed.plan
             yield (
                 plan.tensor,
-                plan.context,
+                context_text(plan),
                 plan.data,
                 *((experts_text(plan),) if self._has_experts else ()),
                 plan.microbatch,
-                plan.recompute,
+                recompute_text(plan),
                 "yes" if plan.sequence_parallel else "no",
                 "yes" if plan.flash else "no",
                 plan.sharding + stored_text(plan),

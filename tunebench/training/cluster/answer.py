@@ -85,7 +85,7 @@ class ClusterAnswer(Tabular):
             (
                 duration(priced.step.time_us),
                 f"{priced.mfu:.1%}",
-                size_text(priced.memory.total),
+                size_text(priced.memory.needed),
                 f"{priced.step.bubble_us / priced.step.time_us:.1%}",
                 None if priced.cost is None else f"${significant(priced.cost)}",
                 priced.plan,
@@ -105,7 +105,7 @@ class ClusterAnswer(Tabular):
     @property
     def missing_bytes(self) -> int:
         """Memory that each device lacks for the plan that needs the least; 0 if a plan fits."""
-        return max(0, self.result.least_memory.memory.total - self.machine.limit_bytes)
+        return max(0, self.result.least_memory.memory.needed - self.machine.limit_bytes)
 
     @property
     def missing_host_bytes(self) -> int:
@@ -142,7 +142,7 @@ def _row(priced: PricedPlan) -> dict[str, object]:
     return {
         **priced.plan.values,
         **asdict(priced.step),
-        "memory_bytes": priced.memory.total,
+        "memory_bytes": priced.memory.needed,
         "mfu": priced.mfu,
         "samples_per_s": priced.samples_per_s,
         "cost": priced.cost,
@@ -239,7 +239,7 @@ def plan_training(
 def _next_plans(best: PricedPlan, front: Iterable[PricedPlan]) -> tuple[PricedPlan, ...]:
     """Return the plans of a front that are faster than the best one, in steps of at least 1 %."""
     outline = [best]
-    for priced in sorted(front, key=lambda priced: priced.memory.total):
+    for priced in sorted(front, key=lambda priced: priced.memory.needed):
         if priced.step.time_us < 0.99 * outline[-1].step.time_us:
             outline.append(priced)
     return tuple(outline[1:])

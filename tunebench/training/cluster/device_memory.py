@@ -16,7 +16,8 @@ gradient of its logits.
 Beside the tensors, a device holds what its framework needs
 (`tunebench.training.cluster.framework_memory`), what the caching allocator reserves and does not use,
 communicators of NCCL, and the CUDA context. Three figures follow: what PyTorch reports as allocated and as
-reserved, and what nvidia-smi reports. The last one decides whether a plan fits.
+reserved, and what nvidia-smi reports where there is room. Before memory runs out, the allocator gives unused
+segments back and tries again, so that a run may need less: that figure decides whether a plan fits.
 
 The formula holds for one plan and for columns of many (`MemoryPricer.of`, `MemoryPricer.sizes`).
 """
@@ -102,6 +103,21 @@ FRAGMENTATION: dict[tuple[str, bool], tuple[float, float]] = {
 attention: with a gradient per parameter, and with gradients in contiguous buffers. Medians of simulated
 requests of stages (`python -m benchmarks.predict_memory --fragmentation`), not of measured memory."""
 
+WHOLE, DIVIDED = 0, 1
+RETAINED: dict[tuple[str, bool], tuple[float, float]] = {
+    ("full", False): (0.05, 0.07),
+    ("full", True): (0.02, 0.08),
+    ("selective", False): (0.03, 0.05),
+    ("none", False): (0.03, 0.03),
+    ("none", True): (0.02, 0.04),
+}
+"""Share of activations, or of the tensors of the step if these are more, that a run needs besides when the
+allocator must give unused segments back, by recomputation and flash attention: with whole states of the
+optimizer, and with divided ones. Medians of the least memory with which simulated requests of stages do not
+fail (`python -m benchmarks.predict_memory --fragmentation`). Only for gradients in contiguous buffers:
+otherwise segments of activations also hold gradients, and cannot be given back. Source: PyTorch,
+`c10/cuda/CUDACachingAllocator.cpp` (`release_cached_blocks`)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
@@ -119,6 +135,7 @@ class DeviceMemory:
         workspace: Workspaces of libraries.
         nccl: Buffers of communicators: of the parallel sizes, all devices, a model, its ends and neighbours.
         fragmentation: What the allocator reserves and does not use.
+        returned: What it gives back before memory runs out.
         host: Most host memory of a device: states, gradients, parameters, activations, and buffers.
         nvme: Most NVMe of a device.
     """
@@ -134,6 +151,7 @@ class DeviceMemory:
     workspace: int
     nccl: int
     fragmentation: int
+    returned: int = 0
     host: int = 0
     nvme: int = 0
 
@@ -150,8 +168,13 @@ class DeviceMemory:
 
     @property
     def total(self) -> int:
-        """All kinds together, as nvidia-smi reports: what decides whether a plan fits."""
+        """All kinds together, as nvidia-smi reports on a device with room for them."""
         return sum(self.kinds.values())
+
+    @property
+    def needed(self) -> int:
+        """Least bytes of a device that does not run out of memory: what decides whether a plan fits."""
+        return self.total - self.returned
 
     @property
     def kinds(self) -> dict[str, int]:
@@ -159,7 +182,7 @@ class DeviceMemory:
         return {
             kind.name: getattr(self, kind.name)
             for kind in fields(self)
-            if kind.name not in ("rank", "host", "nvme")
+            if kind.name not in ("rank", "returned", "host", "nvme")
         }
 
 
@@ -200,6 +223,9 @@ _OF_ACTIVATIONS = (*_RUN, *_STAGES, "recompute", "data", "recompute_layers", "ac
 _OF_PARAMETERS = (*_DIVISION, *_STAGES, *_STORAGE, "data", "context", "sharding", "nodes")
 """Parameters of a plan that the bytes of `MemoryPricer._parameter_kinds` depend on."""
 
+
+_RETURNED = frozenset({"activations", "working", "step", "fragmentation"})
+"""Kinds that the allocator may give back parts of."""
 
 _LAST = -1
 """The last rank of a pipeline of any number of ranks."""
@@ -265,7 +291,7 @@ class MemoryPricer:
         if plan.head_layers:
             ranks |= {int(_rank_of(rank, plan.pipeline)) for rank in self._between}
         sizes = [self.of_rank(plan, rank) for rank in sorted(ranks)]
-        fullest = max(sizes, key=lambda memory: memory.total)
+        fullest = max(sizes, key=lambda memory: memory.needed)
         return replace(
             fullest, host=max(memory.host for memory in sizes), nvme=max(memory.nvme for memory in sizes)
         )
@@ -309,7 +335,7 @@ class MemoryPricer:
     def sizes(
         self, plans: PlanTable, fits: Callable[..., Any] | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the memory of the fullest device of each plan, and the most host memory and NVMe.
+        """Return the memory that the fullest device of each plan needs, and the most host memory and NVMe.
 
         Args:
             plans: The plans.
@@ -327,10 +353,11 @@ class MemoryPricer:
         return sizes
 
     def _rank_sizes(self, plans: PlanTable, rank: int) -> tuple[Any, Any, Any]:
-        """Return the memory, the host memory and the NVMe of a rank of each plan."""
+        """Return the memory that a rank of each plan needs, its host memory and its NVMe."""
         # Millions of plans have few combinations of the parameters that each part depends on: each
         # combination is computed once.
-        total, host, nvme = (np.zeros(len(plans), dtype=np.int64) for _ in range(3))
+        needed, host, nvme = (np.zeros(len(plans), dtype=np.int64) for _ in range(3))
+        parts: dict[str, Any] = {}
         for kinds_of, names in (
             (self._activation_kinds, _OF_ACTIVATIONS),
             (self._parameter_kinds, _OF_PARAMETERS),
@@ -339,8 +366,14 @@ class MemoryPricer:
             kinds = kinds_of(combinations, rank, None)
             host += _column(kinds.pop("host"), number)
             nvme += _column(kinds.pop("nvme", 0), number)
-            total += _column(sum(kinds.values()), number)
-        return total, host, nvme
+            needed += _column(sum(kinds.values()), number)
+            if self.framework.contiguous:
+                for name in _RETURNED.intersection(kinds):
+                    parts[name] = parts.get(name, 0) + _column(kinds[name], number)
+        if self.framework.contiguous:
+            share = plans.mapped(self.retained_share, "recompute", "flash", "sharding")
+            needed -= self.returned_bytes(share, **parts)
+        return needed, host, nvme
 
     def _kinds(self, plans: _Plans, rank: int, stages: _Stages | None = None) -> dict[str, Any]:
         """Return the bytes of each kind on the devices of a rank.
@@ -353,7 +386,27 @@ class MemoryPricer:
         kinds = self._activation_kinds(plans, rank, stages)
         for name, nbytes in self._parameter_kinds(plans, rank, stages).items():
             kinds[name] = kinds.get(name, 0) + nbytes
-        return kinds
+        parts = {name: kinds[name] for name in _RETURNED}
+        share = plans.mapped(self.retained_share, "recompute", "flash", "sharding")
+        return {**kinds, "returned": self.returned_bytes(share, **parts)}
+
+    def returned_bytes(
+        self, share: Any, *, activations: Any, working: Any, step: Any, fragmentation: Any
+    ) -> Any:
+        """Return the bytes that the allocator gives back before memory runs out.
+
+        Args:
+            share: Share that cannot be given back (`retained_share`).
+            activations: Bytes of the micro-batches in flight.
+            working: Bytes of recomputed activations, or of the loss.
+            step: Bytes that only the step of the optimizer needs.
+            fragmentation: Bytes that are reserved and not used where memory does not run out.
+        """
+        if not self.framework.contiguous:
+            return 0
+        passes = activations + working
+        least = _whole((1 + share) * np.maximum(passes, step))
+        return np.maximum(0, passes + step + fragmentation - least)
 
     def _activation_kinds(self, plans: _Plans, rank: int, stages: _Stages | None) -> dict[str, Any]:
         """Return the bytes of activations, and of what depends on them."""
@@ -560,6 +613,11 @@ class MemoryPricer:
         gradients = CONTIGUOUS if self.framework.contiguous else SEPARATE
         without = FRAGMENTATION["none", plan.flash]
         return FRAGMENTATION.get((plan.recompute, plan.flash), without)[gradients]
+
+    def retained_share(self, plan: ClusterPlan) -> float:
+        """Return the share of activations or of the step's tensors that the allocator cannot give back."""
+        states = WHOLE if plan.sharding == "none" else DIVIDED
+        return RETAINED.get((plan.recompute, plan.flash), RETAINED["none", plan.flash])[states]
 
     def _communicator_bytes(self, plan: ClusterPlan) -> int:
         """Return the bytes of the communicators of a device."""

@@ -83,8 +83,7 @@ class FrameworkMemory:
     def step_bytes(self, states: Any, *, wide: bool) -> Any:
         """Return the bytes of tensors that only the step of the optimizer needs; of many plans, as columns.
 
-        Tensors of the step are larger than any activation, so that they do not fit into what activations have
-        freed. Those that fit into the bucket do not come on top of it.
+        Those that fit into the bucket do not come on top of it.
 
         Args:
             states: Parameters whose states a device has.

@@ -88,7 +88,7 @@ def draw_fronts(answer: ClusterAnswer, path: str | Path) -> None:
     axes = figure.subplots(1, 1 + bool(costs), squeeze=False)[0]
     front = answer.result.front
     _draw_front(
-        axes[0], [(priced_plan.memory.total / 1e9, priced_plan.step.time_us / 1e6) for priced_plan in front]
+        axes[0], [(priced_plan.memory.needed / 1e9, priced_plan.step.time_us / 1e6) for priced_plan in front]
     )
     axes[0].axvline(answer.machine.limit_bytes / 1e9, color="tab:red", linestyle="--", label="limit")
     axes[0].set_xlabel("memory of the fullest device, GB")

@@ -63,7 +63,7 @@ HOST_UPDATE_GB_S = 40.0
 
 Its 28 bytes per parameter, over two published times: 8.2 s for 11.6e9 parameters, and 1.125 s more per step
 with states in host memory for 1.54e9 on two EPYC 7742, which have ten times the bandwidth (copies included).
-Updates that were left out took 1.3 to 3.5 times as long as predicted. Source: deepspeedai/DeepSpeed, pull
+Updates that were left out took 1.2 to 4.1 times as long as predicted. Source: deepspeedai/DeepSpeed, pull
 request 735 and `blogs/zenflow-corebinding`; `python -m benchmarks.plan_storage`.
 """
 

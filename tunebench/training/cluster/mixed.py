@@ -378,7 +378,7 @@ class MixedSearch:
         step_us, groups = self.step_us(each), self.machine.groups
         fullest = [0] * len(groups)
         for group, size in self._sizes(each):
-            fullest[group] = max(fullest[group], size.total)
+            fullest[group] = max(fullest[group], size.needed)
         peak = sum(peak_flops(group, self.job) * group.devices for group in groups)
         prices = [group.price_per_hour for group in groups]
         hourly = sum(
@@ -403,7 +403,7 @@ class MixedSearch:
         stored = max(0, size.host - machine.host_bytes // count) + max(
             0, size.nvme - machine.nvme_bytes // count
         )
-        return max(0, size.total - machine.limit_bytes) + stored
+        return max(0, size.needed - machine.limit_bytes) + stored
 
     def _sizes(self, mixed: MixedPlan) -> Iterator[tuple[int, DeviceMemory]]:
         """Yield the group and the memory of a device of each stage."""

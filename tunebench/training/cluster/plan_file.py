@@ -23,7 +23,7 @@ def write_plan(path: Path, found: PricedPlan, job: TrainingJob) -> None:
     if job.optimizer != "adamw":
         values["optimizer"] = job.optimizer
     lines = ["[job]", *_assigned(values), "", "[plan]", *_assigned(found.plan.values)]
-    predicted = {"step_us": found.step.time_us, "mfu": found.mfu, "memory_bytes": found.memory.total}
+    predicted = {"step_us": found.step.time_us, "mfu": found.mfu, "memory_bytes": found.memory.needed}
     lines += ["", "[predicted]", *_assigned(predicted)]
     if runs_in_megatron(found.plan, job.optimizer):
         arguments = [f'    "{argument}",' for argument in megatron_arguments(found.plan, job)]

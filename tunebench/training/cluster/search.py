@@ -72,7 +72,7 @@ class PricedPlan:
     @property
     def fits(self) -> bool:
         """Whether the fullest device, with the margin, and its node have enough memory."""
-        return self.stored and self.memory.total <= self.limit_bytes
+        return self.stored and self.memory.needed <= self.limit_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +102,8 @@ class SearchResult:
 
     Attributes:
         objective: What was minimised.
-        best: The best plans that fit, best first; none if nothing fits. Plans that differ in their schedule
-            alone, with equal step time and memory, count once.
+        best: The best plans that fit, best first; none if nothing fits. Plans with equal stages that differ
+            in their schedule alone, with equal step time and memory, count once.
         front: Plans for which no other that fits has both a shorter step and less memory, shortest step
             first.
         proof: How all plans were closed.
@@ -129,7 +129,7 @@ class SearchResult:
         """Plans of the front that have at least 5 % less memory than the plan before, shortest step first."""
         shown: list[PricedPlan] = []
         for priced in self.front:
-            if not shown or priced.memory.total <= (1 - OUTLINE) * shown[-1].memory.total:
+            if not shown or priced.memory.needed <= (1 - OUTLINE) * shown[-1].memory.needed:
                 shown.append(priced)
         return tuple(shown)
 
@@ -158,7 +158,7 @@ class PlanPricer:
             step=step,
             memory=memory,
             limit_bytes=machine.limit_bytes,
-            verdict=memory_verdict(memory.total, machine.memory_bytes, job.framework),
+            verdict=memory_verdict(memory.needed, machine.memory_bytes, job.framework),
             stored=not lacking_bytes(machine, memory.host, memory.nvme),
             mfu=job.model_flops / (seconds * peak),
             samples_per_s=job.batch / seconds,
@@ -341,13 +341,18 @@ class ClusterSearch:
 
     def _repeats(self, plan: ClusterPlan, listed: Sequence[ClusterPlan]) -> bool:
         """Return whether a listed plan differs in its schedule alone, with equal step time and memory."""
-        values = {**plan.values, "schedule": ""}
+        values = self._run_values(plan)
         return any(
-            {**listed_plan.values, "schedule": ""} == values
+            self._run_values(listed_plan) == values
             and self.pricer.step_us(listed_plan) == self.pricer.step_us(plan)
-            and self.memory.of(listed_plan).total == self.memory.of(plan).total
+            and self.memory.of(listed_plan).needed == self.memory.of(plan).needed
             for listed_plan in listed
         )
+
+    def _run_values(self, plan: ClusterPlan) -> dict[str, object]:
+        """Return what a plan runs but its schedule: stages in place of the layers that its ends count as."""
+        stages = plan.stages(self.job.network.layers)
+        return {**plan.values, "schedule": "", "embedding_layers": 0, "head_layers": 0, "stages": stages}
 
     @staticmethod
     def _devices(plans: PlanTable) -> NDArray[np.int64]:

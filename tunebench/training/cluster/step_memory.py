@@ -97,7 +97,14 @@ def step_memory(
         activations = min(activations, _most(memory, activations, parallelism, run))
         more = activations - memory.activations
         lost = memory.fragmentation + round(prices.fragmentation_share(plan) * more)
-        memories.append(replace(memory, activations=activations, fragmentation=lost))
+        returned = prices.returned_bytes(
+            prices.retained_share(plan),
+            activations=activations,
+            working=memory.working,
+            step=memory.step,
+            fragmentation=lost,
+        )
+        memories.append(replace(memory, activations=activations, fragmentation=lost, returned=int(returned)))
     return tuple(memories)
 
 
