@@ -213,6 +213,7 @@ need, which saves seconds of processor time for each."""
 
 ENVIRONMENT = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more are processes, which import torch for a few kernels
+    "TORCHINDUCTOR_VEC_ISA_OK": "1",  # else each empty cache compiles a program for each vector extension
     "OPENBLAS_NUM_THREADS": "1",  # its threads spin, too, for references of a few milliseconds
     "OMP_WAIT_POLICY": "passive",  # spinning threads take processors from other tests, and launches 10 ms
     "TUNEBENCH_CPU_CACHE": "1",  # flushed before each sample, which takes 0.1 s for the cache of a server
