@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from tests.fork_server import GC_THRESHOLDS, WORKER_MODULES, ForkServer, Programs, fork_workers
 from tests.support import REQUIREMENTS, missing
@@ -230,6 +231,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(ENVIRONMENT)
     if config.getoption("exhaustive"):
         settings.load_profile("exhaustive")
+    elif hasattr(providers, "_get_local_constants"):
+        # Examples contain constants of the modules that happen to be imported, so that a test alone has others.
+        providers._get_local_constants = lambda: providers._local_constants
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
