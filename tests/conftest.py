@@ -232,7 +232,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("exhaustive"):
         settings.load_profile("exhaustive")
     elif hasattr(providers, "_get_local_constants"):
-        # Examples contain constants of the modules that happen to be imported, so that a test alone has others.
+        # Examples contain constants of the imported modules, so that a test alone would have others.
         providers._get_local_constants = lambda: providers._local_constants
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
