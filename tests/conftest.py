@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from tests.fork_server import GC_THRESHOLDS, WORKER_MODULES, ForkServer, Programs, fork_workers
 from tests.support import REQUIREMENTS, missing
@@ -213,6 +214,7 @@ need, which saves seconds of processor time for each."""
 
 ENVIRONMENT = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more are processes, which import torch for a few kernels
+    "TORCHINDUCTOR_VEC_ISA_OK": "1",  # else each empty cache compiles a program for each vector extension
     "OPENBLAS_NUM_THREADS": "1",  # its threads spin, too, for references of a few milliseconds
     "OMP_WAIT_POLICY": "passive",  # spinning threads take processors from other tests, and launches 10 ms
     "TUNEBENCH_CPU_CACHE": "1",  # flushed before each sample, which takes 0.1 s for the cache of a server
@@ -229,6 +231,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(ENVIRONMENT)
     if config.getoption("exhaustive"):
         settings.load_profile("exhaustive")
+    elif hasattr(providers, "_get_local_constants"):
+        # Examples contain constants of the imported modules, so that a test alone would have others.
+        providers._get_local_constants = lambda: providers._local_constants
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:

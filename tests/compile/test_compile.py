@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fork_server import Programs
 from tests.support import needs_cuda, needs_numba_cuda, needs_nvrtc
 from tests.toy_variants import CONFIG, NumbaToy, Toy, ToyVariant
 from tunebench import compile as compiling
@@ -344,6 +345,28 @@ def test_generic_lambdas_compile() -> None:
 
 def test_numba_cpu_is_always_available() -> None:
     assert unavailable("numba-cpu") is None
+
+
+WORKER = """
+import gc, sys
+from pathlib import Path
+from tunebench.compile import worker
+
+gc.unfreeze()  # what a process that this one is a fork of has exempted
+worker.start(Path(sys.argv[1]), ())
+counts = [gc.get_freeze_count()]
+for _ in range(2):
+    worker.compile_task(None)  # fails, as a kernel may
+    counts.append(gc.get_freeze_count())
+print(counts[0] == 0 < counts[1] == counts[2], gc.get_threshold()[0] > 2000)
+"""
+
+
+def test_workers_exempt_their_compiler_from_garbage_collection_once(
+    programs: Programs, tmp_path: Path
+) -> None:
+    done = programs.run(["-c", WORKER, str(tmp_path)])
+    assert done.stdout.split() == ["True", "True"], done.stderr
 
 
 def test_exported_names_exist() -> None:

@@ -25,6 +25,16 @@ def _no_generated_code(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _own_stand_ins() -> Iterator[None]:
+    """Fail if tests leave stand-ins of compiled kernels to other files, which would test references."""
+    from tunebench.dispatch import choice
+
+    before = choice.bind, choice.Dispatcher.bound_choice
+    yield
+    assert (choice.bind, choice.Dispatcher.bound_choice) == before
+
+
 @pytest.fixture
 def compiled_kernels() -> None:
     """Compile the kernels that the test runs, where those of the other tests run by their references."""

@@ -72,7 +72,7 @@ class Paged(Layer):
 class Planned:
     """Numbers of plans and of bound kernels."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.plans, self.kernels = 0, list[str]()
         translate, bind = _group_planner.translate, choice.bind
 
@@ -84,8 +84,8 @@ class Planned:
             self.kernels.append(str(workload))
             return bind(workload, *arguments, **named)
 
-        monkeypatch.setattr(_group_planner, "translate", count_plan)
-        monkeypatch.setattr(choice, "bind", count_kernel)
+        patch.setattr(_group_planner, "translate", count_plan)
+        patch.setattr(choice, "bind", count_kernel)
 
 
 @pytest.fixture
@@ -97,8 +97,9 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Planned
     for text in (PRODUCT, f"{ATTENTION},bias=k"):
         _record(text, ratio=3.0)
     torch._dynamo.reset()
-    with reference_bindings(), torch.no_grad():
-        yield Planned(monkeypatch)
+    # `monkeypatch` would restore the stand-in of `reference_bindings` after its end.
+    with reference_bindings(), torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        yield Planned(patch)
 
 
 def ran(model: Any, *inputs: Tensor) -> tuple[Any, set[str]]:

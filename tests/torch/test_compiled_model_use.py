@@ -171,12 +171,13 @@ def test_calls_of_compiled_models_are_reported(compiled: Callable[[Any], Any], r
 
 
 def test_log_names_each_group_and_the_reason_of_each_operation_left_to_torch(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def step(x: Tensor, w: Tensor) -> Tensor:
         return functional.gelu(x @ w).cumsum(0)
 
     torch._dynamo.reset()
+    monkeypatch.setenv("TUNEBENCH_CACHE", str(tmp_path))  # an earlier run has remembered the second plan
     monkeypatch.setattr(backend, "tried_operators", lambda device: {"softmax"})
     with caplog.at_level(logging.INFO, LOGGER), torch.no_grad():
         with reference_kernels(), served.prefer("tunebench"):
@@ -438,7 +439,7 @@ def test_distributed_data_parallel_averages_gradients_of_compiled_models(
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
+        process.join(600)  # a busy machine takes minutes; only a hang reaches the limit
         assert process.exitcode == 0
     torch.manual_seed(0)
     module = Perceptron()

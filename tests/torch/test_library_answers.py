@@ -14,6 +14,7 @@ from torch import nn
 
 import tunebench.torch as served
 from tests.support import measured, record_outcome
+from tests.torch.test_saved_models import QUICK_PACKAGE
 from tunebench import dispatch
 from tunebench import variant as variants
 from tunebench.db import RunStart, TrialKey, Verdict, open_store
@@ -22,6 +23,7 @@ from tunebench.kernels import variant as find_variant
 from tunebench.kernels.common import library, library_gpu
 from tunebench.outcome import Result
 from tunebench.torch.compiler import _group_planner, _kernel_operator, inductor
+from tunebench.torch.compiler.saving import save
 from tunebench.torch.functional import custom_op
 from tunebench.torch.functional.linear import GEMM
 from tunebench.workloads import parse
@@ -198,7 +200,8 @@ class Products(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.inductor
-def test_saved_model_calls_the_library_for_weights(tmp_path: Path) -> None:
+def test_saved_model_calls_the_library_for_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(save, "_OPTIONS", {**save._OPTIONS, **QUICK_PACKAGE})
     record(tmp_path, LINEAR, "onednn")
     record(tmp_path, "gemm:m=7,n=7,k=5,dtype=f32,trans=nt", "onednn")
     model, inputs = Products().eval(), (torch.randn(7, 6), torch.randn(7, 5))

@@ -28,6 +28,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.inductor]
 
 SIZES = (4, 16)
 
+QUICK_PACKAGE = {"aot_inductor.compile_wrapper_opt_level": "O0", "aot_inductor.precompile_headers": False}
+"""Options of AOTInductor that compile one package in less time: to precompile headers pays for several."""
+
 
 class Model(nn.Module):
     """An operation by a tuned kernel, others by torch, parameters, a constant, and a buffer without state."""
@@ -55,8 +58,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TUNEBENCH_DB", str(folder / "some.db"))
         patch.setenv("TUNEBENCH_CACHE", str(folder / "cache"))
-        fast = {**save._OPTIONS, "aot_inductor.compile_wrapper_opt_level": "O0"}
-        patch.setattr(save, "_OPTIONS", fast)
+        patch.setattr(save, "_OPTIONS", {**save._OPTIONS, **QUICK_PACKAGE})
         _record("softmax:rows=4,cols=16,dtype=f32", ratio=2.0)
         torch.export.save(exported(), folder / "model.pt2")
         digest = served.save(torch.export.load(folder / "model.pt2"), path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 from tunebench.binary.compiled import Binary
@@ -16,6 +17,12 @@ from tunebench.task import Task
 __all__ = ["compile_task", "start"]
 
 _cache: BinaryCache | None = None
+_exempt = True
+"""Whether the objects of the compiler are exempt from garbage collection, or this process is no worker."""
+
+_GC_THRESHOLDS = (10_000, 20, 20)
+"""Thresholds of garbage collection. With Python's own, a full collection visits the modules and caches of a
+compiler after every few thousand new objects, an eighth of the time of 20 Numba compilations."""
 
 
 def start(cache_folder: Path, variant_files: tuple[str, ...]) -> None:
@@ -25,9 +32,10 @@ def start(cache_folder: Path, variant_files: tuple[str, ...]) -> None:
         cache_folder: Folder of the binary cache.
         variant_files: Users' Python files with variants, to load.
     """
-    global _cache
+    global _cache, _exempt
+    gc.set_threshold(*_GC_THRESHOLDS)
     preload(variant_files)
-    _cache = BinaryCache(cache_folder)
+    _cache, _exempt = BinaryCache(cache_folder), False
 
 
 def compile_task(task: Task) -> Binary | CompileFailed:
@@ -47,3 +55,14 @@ def compile_task(task: Task) -> Binary | CompileFailed:
         if isinstance(error, CodeTimeout):
             return CompileFailed(reason=describe_error(error), refused=False, conditions=error.conditions)
         return CompileFailed(reason=describe_error(error))
+    finally:
+        _exempt_compiler()
+
+
+def _exempt_compiler() -> None:
+    """Exempt the compiler, which the first compilation of this worker imports, from garbage collection."""
+    global _exempt
+    if not _exempt:
+        gc.collect()
+        gc.freeze()
+        _exempt = True
