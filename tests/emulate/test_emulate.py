@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from tests.emulate.kernel_text import HELPERS, SIGNATURE, X
 from tests.support import needs_compiler
 from tests.toy_variants import CONFIG, Toy, ToyVariant
+from tunebench import _child
 from tunebench.dtype import numpy_dtype
 from tunebench.emulate import host_compiler
 from tunebench.emulate.emulator import (
@@ -237,6 +240,20 @@ def test_hang_ends_at_time_limit() -> None:
     with pytest.raises(EmulationFailed, match="did not finish") as caught:
         run("volatile int forever = 1; while (forever);", X, timeout_s=0.3)
     assert caught.value.timed_out
+
+
+def test_time_limit_does_not_count_waits_for_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that could run but gets no processor continues; one whose threads all sleep is stopped."""
+    computes = "import time, sys; ends = time.monotonic() + 1\nwhile time.monotonic() < ends: pass"
+    python = [sys.executable, "-S", "-c"]
+    with monkeypatch.context() as patch:
+        patch.setattr(_child, "_processor_s", lambda pid: 0.0)
+        echo = f"{computes}\nprint(sys.stdin.read())"
+        assert _child.run_limited([*python, echo], b"job", timeout_s=0.2).stdout == b"job\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            _child.run_limited([*python, "import time; time.sleep(60)"], b"", timeout_s=0.5)
+    with pytest.raises(subprocess.TimeoutExpired):
+        _child.run_limited([*python, "while True: pass"], b"", timeout_s=0.2)
 
 
 @needs_compiler
