@@ -279,9 +279,13 @@ class _Translator:
             return "not an ATen operator"
         if node.target._schema.name == "tunebench::onnx_node":
             return f"ONNX node {node.args[1]}: {node.args[2]}"
-        tensors = (read for read in node.all_input_nodes if isinstance(traced(read), Tensor))
+        tensors = [read for read in node.all_input_nodes if isinstance(traced(read), Tensor)]
         if any(read not in self._held.value_of for read in tensors):
             return "views of an unknown value"
+        read = () if _target(node) == "aten.cat" else tensors  # which skips empty parts
+        results = traced(node) if isinstance(traced(node), (list, tuple)) else [traced(node)]
+        if any(map(_is_empty, (*map(traced, read), *results))):
+            return "an empty tensor"
         return ""
 
     def _reduction_fields(self, reduce: str, node: fx.Node, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -521,6 +525,10 @@ NOT_WRITTEN = {"reason": "tensors of another type, without elements, or whose el
 def _is_written(result: Any) -> bool:
     """Return whether kernels can write a result."""
     return isinstance(result, Tensor) and result.dtype in STORED and is_dense(result)
+
+
+def _is_empty(result: Any) -> bool:
+    return isinstance(result, Tensor) and any(type(size) is int and size == 0 for size in result.shape)
 
 
 def _expression_fields(text: str | None, operands: Mapping[str, Any]) -> dict[str, Any] | None:
