@@ -279,14 +279,10 @@ class _Translator:
             return "not an ATen operator"
         if node.target._schema.name == "tunebench::onnx_node":
             return f"ONNX node {node.args[1]}: {node.args[2]}"
-        tensors = [read for read in node.all_input_nodes if isinstance(traced(read), Tensor)]
+        tensors = (read for read in node.all_input_nodes if isinstance(traced(read), Tensor))
         if any(read not in self._held.value_of for read in tensors):
             return "views of an unknown value"
-        read = () if _target(node) == "aten.cat" else tensors  # which skips empty parts
-        results = traced(node) if isinstance(traced(node), (list, tuple)) else [traced(node)]
-        if any(map(_is_empty, (*map(traced, read), *results))):
-            return "an empty tensor"
-        return ""
+        return "an empty tensor" if _writes_nothing(node) else ""
 
     def _reduction_fields(self, reduce: str, node: fx.Node, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a reduction: of rows or columns in memory, or else over any axes."""
@@ -527,8 +523,15 @@ def _is_written(result: Any) -> bool:
     return isinstance(result, Tensor) and result.dtype in STORED and is_dense(result)
 
 
-def _is_empty(result: Any) -> bool:
-    return isinstance(result, Tensor) and any(type(size) is int and size == 0 for size in result.shape)
+def _writes_nothing(node: fx.Node) -> bool:
+    """Return whether a result that is used has no elements; statistics that no call reads may be empty."""
+    result = traced(node)
+    parts = result if isinstance(result, (list, tuple)) else (result,)
+    used = (part for index, part in enumerate(parts) if part is result or is_used(node, index))
+    return any(
+        isinstance(part, Tensor) and any(type(extent) is int and extent == 0 for extent in part.shape)
+        for part in used
+    )
 
 
 def _expression_fields(text: str | None, operands: Mapping[str, Any]) -> dict[str, Any] | None:
