@@ -75,8 +75,9 @@ def run_limited(
     Args:
         command: Program and arguments.
         job: Standard input.
-        timeout_s: Limit in seconds: of wall time while all threads of the child sleep, else of processor time,
-            since a busy machine makes the child wait for a processor; `LONGEST_WAIT` times as much wall time.
+        timeout_s: Limit in seconds: of wall time if all threads of the child sleep then, else of processor
+            time, since on a busy machine the child waits for a processor. Wall time is limited to
+            `LONGEST_WAIT` times as much in any case.
         environment: Changes of environment variables.
 
     Raises:

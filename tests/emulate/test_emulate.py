@@ -224,7 +224,7 @@ def test_sanitizer_finds_every_access_out_of_bounds(reason: str, body: str) -> N
     "body", ["y[t + 1] = x[t + 1];", "y[t + 1] = y[t + 1] * 2;", "y[t + 1] = x[t + 1] + x[t];"]
 )
 def test_write_out_of_bounds_of_what_was_read_out_of_bounds_is_found(body: str) -> None:
-    """Elements behind a tensor read as NaN, and NaN is what a kernel without a check of bounds writes there."""
+    """Elements behind a tensor read as NaN, which a kernel without a check of bounds writes there."""
     with pytest.raises(EmulationFailed, match="a write beyond the end of y"):
         run(body, X)
 

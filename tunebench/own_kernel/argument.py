@@ -239,7 +239,8 @@ def array_of(value: Any, name: str) -> tuple[Array | None, tuple[int | str, ...]
     if dtype is None:
         if not isinstance(value, _Array):
             raise InputError(
-                f"argument {name} must be an Input, Output, InOut or Scratch, an array or a number; got {value!r}"
+                f"argument {name} must be an Input, Output, InOut or Scratch, an array or a number; "
+                f"got {value!r}"
             )
         raise InputError(f"argument {name} needs a type, such as {type(value).__name__}({shape!r}, 'f32')")
     extents = (shape,) if isinstance(shape, int | str) else tuple(shape)
