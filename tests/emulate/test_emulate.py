@@ -14,9 +14,8 @@ import pytest
 from tests.emulate.kernel_text import HELPERS, SIGNATURE, X
 from tests.support import needs_compiler
 from tests.toy_variants import CONFIG, Toy, ToyVariant
-from tunebench import _child
 from tunebench.dtype import numpy_dtype
-from tunebench.emulate import host_compiler
+from tunebench.emulate import host_compiler, limited_child
 from tunebench.emulate.emulator import (
     ORDERS,
     EmulationFailed,
@@ -257,13 +256,13 @@ def test_time_limit_does_not_count_waits_for_a_processor(monkeypatch: pytest.Mon
     computes = "import time, sys; ends = time.monotonic() + 1\nwhile time.monotonic() < ends: pass"
     python = [sys.executable, "-S", "-c"]
     with monkeypatch.context() as patch:
-        patch.setattr(_child, "_processor_s", lambda pid: 0.0)
+        patch.setattr(limited_child, "_processor_s", lambda pid: 0.0)
         echo = f"{computes}\nprint(sys.stdin.read())"
-        assert _child.run_limited([*python, echo], b"job", timeout_s=0.2).stdout == b"job\n"
+        assert limited_child.run_limited([*python, echo], b"job", timeout_s=0.2).stdout == b"job\n"
         with pytest.raises(subprocess.TimeoutExpired):
-            _child.run_limited([*python, "import time; time.sleep(60)"], b"", timeout_s=0.5)
+            limited_child.run_limited([*python, "import time; time.sleep(60)"], b"", timeout_s=0.5)
     with pytest.raises(subprocess.TimeoutExpired):
-        _child.run_limited([*python, "while True: pass"], b"", timeout_s=0.2)
+        limited_child.run_limited([*python, "while True: pass"], b"", timeout_s=0.2)
 
 
 @needs_compiler

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tunebench._child import WORKING_FOLDER, find_program, run_limited
+from tunebench._child import WORKING_FOLDER, find_program
 from tunebench._figure import significant
 from tunebench.dtype import itemsize, numpy_dtype
 from tunebench.emulate.counts import Counts, read_counts
 from tunebench.emulate.host_compiler import Mode, build_executable, find_compiler
 from tunebench.emulate.host_source import NotEmulated
+from tunebench.emulate.limited_child import run_limited
 from tunebench.errors import InputError, TunebenchError
 from tunebench.space import Config
 from tunebench.variant import CudaVariant, Launch, Scalar, TensorMap

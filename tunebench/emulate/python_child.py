@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tunebench._child import python_command, run_limited
+from tunebench._child import python_command
 from tunebench._figure import significant
 from tunebench.emulate.emulator import EmulationFailed
+from tunebench.emulate.limited_child import run_limited
 
 if TYPE_CHECKING:
     from tunebench.space import Config
