@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tunebench._child import WORKING_FOLDER, absolute_environment
@@ -14,7 +15,7 @@ __all__ = ["run_limited"]
 
 
 def run_limited(
-    command: list[str | Path], job: bytes, *, timeout_s: float, **environment: str
+    command: Sequence[str | Path], job: bytes, *, timeout_s: float, **environment: str
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a child in `WORKING_FOLDER` and return its status and its output.
 
