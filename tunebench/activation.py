@@ -86,7 +86,7 @@ _RECORDS = (
         definition="max(x,0)",
         torch="relu",
         module="ReLU",
-        gradient="dy*step(x)",
+        gradient="where(le(x,0),0,dy)",
         is_function=True,
         functor="Relu",
         slope=1.0,
@@ -163,7 +163,7 @@ _RECORDS = (
         name="hardsigmoid",
         definition="min(max(x+3,0),6)/6",
         torch="nn.functional.hardsigmoid",
-        gradient="dy*lt(abs(x),3)/6",
+        gradient="where(lt(abs(x),3),dy/6,0)",
         backward="hardsigmoid_backward",
     ),
     # Source: Howard et al., "Searching for MobileNetV3", 2019.
@@ -172,7 +172,7 @@ _RECORDS = (
         definition="x*min(max(x+3,0),6)/6",
         torch="nn.functional.hardswish",
         module="Hardswish",
-        gradient="dy*where(le(x,-3),0,where(lt(x,3),x/3+0.5,1))",
+        gradient="where(le(x,-3),0,where(lt(x,3),dy*(x/3+0.5),dy))",
         backward="hardswish_backward",
     ),
     # Source: Misra, "Mish: a self regularized non-monotonic activation function", 2019.

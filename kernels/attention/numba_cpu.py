@@ -30,7 +30,13 @@ from tunebench.kernels.attention._numba_attention import (
     writer,
 )
 from tunebench.kernels.common.numba_cpu import address, exp2, jitted, load, rank
-from tunebench.kernels.common.numba_product import BUFFER_BYTES, registers_hold, strided_product
+from tunebench.kernels.common.numba_product import (
+    BUFFER_BYTES,
+    LANES,
+    dot_product,
+    registers_hold,
+    strided_product,
+)
 from tunebench.space import Config, Parameter, Space, Table
 from tunebench.variant import Argument, Costs, NumbaCpuVariant, ceil_div
 from tunebench.workloads.operators.attention import Attention
@@ -407,14 +413,15 @@ def _direct_scores(
     import numpy as np
 
     read, keys, dim, first_score = load(workload.dtype), room.keys, room.dim, room.scores
+    whole, multiply = dim // LANES * LANES, dot_product(workload.dtype, dim)
     zero = np.float32(0)
 
     @jitted(fastmath)
     def dot(buffer: Any, row: int, k: Any, source: int) -> Any:
         total = zero
-        for d in range(dim):
+        for d in range(whole, dim):
             total += buffer[row * dim + d] * read(k[source + d])
-        return total
+        return total + multiply(buffer, row * dim, k, source)
 
     @jitted(fastmath)
     def scores(k: Any, at: int, count: int, seen: int, buffer: Any) -> None:

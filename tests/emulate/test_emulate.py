@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from tests.emulate.kernel_text import HELPERS, SIGNATURE, X
 from tests.support import needs_compiler
 from tests.toy_variants import CONFIG, Toy, ToyVariant
 from tunebench.dtype import numpy_dtype
-from tunebench.emulate import host_compiler
+from tunebench.emulate import host_compiler, limited_child
 from tunebench.emulate.emulator import (
     ORDERS,
     EmulationFailed,
@@ -217,6 +219,16 @@ def test_sanitizer_finds_every_access_out_of_bounds(reason: str, body: str) -> N
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    "body", ["y[t + 1] = x[t + 1];", "y[t + 1] = y[t + 1] * 2;", "y[t + 1] = x[t + 1] + x[t];"]
+)
+def test_write_out_of_bounds_of_what_was_read_out_of_bounds_is_found(body: str) -> None:
+    """Elements behind a tensor read as NaN, which a kernel without a check of bounds writes there."""
+    with pytest.raises(EmulationFailed, match="a write beyond the end of y"):
+        run(body, X)
+
+
+@needs_compiler
 def test_shared_memory_of_template_is_bounds_checked_and_poisoned() -> None:
     source = """
 template <int N> __device__ float* buffer() { __shared__ float s[N]; return s; }
@@ -237,6 +249,20 @@ def test_hang_ends_at_time_limit() -> None:
     with pytest.raises(EmulationFailed, match="did not finish") as caught:
         run("volatile int forever = 1; while (forever);", X, timeout_s=0.3)
     assert caught.value.timed_out
+
+
+def test_time_limit_does_not_count_waits_for_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that could run but gets no processor continues; one whose threads all sleep is stopped."""
+    computes = "import time, sys; ends = time.monotonic() + 1\nwhile time.monotonic() < ends: pass"
+    python = [sys.executable, "-S", "-c"]
+    with monkeypatch.context() as patch:
+        patch.setattr(limited_child, "_processor_s", lambda pid: 0.0)
+        echo = f"{computes}\nprint(sys.stdin.read())"
+        assert limited_child.run_limited([*python, echo], b"job", timeout_s=0.2).stdout == b"job\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            limited_child.run_limited([*python, "import time; time.sleep(60)"], b"", timeout_s=0.5)
+    with pytest.raises(subprocess.TimeoutExpired):
+        limited_child.run_limited([*python, "while True: pass"], b"", timeout_s=0.2)
 
 
 @needs_compiler

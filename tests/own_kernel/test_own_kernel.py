@@ -219,6 +219,7 @@ def test_function_is_called_as_it_is(tmp_path: Path) -> None:
         ({"reference": lambda a, b: a @ b[:3]}, "reference raised ValueError"),
         ({"args": {**VADD_ARGS, "a": Input((N,), "f64")}}, "type of argument a 'f64'"),
         ({"args": {**VADD_ARGS, "a": Input((N,))}}, "argument a needs a type"),
+        ({"args": {**VADD_ARGS, "a": (N, "f32")}}, "argument a must be an Input, Output"),
         ({"args": {**VADD_ARGS, "c": Input((N,), "f32")}}, "no Output or InOut"),
         ({"args": {**VADD_ARGS, "a": Input((0,), "f32")}}, "argument a has extent 0"),
         ({"args": {**VADD_ARGS, "block": 4}}, "block is an argument and a parameter"),

@@ -441,8 +441,41 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Sequence[Tensor]]]] = {
         SelfAttention(need_weights=True, average_attn_weights=False, key_padding_mask=HIDDEN_KEYS),
         [R(2, 6, 32)],
     ),
+    "norm of 16 bits, whose casts backward repeats": lambda: (
+        nn.Sequential(nn.Linear(6, 8), nn.RMSNorm(8)).bfloat16(),
+        [R(4, 6).bfloat16()],
+    ),
+    "empty batch beside a full one": lambda: (
+        Function(lambda x, y, w: (functional.gelu(x @ w).softmax(-1), functional.gelu(y)), R(6, 8)),
+        [R(0, 6), R(3, 4)],
+    ),
+    "product of no terms": lambda: (
+        Function(lambda a, b, w: ((a @ b + 1).relu() @ w, functional.softmax(b, 1)), R(6, 2)),
+        [R(4, 0), R(0, 6)],
+    ),
     **GATHERS,
 }
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu6", "hardtanh", "hardsigmoid", "hardswish"])
+def test_infinite_gradients_stop_where_an_activation_is_constant(activation: str) -> None:
+    """The root's gradient at 0 is infinite; times a slope of 0 it would be NaN."""
+    torch._dynamo.reset()
+    constant = {"hardtanh": 1, "relu": 0}.get(activation, -3)
+
+    def step(x: Tensor) -> Tensor:
+        y = getattr(functional, activation)(x)
+        return (y - y[0].detach()).abs().sqrt().sum()
+
+    x = torch.tensor([5.0, 7, -4, 0.5, 1, -3]) * (1 if constant == 1 else -1)
+    expected, ours = (x.clone().requires_grad_() for _ in range(2))
+    step(expected).backward()
+    with reference_kernels() as ran, served.prefer("tunebench"):
+        served.compile(step)(ours).backward()
+    assert ran
+    torch.testing.assert_close(ours.grad, expected.grad, equal_nan=True)
+    assert expected.grad is not None
+    assert expected.grad[0] == 0
 
 
 def test_mask_that_reads_no_input_is_computed_once() -> None:

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tunebench._child import WORKING_FOLDER, absolute_environment, find_program
+from tunebench._child import WORKING_FOLDER, find_program
 from tunebench._figure import significant
 from tunebench.dtype import itemsize, numpy_dtype
 from tunebench.emulate.counts import Counts, read_counts
 from tunebench.emulate.host_compiler import Mode, build_executable, find_compiler
 from tunebench.emulate.host_source import NotEmulated
+from tunebench.emulate.limited_child import run_limited
 from tunebench.errors import InputError, TunebenchError
 from tunebench.space import Config
 from tunebench.variant import CudaVariant, Launch, Scalar, TensorMap
@@ -106,7 +107,7 @@ def emulate(
             ``"reverse"``.
         seed: Seed of the random order.
         sanitize: Whether AddressSanitizer checks every access.
-        timeout_s: Wall-clock limit of the run, in seconds.
+        timeout_s: Limit of the run in seconds, without waits for a busy processor.
 
     Returns:
         One array for every tensor of `workload.outputs()`, by name.
@@ -145,7 +146,7 @@ def watch(
         inputs: One array for every tensor of `workload.inputs()`, by name.
         order: Order of threads.
         seed: Seed of the random order.
-        timeout_s: Wall-clock limit of the run, in seconds.
+        timeout_s: Limit of the run in seconds, without waits for a busy processor.
 
     Returns:
         The outputs, and the counts.
@@ -169,19 +170,13 @@ def _execute(executable: Path, job: bytes, order: Order, timeout_s: float, sourc
         executable: From `build_executable`.
         job: Its standard input.
         order: Order of threads, for messages.
-        timeout_s: Wall-clock limit, in seconds.
+        timeout_s: Limit in seconds, without waits for a busy processor.
         source: Source of the kernel, for lines quoted in messages.
     """
     options = f"detect_leaks=0:exitcode={_SANITIZER_STATUS}"
     try:
-        process = subprocess.run(
-            [executable],
-            input=job,
-            capture_output=True,
-            timeout=timeout_s,
-            cwd=WORKING_FOLDER,
-            env=absolute_environment(ASAN_OPTIONS=options, UBSAN_OPTIONS=options),
-            check=False,
+        process = run_limited(
+            [executable], job, timeout_s=timeout_s, ASAN_OPTIONS=options, UBSAN_OPTIONS=options
         )
     except subprocess.TimeoutExpired:
         reason = f"order {order}: emulation did not finish in {significant(timeout_s)} s"

@@ -38,7 +38,7 @@ def simulate(
         workload: A small workload (see `GpuVariant.emulation_workload`).
         config: A valid point of the variant's space.
         inputs: One array for every tensor of `workload.inputs()`, by name, of its shape and type.
-        timeout_s: Wall-clock limit in seconds, including the start of Python.
+        timeout_s: Limit in seconds, including the start of Python, without waits for a busy processor.
 
     Returns:
         One array for every tensor of `workload.outputs()`, by name.

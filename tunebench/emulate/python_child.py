@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tunebench._child import WORKING_FOLDER, absolute_environment, python_command
+from tunebench._child import python_command
 from tunebench._figure import significant
 from tunebench.emulate.emulator import EmulationFailed
+from tunebench.emulate.limited_child import run_limited
 
 if TYPE_CHECKING:
     from tunebench.space import Config
@@ -39,7 +40,7 @@ def run_in_child(
         workload: A small workload (see `GpuVariant.emulation_workload`).
         config: A valid point of the variant's space.
         inputs: One array for every tensor of `workload.inputs()`, by name, of its shape and type.
-        timeout_s: Wall-clock limit in seconds, including the start of Python.
+        timeout_s: Limit in seconds, including the start of Python, without waits for a busy processor.
         environment: Variables of the process.
 
     Returns:
@@ -53,14 +54,8 @@ def run_in_child(
     file = defining.__file__ if defining.__name__.startswith("tunebench_user_") else None
     job = pickle.dumps((file, pickle.dumps((variant, workload, config, dict(inputs)))))
     try:
-        process = subprocess.run(
-            python_command(f"from {module} import main; main()"),
-            input=job,
-            capture_output=True,
-            timeout=timeout_s,
-            cwd=WORKING_FOLDER,
-            env=absolute_environment(**environment),
-            check=False,
+        process = run_limited(
+            python_command(f"from {module} import main; main()"), job, timeout_s=timeout_s, **environment
         )
     except subprocess.TimeoutExpired:
         reason = f"simulation did not finish in {significant(timeout_s)} s"

@@ -11,7 +11,7 @@ from tunebench.workloads import parse
 
 __all__ = ["with_relu_gradient"]
 
-GRADIENT = canonical("x0*step(x1)")
+GRADIENT = canonical("where(le(x1,0),0,x0)")
 """Expression of relu's gradient: x0 is the gradient of its result, x1 its result."""
 
 

@@ -237,6 +237,11 @@ def array_of(value: Any, name: str) -> tuple[Array | None, tuple[int | str, ...]
             raise InputError(f"argument {name} is an array of {array.dtype}, but declared as {dtype}")
         return array, array.shape, dtype_of(array.dtype, name)
     if dtype is None:
+        if not isinstance(value, _Array):
+            raise InputError(
+                f"argument {name} must be an Input, Output, InOut or Scratch, an array or a number; "
+                f"got {value!r}"
+            )
         raise InputError(f"argument {name} needs a type, such as {type(value).__name__}({shape!r}, 'f32')")
     extents = (shape,) if isinstance(shape, int | str) else tuple(shape)
     extents = tuple(extent if isinstance(extent, str) else _extent(extent, name) for extent in extents)

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -42,8 +43,18 @@ struct Job {
   std::vector<Launch> launches;
 };
 
+// Guards of an allocation, by the address of its data. They read as NaN of f32, bf16 and f16, signalling in the
+// first two, and differ from allocation to allocation: what a kernel computes from guards, or copies from those
+// of another tensor, differs from the guard that it overwrites.
+std::map<const unsigned char*, unsigned>& guards() {
+  static std::map<const unsigned char*, unsigned> patterns;
+  return patterns;
+}
+
+unsigned char guard_byte(unsigned pattern, long at) { return static_cast<unsigned char>(pattern >> 8 * (at & 3)); }
+
 // A separate allocation, `shift` bytes after a multiple of `alignment`. Without AddressSanitizer it has
-// guards on both sides, which read as NaN.
+// guards on both sides.
 unsigned char* allocate(size_t bytes, size_t alignment, size_t shift) {
 #ifdef TUNEBENCH_ASAN
   const size_t before = shift, after = 0;
@@ -53,19 +64,29 @@ unsigned char* allocate(size_t bytes, size_t alignment, size_t shift) {
   void* memory = nullptr;
   if (posix_memalign(&memory, alignment, before + bytes + after)) fail("no memory for %zu bytes", bytes);
   memset(memory, 0xff, before + bytes + after);
+  unsigned char* data = static_cast<unsigned char*>(memory) + before;
 #ifdef TUNEBENCH_ASAN
   __asan_poison_memory_region(memory, before);
+#else
+  static unsigned allocations = 0;
+  const unsigned pattern = guards()[data] = 0xff80ff80u + 0x00010001u * (1 + allocations++ % 63);
+  for (long i = 0; i < long(GUARD); ++i) {
+    data[long(bytes) + i] = guard_byte(pattern, long(bytes) + i);
+    data[-1 - i] = guard_byte(pattern, -1 - i);
+  }
 #endif
-  return static_cast<unsigned char*>(memory) + before;
+  return data;
 }
 
 // Fails if a write exceeded an allocation.
 void check_guards(const unsigned char* data, size_t bytes, const char* name) {
 #ifndef TUNEBENCH_ASAN
+  const unsigned pattern = guards().at(data);
   for (size_t i = 1; i <= GUARD; ++i) {
     const size_t past = bytes + i - 1;
-    if (data[past] != 0xff) fail("a write beyond the end of %s, to byte %zu of %zu", name, past, bytes);
-    if (*(data - i) != 0xff) fail("a write before the start of %s, by %zu bytes", name, i);
+    if (data[past] != guard_byte(pattern, long(past)))
+      fail("a write beyond the end of %s, to byte %zu of %zu", name, past, bytes);
+    if (*(data - i) != guard_byte(pattern, -long(i))) fail("a write before the start of %s, by %zu bytes", name, i);
   }
 #else
   (void)data, (void)bytes, (void)name;

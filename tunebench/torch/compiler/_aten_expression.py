@@ -120,12 +120,6 @@ def _clamp(args: Arguments) -> str:
     return x
 
 
-def _threshold_backward(args: Arguments) -> str | None:
-    if args["threshold"] != 0:
-        return None
-    return f"({args['grad_output']}*step({args['self']}))"
-
-
 _READERS: Mapping[str, Callable[[Arguments], str | None]] = {
     "aten::add": _binary("+"),
     "aten::sub": _binary("-"),
@@ -151,7 +145,7 @@ _READERS: Mapping[str, Callable[[Arguments], str | None]] = {
     "aten::clamp": _clamp,
     "aten::clamp_min": _clamp,
     "aten::hardtanh": _clamp,
-    "aten::threshold_backward": _threshold_backward,
+    "aten::threshold_backward": _written("where(le({self},{threshold!r}),0,{grad_output})"),
     "aten::native_dropout_backward": _written("({grad_output}*{mask}*{scale!r})"),
     "aten::eq": _written("eq({self},{other})"),
     "aten::ne": _written("ne({self},{other})"),
@@ -177,9 +171,8 @@ _READERS: Mapping[str, Callable[[Arguments], str | None]] = {
     ),
     "aten::softplus": _softplus,
     "aten::elu": _elu,
-    "aten::hardtanh_backward": lambda args: (
-        f"({args['grad_output']}*step({args['self']}-{args['min_val']!r})"
-        f"*step({args['max_val']!r}-{args['self']}))"
+    "aten::hardtanh_backward": _written(
+        "where(le({self},{min_val!r}),0,where(le({max_val!r},{self}),0,{grad_output}))"
     ),
 }
 """Writer of each operator's expression, by its name without overload; None for other arguments."""

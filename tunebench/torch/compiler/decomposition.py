@@ -165,6 +165,9 @@ def repeat_casts(graph: fx.Graph) -> None:
             with graph.inserting_before(user):
                 repeated = graph.node_copy(node)
             repeated.meta = dict(node.meta)
+            # What stands before the last node with the tag of forward is saved for backward.
+            if tag := user.meta.get("partitioner_tag"):
+                repeated.meta["partitioner_tag"] = tag
             user.replace_input_with(node, repeated)
 
 

@@ -282,7 +282,7 @@ class _Translator:
         tensors = (read for read in node.all_input_nodes if isinstance(traced(read), Tensor))
         if any(read not in self._held.value_of for read in tensors):
             return "views of an unknown value"
-        return ""
+        return "an empty tensor" if _writes_nothing(node) else ""
 
     def _reduction_fields(self, reduce: str, node: fx.Node, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a reduction: of rows or columns in memory, or else over any axes."""
@@ -521,6 +521,17 @@ NOT_WRITTEN = {"reason": "tensors of another type, without elements, or whose el
 def _is_written(result: Any) -> bool:
     """Return whether kernels can write a result."""
     return isinstance(result, Tensor) and result.dtype in STORED and is_dense(result)
+
+
+def _writes_nothing(node: fx.Node) -> bool:
+    """Return whether a result that is used has no elements; statistics that no call reads may be empty."""
+    result = traced(node)
+    parts = result if isinstance(result, (list, tuple)) else (result,)
+    used = (part for index, part in enumerate(parts) if part is result or is_used(node, index))
+    return any(
+        isinstance(part, Tensor) and any(type(extent) is int and extent == 0 for extent in part.shape)
+        for part in used
+    )
 
 
 def _expression_fields(text: str | None, operands: Mapping[str, Any]) -> dict[str, Any] | None:

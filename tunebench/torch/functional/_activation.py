@@ -78,7 +78,7 @@ def activation_gradient(activation: str, z: Tensor, dy: Tensor) -> Tensor:
     """Return the gradient before an activation; it can be differentiated again."""
     is_differentiated = torch.is_grad_enabled()
     if activation == "relu":
-        return dy * (z > 0)
+        return dy.masked_fill(z <= 0, 0)
     record = ACTIVATIONS.get(activation)
     if record is not None and record.backward and not is_differentiated:
         # PyTorch cannot differentiate all of these operators again.
