@@ -62,7 +62,7 @@ class NumberInterpreter(torch.fx.Interpreter):  # type: ignore[misc]  # torch do
         result = super().run_node(n)
         uses = [user for user in n.users if isinstance(user.meta.get("example_value"), Tensor)]
         if uses and isinstance(result, (int, float)) and n.op != "output":
-            if type(result) is not float or any(user.target not in _SCALING for user in uses):
+            if not all(_scales(result, user) for user in uses):
                 raise NotUnderstoodError(NUMBER_DECIDES)
             if repr(result) in self.recorder.numbers:
                 raise NotUnderstoodError("two numbers that change are equal in the record")
@@ -70,6 +70,19 @@ class NumberInterpreter(torch.fx.Interpreter):  # type: ignore[misc]  # torch do
             self.nodes.append(n)
             self.values.append(result)
         return result
+
+
+def _scales(number: float, user: torch.fx.Node) -> bool:
+    """Return whether a node gives a number to an operation as it is.
+
+    An integer acts on tensors of floating-point numbers as the same float does.
+    """
+    if type(number) is int:
+        tensors = [leaf.meta.get("example_value") for leaf in user.all_input_nodes]
+        tensors = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
+        is_float = bool(tensors) and all(tensor.is_floating_point() for tensor in tensors)
+        return is_float and abs(number) < 1 << 53 and user.target in _SCALING
+    return type(number) is float and user.target in _SCALING
 
 
 @dataclass(frozen=True, slots=True)
