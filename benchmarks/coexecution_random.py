@@ -6,7 +6,8 @@
 
 Program i is made by `benchmarks.random_programs` from seed i. It runs co-executed whenever its path is known,
 and a second time in eager iterations whose updates by optimizers are recorded functions after three updates.
-With ``--heads`` it runs with heads instead, which are traced at once and used whether or not they are faster.
+With ``--heads`` it runs with heads instead, which are traced at once and used whether or not they are faster; the
+programs then are others, whose steps use up to their update only what heads can contain.
 Compared are results, inputs after the step, gradients, parameters, buffers, optimizer state, learning rates,
 attributes, printed text, recorded effects, exceptions (type and message), settings of torch, the random state
 of torch, Python and NumPy, and versions of all tensors.
@@ -56,7 +57,7 @@ _CALLS = 3
 
 def examine(number: int, steps: int, *, heads: bool = False) -> Record:
     """Run a program under eager and co-executed, or with heads, and return what differs."""
-    make = source_program(random_source(random.Random(number)), f"<program {number}>")
+    make = source_program(random_source(random.Random(number), traceable=heads), f"<program {number}>")
     expected = run_program(make, lambda step: step, steps, raises=True)
     step = None
 
@@ -224,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
         work(first, last, arguments)
         return 0
     if arguments.show is not None:
-        print(random_source(random.Random(arguments.show)))
+        print(random_source(random.Random(arguments.show), traceable=arguments.heads))
         print(json.dumps(examine(arguments.show, arguments.steps, heads=arguments.heads), indent=1))
         return 0
     return _run_missing(arguments)
