@@ -6,8 +6,8 @@
 
 Program i is made by `benchmarks.random_programs` from seed i. It runs co-executed whenever its path is known,
 and a second time in eager iterations whose updates by optimizers are recorded functions after three updates.
-With ``--heads`` it runs with heads instead, which are traced at once and used whether or not they are faster; the
-programs then are others, whose steps use up to their update only what heads can contain.
+With ``--heads`` it runs with heads instead, which are traced at once and used whether or not they are faster;
+the programs then are others, whose steps use up to their update only what heads can contain.
 Compared are results, inputs after the step, gradients, parameters, buffers, optimizer state, learning rates,
 attributes, printed text, recorded effects, exceptions (type and message), settings of torch, the random state
 of torch, Python and NumPy, and versions of all tensors.
@@ -143,7 +143,10 @@ def table(records: list[Record]) -> str:
     """Return a summary of the records as Markdown."""
     ran = [record for record in records if "error" not in record]
     total = Counter(
-        {key: sum(record[key] for record in ran) for key in ("traced", "coexecuted", "diverged", "updates", "heads")}
+        {
+            key: sum(record[key] for record in ran)
+            for key in ("traced", "coexecuted", "diverged", "updates", "heads")
+        }
     )
     rows = [
         ("programs", len(records)),

@@ -578,10 +578,11 @@ UPDATES = _lines(
 
 
 _UNTRACEABLE = re.compile(
-    r"item\(|float\(|tolist|numpy|np\.|array|view|print|random\.|chance|\.backward|torch\.set_|setting|nonzero"
-    r"|autograd|torch\.func|checkpoint|Scaled|seed|save|\[<mask>\]|_version|data_ptr|requires_grad|deepcopy"
-    r"|whole|wide|\bz\b|z\[|x\[0\]|<rows>\.mul_|sum\(<cols>\)|max\(<cols>\)|equal|allclose|<scalar> >|\.any\("
-    r"|all\(\)|param_groups|round\(|'row'|\] = |\] \+=|memory\.get| is |1e-39|embedding|network\.extra|for row|try:|while|for |inference|repr|train\(|sdpa|mkldnn|int\(|kept\[|dlpack|set_grad_enabled|<own> is"
+    r"item\(|float\(|int\(|tolist|numpy|np\.|array|view|print|repr|random\.|chance|seed|save|deepcopy|dlpack"
+    r"|\.backward|requires_grad|autograd|torch\.func|checkpoint|Scaled|_version|data_ptr| is |embedding|sdpa"
+    r"|mkldnn|torch\.set_|setting|set_grad_enabled|inference|train\(|param_groups|network\.extra|memory\.get|'row'"
+    r"|whole|wide|\bz\b|z\[|x\[0\]|kept\[|\] = |\] \+=|<rows>\.mul_|\[<mask>\]|1e-39|round\("
+    r"|nonzero|equal|allclose|<scalar> >|\.any\(|all\(\)|sum\(<cols>\)|max\(<cols>\)|try:|while|for "
 )
 """What ends or refuses a head wherever it stands before the backward pass."""
 

@@ -7,7 +7,6 @@ is changed by code that it does not see, and lists that grow in each step decide
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import warnings
@@ -197,6 +196,8 @@ def _opaque(
     from torch._dynamo.variables.optimizer import OptimizerVariable
     from torch._dynamo.variables.tensor import TensorVariable
 
+    from tunebench.training.coexecution._head_lists import AppendedLists
+
     methods.clear()
     changes: list[tuple[Any, str, Any]] = [
         (InstructionTranslator, "maybe_has_backedge", _is_before_backward),
@@ -210,7 +211,7 @@ def _opaque(
             partial(_called, methods, UserFunctionVariable.call_function),
         ),
         (WrapperUserFunctionVariable, "call_function", _wrapped),
-        *_appending(),
+        *AppendedLists().changes(),
         (builder, "_automatic_dynamic", partial(_with_fixed_sizes, builder._automatic_dynamic)),
         (decorators, "disable", partial(_undisturbed, decorators.disable)),
         *_lean(InstructionTranslator),
@@ -249,104 +250,6 @@ def _lean(translator: type) -> list[tuple[Any, str, Any]]:
         (output_graph, "uninteresting_files", tuple),
         (output_graph.OutputGraph, "get_replayed_side_effect_source_refs", lambda graph, **options: []),
         (convert_frame, "_is_registered_backend", lambda backend: False),
-    ]
-
-
-def _appending() -> list[tuple[Any, str, Any]]:
-    """Return changes of Dynamo by which a list that a step only appends to decides nothing.
-
-    Dynamo guards the length and the elements of each list that it meets. A list that gets its first
-    ``append`` is traced anew as one that nothing else may be asked of; if something is, as before.
-    """
-    from torch._dynamo.bytecode_transformation import create_call_method, create_instruction
-    from torch._dynamo.exc import UnspecializeRestartAnalysis
-    from torch._dynamo.guards import GuardBuilder
-    from torch._dynamo.side_effects import SideEffects
-    from torch._dynamo.variables import ConstantVariable, ListVariable, VariableTracker
-    from torch._dynamo.variables.base import ValueMutationExisting
-    from torch._dynamo.variables.builder import VariableBuilder
-    from torch._dynamo.variables.misc import GetAttrVariable
-
-    appended_to: dict[int, Any] = {}
-    others: set[int] = set()
-    order = itertools.count()
-
-    class AppendedList(VariableTracker):  # type: ignore[misc]  # torch does not type it
-        """A list that the step appends to, of which nothing is read."""
-
-        def __init__(self, value: list[Any], **options: Any) -> None:
-            super().__init__(**options)
-            self.value = value
-            self.added: list[Any] = []
-            self.order: list[int] = []
-
-        def python_type(self) -> type:
-            return list
-
-        def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-            if name != "append" or len(args) != 1 or kwargs:
-                self.read()
-            tx.output.side_effects.mutation(self)
-            self.added.append(args[0])
-            self.order.append(next(order))
-            return ConstantVariable.create(None)
-
-        def read(self, *args: Any, **kwargs: Any) -> Any:
-            """Trace anew, with the list as Dynamo sees it."""
-            others.add(id(self.value))
-            raise UnspecializeRestartAnalysis(restart_reason="a list that grows is read")
-
-        def var_getattr(self, tx: Any, name: str) -> Any:
-            return GetAttrVariable(self, name) if name == "append" else self.read()
-
-        call_obj_hasattr = as_proxy = as_python_constant = unpack_var_sequence = read
-        has_unpack_var_sequence = force_unpack_var_sequence = has_force_unpack_var_sequence = read
-
-    def build(wrap: Any, self: Any, value: Any) -> Any:
-        if type(value) is not list or appended_to.get(id(value)) is not value or id(value) in others:
-            return wrap(self, value)
-        self.install_guards(GuardBuilder.TYPE_MATCH)
-        variable = AppendedList(value, source=self.source)
-        return self.tx.output.side_effects.track_mutable(value, variable)
-
-    def call(method: Any, self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        if name == "append" and isinstance(self.mutation_type, ValueMutationExisting):
-            effects = tx.output.side_effects
-            value = next((item for item in effects.keepalive if effects.id_to_variable.get(id(item)) is self), None)
-            if type(value) is list and id(value) not in others:
-                appended_to[id(value)] = value
-                raise UnspecializeRestartAnalysis(restart_reason="a list grows")
-        return method(self, tx, name, args, kwargs)
-
-    def write(codegen: Any, self: Any, cg: Any, *args: Any, **kwargs: Any) -> None:
-        """Load lists and values before anything is changed, and append after all other changes."""
-        grown = [variable for variable in self._get_modified_vars() if isinstance(variable, AppendedList)]
-        events = sorted(
-            (position, variable, value)
-            for variable in grown
-            for position, value in zip(variable.order, variable.added, strict=True)
-        )
-        names = []
-        for _, variable, value in events:
-            names.append((cg.new_var(), cg.new_var()))
-            for name, item in zip(names[-1], (variable.source, value), strict=True):
-                cg(item)
-                cg.store(name)
-        for variable in grown:
-            variable.mutation_type.is_modified = False
-        codegen(self, cg, *args, **kwargs)
-        for variable in grown:
-            variable.mutation_type.is_modified = True
-        for target, name in names:
-            cg.append_output(cg.create_load(target))
-            cg.load_method("append")
-            cg.append_output(cg.create_load(name))
-            cg.extend_output([*create_call_method(1), create_instruction("POP_TOP")])
-
-    return [
-        (VariableBuilder, "_wrap", partial(build, VariableBuilder._wrap)),
-        (ListVariable, "call_method", partial(call, ListVariable.call_method)),
-        (SideEffects, "codegen_update_mutated", partial(write, SideEffects.codegen_update_mutated)),
     ]
 
 
