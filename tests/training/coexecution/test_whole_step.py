@@ -123,6 +123,20 @@ def test_head_runs_as_one_function() -> None:
     assert heads.runs >= 3
 
 
+def test_replays_ask_dynamo_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions that guards and code of Dynamo call are marked as its own."""
+    step = coexecute(simple()()[0])
+    step._policy.reason = "by a test"
+    inputs = batches(12)
+    for (x,) in inputs[:10]:
+        step(x)
+    runs = step._whole_steps.runs
+    monkeypatch.delattr(_head_tracing._Callback, "__call__")
+    for (x,) in inputs[10:]:
+        step(x)
+    assert step._whole_steps.runs == runs + 2
+
+
 def test_heads_that_would_take_much_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_memory, "resident_bytes", lambda: 4e3)
     heads = compare(simple(), batches(4))
