@@ -1,10 +1,13 @@
 """Random programs under eager PyTorch and `coexecute`: equality of values, side effects and exceptions.
 
     python -m benchmarks.coexecution_random [--programs 2000] [--out FILE.jsonl] [--table FILE.md]
+    python -m benchmarks.coexecution_random --heads --steps 48 [--programs 200]
     python -m benchmarks.coexecution_random --show 17
 
 Program i is made by `benchmarks.random_programs` from seed i. It runs co-executed whenever its path is known,
 and a second time in eager iterations whose updates by optimizers are recorded functions after three updates.
+With ``--heads`` it runs with heads instead, which are traced at once and used whether or not they are faster;
+the programs then are others, whose steps use up to their update only what heads can contain.
 Compared are results, inputs after the step, gradients, parameters, buffers, optimizer state, learning rates,
 attributes, printed text, recorded effects, exceptions (type and message), settings of torch, the random state
 of torch, Python and NumPy, and versions of all tensors.
@@ -39,6 +42,7 @@ from benchmarks.coexecution import (
     save,
     version_differences,
 )
+from benchmarks.coexecution_heads import heads_at_once
 from benchmarks.random_programs import random_source, source_program
 from tunebench.training import coexecute
 from tunebench.training.coexecution import _update
@@ -51,22 +55,24 @@ _CALLS = 3
 """Number of updates by an optimizer before one is recorded."""
 
 
-def examine(number: int, steps: int) -> Record:
-    """Run a program under eager and co-executed, and return what differs."""
-    make = source_program(random_source(random.Random(number)), f"<program {number}>")
+def examine(number: int, steps: int, *, heads: bool = False) -> Record:
+    """Run a program under eager and co-executed, or with heads, and return what differs."""
+    make = source_program(random_source(random.Random(number), traceable=heads), f"<program {number}>")
     expected = run_program(make, lambda step: step, steps, raises=True)
     step = None
 
     def wrap(plain):  # type: ignore[no-untyped-def]
         nonlocal step
         step = coexecute(plain)
+        if heads:
+            step._policy.reason = "its heads are compared"
         return step
 
-    with forced():
+    with heads_at_once() if heads else forced():
         got = run_program(make, wrap, steps, raises=True)
     report = coexecute.report(step)
     with mock.patch.object(_update, "_CALLS", _CALLS):
-        updated = run_program(make, wrap, steps, raises=True)
+        updated = got if heads else run_program(make, wrap, steps, raises=True)
     return {
         "program": number,
         "steps": steps,
@@ -80,18 +86,20 @@ def examine(number: int, steps: int) -> Record:
         "coexecuted": report.coexecuted,
         "diverged": report.diverged,
         "operations": report.operations,
+        "heads": report.heads,
+        "plain heads": report.plain_heads,
     }
 
 
 # -- worker --------------------------------------------------------------------------------------------------
 
 
-def work(first: int, last: int, steps: int, timeout_s: float) -> None:
+def work(first: int, last: int, arguments: argparse.Namespace) -> None:
     """Print the records of programs first to last - 1; exit at the first that exceeds the time limit."""
     warnings.simplefilter("ignore")
     for number in range(first, last):
-        faulthandler.dump_traceback_later(timeout_s, exit=True)
-        record = examine(number, steps)
+        faulthandler.dump_traceback_later(arguments.timeout_s, exit=True)
+        record = examine(number, arguments.steps, heads=arguments.heads)
         faulthandler.cancel_dump_traceback_later()
         print(json.dumps(record), flush=True)
 
@@ -101,6 +109,7 @@ def _records(first: int, last: int, arguments: argparse.Namespace) -> Iterator[R
     while first < last:
         command = [sys.executable, "-m", "benchmarks.coexecution_random", "--worker", str(first), str(last)]
         command += ["--steps", str(arguments.steps), "--timeout-s", str(arguments.timeout_s)]
+        command += ["--heads"] if arguments.heads else []
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         for line in done.stdout.splitlines():
             if line.startswith('{"program"'):
@@ -134,7 +143,10 @@ def table(records: list[Record]) -> str:
     """Return a summary of the records as Markdown."""
     ran = [record for record in records if "error" not in record]
     total = Counter(
-        {key: sum(record[key] for record in ran) for key in ("traced", "coexecuted", "diverged", "updates")}
+        {
+            key: sum(record[key] for record in ran)
+            for key in ("traced", "coexecuted", "diverged", "updates", "heads")
+        }
     )
     rows = [
         ("programs", len(records)),
@@ -169,10 +181,12 @@ def table(records: list[Record]) -> str:
         ),
         ("programs with divergences", sum(program_record["diverged"] > 0 for program_record in ran)),
         ("programs with updates as recorded functions", sum(record["updates"] > 0 for record in ran)),
+        ("programs with heads", sum(record["heads"] > 0 for record in ran)),
         ("iterations traced", total["traced"]),
         ("iterations co-executed", total["coexecuted"]),
         ("iterations diverged", total["diverged"]),
         ("updates as recorded functions", total["updates"]),
+        ("iterations with heads", total["heads"]),
     ]
     lines = ["| random programs | count |", "|---|---|", *(f"| {name} | {count} |" for name, count in rows)]
     wrong = list(filter(_differs, records))
@@ -197,7 +211,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--timeout-s", type=float, default=60, help="time limit per program in seconds (default 60)"
     )
-    parser.add_argument("--out", type=Path, default=Path("random.jsonl"), help="file of saved results")
+    parser.add_argument("--heads", action="store_true", help="heads instead of co-executed iterations")
+    parser.add_argument(
+        "--out", type=Path, help="file of saved results (default random.jsonl, with heads heads.jsonl)"
+    )
     parser.add_argument("--table", type=Path, help="file for the summary")
     parser.add_argument(
         "--show", type=int, metavar="N", help="print the source of a program, and what differs"
@@ -205,13 +222,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--worker", type=int, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
+    arguments.out = arguments.out or Path("heads.jsonl" if arguments.heads else "random.jsonl")
     if arguments.worker:
         first, last = arguments.worker
-        work(first, last, arguments.steps, arguments.timeout_s)
+        work(first, last, arguments)
         return 0
     if arguments.show is not None:
-        print(random_source(random.Random(arguments.show)))
-        print(json.dumps(examine(arguments.show, arguments.steps), indent=1))
+        print(random_source(random.Random(arguments.show), traceable=arguments.heads))
+        print(json.dumps(examine(arguments.show, arguments.steps, heads=arguments.heads), indent=1))
         return 0
     return _run_missing(arguments)
 

@@ -577,6 +577,16 @@ UPDATES = _lines(
 )
 
 
+_UNTRACEABLE = re.compile(
+    r"item\(|float\(|int\(|tolist|numpy|np\.|array|view|print|repr|random\.|chance|seed|save|deepcopy|dlpack"
+    r"|\.backward|requires_grad|autograd|torch\.func|checkpoint|Scaled|_version|data_ptr| is |embedding|sdpa"
+    r"|mkldnn|torch\.set_|setting|set_grad_enabled|inference|train\(|param_groups|network\.extra|memory\.get|'row'"
+    r"|whole|wide|\bz\b|z\[|x\[0\]|kept\[|\] = |\] \+=|<rows>\.mul_|\[<mask>\]|1e-39|round\("
+    r"|nonzero|equal|allclose|<scalar> >|\.any\(|all\(\)|sum\(<cols>\)|max\(<cols>\)|try:|while|for "
+)
+"""What ends or refuses a head wherever it stands before the backward pass."""
+
+
 @dataclass(slots=True)
 class _Writer:
     """A program while it is written.
@@ -587,9 +597,11 @@ class _Writer:
         lines: Lines of the step so far.
         named: Number of names given so far.
         chosen: Templates that the program uses: some of all, so that programs differ in kind.
+        traceable: Whether it uses only what heads of steps can contain.
     """
 
     chance: random.Random
+    traceable: bool = False
     variables: dict[str, list[str]] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     named: int = 0
@@ -598,7 +610,8 @@ class _Writer:
     def template(self, templates: tuple[str, ...]) -> str:
         """Return one of the templates that the program uses."""
         if templates not in self.chosen:
-            self.chosen[templates] = self.chance.sample(templates, max(3, len(templates) // 4))
+            usable = [text for text in templates if not (self.traceable and _UNTRACEABLE.search(text))]
+            self.chosen[templates] = self.chance.sample(usable, min(len(usable), max(3, len(usable) // 4)))
         return self.chance.choice(self.chosen[templates])
 
     def write(self, text: str, depth: int) -> None:
@@ -664,13 +677,15 @@ class _Writer:
             self.write(self.filled(self.chance.choice(templates)), 0)
 
 
-def random_source(chance: random.Random) -> str:
+def random_source(chance: random.Random, *, traceable: bool = False) -> str:
     """Return the source of a random program.
 
     Args:
         chance: Source of all decisions; a strategy of Hypothesis can be one.
+        traceable: Whether the step up to its update uses only what heads of steps can contain; what changes
+            parameters and optimizers afterwards is as in other programs.
     """
-    writer = _Writer(chance)
+    writer = _Writer(chance, traceable)
     _write_step(writer)
     lines = [
         "def make(seed):",
@@ -685,11 +700,11 @@ def random_source(chance: random.Random) -> str:
         "    array = np.random.randn(14, D).astype('float32')",
         f"    view = {chance.choice(VIEWS)}",
         f"    whole = {chance.choice(('torch.randn(8, D)',) * 3 + ('torch.from_numpy(array)',))}",
-        *([_HOOK] if chance.random() < 0.3 else []),
+        *([_HOOK] if chance.random() < 0.3 and not traceable else []),
         "",
         "    def batch(iteration):",
         "        own = torch.Generator().manual_seed(seed * 1000 + iteration)",
-        f"        count = {chance.choice(COUNTS)}",
+        f"        count = {chance.choice(COUNTS[:2] if traceable else COUNTS)}",
         f"        x = {chance.choice(('torch.randn(count, D, generator=own)',) * 2 + ('whole[:count]',))}",
         "        y = torch.randint(D, (count,), generator=own)",
         f"        return x, y, {chance.choice(('x', 'x[1:]', 'x.T', 'torch.ones(count, D)', 'x.clone()'))}",
@@ -725,15 +740,18 @@ def _write_step(writer: _Writer) -> None:
         "loss = functional.mse_loss(hidden, torch.ones_like(hidden))",
     ):  # fmt: skip
         writer.write(line, 0)
-    writer.write(chance.choice(("", "if memory['step'] % 2: ")) + chance.choice(CLEARING), 0)
-    if chance.random() < 0.08:
+    if writer.traceable:
+        writer.write(CLEARING[0], 0)
+    else:
+        writer.write(chance.choice(("", "if memory['step'] % 2: ")) + chance.choice(CLEARING), 0)
+    if chance.random() < 0.08 and not writer.traceable:
         writer.write("hidden.register_hook(lambda gradient: gradient * 0.5)", 0)
     for _ in range(chance.randint(1, chance.choice((3, 10)))):
         writer.statement(0)
-    if chance.random() < 0.1:
+    if chance.random() < 0.1 and not writer.traceable:
         writer.write(f"if {writer.value('condition')}:", 0)
         writer.write(writer.filled(chance.choice(RAISES)), 1)
-    writer.write(chance.choice(BACKWARD), 0)
+    writer.write(BACKWARD[0] if writer.traceable else chance.choice(BACKWARD), 0)
     writer.maybe(CLIPPING, 0.3)
     writer.write(chance.choice(UPDATES), 0)
     writer.maybe(PARAMETER_WRITES, 0.3)

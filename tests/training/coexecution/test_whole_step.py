@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import pickle
@@ -21,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from tests.fork_server import Programs
 from tunebench.training import coexecute
 from tunebench.training.coexecution import _head_graph, _head_tracing, _memory, _whole_step
+from tunebench.training.coexecution._head_copies import RepeatError, taken_back
 from tunebench.training.coexecution._head_graph import HeadGraph
 from tunebench.training.coexecution._head_record import OperationRecorder
 from tunebench.training.coexecution._head_start import cut, starts
@@ -119,6 +121,24 @@ def test_head_runs_as_one_function() -> None:
     heads = compare(simple(), batches())
     assert heads.reason is None
     assert heads.runs >= 3
+
+
+def test_replays_ask_dynamo_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions that guards and code of Dynamo call are marked as its own."""
+    step = coexecute(simple()()[0])
+    step._policy.reason = "by a test"
+    inputs = batches(12)
+    for (x,) in inputs[:10]:
+        step(x)
+    runs = step._whole_steps.runs
+    asked: list[str] = []
+    monkeypatch.setattr(
+        _head_tracing._Callback, "__call__", lambda self, frame, *rest: asked.append(frame.f_code.co_name)
+    )
+    for (x,) in inputs[10:]:
+        step(x)
+    assert step._whole_steps.runs == runs + 2
+    assert asked == []
 
 
 def test_heads_that_would_take_much_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -753,3 +773,104 @@ def test_gradients_from_before_a_step_are_used() -> None:
             model[0].weight.grad = torch.ones(6, 8)
 
     assert compare(with_optimizer(optimizer, body), batches(12), before).runs >= 2
+
+
+def appending(read: Callable[[list[Any]], float]) -> Make:
+    """Return what makes a step that appends to a list before its backward pass, and then reads it."""
+
+    def make() -> tuple[Callable[..., Any], nn.Module]:
+        model = nn.Linear(8, 2)
+        log: list[Any] = []
+
+        def step(x: Tensor) -> Tensor:
+            loss = model(x).square().mean()
+            log.append(1.0)
+            (loss * read(log)).backward()
+            return loss.detach()
+
+        return step, model
+
+    return make
+
+
+def test_what_is_taken_back_counts_no_version() -> None:
+    """Messages of errors contain versions."""
+    x = torch.ones(3)
+    with contextlib.suppress(RepeatError), taken_back((x,), []):
+        x.add_(1)
+        raise RepeatError
+    assert x._version == 0
+    assert torch.equal(x, torch.ones(3))
+
+
+def test_lists_that_only_grow_decide_nothing() -> None:
+    """Values are appended in the order of the step, also if lists are replaced or become the same one."""
+    logs: list[Any] = []
+
+    def make() -> tuple[Callable[..., Any], nn.Module]:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        history: dict[str, list[Any]] = {"losses": [], "means": []}
+        object.__setattr__(model, "history", history)
+        logs.append(history)
+
+        def step(x: Tensor, index: int) -> Tensor:
+            optimizer.zero_grad()
+            means = history["means"]
+            means.append([{"x": x.mean()}])
+            output = model(x)
+            loss = output.square().mean()
+            history["losses"].append(loss.detach())
+            means.append((index, "mean", output.detach().mean()))
+            history["losses"].append(means)
+            if index == 11:
+                raise IndexError("before the backward pass")
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step, model
+
+    def before(index: int, model: Any) -> None:
+        if index == 8:
+            model.history["means"] = []
+        if index == 10:
+            model.history["losses"] = model.history["means"]
+
+    heads = compare(make, [(x, index) for index, (x,) in enumerate(batches(14))], before)
+    assert heads.runs >= 5
+    texts = [repr(history) for history in logs]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        len, sum, lambda log: log[-1] * len(log), lambda log: 2.0 if log == [1.0] else 1.0,
+        lambda log: 2.0 if log else 1.0, lambda log: float(1.0 in log), lambda log: len(str(log)),
+        lambda log: next(iter(log)), lambda log: len([*log, 1.0]), lambda log: len(log + log),
+        lambda log: 2.0 if log != [1.0, 1.0] else 3.0, lambda log: 2.0 if log > [1.0] else 1.0,
+    ],
+)  # fmt: skip
+def test_lists_that_grow_and_are_read(read: Callable[[list[Any]], float]) -> None:
+    compare(appending(read), batches(4))
+
+
+def test_counter_is_a_number_of_the_head() -> None:
+    """It equals a constant of the step in one of its records."""
+
+    def make() -> tuple[Callable[..., Any], nn.Module]:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.calls = 0
+
+        def step(x: Tensor) -> Tensor:
+            model.calls += 1
+            loss = model(x).square().mean() * 5 / model.calls + model.calls
+            optimizer.zero_grad()
+            loss.backward()
+            return loss.detach()
+
+        return step, model
+
+    assert compare(make, batches(24)).runs >= 5

@@ -76,11 +76,15 @@ def taken_back(args: Sequence[Any], optimizers: Sequence[Optimizer]) -> Iterator
     if not all(map(_is_plain, tensors)):
         raise RepeatError("a tensor is no plain one of the processor")
     copies = {id(tensor): _copy(tensor) for tensor in tensors}
+    versions = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
     states = [{key: dict(value) for key, value in optimizer.state.items()} for optimizer in optimizers]
     try:
         yield copies
     except (Exception, RepeatError) as error:
         restore(list(zip(tensors, copies.values(), strict=True)), state)
+        for tensor, version in zip(tensors, versions, strict=True):
+            if not tensor.is_inference():  # eager mode's messages of errors contain versions
+                torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         for optimizer, values in zip(optimizers, states, strict=True):

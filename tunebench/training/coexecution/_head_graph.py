@@ -290,7 +290,9 @@ class HeadGraph:
         plan.checks += 1
         if plan.checks == _CHECKS:
             return_freed_memory()
-        if not equal:
+        if not equal and any(changed) and self._plans < _PLANS:  # a constant may have equalled a number
+            self._plan_again()
+        elif not equal:
             self.reason = "the recorded head gives other results than eager mode"
         elif any(changed):
             plan.free = all(changed)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ class NumberInterpreter(torch.fx.Interpreter):  # type: ignore[misc]  # torch do
         result = super().run_node(n)
         uses = [user for user in n.users if isinstance(user.meta.get("example_value"), Tensor)]
         if uses and isinstance(result, (int, float)) and n.op != "output":
-            if type(result) is not float or any(user.target not in _SCALING for user in uses):
+            if not all(_scales(result, user) for user in uses):
                 raise NotUnderstoodError(NUMBER_DECIDES)
             if repr(result) in self.recorder.numbers:
                 raise NotUnderstoodError("two numbers that change are equal in the record")
@@ -72,18 +73,35 @@ class NumberInterpreter(torch.fx.Interpreter):  # type: ignore[misc]  # torch do
         return result
 
 
+def _scales(number: float, user: torch.fx.Node) -> bool:
+    """Return whether a node gives a number to an operation as it is.
+
+    An integer acts on tensors of floating-point numbers as the same float does.
+    """
+    if type(number) is int:
+        tensors = [leaf.meta.get("example_value") for leaf in user.all_input_nodes]
+        tensors = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
+        is_float = bool(tensors) and all(tensor.is_floating_point() for tensor in tensors)
+        return is_float and abs(number) < 1 << 53 and user.target in _SCALING
+    return type(number) is float and user.target in _SCALING
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A result of a graph: argument `index`, tensor `index` of the function, or a node's number."""
+    """A result of a graph: argument `index`, tensor `index` of the function, or a node's number.
+
+    A shared tensor is returned more than once, such as a loss and the detached loss: each is an object.
+    """
 
     kind: str
     index: Any
     has_history: bool = False
+    is_shared: bool = False
 
     def value(self, args: Sequence[Any], results: Sequence[Any], numbers: dict[Any, Any]) -> Any:
         """Return it, from the arguments of the graph, the results of the function and numbers by node."""
         if self.kind == "result":
-            result = results[self.index]
+            result = results[self.index].detach() if self.is_shared else results[self.index]
             return _without_graph(result) if self.has_history else result
         if self.kind == "argument":
             return args[self.index]
@@ -343,6 +361,7 @@ class Planner:
         outputs = self._outputs(leaves)
         arithmetic = self._arithmetic(outputs)
         gradients, fresh = self._gradients(pairs, *self._clears())
+        outputs = self._marked(outputs)
         listed = [position for position in inputs if id(self._args[position]) in owned]
         passed = [position for position in inputs if id(self._args[position]) not in owned]
         head = self._head(
@@ -508,6 +527,14 @@ class Planner:
         (nodes,) = self._nodes[-1].args
         return [
             self._output(result, node, parameters) for result, node in zip(self._results, nodes, strict=True)
+        ]
+
+    def _marked(self, outputs: Sequence[Output]) -> list[Output]:
+        """Return the outputs, with a mark of tensors that are returned more than once."""
+        counts = Counter(self._returned)
+        return [
+            replace(output, is_shared=output.kind == "result" and counts[self._returned[output.index]] > 1)
+            for output in outputs
         ]
 
     def _output(self, result: Any, node: Any, parameters: Sequence[Tensor]) -> Output:

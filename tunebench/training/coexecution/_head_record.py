@@ -17,6 +17,9 @@ from tunebench.training.coexecution._operator import may_raise, written
 
 __all__ = ["PLAIN_TYPES", "OperationRecorder", "active_recorder", "matches", "returns_number", "tensor_key"]
 
+_SCALING = {"add", "sub", "rsub", "mul", "div", "lt", "le", "gt", "ge"}
+"""Operators without arguments that are integers by type: theirs may be numbers that change."""
+
 PLAIN_TYPES = (Tensor, Parameter)
 """Types of tensors that heads use."""
 
@@ -51,6 +54,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch does 
         self.problem: str | None = None
         self._indices: dict[tuple[Any, ...], int] = {}
         self._pauses = False
+        self._scales = False  # whether the operation that is recorded takes numbers that change
         self._storages: list[StorageWeakRef] = []  # their addresses stay theirs, their memory is freed
 
     def index(self, tensor: Tensor) -> int | None:
@@ -102,8 +106,10 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch does 
                 index = self._add(leaf)
                 self.inputs[index] = leaf.detach()
             return Value(index)
-        if type(leaf) is float and repr(leaf) in self.numbers:
-            return Number(self.numbers[repr(leaf)])
+        if type(leaf) is float or (type(leaf) is int and self._scales):
+            number = self.numbers.get(repr(leaf))
+            if number is not None:
+                return Number(number)
         return Constant(leaf)
 
     def __torch_dispatch__(
@@ -114,6 +120,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch does 
         reads = func is torch.ops.aten._local_scalar_dense.default or func.namespace == "profiler"
         if reads or self._pauses or self.problem is not None:
             return func(*args, **kwargs)
+        self._scales = func.overloadpacket.__name__.rstrip("_") in _SCALING
         try:
             arguments = replaced(args, self._argument)
             named = tuple((name, replaced(value, self._argument)) for name, value in kwargs.items())

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from types import CodeType
 from typing import Any
 from unittest.mock import patch
@@ -32,8 +33,16 @@ Method = tuple[type, str, Any]
 
 _THREAD = threading.local()
 
+_OF_TRACES = (
+    str(Path(torch.__file__).with_name("_compile.py")),
+    str(Path(torch.__file__).with_name("_dynamo")),
+    str(Path(__file__).parent),
+)
+"""Files whose functions Dynamo does not trace, and the folder of this file."""
+
 _CONFIG = {
     "trace_numpy": False,
+    "allow_rnn": True,
     "track_nodes_for_deduplication": False,
     "allow_unspec_int_on_nn_module": True,
     "suppress_errors": True,
@@ -144,6 +153,15 @@ def traced(
     return context(step), context.callback
 
 
+def _is_of_trace(code: CodeType) -> bool:
+    """Return whether guards and code of Dynamo call a function: unmarked, each call asks about it."""
+    return (
+        code.co_name.startswith("torch_dynamo_resume_in_")
+        or code.co_name == "_as_tensor_fullprec"
+        or code.co_filename.startswith(_OF_TRACES)
+    )
+
+
 class _Callback:
     """What Dynamo calls for functions without a valid trace: only the step is traced."""
 
@@ -165,8 +183,8 @@ class _Callback:
         from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 
         if frame.f_code is not self._code:
-            is_rest = frame.f_code.co_name.startswith("torch_dynamo_resume_in_")  # no function of the program
-            action = FrameAction.SKIP if is_rest else FrameAction.DEFAULT
+            is_program = not _is_of_trace(frame.f_code)
+            action = FrameAction.DEFAULT if is_program else FrameAction.SKIP
             strategy = FrameExecStrategy(action, action)
             return ConvertFrameReturn(frame_exec_strategy=strategy)
         self._count()
@@ -195,6 +213,8 @@ def _opaque(
     from torch._dynamo.variables.optimizer import OptimizerVariable
     from torch._dynamo.variables.tensor import TensorVariable
 
+    from tunebench.training.coexecution._head_lists import AppendedLists
+
     methods.clear()
     changes: list[tuple[Any, str, Any]] = [
         (InstructionTranslator, "maybe_has_backedge", _is_before_backward),
@@ -208,6 +228,7 @@ def _opaque(
             partial(_called, methods, UserFunctionVariable.call_function),
         ),
         (WrapperUserFunctionVariable, "call_function", _wrapped),
+        *AppendedLists().changes(),
         (builder, "_automatic_dynamic", partial(_with_fixed_sizes, builder._automatic_dynamic)),
         (decorators, "disable", partial(_undisturbed, decorators.disable)),
         *_lean(InstructionTranslator),

@@ -38,7 +38,7 @@ _TRACES = 24
 """Number of traces of a step, each for one set of sizes and values that Python looks at."""
 
 _TRIES = 8
-"""Number of traces after which a step is left as it is whose heads run less than four times each."""
+"""Number of traces after which a step is left as it is if less than every fourth one was valid again."""
 
 _STARTS = 5
 """Number of statements, after the first, at which heads may begin that are tried."""
@@ -48,6 +48,9 @@ _WASTED = 48
 
 One more for four that run.
 """
+
+_SETTLING = 6
+"""Number of iterations more for each trace: a trace, two records, a plan and two checks."""
 
 _BLOCK = 8
 """Number of iterations of one kind that are timed in turn: the first one finds caches of the other kind."""
@@ -264,9 +267,9 @@ class WholeSteps:
         if reasons and len(reasons) == len(self._graphs):
             return f"the head of the step cannot run as one function: {reasons[-1]}"
         runs = self._current_runs()
-        if self._traces >= _TRIES and runs < 4 * self._traces:
+        if self._traces >= _TRIES and 4 * sum(graph.runs for graph in self._graphs) < 5 * self._traces:
             return f"the step was traced {self._traces} times, and no trace stays valid"
-        if self._wasted > _WASTED + runs // 4:
+        if self._wasted > _WASTED + _SETTLING * len(self._graphs) + runs // 4:
             misfits = [graph.misfit for graph in self._graphs if graph.misfit is not None]
             return f"the head of the step seldom runs as one function: {(reasons + misfits or ['?'])[-1]}"
         return None
