@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from tunebench.training.coexecution._head_compiled import Compiler
 from tunebench.training.coexecution._head_copies import RepeatError
 from tunebench.training.coexecution._head_graph import HeadGraph, UnconfirmedError
+from tunebench.training.coexecution._head_guards import HeadGuards, head_guards
 from tunebench.training.coexecution._head_plan import NUMBER_DECIDES
 from tunebench.training.coexecution._head_record import OperationRecorder
 from tunebench.training.coexecution._head_start import Start, cut, starts
@@ -61,6 +62,12 @@ _WARM_UPS = 3
 _LATER = 64
 """One of so many blocks of iterations runs as in eager mode after the decision."""
 
+_PROOF_RUNS = 32
+"""Number of runs of heads for each time that guards are prepared for the objects that a step then has."""
+
+_CHANGING = 8
+"""Number of runs within which a dictionary must change to be one that changes in each step, and of such ones."""
+
 _GAIN = 0.97
 """Time of iterations with heads over eager mode's up to which heads are used."""
 
@@ -86,6 +93,9 @@ class WholeSteps:
         self._code: CodeType | None = None
         self._methods: list[Method] = []
         self._starts: list[Start] | None = None
+        self._guards: HeadGuards | None = None
+        self._proofs = 0
+        self._changing: set[int] = set()
         self._before: Callable[..., Any] | None = None
         self._body: FunctionType | None = None
         self._line = 0
@@ -213,11 +223,47 @@ class WholeSteps:
         if not self._traces:
             assert self._compiled is not None
             return self._compiled(*args, **kwargs)
+        if not kwargs:
+            values = (step.__self__, *args) if inspect.ismethod(step) else args
+            guards = self._proven(getattr(step, "__func__", step), values)
+            if guards is not None:
+                return self._run_proven(guards, values)
         callback = self._callback if self._affords() else False  # traces are used, but nothing is traced
         before = torch._C._dynamo.eval_frame.set_eval_frame(callback)
         try:
             return step(*args, **kwargs)
         finally:
+            torch._C._dynamo.eval_frame.set_eval_frame(before)
+
+    def _proven(self, function: Callable[..., Any], values: tuple[Any, ...]) -> HeadGuards | None:
+        """Return guards that hold for the arguments of a function and that need no search, or None."""
+        if self._guards is not None:
+            if self._guards.hold(values):
+                return self._guards
+            changed = self._guards.changed()
+            if self._guards.hits <= _CHANGING and len(changed) <= _CHANGING:
+                self._changing |= changed
+            self._guards = None
+        if self._proofs > _CHANGING + self.runs // _PROOF_RUNS or not any(
+            graph.is_ready for graph in self._graphs
+        ):
+            return None
+        for entry in torch._dynamo.eval_frame._debug_get_cache_entry_list(function.__code__):
+            heads = [function.__globals__.get(name) for name in entry.code.co_names]
+            for graph in [graph for graph in self._graphs if any(graph is head for head in heads)]:
+                if self._guards is None and graph.is_ready and graph.has_methods():
+                    self._proofs += 1
+                    self._guards = head_guards(entry, function, values, graph, self._changing)
+        return self._guards
+
+    def _run_proven(self, guards: HeadGuards, values: tuple[Any, ...]) -> Any:
+        """Run an iteration by guards that hold."""
+        before = torch._C._dynamo.eval_frame.set_eval_frame(None)
+        guards.graph.proof = guards
+        try:
+            return guards.run(values)
+        finally:
+            guards.graph.proof = None
             torch._C._dynamo.eval_frame.set_eval_frame(before)
 
     def _repeat(self, unconfirmed: HeadGraph | None, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -309,7 +355,7 @@ class WholeSteps:
             graph.release()
         if self._code is not None:
             torch._C._dynamo.eval_frame.reset_code(self._code)
-        self._compiled = self._callback = self._code = None
+        self._compiled = self._callback = self._code = self._guards = None
         return_freed_memory()
 
 
