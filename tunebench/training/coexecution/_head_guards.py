@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from inspect import getattr_static
 from types import FunctionType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from tunebench.training.coexecution._words import (
 if TYPE_CHECKING:
     from tunebench.training.coexecution._head_graph import HeadGraph
 
-__all__ = ["HeadGuards", "head_guards"]
+__all__ = ["HeadGuards", "guards_hold", "head_guards"]
 
 _FIXED = frozenset((
     "TYPE_MATCH", "ID_MATCH", "EQUALS_MATCH", "TRUE_MATCH", "FALSE_MATCH", "NONE_MATCH", "NOT_NONE",
@@ -47,7 +48,8 @@ _AMBIENT = frozenset(["GLOBAL_STATE", "TORCH_FUNCTION_MODE_STACK", "DEFAULT_DEVI
 _SCALARS = (int, float, bool, str, type(None))
 _IMMUTABLE = (*_SCALARS, bytes, complex, torch.dtype, torch.device, torch.Size)
 _ABSENT = object()
-_IDENTITY = re.compile(r"[^=<>]+ is [^=<>]+")
+_SIDE = r"(?:G|L\['(\w+)'\])[^=<> ]*"
+_IDENTITY = re.compile(f"{_SIDE} is {_SIDE}")
 
 
 class _UnsupportedError(Exception):
@@ -79,11 +81,9 @@ class HeadGuards:
         self._function.__kwdefaults__ = function.__kwdefaults__
         cells = dict(zip(given.co_freevars, function.__closure__ or (), strict=True))
         self._names = given.co_varnames[: len(args)]
-        scope = dict(zip(self._names, args, strict=True))
-        scope.update((name, cell.cell_contents) for name, cell in cells.items())
+        self._cells = {name: cell.cell_contents for name, cell in cells.items()}
+        scope = self._cells | dict(zip(self._names, args, strict=True))
         root = entry.guard_manager.root
-        if given.co_kwonlyargcount or not root.check(scope):
-            raise _UnsupportedError("the guards do not hold")
         self._words: list[Word] = [
             *graph.method_words(),
             *((cell, "cell") for cell in cells.values()),
@@ -95,20 +95,24 @@ class HeadGuards:
         self._asked_of: list[tuple[Callable[[Any], bool], dict[Any, Any], Any]] = []
         self._identical: list[tuple[int, Any]] = []
         self._asked: list[tuple[Callable[[Any], bool], int]] = []
-        self._passed: list[tuple[int, Tensor]] = []
+        self._passed: dict[int, Tensor] = {}
         self._tensors: dict[int, Tensor] = {}
         self._globals = function.__globals__
-        self._ambient = self._ambient_guard(root)
+        self._ambient = _state_guard(root)
+        self._joint = [
+            guard for guard in root.get_epilogue_lambda_guards() if not _compares_fixed(guard, cells)
+        ]
         for accessor, child in _children(root):
             self._walk_root(accessor, child, scope)
-        self._positions = [position for position, _ in self._passed]
+        self._positions = list(self._passed)
         self._fixed = list(self._tensors.values())
-        tensors = [*(tensor for _, tensor in self._passed), *self._fixed]
+        tensors = [*self._passed.values(), *self._fixed]
         self._tensor_guards = torch._C._dynamo.guards.TensorGuards(
             *tensors,
             dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
             dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
         )
+        self._passed.clear()
         self._held = Words(self._words)
         if not self.hold(args):
             raise _UnsupportedError("the same objects do not fit")
@@ -120,6 +124,7 @@ class HeadGuards:
         return (
             all(args[position] is value for position, value in self._identical)
             and all(guard(args[position]) for guard, position in self._asked)
+            and (not self._joint or self._joint_hold(args))
             and all(owner.get(key, _ABSENT) is value for owner, key, value in self._items)
             and all(
                 guard(owner if key is _ABSENT else owner.get(key)) for guard, owner, key in self._asked_of
@@ -127,22 +132,15 @@ class HeadGuards:
             and self._tensor_guards.check(*[args[position] for position in self._positions], *self._fixed)
         )
 
+    def _joint_hold(self, args: Sequence[Any]) -> bool:
+        """Return whether guards of several variables hold."""
+        scope = self._cells | dict(zip(self._names, args, strict=True))
+        return all(guard(scope) for guard in self._joint)
+
     def run(self, args: Sequence[Any]) -> Any:
         """Run Dynamo's function for the step."""
         self.hits += 1
         return self._function(*args)
-
-    def _ambient_guard(self, root: Any) -> Callable[[Any], bool]:
-        """Return the guard of torch's state; a head checks the other guards of the thread itself."""
-        guards = root.get_leaf_guards()
-        states = [guard for guard in guards if type(guard).__name__ == "GLOBAL_STATE"]
-        if len(states) != 1 or not all(map(_is_ambient, guards)):
-            raise _UnsupportedError("a guard of the thread")
-        for guard in root.get_epilogue_lambda_guards():
-            if not all(map(_IDENTITY.fullmatch, guard.verbose_code_parts()[0].split("  #")[:1])):
-                raise _UnsupportedError("a guard of several objects")
-        guard: Callable[[Any], bool] = states[0]
-        return guard
 
     def _walk_root(self, accessor: str, manager: Any, scope: dict[str, Any]) -> None:
         if accessor == "GlobalsGuardAccessor":
@@ -161,11 +159,13 @@ class HeadGuards:
         if isinstance(value, Tensor) and "TENSOR_MATCH" in kinds and not manager.get_accessors():
             if not kinds <= _FIXED:
                 raise _UnsupportedError(f"{kinds}")
-            self._passed.append((position, value))
+            self._passed[position] = value
         elif type(value) in _SCALARS:
             if not kinds <= _OF_NUMBERS or manager.get_accessors():
                 raise _UnsupportedError(f"{kinds}")
             self._asked += [(guard, position) for guard in manager.get_leaf_guards()]
+        elif isinstance(value, (list, tuple, dict, set)):
+            raise _UnsupportedError("an argument that is made anew for each step")
         else:
             self._identical.append((position, value))
             self._walk(manager, value)
@@ -232,13 +232,27 @@ class HeadGuards:
         return read(self._words, value, _argument(accessor))
 
 
+def guards_hold(entry: Any, function: Any, args: Sequence[Any]) -> bool:
+    """Return whether Dynamo's guards of an entry hold, for arguments of a function that are all given."""
+    names, cells = function.__code__.co_varnames[: len(args)], function.__closure__ or ()
+    if len(args) != function.__code__.co_argcount or function.__code__.co_kwonlyargcount:
+        return False
+    scope = dict(zip(names, args, strict=True))
+    with suppress(ValueError):  # a cell is empty
+        scope |= {
+            name: cell.cell_contents for name, cell in zip(function.__code__.co_freevars, cells, strict=True)
+        }
+    holds: bool = entry.guard_manager.root.check(scope)
+    return holds
+
+
 def head_guards(
     entry: Any, function: Any, args: Sequence[Any], graph: HeadGraph, changing: set[int]
 ) -> HeadGuards | None:
     """Return the guards of a traced head for the objects that a step now has, or None.
 
     Args:
-        entry: Dynamo's entry for the head.
+        entry: Dynamo's entry for the head, whose guards hold.
         function: The function of Python that it replaces.
         args: Its arguments.
         graph: The head.
@@ -260,6 +274,30 @@ def _children(manager: Any) -> list[tuple[str, Any]]:
 def _argument(accessor: str) -> str:
     """Return the text between the parentheses of an accessor."""
     return accessor.removesuffix(")").partition("(")[2]
+
+
+def _state_guard(root: Any) -> Callable[[Any], bool]:
+    """Return the guard of torch's state; a head checks the other guards of the thread itself."""
+    guards = root.get_leaf_guards()
+    states = [guard for guard in guards if type(guard).__name__ == "GLOBAL_STATE"]
+    if len(states) != 1 or not all(map(_is_ambient, guards)):
+        raise _UnsupportedError("a guard of the thread")
+    guard: Callable[[Any], bool] = states[0]
+    return guard
+
+
+def _compares_fixed(guard: Any, cells: Container[str]) -> bool:
+    """Return whether a guard says that paths lead to the same object, as they do while words hold.
+
+    Args:
+        guard: A guard of several variables.
+        cells: Variables that are compared by words.
+    """
+    for text in guard.verbose_code_parts():
+        match = _IDENTITY.fullmatch(text.split("  #")[0].strip())
+        if match is None or not all(name is None or name in cells for name in match.groups()):
+            return False
+    return True
 
 
 def _is_ambient(guard: Any) -> bool:

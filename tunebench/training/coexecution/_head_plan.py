@@ -203,12 +203,13 @@ class Plan:
             return "a tensor has a history from before the iteration"
         if self.hooked_nodes != HOOKED_NODES[0]:
             return "hooks run in its backward pass"
-        if hooks is None or hooks.value() is None:
+        known = None if hooks is None else hooks.value()
+        if known is None or known[0] is not self or not same_objects(known[1], parameters):
             reason = self._owner_reason(args, parameters)
             if reason is not None:
                 return reason
             if hooks is not None:
-                hooks.learn(True, lambda: self._words(parameters))
+                hooks.learn((self, parameters), lambda: self._words(parameters))
         return _mode_reason() or (
             None if current_settings() == self.settings else "settings of torch changed"
         )
@@ -231,11 +232,11 @@ class Plan:
 
     def known_numbers(self, known: Known) -> list[float] | None:
         """Return the numbers of the updates, if possible as they are known; None as `update_numbers`."""
-        numbers: list[float] | None = known.value()
-        if numbers is None:
+        plan, numbers = known.value() or (None, None)
+        if plan is not self:
             numbers = self.update_numbers()
             if numbers is not None:
-                known.learn(numbers, lambda: chain.from_iterable(map(HeadUpdate.words, self.updates)))
+                known.learn((self, numbers), lambda: chain.from_iterable(map(HeadUpdate.words, self.updates)))
         return numbers
 
     def update_numbers(self) -> list[float] | None:

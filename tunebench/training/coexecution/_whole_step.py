@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from tunebench.training.coexecution._head_compiled import Compiler
 from tunebench.training.coexecution._head_copies import RepeatError
 from tunebench.training.coexecution._head_graph import HeadGraph, UnconfirmedError
-from tunebench.training.coexecution._head_guards import HeadGuards, head_guards
+from tunebench.training.coexecution._head_guards import HeadGuards, guards_hold, head_guards
 from tunebench.training.coexecution._head_plan import NUMBER_DECIDES
 from tunebench.training.coexecution._head_record import OperationRecorder
 from tunebench.training.coexecution._head_start import Start, cut, starts
@@ -62,11 +62,11 @@ _WARM_UPS = 3
 _LATER = 64
 """One of so many blocks of iterations runs as in eager mode after the decision."""
 
-_PROOF_RUNS = 32
-"""Number of runs of heads for each time that guards are prepared for the objects that a step then has."""
+_PROOFS, _PROOF_RUNS = 8, 32
+"""Guards are prepared for the objects of a step so many times, and once more for so many runs by them."""
 
 _CHANGING = 8
-"""Number of runs within which a dictionary must change to be one that changes in each step, and of such ones."""
+"""Number of dictionaries at most that change from step to step, and runs within which they first do."""
 
 _GAIN = 0.97
 """Time of iterations with heads over eager mode's up to which heads are used."""
@@ -94,7 +94,7 @@ class WholeSteps:
         self._methods: list[Method] = []
         self._starts: list[Start] | None = None
         self._guards: HeadGuards | None = None
-        self._proofs = 0
+        self._proofs = self._proven_runs = 0
         self._changing: set[int] = set()
         self._before: Callable[..., Any] | None = None
         self._body: FunctionType | None = None
@@ -244,14 +244,15 @@ class WholeSteps:
             if self._guards.hits <= _CHANGING and len(changed) <= _CHANGING:
                 self._changing |= changed
             self._guards = None
-        if self._proofs > _CHANGING + self.runs // _PROOF_RUNS or not any(
+        if self._proofs >= _PROOFS + self._proven_runs // _PROOF_RUNS or not any(
             graph.is_ready for graph in self._graphs
         ):
             return None
-        for entry in torch._dynamo.eval_frame._debug_get_cache_entry_list(function.__code__):
+        entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(function.__code__)
+        for entry in [entry for entry in entries if guards_hold(entry, function, values)][:1]:
             heads = [function.__globals__.get(name) for name in entry.code.co_names]
             for graph in [graph for graph in self._graphs if any(graph is head for head in heads)]:
-                if self._guards is None and graph.is_ready and graph.has_methods():
+                if graph.is_ready and graph.has_methods():
                     self._proofs += 1
                     self._guards = head_guards(entry, function, values, graph, self._changing)
         return self._guards
@@ -260,6 +261,7 @@ class WholeSteps:
         """Run an iteration by guards that hold."""
         before = torch._C._dynamo.eval_frame.set_eval_frame(None)
         guards.graph.proof = guards
+        self._proven_runs += 1
         try:
             return guards.run(values)
         finally:
