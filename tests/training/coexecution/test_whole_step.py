@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tests.fork_server import Programs
 from tunebench.training import coexecute
-from tunebench.training.coexecution import _head_graph, _head_tracing, _memory, _whole_step
+from tunebench.training.coexecution import _head_graph, _head_tracing, _memory, _whole_step, _words
 from tunebench.training.coexecution._head_graph import HeadGraph
 from tunebench.training.coexecution._head_record import OperationRecorder
 from tunebench.training.coexecution._head_start import cut, starts
@@ -437,6 +437,13 @@ def test_proven_heads_notice_other_objects(monkeypatch: pytest.MonkeyPatch) -> N
         scaled.__code__ = code
     assert heads.runs >= 20
     assert heads._proven_runs >= 15 or not are_supported()
+
+
+def test_heads_without_a_compiler_run_by_guards_of_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_words, "_library", lambda: None)
+    heads = compare(simple(), batches(8))
+    assert heads.runs > 0
+    assert heads._proven_runs == 0
 
 
 @pytest.mark.parametrize("batch", [torch.ones(4, 8).double(), torch.ones(3, 8), torch.ones(8, 4).t(), None])

@@ -12,7 +12,7 @@ from torch import nn
 
 from tunebench.training.coexecution import _words
 from tunebench.training.coexecution._words import (
-    Known,
+    CachedValue,
     Word,
     Words,
     are_supported,
@@ -95,7 +95,7 @@ def test_objects_without_a_word_are_refused(kind: str) -> None:
 
 
 def test_values_are_known_until_a_word_changes() -> None:
-    known, owner = Known(), collections.OrderedDict(a=1)
+    known, owner = CachedValue(), collections.OrderedDict(a=1)
     assert known.value() is None
     for value in range(20):
         known.learn(value, lambda: [(owner, "tag")])

@@ -134,7 +134,7 @@ class HeadGraph:
         misfit = plan.misfit(args, parameters, None if proof is None else proof.hooks)
         if misfit is not None:
             self._miss(misfit)
-        updates = plan.update_numbers() if proof is None else plan.known_numbers(proof.updates)
+        updates = plan.update_numbers() if proof is None else plan.cached_numbers(proof.updates)
         if updates is None:
             self._plan_again()
             self._miss("an optimizer would do another update")

@@ -20,7 +20,7 @@ import torch.utils._device
 from torch import Tensor
 
 from tunebench.training.coexecution._words import (
-    Known,
+    CachedValue,
     Word,
     Words,
     are_supported,
@@ -69,18 +69,23 @@ class HeadGuards:
     def __init__(
         self, entry: Any, function: FunctionType, args: Sequence[Any], graph: HeadGraph, changing: set[int]
     ) -> None:
-        code, given = entry.code, function.__code__
-        if code.co_freevars != given.co_freevars or len(args) != given.co_argcount or given.co_flags & 0x0C:
+        code, original = entry.code, function.__code__
+        if (
+            code.co_freevars != original.co_freevars
+            or len(args) != original.co_argcount
+            or original.co_flags & 0x0C
+        ):
             raise _UnsupportedError("the step has other arguments")
         self.graph = graph
         self.hits = 0
-        self.hooks, self.updates = Known(), Known()
+        self.hooks, self.updates = CachedValue(), CachedValue()
+        self._original = function
         self._function = FunctionType(
             code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
         )
         self._function.__kwdefaults__ = function.__kwdefaults__
-        cells = dict(zip(given.co_freevars, function.__closure__ or (), strict=True))
-        self._names = given.co_varnames[: len(args)]
+        cells = dict(zip(original.co_freevars, function.__closure__ or (), strict=True))
+        self._names = original.co_varnames[: len(args)]
         self._cells = {name: cell.cell_contents for name, cell in cells.items()}
         scope = self._cells | dict(zip(self._names, args, strict=True))
         root = entry.guard_manager.root
@@ -113,13 +118,18 @@ class HeadGuards:
             dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
         )
         self._passed.clear()
-        self._held = Words(self._words)
-        if not self.hold(args):
+        self._watched = Words(self._words)
+        if not self.hold(function, args):
             raise _UnsupportedError("the same objects do not fit")
 
-    def hold(self, args: Sequence[Any]) -> bool:
-        """Return whether Dynamo's guards hold, for the arguments of the step."""
-        if len(args) != len(self._names) or not self._held.hold() or not self._ambient(None):
+    def hold(self, function: Any, args: Sequence[Any]) -> bool:
+        """Return whether Dynamo's guards hold for a function and its arguments."""
+        if (
+            function is not self._original
+            or len(args) != len(self._names)
+            or not self._watched.hold()
+            or not self._ambient(None)
+        ):
             return False
         return (
             all(args[position] is value for position, value in self._identical)
@@ -204,7 +214,7 @@ class HeadGuards:
 
     def changed(self) -> set[int]:
         """Return the dictionaries that changed, by identity."""
-        return {id(owner) for owner, kind in self._held.changed() if kind == "tag"}
+        return {id(owner) for owner, kind in self._watched.changed() if kind == "tag"}
 
     def _note(self, kind: str, value: Any) -> None:
         if kind not in _FIXED:

@@ -31,7 +31,7 @@ from tunebench.training.coexecution._modes import current_settings, eager_reason
 from tunebench.training.coexecution._optimizer_step import joined, same_objects
 from tunebench.training.coexecution._script import Runner, script_runner
 from tunebench.training.coexecution._tensors import NotUnderstoodError
-from tunebench.training.coexecution._words import Known, Word, hook_words
+from tunebench.training.coexecution._words import CachedValue, Word, hook_words
 
 __all__ = ["NUMBER_DECIDES", "NumberInterpreter", "Plan", "Planner", "check_nodes", "has_history"]
 
@@ -188,14 +188,14 @@ class Plan:
         return values
 
     def misfit(
-        self, args: Sequence[Any], parameters: Sequence[Tensor], hooks: Known | None = None
+        self, args: Sequence[Any], parameters: Sequence[Tensor], hooks: CachedValue | None = None
     ) -> str | None:
         """Return what else than the arguments decides what the head does, or None.
 
         Args:
             args: Arguments of the graph.
             parameters: Leaves and extra parameters.
-            hooks: Where it is known that there are no hooks and that optimizers have the same parameters.
+            hooks: Where it is cached that there are no hooks and that optimizers have the same parameters.
         """
         if not all(parameters[position].grad is None for position in self.fresh):
             return "gradients are there before it"
@@ -203,8 +203,8 @@ class Plan:
             return "a tensor has a history from before the iteration"
         if self.hooked_nodes != HOOKED_NODES[0]:
             return "hooks run in its backward pass"
-        known = None if hooks is None else hooks.value()
-        if known is None or known[0] is not self or not same_objects(known[1], parameters):
+        cached = None if hooks is None else hooks.value()
+        if cached is None or cached[0] is not self or not same_objects(cached[1], parameters):
             reason = self._owner_reason(args, parameters)
             if reason is not None:
                 return reason
@@ -230,13 +230,15 @@ class Plan:
         words += chain.from_iterable(optimizer_words(optimizer) for optimizer, _ in self.groups)
         return [*words, *chain.from_iterable(map(HeadUpdate.hook_words, self.updates))]
 
-    def known_numbers(self, known: Known) -> list[float] | None:
-        """Return the numbers of the updates, if possible as they are known; None as `update_numbers`."""
-        plan, numbers = known.value() or (None, None)
+    def cached_numbers(self, cached: CachedValue) -> list[float] | None:
+        """Return the numbers of the updates, if possible as they are cached; None as `update_numbers`."""
+        plan, numbers = cached.value() or (None, None)
         if plan is not self:
             numbers = self.update_numbers()
             if numbers is not None:
-                known.learn((self, numbers), lambda: chain.from_iterable(map(HeadUpdate.words, self.updates)))
+                cached.learn(
+                    (self, numbers), lambda: chain.from_iterable(map(HeadUpdate.words, self.updates))
+                )
         return numbers
 
     def update_numbers(self) -> list[float] | None:

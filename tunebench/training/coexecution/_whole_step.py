@@ -238,7 +238,7 @@ class WholeSteps:
     def _proven(self, function: Callable[..., Any], values: tuple[Any, ...]) -> HeadGuards | None:
         """Return guards that hold for the arguments of a function and that need no search, or None."""
         if self._guards is not None:
-            if self._guards.hold(values):
+            if self._guards.hold(function, values):
                 return self._guards
             changed = self._guards.changed()
             if self._guards.hits <= _CHANGING and len(changed) <= _CHANGING:

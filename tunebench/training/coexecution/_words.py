@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Known", "Word", "Words", "are_supported", "hook_words", "instance_words", "list_words"]
+__all__ = ["CachedValue", "Word", "Words", "are_supported", "hook_words", "instance_words", "list_words"]
 
 _NAME = "tunebench_words"
 
@@ -31,7 +31,7 @@ _SOURCE = r"""
 #include <stdint.h>
 #include <string.h>
 
-static void *address(PyObject *object, const char *kind) {
+static void *word_of(PyObject *object, const char *kind) {
     if (!strcmp(kind, "tag") && PyDict_Check(object)) return &((PyDictObject *)object)->ma_version_tag;
     if (!strcmp(kind, "type")) return &object->ob_type;
     if (!strcmp(kind, "dict")) return _PyObject_GetDictPtr(object);
@@ -50,16 +50,16 @@ static PyObject *locate(PyObject *self, PyObject *args) {
     PyObject *object;
     const char *kind;
     if (!PyArg_ParseTuple(args, "Os", &object, &kind)) return NULL;
-    void *found = address(object, kind);
-    if (found == NULL && PyErr_Occurred()) return NULL;
-    if (found == NULL) return PyErr_Format(PyExc_TypeError, "%s of %s", kind, Py_TYPE(object)->tp_name);
-    return PyLong_FromVoidPtr(found);
+    void *word = word_of(object, kind);
+    if (word == NULL && PyErr_Occurred()) return NULL;
+    if (word == NULL) return PyErr_Format(PyExc_TypeError, "%s of %s", kind, Py_TYPE(object)->tp_name);
+    return PyLong_FromVoidPtr(word);
 }
 
 static PyObject *load(PyObject *self, PyObject *args) {
-    unsigned long long place;
-    if (!PyArg_ParseTuple(args, "K", &place)) return NULL;
-    return PyLong_FromUnsignedLongLong(*(uint64_t *)(uintptr_t)place);
+    unsigned long long address;
+    if (!PyArg_ParseTuple(args, "K", &address)) return NULL;
+    return PyLong_FromUnsignedLongLong(*(uint64_t *)(uintptr_t)address);
 }
 
 static PyObject *equal(PyObject *self, PyObject *const *args, Py_ssize_t count) {
@@ -144,12 +144,12 @@ class Words:
         self._referenced: list[Any] = []
         values: dict[int, int] = {}
         for owner, kind in words:
-            place = id(owner) + kind if isinstance(kind, int) else library.locate(owner, kind)
-            self._words[place] = owner, kind
-            values[place] = library.load(place)
+            address = id(owner) + kind if isinstance(kind, int) else library.locate(owner, kind)
+            self._words[address] = owner, kind
+            values[address] = library.load(address)
             if kind == "items":
-                values.update({values[place] + 8 * index: id(item) for index, item in enumerate(owner)})
-            elif kind == "version" and not values[place]:
+                values.update({values[address] + 8 * index: id(item) for index, item in enumerate(owner)})
+            elif kind == "version" and not values[address]:
                 raise TypeError(f"{owner.__name__} has no version")
             self._referenced.append(_referenced(owner, kind))
         self._values = values
@@ -165,10 +165,10 @@ class Words:
     def changed(self) -> list[Word]:
         """Return the words that changed, without those of elements of lists."""
         load = _library().load
-        return [word for place, word in self._words.items() if load(place) != self._values[place]]
+        return [word for address, word in self._words.items() if load(address) != self._values[address]]
 
 
-class Known:
+class CachedValue:
     """A value that is known as long as words hold, such as the result of a check."""
 
     def __init__(self) -> None:
