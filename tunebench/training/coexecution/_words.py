@@ -95,19 +95,11 @@ def _library() -> Any:
         source, library = Path(folder, f"{_NAME}.c"), Path(folder, f"{_NAME}.so")
         source.write_text(_SOURCE, encoding="utf-8")
         include = f"-I{sysconfig.get_paths()['include']}"
-        command = [
-            compiler,
-            "-O2",
-            "-fno-strict-aliasing",
-            "-shared",
-            "-fPIC",
-            include,
-            source,
-            "-o",
-            library,
-        ]
+        command = [compiler, "-O2", "-fno-strict-aliasing", "-shared", "-fPIC", include]
         try:
-            subprocess.run(command, check=True, capture_output=True, timeout=60)
+            subprocess.run(
+                [*command, str(source), "-o", str(library)], check=True, capture_output=True, timeout=60
+            )
             loader = ExtensionFileLoader(_NAME, str(library))
             spec = importlib.util.spec_from_loader(_NAME, loader)
             assert spec is not None
@@ -236,5 +228,5 @@ def _hook_offsets() -> tuple[int, ...]:
 def hook_words(tensor: Tensor) -> list[Word]:
     """Return the words of hooks of a tensor."""
     words: list[Word] = [(tensor, offset) for offset in _hook_offsets()]
-    hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+    hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
     return words + [(registered, "tag") for registered in hooks if registered is not None]
