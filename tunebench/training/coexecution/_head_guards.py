@@ -137,7 +137,8 @@ class HeadGuards:
             and (not self._joint or self._joint_hold(args))
             and all(owner.get(key, _ABSENT) is value for owner, key, value in self._items)
             and all(
-                guard(owner if key is _ABSENT else owner.get(key)) for guard, owner, key in self._asked_of
+                guard(owner if key is _ABSENT else owner.get(key, _ABSENT))
+                for guard, owner, key in self._asked_of
             )
             and self._tensor_guards.check(*[args[position] for position in self._positions], *self._fixed)
         )
