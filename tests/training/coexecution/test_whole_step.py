@@ -21,11 +21,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tests.fork_server import Programs
 from tunebench.training import coexecute
-from tunebench.training.coexecution import _head_graph, _head_tracing, _memory, _whole_step
+from tunebench.training.coexecution import _head_graph, _head_tracing, _memory, _whole_step, _words
 from tunebench.training.coexecution._head_copies import RepeatError, taken_back
 from tunebench.training.coexecution._head_graph import HeadGraph
 from tunebench.training.coexecution._head_record import OperationRecorder
 from tunebench.training.coexecution._head_start import cut, starts
+from tunebench.training.coexecution._words import are_supported
 
 pytestmark = pytest.mark.slow
 
@@ -391,6 +392,99 @@ CHANGES: dict[str, Callable[[nn.Module], Any]] = {
 def test_change_between_steps_is_noticed(change: Callable[[nn.Module], Any]) -> None:
     heads = compare(simple(), batches(12), lambda index, model: change(model) if index == 8 else None)
     assert 0 < heads.runs <= 7
+    assert heads._proven_runs > 0 or not are_supported()
+
+
+class Tripled(nn.Module):  # type: ignore[misc]
+    """A module of another class."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return three times the input."""
+        return x * 3
+
+
+SCALE = 2.0
+
+
+def scaled(x: Tensor) -> Tensor:
+    return x * SCALE
+
+
+def shifted(x: Tensor) -> Tensor:
+    return x + 1
+
+
+def test_proven_heads_notice_other_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each changes an object that Dynamo's guards reach: heads run without them between the changes."""
+    code = scaled.__code__
+
+    def make() -> tuple[Callable[..., Any], nn.Module]:
+        model = network()
+        model.steps = 0
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        factors, shift = [1.0, 2.0], 0.5
+
+        def set_shift(value: float) -> None:
+            nonlocal shift
+            shift = value
+
+        def step(x: Tensor) -> Tensor:
+            model.steps += 1  # an attribute that changes in each step
+            optimizer.zero_grad()
+            loss = scaled(model(x) * factors[0] + shift).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        model.changes = {
+            12: lambda: factors.__setitem__(0, 3.0),
+            24: lambda: set_shift(0.25),
+            36: lambda: monkeypatch.setitem(globals(), "SCALE", 3.0),
+            48: lambda: setattr(scaled, "__code__", shifted.__code__),
+            60: lambda: setattr(model[2], "__class__", Tripled),
+        }
+        return step, model
+
+    def before(index: int, model: Any) -> None:
+        if index == 0:
+            monkeypatch.setitem(globals(), "SCALE", 2.0)
+            scaled.__code__ = code
+        model.changes.get(index, lambda: None)()
+
+    try:
+        heads = compare(make, batches(72), before)
+    finally:
+        scaled.__code__ = code
+    assert heads.runs >= 20
+    assert heads._proven_runs >= 15 or not are_supported()
+
+
+def test_heads_without_a_compiler_run_by_guards_of_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_words, "_library", lambda: None)
+    heads = compare(simple(), batches(8))
+    assert heads.runs > 0
+    assert heads._proven_runs == 0
+
+
+@pytest.mark.parametrize("batch", [torch.ones(4, 8).double(), torch.ones(3, 8), torch.ones(8, 4).t(), None])
+def test_proven_heads_notice_other_arguments(batch: Tensor | None) -> None:
+    def make() -> tuple[Callable[..., Any], nn.Module]:
+        model = nn.Linear(8, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor | None, scale: int) -> Tensor:
+            optimizer.zero_grad()
+            x = torch.zeros(2, 8) if x is None else x.float()
+            loss = model(x).square().mean() * float(scale)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step, model
+
+    usual = torch.ones(4, 8)
+    heads = compare(make, [*[(usual, 2)] * 8, (batch, 2), (usual, 3), (usual, 2), (usual, True), (usual, 2)])
+    assert heads._proven_runs > 0 or not are_supported()
 
 
 def test_settings_and_classes_that_change_are_noticed() -> None:

@@ -21,6 +21,7 @@ from tunebench.training.coexecution._head_copies import (
     restore,
     taken_back,
 )
+from tunebench.training.coexecution._head_guards import HeadGuards
 from tunebench.training.coexecution._head_plan import (
     NumberInterpreter,
     Plan,
@@ -35,6 +36,7 @@ from tunebench.training.coexecution._memory import return_freed_memory
 from tunebench.training.coexecution._optimizer_step import same_objects
 from tunebench.training.coexecution._run import same
 from tunebench.training.coexecution._tensors import NotUnderstoodError
+from tunebench.training.coexecution._words import Word
 
 __all__ = ["HeadGraph", "UnconfirmedError"]
 
@@ -80,6 +82,7 @@ class HeadGraph:
         reason: Why it does not run as one function, or None.
         has_backward: Whether it has a backward pass.
         lacks_memory: Whether the process has too little memory for its copies.
+        proof: Guards that hold for the next run, and that include the methods; None if Dynamo's hold.
     """
 
     turns_dynamo_off = True
@@ -96,6 +99,7 @@ class HeadGraph:
         self.misfit: str | None = None
         self.reason: str | None = None
         self.lacks_memory = False
+        self.proof: HeadGuards | None = None
         self._module = module
         self._optimizers = optimizers
         self._compiler = compiler
@@ -117,19 +121,20 @@ class HeadGraph:
             RepeatError: The step must run in eager mode instead; nothing of it ran, or all was taken back.
         """
         torch._C._dynamo.eval_frame.set_eval_frame(None)  # Dynamo has no part in the rest of the step
+        proof, self.proof = self.proof, None
         self.runs += 1
         if self.reason is not None:
             raise RepeatError(self.reason)
-        if not self._has_methods():
+        if proof is None and not self.has_methods():
             self._miss("a method of a class was replaced")
         plan = self._plan
         if plan is None:
             return self._run_first(args)
         parameters = plan.parameters(args)
-        misfit = plan.misfit(args, parameters)
+        misfit = plan.misfit(args, parameters, None if proof is None else proof.hooks)
         if misfit is not None:
             self._miss(misfit)
-        updates = plan.update_numbers()
+        updates = plan.update_numbers() if proof is None else plan.cached_numbers(proof.updates)
         if updates is None:
             self._plan_again()
             self._miss("an optimizer would do another update")
@@ -147,12 +152,22 @@ class HeadGraph:
         compiled = self._plan.compiled
         return self._plan.operations is None and (compiled is None or compiled.is_settled)
 
-    def _has_methods(self) -> bool:
+    @property
+    def is_ready(self) -> bool:
+        """Return whether it runs as one function that was checked and, with a compiler, chosen."""
+        return self.replays > 0 and self.reason is None and self._plan is not None and self.is_settled
+
+    def has_methods(self) -> bool:
         """Return whether classes have the methods from which the graph was traced."""
         try:
             return all(read(owner) == functions for read, owner, functions in self._methods)
         except AttributeError:
             return False
+
+    def method_words(self) -> list[Word]:
+        """Return the words on which these methods depend."""
+        owners = [owner for _, owner, _ in self._methods]
+        return [(owner, "version") if isinstance(owner, type) else (vars(owner), "tag") for owner in owners]
 
     def _plan_again(self) -> None:
         """Forget the plan, because states or options of an optimizer were replaced."""

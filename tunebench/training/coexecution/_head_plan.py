@@ -6,6 +6,7 @@ import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,11 +21,18 @@ from tunebench.training.coexecution._call import Operation, flat
 from tunebench.training.coexecution._head_compiled import Compiled, HeadOperations
 from tunebench.training.coexecution._head_record import OperationRecorder, tensor_key
 from tunebench.training.coexecution._head_tracing import BACKWARD, CLEAR, CLIP, UPDATE
-from tunebench.training.coexecution._head_update import HeadUpdate, UpdateEntry, UpdateWriter, parameters_of
+from tunebench.training.coexecution._head_update import (
+    HeadUpdate,
+    UpdateEntry,
+    UpdateWriter,
+    optimizer_words,
+    parameters_of,
+)
 from tunebench.training.coexecution._modes import current_settings, eager_reason
 from tunebench.training.coexecution._optimizer_step import joined, same_objects
 from tunebench.training.coexecution._script import Runner, script_runner
 from tunebench.training.coexecution._tensors import NotUnderstoodError
+from tunebench.training.coexecution._words import CachedValue, Word, hook_words
 
 __all__ = ["NUMBER_DECIDES", "NumberInterpreter", "Plan", "Planner", "check_nodes", "has_history"]
 
@@ -197,23 +205,59 @@ class Plan:
             values[node] = arguments[0].item() if node.op == "call_method" else node.target(*arguments)
         return values
 
-    def misfit(self, args: Sequence[Any], parameters: Sequence[Tensor]) -> str | None:
-        """Return what else than the arguments decides what the head does, or None."""
+    def misfit(
+        self, args: Sequence[Any], parameters: Sequence[Tensor], hooks: CachedValue | None = None
+    ) -> str | None:
+        """Return what else than the arguments decides what the head does, or None.
+
+        Args:
+            args: Arguments of the graph.
+            parameters: Leaves and extra parameters.
+            hooks: Where it is cached that there are no hooks and that optimizers have the same parameters.
+        """
         if not all(parameters[position].grad is None for position in self.fresh):
             return "gradients are there before it"
-        if _have_hooks(parameters) or self.hooked_nodes != HOOKED_NODES[0]:
-            return "hooks run in its backward pass"
         if not all(map(_IS_LEAF, parameters)):
             return "a tensor has a history from before the iteration"
+        if self.hooked_nodes != HOOKED_NODES[0]:
+            return "hooks run in its backward pass"
+        cached = None if hooks is None else hooks.value()
+        if cached is None or cached[0] is not self or not same_objects(cached[1], parameters):
+            reason = self._owner_reason(args, parameters)
+            if reason is not None:
+                return reason
+            if hooks is not None:
+                hooks.learn((self, parameters), lambda: self._words(parameters))
+        return _mode_reason() or (
+            None if current_settings() == self.settings else "settings of torch changed"
+        )
+
+    def _owner_reason(self, args: Sequence[Any], parameters: Sequence[Tensor]) -> str | None:
+        """Return why hooks run, or optimizers have other parameters; None otherwise."""
+        if _have_hooks(parameters):
+            return "hooks run in its backward pass"
         if not all(
             same_objects(parameters_of(optimizer), group) for optimizer, group in self.groups
         ) or not all(map(operator.is_, map(args.__getitem__, self.owned), self.owned.values())):
             return "an optimizer has other parameters"
-        if not all(map(HeadUpdate.is_plain, self.updates)):
-            return "a step of an optimizer has hooks"
-        return _mode_reason() or (
-            None if current_settings() == self.settings else "settings of torch changed"
-        )
+        return None if all(map(HeadUpdate.is_plain, self.updates)) else "a step of an optimizer has hooks"
+
+    def _words(self, parameters: Sequence[Tensor]) -> list[Word]:
+        """Return the words on which hooks and parameters of optimizers depend."""
+        words = [*chain.from_iterable(map(hook_words, parameters))]
+        words += chain.from_iterable(optimizer_words(optimizer) for optimizer, _ in self.groups)
+        return [*words, *chain.from_iterable(map(HeadUpdate.hook_words, self.updates))]
+
+    def cached_numbers(self, cached: CachedValue) -> list[float] | None:
+        """Return the numbers of the updates, if possible as they are cached; None as `update_numbers`."""
+        plan, numbers = cached.value() or (None, None)
+        if plan is not self:
+            numbers = self.update_numbers()
+            if numbers is not None:
+                cached.learn(
+                    (self, numbers), lambda: chain.from_iterable(map(HeadUpdate.words, self.updates))
+                )
+        return numbers
 
     def update_numbers(self) -> list[float] | None:
         """Return the numbers of the updates; None if an optimizer would do anything else."""

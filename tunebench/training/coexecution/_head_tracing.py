@@ -50,6 +50,7 @@ _CONFIG = {
     "error_on_recompile": False,
     "fail_on_recompile_limit_hit": False,
     "automatic_dynamic_local_pgo": False,
+    "record_runtime_overhead": False,
     "guard_nn_modules": True,
     "guard_nn_modules_using_dict_tags": False,
     "skip_nnmodule_hook_guards": False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from tunebench.training.coexecution._call import (
     Arithmetic,
@@ -23,8 +24,17 @@ from tunebench.training.coexecution._optimizer_step import OptimizerStep, optimi
 from tunebench.training.coexecution._patching import has_hooks
 from tunebench.training.coexecution._tensors import NotUnderstoodError
 from tunebench.training.coexecution._update import Record, recorded
+from tunebench.training.coexecution._words import Word, instance_words, list_words
 
-__all__ = ["HeadUpdate", "UpdateEntry", "UpdateWriter", "optimizer_tensors", "parameters_of", "states_of"]
+__all__ = [
+    "HeadUpdate",
+    "UpdateEntry",
+    "UpdateWriter",
+    "optimizer_tensors",
+    "optimizer_words",
+    "parameters_of",
+    "states_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +83,15 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def optimizer_words(optimizer: Optimizer) -> Iterator[Word]:
+    """Yield the words on which the parameters of an optimizer depend."""
+    yield from instance_words(optimizer)
+    yield from list_words(optimizer.param_groups)
+    for group in optimizer.param_groups:
+        yield group, "tag"
+        yield from list_words(group["params"])
+
+
 def optimizer_tensors(optimizers: Sequence[Optimizer]) -> list[Tensor]:
     """Return parameters and states of optimizers."""
     parameters = chain.from_iterable(map(parameters_of, optimizers))
@@ -102,9 +121,23 @@ class HeadUpdate:
         """Return the numbers of its update; None with other parameters, states or options."""
         return self.step.numbers(self.optimizer)
 
+    def hook_words(self) -> Iterator[Word]:
+        """Yield the words on which it depends that the step is plain."""
+        optimizer = self.optimizer
+        yield from instance_words(optimizer)
+        hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+        for owned in (*hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks):
+            yield owned, "tag"
+
+    def words(self) -> Iterator[Word]:
+        """Yield the words on which the numbers depend."""
+        yield from optimizer_words(self.optimizer)
+        for owned in (self.optimizer.state, *self.optimizer.state.values()):
+            yield owned, "tag"
+
     def finish(self) -> None:
         """Set what the step sets in Python."""
-        if self.assigned is not None:
+        if self.assigned is not None and getattr(self.optimizer, "_opt_called", None) is not True:
             self.optimizer._opt_called = True
 
 

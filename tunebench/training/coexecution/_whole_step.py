@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from tunebench.training.coexecution._head_compiled import Compiler
 from tunebench.training.coexecution._head_copies import RepeatError
 from tunebench.training.coexecution._head_graph import HeadGraph, UnconfirmedError
+from tunebench.training.coexecution._head_guards import HeadGuards, guards_hold, head_guards
 from tunebench.training.coexecution._head_plan import NUMBER_DECIDES
 from tunebench.training.coexecution._head_record import OperationRecorder
 from tunebench.training.coexecution._head_start import Start, cut, starts
@@ -64,6 +65,12 @@ _WARM_UPS = 3
 _LATER = 64
 """One of so many blocks of iterations runs as in eager mode after the decision."""
 
+_PROOFS, _PROOF_RUNS = 8, 32
+"""Guards are prepared for the objects of a step so many times, and once more for so many runs by them."""
+
+_CHANGING = 8
+"""Number of dictionaries at most that change from step to step, and runs within which they first do."""
+
 _GAIN = 0.97
 """Time of iterations with heads over eager mode's up to which heads are used."""
 
@@ -89,6 +96,9 @@ class WholeSteps:
         self._code: CodeType | None = None
         self._methods: list[Method] = []
         self._starts: list[Start] | None = None
+        self._guards: HeadGuards | None = None
+        self._proofs = self._proven_runs = 0
+        self._changing: set[int] = set()
         self._before: Callable[..., Any] | None = None
         self._body: FunctionType | None = None
         self._line = 0
@@ -216,11 +226,49 @@ class WholeSteps:
         if not self._traces:
             assert self._compiled is not None
             return self._compiled(*args, **kwargs)
+        if not kwargs:
+            values = (step.__self__, *args) if inspect.ismethod(step) else args
+            guards = self._proven(getattr(step, "__func__", step), values)
+            if guards is not None:
+                return self._run_proven(guards, values)
         callback = self._callback if self._affords() else False  # traces are used, but nothing is traced
         before = torch._C._dynamo.eval_frame.set_eval_frame(callback)
         try:
             return step(*args, **kwargs)
         finally:
+            torch._C._dynamo.eval_frame.set_eval_frame(before)
+
+    def _proven(self, function: Callable[..., Any], values: tuple[Any, ...]) -> HeadGuards | None:
+        """Return guards that hold for the arguments of a function and that need no search, or None."""
+        if self._guards is not None:
+            if self._guards.hold(function, values):
+                return self._guards
+            changed = self._guards.changed()
+            if self._guards.hits <= _CHANGING and len(changed) <= _CHANGING:
+                self._changing |= changed
+            self._guards = None
+        if self._proofs >= _PROOFS + self._proven_runs // _PROOF_RUNS or not any(
+            graph.is_ready for graph in self._graphs
+        ):
+            return None
+        entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(function.__code__)
+        for entry in [entry for entry in entries if guards_hold(entry, function, values)][:1]:
+            heads = [function.__globals__.get(name) for name in entry.code.co_names]
+            for graph in [graph for graph in self._graphs if any(graph is head for head in heads)]:
+                if graph.is_ready and graph.has_methods():
+                    self._proofs += 1
+                    self._guards = head_guards(entry, function, values, graph, self._changing)
+        return self._guards
+
+    def _run_proven(self, guards: HeadGuards, values: tuple[Any, ...]) -> Any:
+        """Run an iteration by guards that hold."""
+        before = torch._C._dynamo.eval_frame.set_eval_frame(None)
+        guards.graph.proof = guards
+        self._proven_runs += 1
+        try:
+            return guards.run(values)
+        finally:
+            guards.graph.proof = None
             torch._C._dynamo.eval_frame.set_eval_frame(before)
 
     def _repeat(self, unconfirmed: HeadGraph | None, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -312,7 +360,7 @@ class WholeSteps:
             graph.release()
         if self._code is not None:
             torch._C._dynamo.eval_frame.reset_code(self._code)
-        self._compiled = self._callback = self._code = None
+        self._compiled = self._callback = self._code = self._guards = None
         return_freed_memory()
 
 
