@@ -106,7 +106,10 @@ def profile_step(
         raise InputError(f"{type(model).__name__} cannot be traced as a whole: {reason}") from error
     finally:
         torch._dynamo.reset()
-    raise InputError(f"{type(model).__name__} returns nothing that requires a gradient")
+    raise InputError(
+        f"{type(model).__name__} returns nothing that requires a gradient: return the loss, with parameters "
+        "that require gradients"
+    )
 
 
 class _TracedError(Exception):
