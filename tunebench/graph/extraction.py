@@ -95,7 +95,7 @@ class InputSpec:
         except RuntimeError as error:
             extents = "x".join(map(str, self.shape))
             raise InputError(
-                f"input {extents}:{self.dtype} does not fit into the memory of this machine: use a smaller one"
+                f"input {extents}:{self.dtype} does not fit into the memory of this machine: make it smaller"
             ) from error
         return made.contiguous(memory_format=torch.channels_last) if self.channels_last else made
 
@@ -129,7 +129,9 @@ def load_factory(text: str) -> Callable[[], Any]:
     factory = getattr(module, name, None)
     if not callable(factory):
         own = (known for known, value in vars(module).items() if _is_of(module, value))
-        raise InputError(f"{module_or_file} has no function {name}. Its functions: {', '.join(own) or 'none'}")
+        raise InputError(
+            f"{module_or_file} has no function {name}. Its functions: {', '.join(own) or 'none'}"
+        )
     typed: Callable[[], Any] = factory
     return typed
 

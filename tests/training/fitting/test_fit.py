@@ -33,7 +33,7 @@ from tunebench.training.fitting import fitter, host_store  # noqa: E402
 from tunebench.training.fitting.fit import fit  # noqa: E402
 from tunebench.training.fitting.fitter import fitted_steps  # noqa: E402
 from tunebench.training.fitting.host_store import FileStore  # noqa: E402
-from tunebench.training.fitting.joint_step import is_random  # noqa: E402
+from tunebench.training.fitting.joint_step import OTHER, is_random  # noqa: E402
 from tunebench.training.fitting.optimizer_state import state_bytes  # noqa: E402
 from tunebench.training.fitting.profile import profile_step  # noqa: E402
 from tunebench.training.memory import (  # noqa: E402
@@ -333,6 +333,53 @@ class _Logging(nn.Module):
 
 
 _LOG = logging.getLogger("model")
+
+
+@pytest.mark.parametrize("change", ["hook", "pre-hook", "removed hook", "method"])
+def test_what_changes_a_module_after_planning_makes_a_new_plan(change: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1, bias=False)), DATA[0].reshape(-1, 8)
+    first = model[0]
+    hook = first.register_forward_hook(lambda *_: _[-1] * 3) if change == "removed hook" else None
+    fitted = fit(lambda x: model(x).mean(), "100%", effort=EFFORT)
+    before = trained(fitted, model, (x,))
+    if change == "hook":
+        first.register_forward_hook(lambda module, inputs, output: output * 2)
+    elif change == "pre-hook":
+        first.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,))
+    elif hook is not None:
+        hook.remove()
+    else:
+        first.forward = lambda x: nn.functional.linear(x, first.weight * 2, first.bias)
+    after = trained(fitted, model, (x,))
+    assert not equal(before, after)
+    assert equal(after, trained(lambda x: model(x).mean(), model, (x,)))
+    assert len(fitted_steps(fitted)) == 2
+
+
+def test_parameters_and_buffers_that_the_step_does_not_read_are_in_the_budget() -> None:
+    class Partial(Network):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unread = nn.Linear(64, 64)
+            self.tied = nn.Linear(64, 64, bias=False)
+            self.tied.weight = self.unread.weight
+            self.register_buffer("mask", torch.zeros(100))
+
+    torch.manual_seed(0)
+    model = Partial()
+    unread = 4 * (64 * 64 + 64 + 100)
+    for network, more_bytes in ((Network(), 0), (model, unread)):
+        fitted = fit(network, "60%", effort=EFFORT)
+        fitted(*DATA).backward()
+        (planned,) = fitted_steps(fitted)
+        other = sum(tensor.size_bytes for tensor in planned.plan.step.tensors if tensor.role == OTHER)
+        profiled = profile_step(network, DATA, device=described()["h100-sxm"]).step
+        if not more_bytes:
+            least_other = other
+        assert other == least_other + more_bytes
+        assert sum(tensor.size_bytes for tensor in profiled.tensors if tensor.role == OTHER) == more_bytes
+    assert measured_peak(fitted, model) <= 1.005 * planned.plan.budget_bytes
 
 
 def test_messages_to_a_logger_are_left_out() -> None:

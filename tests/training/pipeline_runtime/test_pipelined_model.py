@@ -233,11 +233,6 @@ class Hooked(nn.Module):
         return self.linear(x)
 
 
-class Unmeasured(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        raise AssertionError("expected no measurement before the refusal")
-
-
 class Waiting(nn.Module):
     """A layer that leaves the processor to other programs for a while."""
 
@@ -279,10 +274,19 @@ def test_models_and_batches_that_do_not_fit_are_refused() -> None:
         (linear, x, {"memory": "80%"}, "memory '80%' is no size: expected a size above 0 such as 24GB"),
         (linear, x, {"repeats": 0}, "repeats must be a whole number of at least 1, got 0"),
         (linear, x, {"costs_file": "absent/stages.toml"}, "absent/stages.toml: there is no such folder"),
-        (nn.Sequential(Unmeasured()), x, {"schedule": "zbv"}, "2 stages .* the model has 1 with which"),
     ):
         with pytest.raises((InputError, RankFailed), match=message):
             pipelined_model(model, inputs, x, **{**usual, **arguments})
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_more_stages_than_layers_are_refused_before_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[pipelined_model.__module__], "measure_layers", None)
+    x = torch.randn(8, 4)
+    with pytest.raises(InputError, match=r"2 stages .* the model has 1 with which"):
+        pipelined_model(
+            nn.Tanh(), x, x, loss_fn=nn.functional.mse_loss, microbatches=2, schedule="interleaved-1f1b"
+        )
 
 
 def test_call_needs_a_process_group() -> None:

@@ -26,7 +26,7 @@ def budget_bytes(budget: int | str, whole_bytes: int) -> int:
         InputError: The budget is not a positive size, or a percentage above 100.
     """
     share = _SHARE.fullmatch(budget.strip()) if isinstance(budget, str) else None
-    if share is not None and 0 < (percent := float(share[1])):
+    if share is not None and (percent := float(share[1])) > 0:
         if percent > 100:
             raise InputError(f"budget {budget!r} is above the peak without a plan: expected at most 100%")
         return int(percent / 100 * whole_bytes)
@@ -51,9 +51,7 @@ def size_bytes(size: int | str, name: str) -> int:
     """
     nbytes = _bytes(size)
     if nbytes is None:
-        raise InputError(
-            f"{name} {size!r} is no size: expected a size above 0 such as 24GB, 24GiB or 500MB"
-        )
+        raise InputError(f"{name} {size!r} is no size: expected a size above 0 such as 24GB, 24GiB or 500MB")
     return nbytes
 
 
