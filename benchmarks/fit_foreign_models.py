@@ -10,7 +10,8 @@ over the peak of the plan, and what losses and gradients are equal to; or where 
 status is 1 if gradients of a plan differ from those of the same operations without a plan, or if a measured
 peak is above 1.005 of that of the plan.
 
-It needs `transformers`, `timm` and, for `unet2d` and `kl-autoencoder`, `diffusers`, which no extra of this package installs.
+It needs `transformers`, `timm` and, for `unet2d` and `kl-autoencoder`, `diffusers`, which no extra of this
+package installs.
 """
 
 from __future__ import annotations
@@ -129,7 +130,6 @@ _TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
     "roformer": ("RoFormerForMaskedLM", {**_USUAL, "embedding_size": 32}),
     "fnet": ("FNetForMaskedLM", {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}),
     "xlnet": ("XLNetLMHeadModel", {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64}),
-    "rwkv": ("RwkvForCausalLM", {"hidden_size": 32, "num_hidden_layers": 2, "context_length": 48}),
     "longformer": ("LongformerForMaskedLM", {**_USUAL, "attention_window": 16}),
 }
 """Class and options of each language model."""
