@@ -514,7 +514,7 @@ def fitted_by(fitter: Fitter, model: nn.Module | Callable[..., Any]) -> Any:
     """
     fitted = torch.compile(model, backend=fitter, fullgraph=True, dynamic=False, **OWN_LIMIT)
     if isinstance(fitted, nn.Module):
-        fitter.model = weakref.ref(model)  # type: ignore[arg-type]
+        fitter.model = weakref.ref(model)
         fitted.forward = _with_clear_errors(fitted.forward, model)
         # torch.compile of a fitted module would compile the model itself, without a plan.
         fitted._torchdynamo_wrapper_id = None

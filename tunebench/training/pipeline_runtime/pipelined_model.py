@@ -105,9 +105,9 @@ def pipelined_model(
     transport, report = Transport(group, timeout_s, device), FailureReport(group)
     named = find_schedule(schedule)
     plain = named.make(transport.ranks, microbatches)
-    writes = costs_file is not None and transport.rank == 0
+    file = Path(costs_file).absolute() if costs_file is not None and transport.rank == 0 else None
     with failing_together(transport, report, "the file of costs"):
-        if writes and not Path(costs_file).absolute().parent.is_dir():
+        if file is not None and not file.parent.is_dir():
             raise InputError(f"cannot write costs of stages to {costs_file}: there is no such folder")
     layers = layers_of(model, *batch.first_arguments())
 
@@ -134,8 +134,8 @@ def pipelined_model(
         with failing_together(transport, report, "the measurement of stages"):
             costs = measure_pipeline(run, *arguments, **keywords, optimizer=rank_optimizer, repeats=repeats)
     with failing_together(transport, report, "the file of costs"):
-        if writes:
-            write_stages(costs, plain.ranks, costs_file)
+        if file is not None:
+            write_stages(costs, plain.ranks, file)
     balanced = _balanced(named.make(transport.ranks, microbatches, costs=costs), costs, limit)
     return PipelinedModel(run_of(balanced, costs), costs, rank_optimizer, shared)
 
