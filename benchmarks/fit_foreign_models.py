@@ -1,4 +1,4 @@
-"""Training steps of models of transformers, timm and diffusers, unmodified and with labels, by memory plans.
+"""Training steps of models of transformers and timm, unmodified and with labels, by memory plans.
 
     python -m benchmarks.fit_foreign_models [--model gpt2 ...] [--budget 60%] [--out FILE]
 
@@ -10,8 +10,7 @@ over the peak of the plan, and what losses and gradients are equal to; or where 
 status is 1 if gradients of a plan differ from those of the same operations without a plan, or if a measured
 peak is above 1.005 of that of the plan.
 
-It needs `transformers`, `timm` and, for `unet2d` and `kl-autoencoder`, `diffusers`, which no extra of this
-package installs.
+It needs `transformers` and `timm`, which no extra of this package installs.
 """
 
 from __future__ import annotations
@@ -152,7 +151,6 @@ _PICTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_sizes": [8, 16, 32, 64], "depths": [1, 1, 1, 1]},
     ),
     "dinov2": ("Dinov2ForImageClassification", {**_USUAL, "image_size": 32, "patch_size": 8}),
-    "beit": ("BeitForImageClassification", {**_USUAL, "image_size": 32, "patch_size": 8}),
     "segformer": (
         "SegformerForImageClassification",
         {"hidden_sizes": [8, 16, 32, 32], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 2, 2]},
@@ -170,8 +168,6 @@ _TIMM = {
     "densenet121": 64,
     "edgenext_xx_small": 64,
     "poolformer_s12": 64,
-    "ghostnet_100": 64,
-    "repvgg_a0": 64,
 }
 """Extent of the pictures of each model of timm."""
 
@@ -240,42 +236,12 @@ def _timm(name: str, extent: int) -> Foreign:
     return Foreign(f"timm {name}", model, step, inputs)
 
 
-def _unet() -> Foreign:
-    from diffusers import UNet2DModel
-
-    blocks = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D")}
-    blocks["up_block_types"] = ("AttnUpBlock2D", "UpBlock2D")
-    widths = {"block_out_channels": (16, 32), "norm_num_groups": 8, "attention_head_dim": 8}
-    model = UNet2DModel(sample_size=16, layers_per_block=1, **blocks, **widths)
-
-    def step(x: Tensor, noise: Tensor, times: Tensor) -> Tensor:
-        return functional.mse_loss(model(x + noise, times).sample, noise)
-
-    inputs = {"x": torch.randn(2, 3, 16, 16), "noise": torch.randn(2, 3, 16, 16)}
-    return Foreign("diffusers UNet2DModel", model, step, {**inputs, "times": torch.tensor([3, 500])})
-
-
-def _autoencoder() -> Foreign:
-    from diffusers import AutoencoderKL
-
-    blocks = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
-    model = AutoencoderKL(**blocks, block_out_channels=(16, 32), norm_num_groups=8)
-
-    def step(x: Tensor) -> Tensor:
-        distribution = model.encode(x).latent_dist
-        return functional.mse_loss(model.decode(distribution.sample()).sample, x) + distribution.kl().mean()
-
-    return Foreign("diffusers AutoencoderKL", model, step, {"x": torch.randn(2, 3, 32, 32)})
-
-
 MODELS: dict[str, Callable[[], Foreign]] = {
     **{name: lambda made=made: _text(*made) for name, made in _TEXTS.items()},  # type: ignore[misc]
     **{name: lambda made=made: _picture(*made) for name, made in _PICTURES.items()},  # type: ignore[misc]
     "wav2vec2": _speech,
     "clip": _pairs,
     "whisper": _spectra,
-    "unet2d": _unet,
-    "kl-autoencoder": _autoencoder,
     **{name: lambda made=made: _timm(*made) for made in _TIMM.items() for name in made[:1]},  # type: ignore[misc]
 }
 """The models by short names."""
