@@ -121,6 +121,14 @@ _TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
         "DebertaV2ForMaskedLM",
         {**_USUAL, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
     ),
+    "gptj": ("GPTJForCausalLM", {"n_layer": 2, "n_embd": 32, "n_head": 4, "rotary_dim": 4}),
+    "phi3": ("Phi3ForCausalLM", {**_GROUPED, "pad_token_id": 0}),
+    "cohere": ("CohereForCausalLM", {**_GROUPED, "pad_token_id": 0}),
+    "mpt": ("MptForCausalLM", {"d_model": 32, "n_layers": 2, "n_heads": 4}),
+    "gpt-bigcode": ("GPTBigCodeForCausalLM", {"n_layer": 2, "n_embd": 32, "n_head": 4}),
+    "roformer": ("RoFormerForMaskedLM", {**_USUAL, "embedding_size": 32}),
+    "fnet": ("FNetForMaskedLM", {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}),
+    "xlnet": ("XLNetLMHeadModel", {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64}),
     "longformer": ("LongformerForMaskedLM", {**_USUAL, "attention_window": 16}),
 }
 """Class and options of each language model."""

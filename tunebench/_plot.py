@@ -10,7 +10,7 @@ from tunebench.errors import InputError, MissingDependency
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["empty_figure", "save_figure"]
+__all__ = ["empty_figure", "require_suffix", "save_figure"]
 
 WIDTH_INCHES, HEIGHT_INCHES, DOTS_AN_INCH = 8.0, 5.0, 150
 
@@ -28,6 +28,18 @@ def empty_figure() -> Figure:
     return Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), layout="constrained")
 
 
+def require_suffix(path: str | Path) -> None:
+    """Raise unless a plot can be written to a file with this suffix.
+
+    Raises:
+        MissingDependency: if Matplotlib is not installed.
+        InputError: if Matplotlib does not support the suffix.
+    """
+    suffixes = empty_figure().canvas.get_supported_filetypes()
+    if Path(path).suffix.removeprefix(".") not in suffixes:
+        raise InputError(f"{path}: the suffix of a plot must be one of .{', .'.join(sorted(suffixes))}")
+
+
 def save_figure(figure: Figure, path: str | Path) -> None:
     """Write a figure to a file.
 
@@ -39,8 +51,5 @@ def save_figure(figure: Figure, path: str | Path) -> None:
         InputError: if Matplotlib does not support the format.
         OSError: if the file cannot be written.
     """
-    ending = Path(path).suffix.removeprefix(".")
-    suffixes = figure.canvas.get_supported_filetypes()
-    if ending not in suffixes:
-        raise InputError(f"{path}: the suffix of a plot must be one of .{', .'.join(sorted(suffixes))}")
+    require_suffix(path)
     figure.savefig(path, dpi=DOTS_AN_INCH)

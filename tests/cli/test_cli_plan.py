@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -196,6 +197,7 @@ def test_an_impossible_budget_states_the_least(net: str, run_refused: Run) -> No
         (("--device", "rtx-3060-laptop"), "name one of pcie3, pcie4, pcie5, nvlink-c2c"),
         (("--input", "8x64:f32", "--max-batch"), "the same first extent in all inputs"),
         (("--input", "8x64x"), "is not SHAPE:TYPE"),
+        (("--input", "99999999999999999999x64:f32"), "has too many elements: expected at most"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -209,7 +211,12 @@ def test_mistakes_are_refused_before_the_model_is_traced(
 def test_mistakes_in_the_model_are_named(net: str, run_refused: Run) -> None:
     assert "add --input" in run_refused("plan", "memory", f"{net}:make")
     arguments = ("--input", "8x64:f32", "--device", "t4")
-    assert "net.py has no function none" in run_refused("plan", "memory", f"{net}:none", *arguments)
+    assert "net.py has no function none. Its functions: Net, Branching, Rows, make, " in run_refused(
+        "plan", "memory", f"{net}:none", *arguments
+    )
+    assert "no.py does not exist: expected FILE.py:FUNCTION" in run_refused(
+        "plan", "memory", "no.py:make", *arguments
+    )
     assert "cannot make the model: ValueError: no weights" in run_refused(
         "plan", "memory", f"{net}:raises", *arguments
     )
@@ -219,15 +226,41 @@ def test_mistakes_in_the_model_are_named(net: str, run_refused: Run) -> None:
     assert "Rows returns no loss: expected a result of one element" in run_refused(
         "plan", "memory", f"{net}:rows", *arguments
     )
-    assert "Net returns nothing that requires a gradient" in run_refused(
+    assert "Net returns nothing that requires a gradient: return the loss, with" in run_refused(
         "plan", "memory", f"{net}:frozen", *arguments
     )
 
 
-def test_a_plot_of_unknown_format_is_refused(net: str, run_refused: Run, tmp_path: Path) -> None:
+def test_a_plot_of_unknown_format_is_refused_before_the_model_is_traced(
+    net: str, run_refused: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     pytest.importorskip("matplotlib", reason="the extra plot is not installed")
-    error = run_refused(*typed(net, "--budget", "60%", "--plot", str(tmp_path / "memory.txt")))
-    assert "the suffix of a plot must be one of" in error
+    monkeypatch.setattr(model_plan, "profile_step", None)
+    plot = ("--plot", str(tmp_path / "memory.txt"))
+    known = ("plan", "pipeline", "--forward-us", "1", "--stages", "2", "--microbatches", "2")
+    explained = ("explain", "gemm:m=64,n=64,k=64,dtype=f16", "--arch", "sm_90")
+    for command in (typed(net), known, explained):
+        assert "the suffix of a plot must be one of" in run_refused(*command, *plot)
+
+
+def test_a_file_that_cannot_be_written_does_not_lose_the_plan(
+    net: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib", reason="the extra plot is not installed")
+    monkeypatch.setattr("tunebench.training.memory.plot.draw", _full_disk)
+    assert cli.run(typed(net, "--budget", "60%", "--plot", str(tmp_path / "memory.svg"))) == 2
+    printed = capsys.readouterr()
+    assert "peak memory" in printed.out
+    assert "cannot write the plot" in printed.err
+
+
+def _full_disk(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_inputs_of_an_absent_device_take_no_memory_here(net: str, run_json: Run) -> None:
+    command = [argument.replace("131072x", "9999999999x") for argument in typed(net, "--budget", "100%")]
+    assert run_json(*command)["without_plan"]["peak_bytes"] > 9999999999 * 64 * 4
 
 
 def test_ctrl_c_while_planning_ends_cleanly(

@@ -158,7 +158,10 @@ def test_full_recomputation_and_two_stages_per_rank_are_explained(run_text: Run)
         (("--model", "gpt2", "--stages", "2", "--device", "t4", "--stack", "jax"), "unknown stack 'jax'"),
         (("--model", "opt-125m", "--stages", "2", "--device", "t4"), "use the stack eager or compiled"),
         (("--model", "resnet50", "--stages", "2", "--device", "t4"), "expected a transformer"),
-        (("--forward-us", "1", "--stages", "2", "--memory", "80%"), "expected bytes such as 40GB"),
+        (
+            ("--forward-us", "1", "--stages", "2", "--memory", "80%"),
+            "--memory '80%' is no size: expected a size above 0",
+        ),
         (("--forward-us", "1", "--stages", "2", "--schedule", "1f2b"), "unknown schedule '1f2b'"),
         (("--forward-us", "1", "--stages", "2", "--link", "wire"), "unknown link 'wire'"),
         (("--forward-us", "1", "--stages", "2", "--trace", "/no/such/folder/t.json"), "there is no folder"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tunebench.errors import InputError
 
-__all__ = ["require_folder", "write_page"]
+__all__ = ["require_folder", "require_plot", "write_page"]
 
 
 def require_folder(path: Path | None) -> None:
@@ -17,6 +17,24 @@ def require_folder(path: Path | None) -> None:
         raise InputError(f"cannot write to {path}: it is a folder, expected the name of a file")
     if not path.absolute().parent.is_dir():
         raise InputError(f"cannot write to {path}: there is no folder {path.absolute().parent}")
+
+
+def require_plot(path: Path | None, *suffixes: str) -> None:
+    """Raise before the long work if a plot cannot be written.
+
+    Args:
+        path: File of the plot; none for no plot.
+        suffixes: Suffixes that need no Matplotlib, such as ``.html``.
+
+    Raises:
+        InputError: if the folder does not exist, or Matplotlib does not support the suffix.
+        MissingDependency: if Matplotlib is needed and not installed.
+    """
+    require_folder(path)
+    if path is not None and path.suffix not in suffixes:
+        from tunebench._plot import require_suffix
+
+        require_suffix(path)
 
 
 def write_page(path: Path, page: str) -> None:

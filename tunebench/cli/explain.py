@@ -10,6 +10,7 @@ import typer
 
 from tunebench._figure import significant
 from tunebench.cli._choice import ConfigRequest, in_words
+from tunebench.cli._file import require_plot
 from tunebench.cli._option import Json
 from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import duration, emit, table
@@ -47,13 +48,16 @@ def command(
     """
     from tunebench.explanation import explain
 
+    require_plot(plot)
     variant = asked.variant_key()
     explanation = explain(asked.workload, asked.target(), variant=variant, config=asked.config, db=asked.db)
-    if plot is not None:
-        from tunebench.explanation.plot import draw
+    try:
+        if plot is not None:
+            from tunebench.explanation.plot import draw
 
-        draw(explanation, plot)
-    emit(as_json, explanation.to_json(), lambda to: _render(explanation, to))
+            draw(explanation, plot)
+    finally:  # a disk that is full must not lose the explanation
+        emit(as_json, explanation.to_json(), lambda to: _render(explanation, to))
 
 
 def _render(explanation: Explanation, to: Console) -> None:

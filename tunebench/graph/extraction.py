@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import re
 import sys
 from collections import Counter
@@ -35,6 +36,9 @@ DTYPES = {
 
 _INPUT = re.compile(r"(?P<shape>\d+(?:x\d+)*)(?::(?P<dtype>[a-z]+\d*))?(?P<last>:channels_last)?", re.ASCII)
 
+_MOST_ELEMENTS = 2**48
+"""Most elements of an input: sizes in bytes of larger tensors are no 64-bit numbers in torch."""
+
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
@@ -57,7 +61,7 @@ class InputSpec:
         """Parse the text of an input.
 
         Raises:
-            InputError: if the text is not SHAPE:TYPE[:channels_last].
+            InputError: if the text is not SHAPE:TYPE[:channels_last], or the input is empty or too large.
         """
         match = _INPUT.fullmatch(text.strip())
         dtype = (match and match["dtype"]) or "f32"
@@ -69,15 +73,30 @@ class InputSpec:
         shape = tuple(map(int, match["shape"].split("x")))
         if 0 in shape:
             raise InputError(f"input {text!r} is empty; every extent must be 1 or more")
+        if math.prod(shape) > _MOST_ELEMENTS:
+            raise InputError(f"input {text!r} has too many elements: expected at most {_MOST_ELEMENTS}")
         if match["last"] and len(shape) != 4:
             raise InputError(f"input {text!r}: channels_last needs 4 axes, got {len(shape)}")
         return cls(shape, dtype, bool(match["last"]))
 
-    def tensor(self) -> Tensor:
-        """Return a tensor of zeros with this shape, type and layout."""
+    def tensor(self, device: str = "cpu") -> Tensor:
+        """Return a tensor of zeros with this shape, type and layout.
+
+        Args:
+            device: Its device; on ``meta`` it takes no memory.
+
+        Raises:
+            InputError: if it does not fit into memory.
+        """
         import torch
 
-        made = torch.zeros(self.shape, dtype=getattr(torch, DTYPES[self.dtype]))
+        try:
+            made = torch.zeros(self.shape, dtype=getattr(torch, DTYPES[self.dtype]), device=device)
+        except RuntimeError as error:
+            extents = "x".join(map(str, self.shape))
+            raise InputError(
+                f"input {extents}:{self.dtype} does not fit into the memory of this machine: make it smaller"
+            ) from error
         return made.contiguous(memory_format=torch.channels_last) if self.channels_last else made
 
 
@@ -109,9 +128,17 @@ def load_factory(text: str) -> Callable[[], Any]:
         raise InputError(f"model {text!r} cannot be loaded: {type(error).__name__}: {error}") from error
     factory = getattr(module, name, None)
     if not callable(factory):
-        raise InputError(f"{module_or_file} has no function {name}")
+        own = (known for known, value in vars(module).items() if _is_of(module, value))
+        raise InputError(
+            f"{module_or_file} has no function {name}. Its functions: {', '.join(own) or 'none'}"
+        )
     typed: Callable[[], Any] = factory
     return typed
+
+
+def _is_of(module: Any, value: Any) -> bool:
+    """Return whether a module defines a function or a class."""
+    return callable(value) and getattr(value, "__module__", None) == module.__name__
 
 
 def _require_torch() -> None:
@@ -122,7 +149,8 @@ def _require_torch() -> None:
 def _module_in(file: Path) -> Any:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None or not file.is_file():
-        raise InputError(f"{file} is not a Python file")
+        problem = "is not a Python file" if file.exists() else "does not exist"
+        raise InputError(f"{file} {problem}: expected FILE.py:FUNCTION")
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     sys.path.insert(0, str(file.resolve().parent))  # a program can import modules next to it
@@ -163,7 +191,7 @@ def extract(
         InputError: if the model cannot be made or traced.
     """
     model = make_model(factory, inputs, dtype)
-    return _traced(model, [spec.tensor() for spec in inputs], device, training=training, name=name)
+    return _traced(model, [spec.tensor("meta") for spec in inputs], device, training=training, name=name)
 
 
 def extract_onnx(

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from tunebench.training.fitting import fitter, host_store  # noqa: E402
 from tunebench.training.fitting.fit import fit  # noqa: E402
 from tunebench.training.fitting.fitter import fitted_steps  # noqa: E402
 from tunebench.training.fitting.host_store import FileStore  # noqa: E402
+from tunebench.training.fitting.joint_step import OTHER, is_random  # noqa: E402
 from tunebench.training.fitting.optimizer_state import state_bytes  # noqa: E402
 from tunebench.training.fitting.profile import profile_step  # noqa: E402
 from tunebench.training.memory import (  # noqa: E402
@@ -43,6 +45,7 @@ from tunebench.training.memory import (  # noqa: E402
     unplanned,
     write_plan,
 )
+from tunebench.training.memory.schedule import Compute  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using .torch.compile.module")
 
@@ -332,6 +335,53 @@ class _Logging(nn.Module):
 _LOG = logging.getLogger("model")
 
 
+@pytest.mark.parametrize("change", ["hook", "pre-hook", "removed hook", "method"])
+def test_what_changes_a_module_after_planning_makes_a_new_plan(change: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1, bias=False)), DATA[0].reshape(-1, 8)
+    first = model[0]
+    hook = first.register_forward_hook(lambda *_: _[-1] * 3) if change == "removed hook" else None
+    fitted = fit(lambda x: model(x).mean(), "100%", effort=EFFORT)
+    before = trained(fitted, model, (x,))
+    if change == "hook":
+        first.register_forward_hook(lambda module, inputs, output: output * 2)
+    elif change == "pre-hook":
+        first.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,))
+    elif hook is not None:
+        hook.remove()
+    else:
+        first.forward = lambda x: nn.functional.linear(x, first.weight * 2, first.bias)
+    after = trained(fitted, model, (x,))
+    assert not equal(before, after)
+    assert equal(after, trained(lambda x: model(x).mean(), model, (x,)))
+    assert len(fitted_steps(fitted)) == 2
+
+
+def test_parameters_and_buffers_that_the_step_does_not_read_are_in_the_budget() -> None:
+    class Partial(Network):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unread = nn.Linear(64, 64)
+            self.tied = nn.Linear(64, 64, bias=False)
+            self.tied.weight = self.unread.weight
+            self.register_buffer("mask", torch.zeros(100))
+
+    torch.manual_seed(0)
+    model = Partial()
+    unread = 4 * (64 * 64 + 64 + 100)
+    for network, more_bytes in ((Network(), 0), (model, unread)):
+        fitted = fit(network, "60%", effort=EFFORT)
+        fitted(*DATA).backward()
+        (planned,) = fitted_steps(fitted)
+        other = sum(tensor.size_bytes for tensor in planned.plan.step.tensors if tensor.role == OTHER)
+        profiled = profile_step(network, DATA, device=described()["h100-sxm"]).step
+        if not more_bytes:
+            least_other = other
+        assert other == least_other + more_bytes
+        assert sum(tensor.size_bytes for tensor in profiled.tensors if tensor.role == OTHER) == more_bytes
+    assert measured_peak(fitted, model) <= 1.005 * planned.plan.budget_bytes
+
+
 def test_messages_to_a_logger_are_left_out() -> None:
     model = _Logging(decides=False)
     fit(model, "100%")(torch.ones(2, 4)).backward()
@@ -451,6 +501,39 @@ def test_recurrent_layers_with_dropout_have_the_gradients_of_eager_torch(
     fused = sum(node is not None and node.target is recurrent_layer for node in step.joint.nodes)
     assert fused == (4 if kind is nn.LSTM else 0)
     assert measured_peak(fitted, layer, (x,)) <= 1.005 * step.plan.budget_bytes
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: torch.rand(x.shape, device=x.device),
+        lambda x: torch.randn_like(x),
+        lambda x: torch.randint(0, 9, x.shape).float(),
+        lambda x: torch.normal(x.detach(), 1.0),
+        lambda x: torch.bernoulli(x.detach().sigmoid()),
+    ],
+    ids=["rand", "randn_like", "randint", "normal", "bernoulli"],
+)
+def test_random_numbers_are_repeated_whatever_draws_them(draw: Callable[[Tensor], Tensor]) -> None:
+    layer, x = nn.Linear(8, 8), torch.linspace(-1, 1, 512 * 8).reshape(512, 8)
+
+    def step(x: Tensor) -> Tensor:
+        for _ in range(4):
+            x = torch.tanh(layer(x)) * draw(x)
+        return x.square().mean()
+
+    whole = fit(step, "100%", effort=EFFORT)
+    expected = trained(whole, layer, (x,))
+    state = torch.get_rng_state()
+    least = least_budget(fitted_steps(whole)[0].plan.step, effort=EFFORT).budget_bytes
+    fitted = fit(step, least, effort=EFFORT)
+    assert equal(trained(fitted, layer, (x,)), expected)
+    assert torch.equal(torch.get_rng_state(), state)
+    (planned,) = fitted_steps(fitted)
+    nodes, schedule = planned.joint.nodes, planned.plan.schedule
+    runs = Counter(action.operation for action in schedule if isinstance(action, Compute))
+    assert any(count > 1 and nodes[index] and is_random(nodes[index]) for index, count in runs.items())
+    assert measured_peak(fitted, layer, (x,)) <= 1.005 * planned.plan.budget_bytes
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ def test_equal_ranks_can_be_halved() -> None:
         ("forward_us = 10", "forward_us = 'fast'", "forward_us must be microseconds, found 'fast'"),
         ("forward_us = 10", "forward_us = -1", "finite number of at least 0"),
         ("backward_us = 30", "weight_gradient_us = 3", "give backward_us, or both"),
-        ('"2kB"', '"2%"', "activation_bytes must be bytes, or a size such as"),
+        ('"2kB"', '"2%"', "activation_bytes '2%' is no size: expected a size above 0 such as"),
         ("count = 3", "count = 0", "expected a count of 1 to 9999 parts, found 0"),
         ("count = 3", "count = 2", "3 parts cannot be divided among 2 ranks"),
         ("ranks = 2", "ranks = 'two'", "ranks must be a number from 1 to 10000"),

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -21,10 +22,10 @@ from torch import Tensor, nn  # noqa: E402
 from tests.docs.test_examples import ROOT, blocks  # noqa: E402
 from tests.fork_server import Programs  # noqa: E402
 from tunebench import cli  # noqa: E402
-from tunebench.errors import InputError  # noqa: E402
+from tunebench.errors import InputError, RankFailed  # noqa: E402
 from tunebench.training import pipelined_model  # noqa: E402
 from tunebench.training.pipeline_runtime.layers import TracedLayers, layers_of  # noqa: E402
-from tunebench.training.pipeline_runtime.partition import LayerCost, divide_layers  # noqa: E402
+from tunebench.training.pipeline_runtime.partition import LayerCost, divide_layers, measure_layers  # noqa: E402
 
 RANKS = 4
 MODELS = ("sequential", "interleaved", "gpt", "u-net")
@@ -232,9 +233,24 @@ class Hooked(nn.Module):
         return self.linear(x)
 
 
+class Waiting(nn.Module):
+    """A layer that leaves the processor to other programs for a while."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.1)
+        return x + 1
+
+
 class Branching(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x if x.sum() > 0 else -x
+
+
+def test_times_of_layers_do_not_count_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    layers = layers_of(nn.Sequential(nn.Linear(4, 4), Waiting()), [torch.randn(2, 4)], {})
+    costs = measure_layers(layers, [torch.randn(2, 4)], lambda y: y.sum(), repeats=1)
+    assert costs[1].compute_us < 1e5
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -255,9 +271,22 @@ def test_models_and_batches_that_do_not_fit_are_refused() -> None:
         (nn.Linear(4, 4, device="meta"), x, {}, "rank 0 measures .* on the device meta"),
         (linear, x, {"schedule": "2f2b"}, "2f2b"),
         (linear, x, {"memory": 100}, "1f1b needs 596 bytes .* 100 bytes are available"),
+        (linear, x, {"memory": "80%"}, "memory '80%' is no size: expected a size above 0 such as 24GB"),
+        (linear, x, {"repeats": 0}, "repeats must be a whole number of at least 1, got 0"),
+        (linear, x, {"costs_file": "absent/stages.toml"}, "absent/stages.toml: there is no such folder"),
     ):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises((InputError, RankFailed), match=message):
             pipelined_model(model, inputs, x, **{**usual, **arguments})
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_more_stages_than_layers_are_refused_before_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[pipelined_model.__module__], "measure_layers", None)
+    x = torch.randn(8, 4)
+    with pytest.raises(InputError, match=r"2 stages .* the model has 1 with which"):
+        pipelined_model(
+            nn.Tanh(), x, x, loss_fn=nn.functional.mse_loss, microbatches=2, schedule="interleaved-1f1b"
+        )
 
 
 def test_call_needs_a_process_group() -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tunebench.training.interconnect.cluster import Cluster
     from tunebench.training.pipeline import GivenStages, PredictedStages
 
-__all__ = ["KnownStages", "LinkChoice", "ModelStages", "size_bytes"]
+__all__ = ["KnownStages", "LinkChoice", "ModelStages", "option_bytes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,9 +260,9 @@ class KnownStages:
             forward_us=self.forward_us,
             input_gradient_us=backward_us - weight_us,
             weight_gradient_us=weight_us,
-            activation_bytes=size_bytes(self.activations),
-            send_bytes=size_bytes(self.sent),
-            static_bytes=size_bytes(self.static),
+            activation_bytes=option_bytes("--activations", self.activations),
+            send_bytes=option_bytes("--send", self.sent),
+            static_bytes=option_bytes("--static", self.static),
         )
         return links.applied(GivenStages.uniform(stage, ranks))
 
@@ -323,12 +323,8 @@ class LinkChoice:
         return replace(stages, **changed)
 
 
-def size_bytes(text: str | None) -> int:
-    """Return a size in bytes; 0 for none."""
-    from tunebench.training.memory.budget import budget_bytes
+def option_bytes(option: str, text: str | None) -> int:
+    """Return the size that an option has in bytes; 0 for none."""
+    from tunebench.training.memory.budget import size_bytes
 
-    if text is None:
-        return 0
-    if text.strip().endswith("%"):
-        raise InputError(f"{text!r} is no size: expected bytes such as 40GB or 500MB")
-    return 0 if text.strip() == "0" else budget_bytes(text, 1)
+    return 0 if text is None or text.strip() == "0" else size_bytes(text, option)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from tunebench.cli._completion import optimizers, plan_values, stacks
-from tunebench.cli._file import require_folder
+from tunebench.cli._file import require_folder, require_plot
 from tunebench.cli._option import Json, ModelInputs
 from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import console, emit, phases
@@ -258,8 +258,8 @@ def cluster(
     )
     from tunebench.training.cluster.search import Objective
 
-    for path in (options.out, options.plot):
-        require_folder(path)
+    require_folder(options.out)
+    require_plot(options.plot)
     if options.framework and options.framework not in get_args(Framework):
         raise UnknownName("framework", options.framework, get_args(Framework))
     if options.objective not in get_args(Objective):
@@ -320,16 +320,18 @@ def cluster(
             watcher=show,
         )
     report = ClusterReport(answer=answer)
-    if options.out is not None and answer.best is not None:
-        write_plan(options.out, answer.best, job)
-        report.written.append(options.out)
-    if options.plot is not None:
-        draw_fronts(answer, options.plot)
-        report.written.append(options.plot)
-    if options.framework:
-        _print_emitted(options.framework, answer, as_json)
-    else:
-        emit(as_json, report.to_json(), report.render)
+    try:
+        if options.out is not None and answer.best is not None:
+            write_plan(options.out, answer.best, job)
+            report.written.append(options.out)
+        if options.plot is not None:
+            draw_fronts(answer, options.plot)
+            report.written.append(options.plot)
+    finally:  # a disk that is full must not lose the plans
+        if options.framework:
+            _print_emitted(options.framework, answer, as_json)
+        else:
+            emit(as_json, report.to_json(), report.render)
 
 
 def _residual_plans(options: ClusterOptions) -> CopiesAnswer:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tunebench.cli._completion import optimizers
-from tunebench.cli._file import require_folder
+from tunebench.cli._file import require_folder, require_plot
 from tunebench.cli._option import (
     Architecture,
     DeviceName,
@@ -123,8 +123,8 @@ def memory(
     sizes = _budget_reader(options.budget, target)
     if options.max_batch and options.budget is not None and options.budget.strip().endswith("%"):
         raise InputError("--max-batch needs a --budget in bytes, such as 24GB: a share depends on the batch")
-    for path in (options.plot, options.out):
-        require_folder(path)
+    require_folder(options.out)
+    require_plot(options.plot)
     specs = [InputSpec.parse(text) for text in options.inputs]
     factory = load_factory(options.model)
     from tunebench.training.fitting.model_plan import ModelProfiler
@@ -135,8 +135,10 @@ def memory(
             factory, specs, target, link=link, dtype=options.dtype, optimizer=options.optimizer
         )
         report = _planned(profiler, sizes, options, show)
-    _write(report, options.plot, options.out)
-    emit(as_json, report.to_json(), report.render)
+    try:
+        _write(report, options.plot, options.out)
+    finally:  # a disk that is full must not lose the plan
+        emit(as_json, report.to_json(), report.render)
 
 
 def _planned(

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tunebench.cli._completion import schedules
-from tunebench.cli._file import require_folder
+from tunebench.cli._file import require_folder, require_plot
 from tunebench.cli._option import Architecture, DeviceName, Json, gpus
 from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import console, emit, phases
-from tunebench.cli.plan._pipeline_option import KnownStages, LinkChoice, ModelStages, size_bytes
+from tunebench.cli.plan._pipeline_option import KnownStages, LinkChoice, ModelStages, option_bytes
 from tunebench.cli.plan._pipeline_report import PipelineReport
 from tunebench.errors import InputError
 from tunebench.training.schedules.registry import SCHEDULES
@@ -118,9 +118,10 @@ def pipeline(
     Nothing is run.
     """
     _require_one_source(model, known, given_device=options.device is not None or options.arch is not None)
-    for path in (options.plot, options.trace, options.out):
+    for path in (options.trace, options.out):
         require_folder(path)
-    limit = size_bytes(options.memory) if options.memory is not None else None
+    require_plot(options.plot, ".html")
+    limit = option_bytes("--memory", options.memory) if options.memory is not None else None
     source: StageSource
     predicted: PredictedStages | None = None
     if model.name is not None:
@@ -133,8 +134,10 @@ def pipeline(
         source = known.stages(options.stages, links)
     with phases(console(stderr=True)) as show:
         report = _compared(source, predicted, limit, options, show)
-    _write(report, options.plot, options.trace, options.out)
-    emit(as_json, report.to_json(), report.render)
+    try:
+        _write(report, options.plot, options.trace, options.out)
+    finally:  # a disk that is full must not lose the comparison
+        emit(as_json, report.to_json(), report.render)
 
 
 def _require_one_source(model: ModelStages, known_stages: KnownStages, *, given_device: bool) -> None:

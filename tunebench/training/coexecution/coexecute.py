@@ -176,7 +176,7 @@ class Coexecution:
             THREAD.active = None
             self._account(iteration, time.perf_counter() - start)
 
-    def _called_eagerly(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _called_eagerly(self, step: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run an iteration of a step that returned to eager mode."""
         if _testing.is_forced():
             with self:

@@ -42,7 +42,13 @@ from tunebench.torch.compiler.recurrent_layer import (
 )
 from tunebench.training.fitting.compressed_activation import compressed_graph
 from tunebench.training.fitting.host_store import FileStore, HostStore, PinnedStore
-from tunebench.training.fitting.joint_step import JointStep, joint_step, layer_of, parameter_places
+from tunebench.training.fitting.joint_step import (
+    JointStep,
+    joint_step,
+    layer_of,
+    parameter_places,
+    unread_bytes,
+)
 from tunebench.training.fitting.operation_time import Times, clock_s, eager_times, measured_times
 from tunebench.training.fitting.optimizer_state import HostStates
 from tunebench.training.fitting.plan_choice import (
@@ -120,6 +126,7 @@ class Fitter:
 
     Attributes:
         steps: The steps that were planned so far.
+        model: Returns the module, whose parameters and buffers are in the budget; none if it is a function.
     """
 
     def __init__(
@@ -143,8 +150,10 @@ class Fitter:
         self._onednn = True
         self._graph = TracedGraph()
         self._parameters: frozenset[int] = frozenset()
+        self._unread_bytes = 0
         self._store: HostStore | None = None if swap_folder is None else FileStore(swap_folder)
         self.steps: list[FittedStep] = []
+        self.model: Callable[[], nn.Module | None] = lambda: None
 
     def __reduce__(self) -> tuple[Callable[..., Fitter], tuple[Any, ...]]:
         """Copy and pickle the options alone: a copy of a fitted model plans its own steps.
@@ -164,6 +173,7 @@ class Fitter:
         )
         self._onednn = torch._C._get_mkldnn_enabled()
         self._parameters = parameter_places(inputs)
+        self._unread_bytes = unread_bytes(self.model(), module, inputs)
         with unset_fake_temporarily():
             self._graph = self._traced(module, inputs)
         divide_recurrent_layers(module)
@@ -215,7 +225,7 @@ class Fitter:
                 joint_step,
                 forward_results=forward_results,
                 link=link,
-                other_bytes=self._other_bytes + self._state_bytes - host_bytes,
+                other_bytes=self._other_bytes + self._unread_bytes + self._state_bytes - host_bytes,
                 on_gpu=on_gpu,
                 parameters=self._parameters,
             )
@@ -240,7 +250,7 @@ class Fitter:
         path = None
         if self._given is None and self._rewrite is None:
             sizes = None if self._states is None else self._states.sizes
-            path = remembered_path(module, inputs, repr((self._options, sizes)))
+            path = remembered_path(module, inputs, repr((self._options, sizes, self._unread_bytes)))
         remembered = None if path is None else RememberedStep.read(path)
         recurrent_us = _recurrent_us(module) if remembered is None else remembered.recurrent_us
         return TracedGraph(path=path, remembered=remembered, recurrent_us=recurrent_us)
@@ -504,6 +514,7 @@ def fitted_by(fitter: Fitter, model: nn.Module | Callable[..., Any]) -> Any:
     """
     fitted = torch.compile(model, backend=fitter, fullgraph=True, dynamic=False, **OWN_LIMIT)
     if isinstance(fitted, nn.Module):
+        fitter.model = weakref.ref(model)
         fitted.forward = _with_clear_errors(fitted.forward, model)
         # torch.compile of a fitted module would compile the model itself, without a plan.
         fitted._torchdynamo_wrapper_id = None
@@ -546,7 +557,7 @@ def _with_clear_errors(call: Callable[..., Any], model: Any) -> Callable[..., An
     @functools.wraps(call, updated=())
     def clear(*args: Any, **kwargs: Any) -> Any:
         try:
-            with whole_model_traced(), torch._dynamo.config.patch(optimize_ddp=False):
+            with whole_model_traced(), torch._dynamo.config.patch(**_TRACING):
                 results = call(*args, **kwargs)
             _require_gradient(model, results)
             return results
@@ -586,6 +597,12 @@ def _require_gradient(model: Any, results: Any) -> None:
             "under torch.no_grad() or in eval mode for results alone"
         )
 
+
+_TRACING = {
+    "optimize_ddp": False,  # one plan, not one for each bucket
+    "skip_nnmodule_hook_guards": False,  # a hook that is added or removed later makes a new plan
+}
+"""Settings of Dynamo while it traces a model."""
 
 _VALUES = (Tensor, bool, int, float, complex, str, type(None))
 """Types of results whose gradient is known: others may hold tensors."""

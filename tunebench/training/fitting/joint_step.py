@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from tunebench.errors import InputError
@@ -34,6 +35,7 @@ __all__ = [
     "parameter_places",
     "random_state",
     "source_of",
+    "unread_bytes",
 ]
 
 RUNNING_STATISTICS: Mapping[Any, tuple[int, int]] = {
@@ -151,6 +153,28 @@ def joint_step(
 def parameter_places(inputs: Sequence[Any]) -> frozenset[int]:
     """Return the places of the parameters among the inputs of a graph that Dynamo traced."""
     return frozenset(place for place, value in enumerate(inputs) if isinstance(value, nn.Parameter))
+
+
+def unread_bytes(model: nn.Module | None, module: fx.GraphModule, inputs: Sequence[Any]) -> int:
+    """Return the bytes of a model's parameters and buffers that are no memory of a graph, but on its device.
+
+    Args:
+        model: The model; none if it is not known.
+        module: The graph that Dynamo traced.
+        inputs: Its inputs.
+    """
+    read = [
+        value for value in (*inputs, *module.parameters(), *module.buffers()) if isinstance(value, Tensor)
+    ]
+    if model is None or not read:
+        return 0
+    storages = {value.untyped_storage()._cdata for value in read if not is_traceable_wrapper_subclass(value)}
+    unread = {
+        tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
+        for tensor in (*model.parameters(), *model.buffers())
+        if not is_traceable_wrapper_subclass(tensor) and tensor.device == read[0].device
+    }
+    return sum(nbytes for storage, nbytes in unread.items() if storage not in storages)
 
 
 def is_random(node: fx.Node) -> bool:

@@ -134,7 +134,7 @@ class ModelProfiler:
                 specs = [replace(spec, shape=(batch, *spec.shape[1:])) for spec in specs]
             joint = profile_step(
                 self._model,
-                [spec.tensor() for spec in specs],
+                [spec.tensor("meta") for spec in specs],
                 device=self.device,
                 link=self._link,
                 other_bytes=self._state_bytes,

@@ -363,9 +363,9 @@ def _set_random_state(device: torch.device, state: Tensor) -> None:
 
 
 def _with_random_state(
-    state: Tensor, device: torch.device, target: Callable[..., Any], *args: Any, **kwargs: Any
+    state: Tensor, device: torch.device, target: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
-    """Call an operation with the random numbers of its first run."""
+    """Call an operation, which may have a keyword ``device``, with the random numbers of its first run."""
     now = random_state(device)
     _set_random_state(device, state)
     try:

@@ -23,7 +23,7 @@ from tunebench.torch.compiler.capture import (
 )
 from tunebench.torch.compiler.decomposition import attention_as_on_gpu
 from tunebench.torch.compiler.recurrent_layer import divide_recurrent_layers
-from tunebench.training.fitting.joint_step import JointStep, joint_step, parameter_places
+from tunebench.training.fitting.joint_step import JointStep, joint_step, parameter_places, unread_bytes
 from tunebench.training.fitting.operation_time import predicted_times
 from tunebench.training.fitting.redundant_copy import remove_redundant_copies
 from tunebench.training.memory.step import HostLink
@@ -57,6 +57,7 @@ def profile_step(
         InputError: torch cannot trace the model as a whole, or the model returns nothing with a gradient.
     """
     parameters: frozenset[int] = frozenset()
+    unread = 0
 
     def partition(module: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
         remove_redundant_copies(module.graph)
@@ -66,7 +67,7 @@ def profile_step(
             num_fwd_outputs,
             times,
             link=link,
-            other_bytes=other_bytes,
+            other_bytes=other_bytes + unread,
             on_gpu=device.kind == "gpu",
             parameters=parameters,
         )
@@ -76,8 +77,9 @@ def profile_step(
         return results_without_data(graph)
 
     def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        nonlocal parameters
+        nonlocal parameters, unread
         parameters = parameter_places(inputs)
+        unread = unread_bytes(model, graph, inputs)
         divide_recurrent_layers(graph)
         return aot_autograd(fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition)(graph, inputs)
 
@@ -106,7 +108,10 @@ def profile_step(
         raise InputError(f"{type(model).__name__} cannot be traced as a whole: {reason}") from error
     finally:
         torch._dynamo.reset()
-    raise InputError(f"{type(model).__name__} returns nothing that requires a gradient")
+    raise InputError(
+        f"{type(model).__name__} returns nothing that requires a gradient: return the loss, with parameters "
+        "that require gradients"
+    )
 
 
 class _TracedError(Exception):

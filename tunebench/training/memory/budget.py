@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any
 
 from tunebench._figure import significant
 from tunebench.errors import InputError
 
-__all__ = ["budget_bytes", "size_text"]
+__all__ = ["budget_bytes", "size_bytes", "size_text"]
 
-_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?i?B|%)", re.IGNORECASE | re.ASCII)
+_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?i?B)", re.IGNORECASE | re.ASCII)
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%", re.ASCII)
 
 
 def budget_bytes(budget: int | str, whole_bytes: int) -> int:
@@ -23,21 +25,45 @@ def budget_bytes(budget: int | str, whole_bytes: int) -> int:
     Raises:
         InputError: The budget is not a positive size, or a percentage above 100.
     """
-    if isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
-        return budget
-    match = _SIZE.fullmatch(budget.strip()) if isinstance(budget, str) else None
-    if match is None or not 0 < float(match["number"]) < 1e30:
+    share = _SHARE.fullmatch(budget.strip()) if isinstance(budget, str) else None
+    if share is not None and (percent := float(share[1])) > 0:
+        if percent > 100:
+            raise InputError(f"budget {budget!r} is above the peak without a plan: expected at most 100%")
+        return int(percent / 100 * whole_bytes)
+    size = _bytes(budget)
+    if size is None:
         raise InputError(
             f"budget {budget!r} is no size: expected a size above 0 such as 24GB, 24GiB or 500MB, or a "
             "share of the peak without a plan, such as 80%"
         )
-    number, unit = float(match["number"]), match["unit"].upper()
-    if unit == "%":
-        if number > 100:
-            raise InputError(f"budget {budget!r} is above the peak without a plan: expected at most 100%")
-        return int(number / 100 * whole_bytes)
-    base = 1024 if "I" in unit else 1000
-    return int(number * base ** "BKMGT".index(unit[0]))
+    return size
+
+
+def size_bytes(size: int | str, name: str) -> int:
+    """Return a size in bytes.
+
+    Args:
+        size: Bytes, or a text such as ``24GB`` (1e9) or ``24GiB`` (2**30).
+        name: What has this size, for the message.
+
+    Raises:
+        InputError: It is not a positive size.
+    """
+    nbytes = _bytes(size)
+    if nbytes is None:
+        raise InputError(f"{name} {size!r} is no size: expected a size above 0 such as 24GB, 24GiB or 500MB")
+    return nbytes
+
+
+def _bytes(size: Any) -> int | None:
+    """Return a positive size in bytes; none if it is not one."""
+    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+        return size
+    match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
+    if match is None or not 0 < float(match["number"]) < 1e30:
+        return None
+    base = 1024 if "I" in match["unit"].upper() else 1000
+    return int(float(match["number"]) * base ** "BKMGT".index(match["unit"][0].upper()))
 
 
 def size_text(size_bytes: float, *, up: bool = False) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from tunebench._foreign_file import interpreting, read_table
 from tunebench.errors import InputError, UnknownName
 from tunebench.training.interconnect.cluster import find_link
-from tunebench.training.memory.budget import budget_bytes
+from tunebench.training.memory.budget import size_bytes
 from tunebench.training.schedules import (
     Interconnect,
     LinearTransfer,
@@ -292,8 +292,8 @@ def _stage(where: str, table: Mapping[str, Any]) -> StageCosts:
 
 def _number(where: str, name: str, value: Any) -> Any:
     """Return a time as a number, and a size in bytes."""
-    if name in _SIZES and isinstance(value, str) and "%" not in value:
-        return budget_bytes(value, 1)
+    if name in _SIZES and isinstance(value, str):
+        return size_bytes(value, where)
     if isinstance(value, bool) or not isinstance(value, int | float):
         expected = "bytes, or a size such as '1.5GB'" if name in _SIZES else "microseconds"
         raise InputError(f"{where} must be {expected}, found {value!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +13,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from tunebench.errors import InputError
+from tunebench.training.fitting.operation_time import clock_s
 from tunebench.training.pipeline_runtime.layers import ModelLayers
 from tunebench.training.schedules.costs import TransferTime
 
-__all__ = ["LayerCost", "divide_layers", "measure_layers"]
+__all__ = ["LayerCost", "divide_layers", "measure_layers", "require_layers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,8 @@ def measure_layers(
     layers: ModelLayers, inputs: Sequence[Any], loss_of: Callable[[Any], Tensor], *, repeats: int
 ) -> list[LayerCost]:
     """Return the costs of each layer for one micro-batch. Gradients of the model are cleared.
+
+    With one thread on a processor, times are those of the thread: other programs do not count.
 
     Args:
         layers: The layers.
@@ -105,10 +107,10 @@ def _input(value: Any) -> Any:
 
 def _now(values: Sequence[Any]) -> float:
     """Return the time in microseconds when the operations so far have ended."""
-    for leaf in tree_leaves(values):
-        if isinstance(leaf, Tensor) and leaf.is_cuda:
-            torch.cuda.synchronize(leaf.device)
-    return time.perf_counter() * 1e6
+    devices = {leaf.device for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.is_cuda}
+    for device in devices:
+        torch.cuda.synchronize(device)
+    return clock_s(spare_core=not devices)() * 1e6
 
 
 # ----------------------------------------------------------------------------------------------- division
@@ -132,11 +134,7 @@ def divide_layers(costs: Sequence[LayerCost], stages: int, transfer_us: Transfer
         InputError: if there are fewer layers with which a stage can begin than stages.
     """
     begins = [layer for layer, cost in enumerate(costs) if layer == 0 or not cost.changes_input]
-    if len(begins) < stages:
-        raise InputError(
-            f"{stages} stages need at least as many layers, and the model has {len(begins)} with which a "
-            "stage can begin: use fewer ranks or stages, or a torch.nn.Sequential of more layers"
-        )
+    require_layers(len(begins), stages)
     ends = np.array([*begins[1:], len(costs)])
     layers_us = np.cumsum([0.0, *(cost.compute_us for cost in costs)])
     sends_us = np.array([2 * transfer_us(costs[end - 1].send_bytes) for end in ends])
@@ -147,6 +145,15 @@ def divide_layers(costs: Sequence[LayerCost], stages: int, transfer_us: Transfer
     slowest_us = _best(stage_us, stages, np.maximum)[0]
     limited = np.where(stage_us <= slowest_us * (1 + TOLERANCE) + 1e-9, stage_us**2, np.inf)
     return tuple(begins[position] for position in _best(limited, stages, np.add)[1])
+
+
+def require_layers(layers: int, stages: int) -> None:
+    """Raise InputError unless there are enough layers with which a stage can begin."""
+    if layers < stages:
+        raise InputError(
+            f"{stages} stages need at least as many layers, and the model has {layers} with which a "
+            "stage can begin: use fewer ranks or stages, or a torch.nn.Sequential of more layers"
+        )
 
 
 def _best(

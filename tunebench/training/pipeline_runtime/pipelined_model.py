@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tunebench.errors import InputError
-from tunebench.training.memory.budget import budget_bytes, size_text
+from tunebench.training.memory.budget import size_bytes, size_text
 from tunebench.training.pipeline.balance import balance
 from tunebench.training.pipeline.comparison import SLOWDOWNS
 from tunebench.training.pipeline.given import write_stages
@@ -27,7 +27,7 @@ from tunebench.training.pipeline_runtime.measurement import (
     measure_pipeline,
 )
 from tunebench.training.pipeline_runtime.parameters import is_on_meta, share_parameters
-from tunebench.training.pipeline_runtime.partition import divide_layers, measure_layers
+from tunebench.training.pipeline_runtime.partition import divide_layers, measure_layers, require_layers
 from tunebench.training.pipeline_runtime.pipelined_stages import device_of, pipelined, require_process_group
 from tunebench.training.pipeline_runtime.runtime import (
     PipelineRun,
@@ -96,12 +96,19 @@ def pipelined_model(
             memory does not suffice.
         RankFailed: if a rank fails.
     """
+    limit = None if memory is None else size_bytes(memory, "memory")
+    if not isinstance(repeats, int) or repeats < 1:
+        raise InputError(f"repeats must be a whole number of at least 1, got {repeats!r}")
     group = require_process_group(group)
     batch = _Batch(inputs, target, microbatches)
     device = batch.first_inputs()[0].device if is_on_meta(model) else device_of(model)
     transport, report = Transport(group, timeout_s, device), FailureReport(group)
     named = find_schedule(schedule)
     plain = named.make(transport.ranks, microbatches)
+    file = Path(costs_file).absolute() if costs_file is not None and transport.rank == 0 else None
+    with failing_together(transport, report, "the file of costs"):
+        if file is not None and not file.parent.is_dir():
+            raise InputError(f"cannot write costs of stages to {costs_file}: there is no such folder")
     layers = layers_of(model, *batch.first_arguments())
 
     def loss_of(output: Any, target: Any) -> Tensor:
@@ -126,9 +133,10 @@ def pipelined_model(
         arguments, keywords = batch.of_rank(run)
         with failing_together(transport, report, "the measurement of stages"):
             costs = measure_pipeline(run, *arguments, **keywords, optimizer=rank_optimizer, repeats=repeats)
-    if costs_file is not None and transport.rank == 0:
-        write_stages(costs, plain.ranks, costs_file)
-    balanced = _balanced(named.make(transport.ranks, microbatches, costs=costs), costs, memory)
+    with failing_together(transport, report, "the file of costs"):
+        if file is not None:
+            write_stages(costs, plain.ranks, file)
+    balanced = _balanced(named.make(transport.ranks, microbatches, costs=costs), costs, limit)
     return PipelinedModel(run_of(balanced, costs), costs, rank_optimizer, shared)
 
 
@@ -271,9 +279,10 @@ def _divisions(
         division = replace(division, refusal=_META_FIRST)
     elif transport.rank == 0:
         inputs, target = batch.first_inputs(), batch.first_target()
-        layers.join(inputs)
-        costs = measure_layers(layers, inputs, lambda output: loss_of(output, target), repeats=repeats)
         try:
+            require_layers(layers.count, stages)
+            layers.join(inputs)
+            costs = measure_layers(layers, inputs, lambda output: loss_of(output, target), repeats=repeats)
             first_layers = divide_layers(costs, stages, interconnect.inside)
             division = replace(division, first_layers=first_layers, starts=layers.starts)
         except InputError as error:
@@ -347,13 +356,12 @@ def _parameters(stages: Mapping[int, nn.Module]) -> list[nn.Parameter]:
     return list(dict.fromkeys(tensor for stage in stages.values() for tensor in stage.parameters()))
 
 
-def _balanced(plain: PipelineSchedule, costs: PipelineCosts, memory: int | str | None) -> PipelineSchedule:
+def _balanced(plain: PipelineSchedule, costs: PipelineCosts, limit: int | None) -> PipelineSchedule:
     """Return the schedule with evictions if the memory needs them, or if they take about no time.
 
     Raises:
         InputError: if a rank needs more memory with evictions too.
     """
-    limit = budget_bytes(memory, 0) if memory is not None else None
     schedule, peak = plain, _most_bytes(plain, costs)
     if limit is not None and peak <= limit:
         return plain
