@@ -118,7 +118,8 @@ def _parts(nodes: Sequence[fx.Node], room_bytes: float) -> Iterator[list[fx.Node
         input_bytes += _new_bytes(inputs, known)  # from the start of the run to its end
         known |= dict.fromkeys(inputs.keys() - known.keys(), 0)
         live_bytes += _new_bytes(results, known)
-        known = results | known
+        for key, size in results.items():
+            known.setdefault(key, size)
         for key in inputs | results:
             if last[key] == index:
                 live_bytes -= known[key]
