@@ -192,7 +192,8 @@ def main() -> None:
     if arguments.second_process:
         header = (
             "| model | first process, processor s | second process, processor s "
-            "| first over second (higher is better) | first, wall s | second, wall s |\n|---|---|---|---|---|---|"
+            "| first over second (higher is better) | first, wall s | second, wall s |\n"
+            "|---|---|---|---|---|---|"
         )
         write_table(header, _process_rows(arguments.model or _REMEMBERED), arguments.out)
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import statistics
@@ -213,13 +212,20 @@ def _timed(
     graph.call_function(read)
     for node in nodes:
         if node in refused:
-            new[node] = graph.call_function(functools.partial(_ones, node))
+            new[node] = graph.call_function(_maker(node))
         else:
             new[node] = graph.node_copy(node, new.__getitem__)
         graph.call_function(read)
     graph.output(())
     graph.set_codegen(_BoxedCodeGen())
     return fx.GraphModule({}, graph).forward
+
+
+def _maker(node: fx.Node) -> Callable[[], Any]:
+    def made_up() -> Any:
+        return _ones(node)
+
+    return made_up
 
 
 def clock_s(*, spare_core: bool = True) -> Callable[[], float]:
