@@ -13,6 +13,7 @@ from torch import Tensor, fx  # noqa: E402
 from torch._dispatch.python import enable_python_dispatcher  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
+from benchmarks.planned_peaks import LiveStorages  # noqa: E402
 from tunebench.training.fitting import operation_time  # noqa: E402
 from tunebench.training.fitting.operation_time import around_us, measured_times  # noqa: E402
 
@@ -38,6 +39,13 @@ def test_calls_run_together_as_long_as_their_tensors_fit(calls: list[fx.Node]) -
         parts = list(operation_time._parts(calls, tensors * TENSOR_BYTES))
         assert list(itertools.chain(*parts)) == calls
         assert {len(part) for part in parts} == lengths
+
+
+def test_measured_calls_stay_within_their_memory(calls: list[fx.Node]) -> None:
+    for tensors in (3, 4):
+        with LiveStorages([]) as counted:
+            measured_times(calls, tensors * TENSOR_BYTES)
+        assert counted.peak_bytes == 3 * TENSOR_BYTES
 
 
 def test_calls_are_measured_without_the_dispatcher_in_python(calls: list[fx.Node]) -> None:

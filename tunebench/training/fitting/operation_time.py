@@ -143,7 +143,7 @@ def _part_us(nodes: Sequence[fx.Node]) -> list[float | None]:
     sources = dict.fromkeys(source for node in nodes for source in node.all_input_nodes)
     inputs = [source for source in sources if source not in set(nodes)]
     leaves = tree_leaves([_value(node) for node in [*nodes, *inputs]])
-    on_gpu = any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves)
+    on_gpu = any(isinstance(leaf, Tensor) and leaf.device.type == "cuda" for leaf in leaves)
     clock = clock_s(spare_core=not on_gpu)
     reads_s: list[float] = []
 
