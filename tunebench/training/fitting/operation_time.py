@@ -218,7 +218,8 @@ def _timed(
         graph.call_function(read)
     graph.output(())
     graph.set_codegen(_BoxedCodeGen())
-    return fx.GraphModule({}, graph).forward
+    forward: Callable[[list[Any]], Any] = fx.GraphModule({}, graph).forward
+    return forward
 
 
 def _maker(node: fx.Node) -> Callable[[], Any]:
