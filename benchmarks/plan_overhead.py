@@ -154,8 +154,8 @@ def _process_rows(names: Iterable[str]) -> Iterator[str]:
         (cold_s, cold_wall_s, cold_known), (warm_s, warm_wall_s, warm_known) = steps
         if (cold_known, warm_known) != (False, True):
             raise RuntimeError(
-                f"only the second process must find a plan of {name}, found by the first: {cold_known}, by the "
-                f"second: {warm_known}. Run it again without changes of the source files"
+                f"only the second process must find a plan of {name}, found by the first: {cold_known}, "
+                f"by the second: {warm_known}. Run it again without changes of the source files"
             )
         yield (
             f"| {name} | {cold_s:.1f} | {warm_s:.1f} | {cold_s / warm_s:.1f} "

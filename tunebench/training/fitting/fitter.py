@@ -311,7 +311,7 @@ class Fitter:
         plain = joint_of(PlanChoice(), lambda nodes: [0.0] * len(nodes))
         times = _MeasuredTimes(room_bytes(plain.step, self._bytes(plain)))
         calls = [node for node in plain.graph.nodes if node.op == "call_function"]
-        timed = [*zip(map(layer_of, calls), times(calls), strict=True)]
+        timed = [*zip(_layers(calls), times(calls), strict=True)]
         recurrent_us = self._graph.recurrent_times()
         other_us = sum(time_us for layer, time_us in timed if layer not in recurrent_us)
         eager_us = other_us + sum(recurrent_us.values())
@@ -417,6 +417,16 @@ class _MeasuredTimes:
             names = (node.name for node in new)
             self._time_us_of.update(zip(names, measured_times(new, self._room_bytes), strict=True))
         return [self._time_us_of[node.name] for node in nodes]
+
+
+def _layers(calls: Sequence[fx.Node]) -> list[str]:
+    """Return the module of each call; sums of gradients, which have none, are of that of their terms."""
+    layers: dict[fx.Node, str] = {}
+    for call in calls:
+        terms = {layers.get(source, "") for source in call.all_input_nodes}
+        is_sum = call.target is torch.ops.aten.add.Tensor and len(call.all_input_nodes) > 1 == len(terms)
+        layers[call] = layer_of(call) or (terms.pop() if is_sum else "")
+    return list(layers.values())
 
 
 def _recurrent_times(module: fx.GraphModule) -> Callable[[], dict[str, float]]:
