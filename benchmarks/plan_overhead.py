@@ -1,6 +1,7 @@
 """Predicted and measured time of planned training steps on this processor, over eager torch.
 
     python -m benchmarks.plan_overhead [--model lstm] [--rounds 15] [--out FILE]
+    python -m benchmarks.plan_overhead --second-process [--model lstm] [--out FILE]
 
 Each model runs with budgets of 80, 60 and 40 % of the peak of its traced step, and without one ("100 %"), by
 one thread. Eager and planned steps alternate; the measured overhead is the median over rounds of the ratio of
@@ -8,13 +9,18 @@ their processor times, the predicted one that of `FittedStep.overhead`. The tabl
 
 Memory that is freed is not returned to the system, because the cost of getting it again depends on the order
 of both kinds of steps.
+
+With ``--second-process``, the table is that of the first step of two processes with a budget of 80 %: one
+with an empty cache folder, and one that finds the times and the plan of the first.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -122,6 +128,44 @@ def _row(name: str, budget: str, result: dict[str, float] | str) -> str:
     )
 
 
+def _print_first_step(name: str) -> None:
+    """Print the processor time and the wall time of the first step of this process as JSON, in seconds."""
+    torch.manual_seed(0)
+    model, data = MODELS[name]()
+    fitted: Any = fit(model, "80%")
+    began = time.perf_counter()
+    processor_s = _processor_s(fitted, model, data)
+    (step,) = fitted_steps(fitted)
+    print(json.dumps([processor_s, time.perf_counter() - began, step.remembered]))
+
+
+def _process_rows(names: Iterable[str]) -> Iterator[str]:
+    """Return the rows of the first steps of two processes with one cache folder."""
+    for name in names:
+        steps = []
+        with tempfile.TemporaryDirectory() as folder:
+            for _ in range(2):
+                command = [sys.executable, "-m", "benchmarks.plan_overhead", "--first-step", name]
+                environment = {**os.environ, "TUNEBENCH_CACHE": folder}
+                done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    raise RuntimeError(done.stderr)
+                steps.append(json.loads(done.stdout.splitlines()[-1]))
+        (cold_s, cold_wall_s, cold_known), (warm_s, warm_wall_s, warm_known) = steps
+        if (cold_known, warm_known) != (False, True):
+            raise RuntimeError(
+                f"only the second process must find a plan of {name}, found by the first: {cold_known}, "
+                f"by the second: {warm_known}. Run it again without changes of the source files"
+            )
+        yield (
+            f"| {name} | {cold_s:.1f} | {warm_s:.1f} | {cold_s / warm_s:.1f} "
+            f"| {cold_wall_s:.1f} | {warm_wall_s:.1f} |"
+        )
+
+
+_REMEMBERED = ("resnet", "gpt2", "mobilenet", "densenet", "lstm")
+"""Models of the table of two processes."""
+
 _KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 """Settings of glibc, which it reads at the start of a process."""
 
@@ -135,14 +179,29 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, action="append", help="models (default: all)")
     parser.add_argument("--rounds", type=int, default=15, help="steps of each kind (default: 15)")
     parser.add_argument("--out", type=Path, help="file for the table")
+    parser.add_argument(
+        "--second-process", action="store_true", help="times of the first step in two processes instead"
+    )
+    parser.add_argument("--first-step", choices=MODELS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if not _KEEPS_MEMORY.items() <= os.environ.items():
         command = [sys.executable, "-m", "benchmarks.plan_overhead", *sys.argv[1:]]
         os.execve(sys.executable, command, {**os.environ, **_KEEPS_MEMORY})
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    if arguments.first_step:
+        _print_first_step(arguments.first_step)
+        return
+    if arguments.second_process:
+        header = (
+            "| model | first process, processor s | second process, processor s "
+            "| first over second (higher is better) | first, wall s | second, wall s |\n"
+            "|---|---|---|---|---|---|"
+        )
+        write_table(header, _process_rows(arguments.model or _REMEMBERED), arguments.out)
+        return
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TUNEBENCH_CACHE"] = folder  # operations are timed now
-        warnings.simplefilter("ignore")
-        torch.set_num_threads(1)
         header = (
             "| model | budget | eager, ms | predicted overhead | measured (quartiles) | points apart |\n"
             "|---|---|---|---|---|---|"

@@ -107,11 +107,11 @@ class Exact(nn.Module):
 def planned(monkeypatch: pytest.MonkeyPatch, budget: str, **options: Any) -> tuple[FittedStep, Tensor, Any]:
     """Return a step of the gated model, whose compression takes no time."""
 
-    def times(nodes: Sequence[fx.Node]) -> list[float]:
+    def times(nodes: Sequence[fx.Node], room_bytes: int) -> list[float]:
         conversions = (compress, restore)
         return [
             0.0 if node.target in conversions else us
-            for node, us in zip(nodes, measured_times(nodes), strict=True)
+            for node, us in zip(nodes, measured_times(nodes, room_bytes), strict=True)
         ]
 
     monkeypatch.setattr(fitter, "measured_times", times)

@@ -49,7 +49,7 @@ from tunebench.training.fitting.joint_step import (
     parameter_places,
     unread_bytes,
 )
-from tunebench.training.fitting.operation_time import Times, clock_s, eager_times, measured_times
+from tunebench.training.fitting.operation_time import Times, around_us, clock_s, eager_times, measured_times
 from tunebench.training.fitting.optimizer_state import HostStates
 from tunebench.training.fitting.plan_choice import (
     ChosenPlan,
@@ -81,8 +81,8 @@ class FittedStep:
         plan: Its plan.
         eager_us: Time of the step by eager torch in microseconds: that of the traced operations, with
             recurrent layers as eager torch runs them.
-        call_us: Time of what is no operation of the plan, in microseconds: views, and what torch does around
-            a compiled step.
+        view_us: Time of the views of the step in microseconds, which are no operations of the plan.
+        call_us: Time of what torch does around a compiled step, in microseconds.
         remembered: Whether the times and the plan are those of an earlier process.
         choice: Which saved tensors are compressed, and how many parameters have states on the host.
         state_bytes: Bytes of the optimizer's states that stay on the device.
@@ -92,6 +92,7 @@ class FittedStep:
     joint: JointStep
     plan: MemoryPlan
     eager_us: float
+    view_us: float
     call_us: float
     remembered: bool = False
     choice: PlanChoice = field(default_factory=PlanChoice)
@@ -106,7 +107,7 @@ class FittedStep:
     @property
     def overhead(self) -> float:
         """Predicted time above that of eager torch, as a fraction of it."""
-        return (self.plan.simulation.step_us + self.call_us) / self.eager_us - 1
+        return (self.plan.simulation.step_us + self.view_us + self.call_us) / self.eager_us - 1
 
 
 class Fitter:
@@ -211,7 +212,7 @@ class Fitter:
             fitted = self._restored(joint_of) or self._new(joint_of, on_gpu=device.type == "cuda")
             self._place_states(fitted, device)
             self.steps.append(fitted)
-            _warn_if_slow(fitted, self._graph.recurrent_us)
+            _warn_if_slow(fitted, self._graph.recurrent_times())
         return planned_graphs(fitted.joint, fitted.plan.schedule, num_fwd_outputs, store, mode)
 
     def _joint_of(
@@ -252,8 +253,11 @@ class Fitter:
             sizes = None if self._states is None else self._states.sizes
             path = remembered_path(module, inputs, repr((self._options, sizes, self._unread_bytes)))
         remembered = None if path is None else RememberedStep.read(path)
-        recurrent_us = _recurrent_us(module) if remembered is None else remembered.recurrent_us
-        return TracedGraph(path=path, remembered=remembered, recurrent_us=recurrent_us)
+        if remembered is None:
+            recurrent_times = _recurrent_times(module)
+        else:
+            recurrent_times = functools.partial(dict, remembered.recurrent_us)
+        return TracedGraph(path=path, remembered=remembered, recurrent_times=recurrent_times)
 
     def _host(self, device: torch.device) -> tuple[HostStore | None, HostLink | None]:
         """Return the store and the link for a device."""
@@ -286,16 +290,25 @@ class Fitter:
         except InputError:  # a damaged file, or that of another step
             return None
         chosen = ChosenPlan(choice=remembered.choice, joint=joint, plan=plan)
-        return self._fitted(chosen, remembered.eager_us, remembered.call_us, remembered=True)
+        return self._fitted(
+            chosen, remembered.eager_us, remembered.view_us, remembered.call_us, remembered=True
+        )
 
     def _fitted(
-        self, chosen: ChosenPlan, eager_us: float, call_us: float, *, remembered: bool = False
+        self,
+        chosen: ChosenPlan,
+        eager_us: float,
+        view_us: float,
+        call_us: float,
+        *,
+        remembered: bool = False,
     ) -> FittedStep:
         host_bytes = 0 if self._states is None else self._states.host_bytes(chosen.choice.host_states)
         return FittedStep(
             joint=chosen.joint,
             plan=chosen.plan,
             eager_us=eager_us,
+            view_us=view_us,
             call_us=call_us,
             remembered=remembered,
             choice=chosen.choice,
@@ -305,19 +318,17 @@ class Fitter:
 
     def _new(self, joint_of: Callable[[PlanChoice, Times], JointStep], *, on_gpu: bool) -> FittedStep:
         """Measure, plan and remember a step."""
-        times = _measured_once()
-        joint = joint_of(PlanChoice(), times)
-        chosen = self._chosen(joint, lambda choice: joint_of(choice, times))
-        recurrent_us = self._graph.recurrent_us
-        views = [node for node in joint.graph.nodes if _is_view(node, joint)]
-        view_us = [0.0] * len(views) if on_gpu else measured_times(views)
-        timed = [
-            *zip(joint.layers, (operation.time_us for operation in joint.step.operations), strict=True),
-            *zip(map(layer_of, views), view_us, strict=True),
-        ]
+        plain = joint_of(PlanChoice(), lambda nodes: [0.0] * len(nodes))
+        times = _MeasuredTimes(room_bytes(plain.step, self._bytes(plain)))
+        calls = [node for node in plain.graph.nodes if node.op == "call_function"]
+        timed = [*zip(_layers(calls), times(calls), strict=True)]
+        recurrent_us = self._graph.recurrent_times()
         other_us = sum(time_us for layer, time_us in timed if layer not in recurrent_us)
         eager_us = other_us + sum(recurrent_us.values())
-        call_us = 0.0 if on_gpu else _CALL_US + sum(view_us)
+        views = [node for node in calls if node not in plain.operation_of]
+        view_us = 0.0 if on_gpu else sum(times(views))
+        call_us = 0.0 if on_gpu else around_us()
+        chosen = self._chosen(joint_of(PlanChoice(), times), lambda choice: joint_of(choice, times))
         if self._graph.path is not None:
             times_us = [
                 operation.time_us
@@ -327,6 +338,7 @@ class Fitter:
             RememberedStep(
                 times_us=times_us,
                 eager_us=eager_us,
+                view_us=view_us,
                 call_us=call_us,
                 recurrent_us=recurrent_us,
                 fused=self._graph.fused,
@@ -334,7 +346,7 @@ class Fitter:
                 choice=chosen.choice,
                 plan=content_of(chosen.plan),
             ).write(self._graph.path)
-        return self._fitted(chosen, eager_us, call_us)
+        return self._fitted(chosen, eager_us, view_us, call_us)
 
     def _chosen(self, joint: JointStep, joint_of: Callable[[PlanChoice], JointStep]) -> ChosenPlan:
         """Return the fastest plan of a step, and what it compresses and has on the host."""
@@ -344,9 +356,7 @@ class Fitter:
                 plan_for(given, joint.step) if isinstance(given, MemoryPlan) else read_plan(given, joint.step)
             )
             return ChosenPlan(choice=PlanChoice(), joint=joint, plan=plan)
-        assert self._budget is not None
-        whole_bytes = simulate(joint.step, unplanned(joint.step)).peak_bytes
-        budget = budget_bytes(self._budget, whole_bytes)
+        budget = self._bytes(joint)
         return fastest(
             choices(joint, budget, self._element, self._states),
             lambda choice: joint if choice == PlanChoice() else joint_of(choice),
@@ -354,6 +364,11 @@ class Fitter:
             budget,
             self._states,
         )
+
+    def _bytes(self, joint: JointStep) -> int:
+        """Return the bytes of the budget of a step, or of its plan."""
+        whole_bytes = simulate(joint.step, unplanned(joint.step)).peak_bytes
+        return whole_bytes if self._budget is None else budget_bytes(self._budget, whole_bytes)
 
     def _boxed(self, module: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], Any]:
         """Return a callable that runs a graph and releases each tensor after its last use."""
@@ -378,18 +393,13 @@ _SLOWER = 1.2
 _SHORTEST_US = 1000.0
 """Times of shorter steps are too uncertain for a warning."""
 
-_CALL_US = 1200.0
-"""Time that torch needs around a compiled step on a processor: 1.1 to 1.4 ms more than eager torch in seven
-models of 10 to 60 ms on an AMD EPYC, whose steps leave nothing of it in the caches. On a GPU, it passes while
-the device computes."""
-
 _RECURSION_LIMIT = 20_000
 """Python's limit while torch compiles its code for a step, which nests as deeply as the step has tensors."""
 
 
 def _warn_if_slow(fitted: FittedStep, recurrent_us: Mapping[str, float]) -> None:
     """Warn if eager torch is much faster than what torch traced."""
-    traced_us = fitted.plan.step.compute_us + fitted.call_us - _CALL_US * (fitted.call_us > 0)
+    traced_us = fitted.plan.step.compute_us + fitted.view_us
     if recurrent_us and traced_us > max(_SLOWER * fitted.eager_us, _SHORTEST_US):
         warnings.warn(
             f"without recomputation, the {len(fitted.plan.step.operations)} operations that torch traced of "
@@ -399,32 +409,53 @@ def _warn_if_slow(fitted: FittedStep, recurrent_us: Mapping[str, float]) -> None
         )
 
 
-def _measured_once() -> Times:
-    """Return a function that measures the times of calls, and those of equal name in a changed graph once."""
-    time_us_of: dict[str, float] = {}
+class _MeasuredTimes:
+    """Measures the times of calls, and those of equal name in a changed graph once.
 
-    def times(nodes: Sequence[fx.Node]) -> list[float]:
-        new = [node for node in nodes if node.name not in time_us_of]
+    Args:
+        room_bytes: Bytes for their tensors.
+    """
+
+    def __init__(self, room_bytes: int) -> None:
+        self._room_bytes = room_bytes
+        self._time_us_of: dict[str, float] = {}
+
+    def __call__(self, nodes: Sequence[fx.Node]) -> list[float]:
+        """Return the times of calls in microseconds."""
+        new = [node for node in nodes if node.name not in self._time_us_of]
         if new:
             names = (node.name for node in new)
-            time_us_of.update(zip(names, measured_times(new), strict=True))
-        return [time_us_of[node.name] for node in nodes]
+            self._time_us_of.update(zip(names, measured_times(new, self._room_bytes), strict=True))
+        return [self._time_us_of[node.name] for node in nodes]
+
+
+def _layers(calls: Sequence[fx.Node]) -> list[str]:
+    """Return the module of each call; sums of gradients, which have none, are of that of their terms."""
+    layers: dict[fx.Node, str] = {}
+    for call in calls:
+        terms = {layers.get(source, "") for source in call.all_input_nodes}
+        is_sum = call.target is torch.ops.aten.add.Tensor and len(call.all_input_nodes) > 1 == len(terms)
+        layers[call] = layer_of(call) or (terms.pop() if is_sum else "")
+    return list(layers.values())
+
+
+def _recurrent_times(module: fx.GraphModule) -> Callable[[], dict[str, float]]:
+    """Return a function of the times of recurrent layers by eager torch, by module, which measures once."""
+    calls = [
+        (layer_of(call), (call.target, call.args, call.kwargs))
+        for call in recurrent_calls(module)
+        if layer_of(call)
+    ]
+
+    @functools.cache
+    def times() -> dict[str, float]:
+        total_us: dict[str, float] = {}
+        for (layer, _), time_us in zip(calls, eager_times([call for _, call in calls]), strict=True):
+            if time_us is not None:
+                total_us[layer] = total_us.get(layer, 0.0) + time_us
+        return total_us
 
     return times
-
-
-def _is_view(node: fx.Node, joint: JointStep) -> bool:
-    return node.op == "call_function" and node not in joint.operation_of
-
-
-def _recurrent_us(module: fx.GraphModule) -> dict[str, float]:
-    """Return the times of the recurrent layers of Dynamo's graph by eager torch, by module."""
-    calls = recurrent_calls(module)
-    total_us: dict[str, float] = {}
-    for call, time_us in zip(calls, eager_times(calls), strict=True):
-        if time_us is not None and (layer := layer_of(call)):
-            total_us[layer] = total_us.get(layer, 0.0) + time_us
-    return total_us
 
 
 def _device(module: fx.GraphModule) -> torch.device:

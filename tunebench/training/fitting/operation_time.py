@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.graph import _BoxedCodeGen
+from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from tunebench.device import Device
@@ -15,20 +20,28 @@ from tunebench.graph.price import Prices
 from tunebench.torch.compiler.inductor import parts_of
 from tunebench.torch.compiler.translation import translate
 
-__all__ = ["Times", "clock_s", "eager_times", "measured_times", "predicted_times"]
+__all__ = ["EagerCall", "Times", "around_us", "clock_s", "eager_times", "measured_times", "predicted_times"]
 
 Times = Callable[[Sequence[fx.Node]], Sequence[float]]
 """Returns the times of calls of a graph in microseconds."""
 
+EagerCall = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""A function, and its positional and keyword arguments, which may be nodes of a graph."""
+
 _OPAQUE = ("aten::_cudnn_rnn_backward",)
 """Operators that read the private state of another operator: made up, it may crash the process."""
 
-REPEATS, MOST_REPEATS = 3, 20
-"""Least and most runs of an operation, of which the shortest counts."""
+REPEATS, MOST_REPEATS = 3, 9
+"""Least and most runs of calls, of which the median counts."""
 
-ENOUGH_US = 300.0
-"""Time of all runs of an operation, in microseconds, from which `REPEATS` suffice: the first runs of short
-ones are not typical, and a recurrent network has hundreds of each kind."""
+ENOUGH_US, LONG_US = 1e5, 1e6
+"""Time of all runs in microseconds from which `REPEATS` suffice, and from which one does."""
+
+_CACHE_BYTES = 1 << 22
+"""Bytes whose writing leaves little of torch's code and data in the caches of a core."""
+
+_STEP_OF_CALL = 3.0
+"""Time that torch needs around a compiled step, over the time of a small eager step without caches."""
 
 
 def predicted_times(module: fx.GraphModule, device: Device) -> Times:
@@ -57,23 +70,24 @@ def predicted_times(module: fx.GraphModule, device: Device) -> Times:
     return times
 
 
-def measured_times(nodes: Sequence[fx.Node]) -> list[float]:
-    """Return the times of operations that are measured alone; equal ones are measured once.
+def measured_times(nodes: Sequence[fx.Node], room_bytes: float = math.inf) -> list[float]:
+    """Return the times of calls that are measured in the order of their graph, as they run in a planned step.
 
-    An operation that cannot run alone, because its kernel expects other types than torch traced or the state
-    of another operation, counts by its bytes at the mean rate of the others.
+    The calls run as generated code with a clock between them, on made-up inputs: with the caches, the
+    allocations and the Python code of a step. Runs of consecutive calls are divided where their tensors take
+    more memory than there is.
+
+    A call that cannot run, because its kernel expects other types than torch traced or the state of another
+    operation, counts by its bytes at the mean rate of the others.
 
     Args:
-        nodes: Calls of a graph, on tensors of a device in this machine.
+        nodes: Calls of a graph in its order, on tensors of a device in this machine.
+        room_bytes: Bytes for the tensors of the calls; a single call may take more.
     """
-    time_us_of: dict[Any, float | None] = {}
-    times_us = []
     threads = torch.get_num_threads()
-    for node in nodes:
-        key = (node.target, repr(tree_map(_described, (node.args, node.kwargs), is_leaf=_is_traced)))
-        if key not in time_us_of:
-            time_us_of[key] = _measured_us(node)
-        times_us.append(time_us_of[key])
+    # torch compiles with its dispatcher in Python, which adds some microseconds to each call.
+    with torch._C._DisablePythonDispatcher():
+        times_us = [time_us for part in _parts(nodes, room_bytes) for time_us in _part_us(part)]
     if torch.get_num_threads() != threads:  # Numba's kernels may share torch's OpenMP runtime
         torch.set_num_threads(threads)
     rated = [(us, _bytes(node)) for us, node in zip(times_us, nodes, strict=True) if us is not None]
@@ -83,25 +97,136 @@ def measured_times(nodes: Sequence[fx.Node]) -> list[float]:
     ]
 
 
-def _measured_us(node: fx.Node) -> float | None:
-    """Return the shortest time of a few runs of a call; none if it cannot run."""
-    if getattr(node.target, "_schema", None) is not None and node.target._schema.name in _OPAQUE:
-        return None
-    args, kwargs = tree_map(_ones, (node.args, node.kwargs), is_leaf=_is_traced)
-    leaves = tree_leaves((args, kwargs))
-    on_gpu = any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves)
+def _parts(nodes: Sequence[fx.Node], room_bytes: float) -> Iterator[list[fx.Node]]:
+    """Divide calls into runs of consecutive ones whose tensors fit."""
+    last = {storage: index for index, node in enumerate(nodes) for storage in _storages(node)}
+    for index, node in enumerate(nodes):
+        for source in node.all_input_nodes:
+            last |= dict.fromkeys(_storages(source), index)
+    part: list[fx.Node] = []
+    known: dict[Any, int] = {}
+    input_bytes = live_bytes = 0
+    for index, node in enumerate(nodes):
+        inputs = {key: size for source in node.all_input_nodes for key, size in _storages(source).items()}
+        results = _storages(node)
+        new_bytes = _new_bytes(inputs | results, known)
+        if part and input_bytes + live_bytes + new_bytes > room_bytes:
+            yield part
+            part, known, input_bytes, live_bytes = [], {}, 0, 0
+        part.append(node)
+        input_bytes += _new_bytes(inputs, known)  # from the start of the run to its end
+        known |= dict.fromkeys(inputs.keys() - known.keys(), 0)
+        live_bytes += _new_bytes(results, known)
+        for key, size in results.items():
+            known.setdefault(key, size)
+        for key in inputs | results:
+            if last[key] == index:
+                live_bytes -= known[key]
+                known[key] = 0
+    if part:
+        yield part
+
+
+def _new_bytes(storages: Mapping[Any, int], known: Mapping[Any, int]) -> int:
+    return sum(size for key, size in storages.items() if key not in known)
+
+
+def _storages(node: fx.Node) -> dict[Any, int]:
+    """Return the bytes of the memory of a traced value, by memory."""
+    leaves = (leaf for leaf in tree_leaves(_value(node)) if isinstance(leaf, Tensor))
+    storages = (leaf.untyped_storage() for leaf in leaves if leaf.layout == torch.strided)
+    return {storage._cdata: int(storage.nbytes()) for storage in storages}
+
+
+def _part_us(nodes: Sequence[fx.Node]) -> list[float | None]:
+    """Return the times of consecutive calls; none for those that cannot run."""
+    sources = dict.fromkeys(source for node in nodes for source in node.all_input_nodes)
+    inputs = [source for source in sources if source not in set(nodes)]
+    leaves = tree_leaves([_value(node) for node in [*nodes, *inputs]])
+    on_gpu = any(isinstance(leaf, Tensor) and leaf.device.type == "cuda" for leaf in leaves)
     clock = clock_s(spare_core=not on_gpu)
-    samples: list[float] = []
-    while len(samples) < REPEATS or (len(samples) < MOST_REPEATS and sum(samples) < ENOUGH_US):
-        began = clock()
-        try:
-            node.target(*args, **kwargs)
-        except RuntimeError:
-            return None
+    reads_s: list[float] = []
+
+    def read() -> None:
         if on_gpu:
             torch.cuda.synchronize()
-        samples.append((clock() - began) * 1e6)
-    return max(0.0, min(samples) - _reading_us(clock))
+        reads_s.append(clock())
+
+    refused = {node for node in nodes if getattr(_schema(node), "name", None) in _OPAQUE}
+    run = _timed(nodes, inputs, refused, read)
+    runs_us: list[list[float]] = []
+    while _needs_run([sum(run_us) for run_us in runs_us]):
+        values = [_ones(source) for source in inputs]
+        reads_s.clear()
+        try:
+            run(values)
+        except (RuntimeError, IndexError):
+            refused.add(nodes[len(reads_s) - 1])
+            run = _timed(nodes, inputs, refused, read)
+            runs_us.clear()
+            continue
+        runs_us.append(_between_us(reads_s))
+    reads_s.clear()
+    for _ in range(9):
+        read()
+    reading_us = statistics.median(_between_us(reads_s))
+    times_us = [max(0.0, statistics.median(samples) - reading_us) for samples in zip(*runs_us, strict=True)]
+    # The sum of medians is less than the median of sums.
+    total_us = statistics.median(map(sum, runs_us)) - reading_us * len(nodes)
+    scale = max(0.0, total_us) / max(1e-9, sum(times_us))
+    return [
+        None if node in refused else scale * time_us for node, time_us in zip(nodes, times_us, strict=True)
+    ]
+
+
+def _needs_run(totals_us: Sequence[float]) -> bool:
+    """Return whether calls that took some times are run again."""
+    runs, total_us = len(totals_us), sum(totals_us)
+    return total_us < LONG_US and (runs < REPEATS or (runs < MOST_REPEATS and total_us < ENOUGH_US))
+
+
+def _between_us(reads_s: Sequence[float]) -> list[float]:
+    return [1e6 * (end - began) for began, end in itertools.pairwise(reads_s)]
+
+
+def _schema(node: fx.Node) -> Any:
+    return getattr(node.target, "_schema", None)
+
+
+def _timed(
+    nodes: Sequence[fx.Node],
+    inputs: Sequence[fx.Node],
+    refused: Collection[fx.Node],
+    read: Callable[[], None],
+) -> Callable[[list[Any]], Any]:
+    """Return generated code that makes calls and reads a clock before, between and after them.
+
+    Args:
+        nodes: The calls.
+        inputs: Nodes of their inputs.
+        refused: Calls that return made-up tensors instead.
+        read: Reads the clock.
+    """
+    graph = fx.Graph()
+    new = {source: graph.placeholder(f"input_{index}") for index, source in enumerate(inputs)}
+    graph.call_function(read)
+    for node in nodes:
+        if node in refused:
+            new[node] = graph.call_function(_maker(node))
+        else:
+            new[node] = graph.node_copy(node, new.__getitem__)
+        graph.call_function(read)
+    graph.output(())
+    graph.set_codegen(_BoxedCodeGen())
+    forward: Callable[[list[Any]], Any] = fx.GraphModule({}, graph).forward
+    return forward
+
+
+def _maker(node: fx.Node) -> Callable[[], Any]:
+    def made_up() -> Any:
+        return _ones(node)
+
+    return made_up
 
 
 def clock_s(*, spare_core: bool = True) -> Callable[[], float]:
@@ -114,11 +239,6 @@ def clock_s(*, spare_core: bool = True) -> Callable[[], float]:
     return time.thread_time if spare_core and torch.get_num_threads() == 1 else time.perf_counter
 
 
-def _reading_us(clock: Callable[[], float]) -> float:
-    """Return the time of reading a clock, about a third of the time of a small call."""
-    return 1e6 * min(-clock() + clock() for _ in range(3))
-
-
 def _is_traced(value: Any) -> bool:
     return isinstance(value, fx.Node)
 
@@ -126,15 +246,6 @@ def _is_traced(value: Any) -> bool:
 def _value(node: fx.Node) -> Any:
     """Return the traced value of a node of AOTAutograd's graph, or of Dynamo's."""
     return node.meta.get("val", node.meta.get("example_value"))
-
-
-def _described(value: Any) -> Any:
-    if not isinstance(value, fx.Node):
-        return value
-    traced = _value(value)
-    if not isinstance(traced, Tensor):
-        return traced
-    return tuple(traced.shape), traced.stride(), traced.dtype, traced.device
 
 
 def _ones(value: Any) -> Any:
@@ -154,42 +265,43 @@ def _bytes(node: fx.Node) -> int:
     return sum(leaf.numel() * leaf.itemsize for leaf in leaves if isinstance(leaf, Tensor))
 
 
-def eager_times(nodes: Sequence[fx.Node]) -> list[float | None]:
+def eager_times(calls: Sequence[EagerCall]) -> list[float | None]:
     """Return the times of calls with their gradients by eager torch in microseconds, each measured alone.
 
     Args:
-        nodes: Calls of functions in a graph of Dynamo, before AOTAutograd, on tensors of a device in this
+        calls: Calls of functions in a graph of Dynamo, before AOTAutograd, on tensors of a device in this
             machine.
 
     Returns:
         A time for each; none if a call cannot run alone.
     """
-    with torch.enable_grad():
-        return [_eager_us(node) for node in nodes]
+    with torch._C._DisablePythonDispatcher(), torch.enable_grad():
+        return [_eager_us(call) for call in calls]
 
 
-def _eager_us(node: fx.Node) -> float | None:
+def _eager_us(call: EagerCall) -> float | None:
     """Return the time of a call of Dynamo's graph and its gradient on made-up tensors."""
 
     def trained(value: Any) -> Any:
         return tree_map_only(Tensor, _with_gradient, _value(value)) if _is_traced(value) else value
 
-    args, kwargs = tree_map(trained, (node.args, node.kwargs), is_leaf=_is_traced)
-    return _shortest_us(node.target, args, kwargs)
+    function, *arguments = call
+    args, kwargs = tree_map(trained, arguments, is_leaf=_is_traced)
+    return _median_us(function, args, kwargs)
 
 
 def _with_gradient(traced: Tensor) -> Tensor:
     return _made_up(traced).requires_grad_(traced.requires_grad)
 
 
-def _shortest_us(call: Any, args: Any, kwargs: Any) -> float | None:
-    """Return the shortest time of a few runs of a call and its gradient; none if it cannot run."""
+def _median_us(call: Any, args: Any, kwargs: Any) -> float | None:
+    """Return the median time of a few runs of a call and its gradient; none if it cannot run."""
     sources = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     trained = [source for source in sources if source.requires_grad]
     on_gpu = any(source.is_cuda for source in sources)
     clock = clock_s(spare_core=not on_gpu)
-    samples = []
-    for _ in range(REPEATS):
+    samples: list[float] = []
+    while _needs_run(samples):
         began = clock()
         try:
             results = call(*args, **kwargs)
@@ -206,4 +318,28 @@ def _shortest_us(call: Any, args: Any, kwargs: Any) -> float | None:
         if on_gpu:
             torch.cuda.synchronize()
         samples.append((between - began + clock() - resumed) * 1e6)
-    return min(samples)
+    return statistics.median(samples)
+
+
+def around_us() -> float:
+    """Return the time that torch needs around a compiled step on a processor, in microseconds.
+
+    It is Python code that the operations of a step leave nothing of in the caches. It is estimated by that of
+    a small eager step, which is measured as often without caches.
+    """
+    weight = torch.ones(8, 8, requires_grad=True)
+    samples = []
+    clock = clock_s()
+    with torch._C._DisablePythonDispatcher(), torch.enable_grad():
+        for _ in range(MOST_REPEATS):
+            torch.empty(_CACHE_BYTES, dtype=torch.uint8).fill_(1)
+            began = clock()
+            x = weight
+            for _ in range(_LAYERS):
+                x = functional.gelu(functional.linear(x, weight))
+            torch.autograd.grad(x.square().mean(), weight)
+            samples.append(1e6 * (clock() - began))
+    return _STEP_OF_CALL * statistics.median(samples)
+
+
+_LAYERS = 4

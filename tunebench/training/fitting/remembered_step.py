@@ -10,8 +10,8 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ class RememberedStep:
     Attributes:
         times_us: Time of each call of the joint graph that is an operation, in microseconds.
         eager_us: Time of the step by eager torch in microseconds.
-        call_us: Time of what is no operation, in microseconds.
+        view_us: Time of its views in microseconds.
+        call_us: Time of what torch does around a compiled step, in microseconds.
         recurrent_us: Times of recurrent layers by eager torch in microseconds, by module.
         fused: Whether recurrent layers run as whole layers, where oneDNN has them.
         link: Rates of copies to the host and back; none if nothing is swapped.
@@ -48,6 +49,7 @@ class RememberedStep:
 
     times_us: Sequence[float]
     eager_us: float
+    view_us: float
     call_us: float
     recurrent_us: Mapping[str, float]
     fused: bool
@@ -64,6 +66,7 @@ class RememberedStep:
                 step = cls(
                     times_us=[_time_us(value) for value in content["times_us"]],
                     eager_us=_time_us(content["eager_us"]),
+                    view_us=_time_us(content["view_us"]),
                     call_us=_time_us(content["call_us"]),
                     recurrent_us={name: _time_us(us) for name, us in content["recurrent_us"].items()},
                     fused=bool(content["fused"]),
@@ -92,13 +95,13 @@ class TracedGraph:
     Attributes:
         path: File of its times and plan; none if they are not remembered.
         remembered: What an earlier process measured and planned.
-        recurrent_us: Times of its recurrent layers by eager torch in microseconds, by module.
+        recurrent_times: Returns times of its recurrent layers by eager torch in microseconds, by module.
         fused: Whether recurrent layers run as whole layers, where oneDNN has them.
     """
 
     path: Path | None = None
     remembered: RememberedStep | None = None
-    recurrent_us: Mapping[str, float] = field(default_factory=dict)
+    recurrent_times: Callable[[], Mapping[str, float]] = dict
     fused: bool = True
 
 
