@@ -124,3 +124,10 @@ def test_spellings_and_defaults_are_those_of_transformers() -> None:
     )
     with pytest.raises(UnknownName, match="model_type 'lama'"):
         from_config("other", {"model_type": "lama"})
+
+
+@pytest.mark.parametrize("name", ["OLMo 2 7B", "OLMoE 7B"])
+def test_layers_that_megatron_has_no_kernels_for_are_refused(name: str) -> None:
+    run = NetworkRun(batch=1, seq=128, mode="train", dtype="bf16", stack="megatron", flash=True)
+    with pytest.raises(InputError, match="use the stack eager or compiled"):
+        from_config(name, CONFIGS[name]).operations(run)

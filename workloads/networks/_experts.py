@@ -18,7 +18,7 @@ from __future__ import annotations
 from tunebench.errors import InputError
 from tunebench.workloads.networks._families import Llama
 from tunebench.workloads.networks.architecture import Architecture
-from tunebench.workloads.networks.megatron import GROUP_KERNELS, add_megatron_layer, expert_collectives
+from tunebench.workloads.networks.megatron import GROUP_KERNELS, expert_collectives
 from tunebench.workloads.networks.network_run import NetworkRun, TensorCollective
 from tunebench.workloads.networks.tape import Tape
 from tunebench.workloads.networks.transformer import Matrix, share
@@ -98,7 +98,7 @@ class Mixture(Llama):
 
     def _add_layer(self, tape: Tape, index: int) -> None:
         if tape.run.kernels == "megatron":
-            add_megatron_layer(tape, self.architecture, gated=True, rms=True, biased=False)
+            self._add_fused_layer(tape)
             return
         if not self.architecture.experts:
             super()._add_layer(tape, index)

@@ -360,6 +360,15 @@ class Llama(Decoder):
         if self.architecture.scaled_embedding:
             tape.pointwise("embedding", self._shape(tape.run), "x*0.125", ("x*0.125",))
 
+    def _add_fused_layer(self, tape: Tape) -> None:
+        """Add a layer by the kernels of Megatron-LM."""
+        if not self.architecture.fused:
+            raise InputError(
+                f"{self.name}: Megatron-LM's kernels are described for gated layers with two or four RMS "
+                f"normalisations, not for those of {self.architecture.family}: use the stack eager or compiled"
+            )
+        add_megatron_layer(tape, self.architecture, gated=True, rms=True, biased=False)
+
     def _rotated(self, tape: Tape, width: int) -> None:
         """Add the rotary embedding: halves swapped and negated, two products, their sum."""
         shape = (tape.run.batch * tape.run.seq, width)
@@ -370,12 +379,7 @@ class Llama(Decoder):
     def _add_layer(self, tape: Tape, index: int) -> None:
         architecture = self.architecture
         if tape.run.kernels == "megatron":
-            if not architecture.fused:
-                raise InputError(
-                    f"{self.name}: Megatron-LM's kernels are described for gated layers with two or four RMS "
-                    f"normalisations, not for those of {architecture.family}: use the stack eager or compiled"
-                )
-            add_megatron_layer(tape, architecture, gated=True, rms=True, biased=False)
+            self._add_fused_layer(tape)
             return
         self._attention(tape)
         if architecture.norms != 1:
