@@ -435,13 +435,13 @@ def test_memory_of_each_rank_is_listed_by_kind_with_a_verdict(run_json: Run, run
     assert [entry["rank"] for entry in ranks] == [0, 1, 2, 3]
     first, last = ranks[0], ranks[-1]
     assert first["activations"] > ranks[1]["activations"] > ranks[2]["activations"]
-    figures = ("rank", "allocated", "reserved", "needed", "total", "verdict", "missing")
+    figures = ("rank", "allocated", "reserved", "total", "needed", "verdict", "missing")
     kinds = [value for name, value in first.items() if name not in figures]
     assert sum(kinds) == first["total"]
     assert first["allocated"] < first["reserved"] < first["total"]
+    assert first["allocated"] < first["needed"] < first["total"]
     usable = device.find("a100-40-sxm").usable_memory_bytes
     assert usable < 40 * 2**30
-    assert first["needed"] < first["total"]
     assert first["missing"] == max(0, first["needed"] - usable)
     verdict = first["verdict"]
     assert verdict["low"] < first["needed"] < verdict["high"]
@@ -453,6 +453,8 @@ def test_memory_of_each_rank_is_listed_by_kind_with_a_verdict(run_json: Run, run
     text = run_text(*asked)
     assert "does not fit" in text
     assert "needed, which decides (90 % interval" in text
+    assert "by nvidia-smi where there is room" in text
+    assert "given back" in text
     assert "nccl" in text
     assert (
         run_json("predict", "--model", "opt-1.3b", "--seq", "128", "--training", "--device", "t4")[0][

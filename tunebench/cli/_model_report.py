@@ -173,16 +173,19 @@ def _render_memory(model: ModelRequest, prediction: NetworkPrediction | StepPred
     if not ranks:
         return
     kinds = [name for name in ranks[0].kinds if any(memory.kinds[name] for memory in ranks)]
+    returns = any(memory.returned for memory in ranks)
     rows = (
         (
             memory.rank,
             *(size_text(memory.kinds[name]) for name in kinds),
+            *((size_text(memory.returned),) if returns else ()),
             size_text(memory.needed),
             _verdict(memory, model.verdict(memory, prediction)),
         )
         for memory in ranks
     )
-    columns = (">rank", *(f">{name}" for name in kinds), ">memory", "verdict")
+    given_back = (">given back",) if returns else ()
+    columns = (">rank", *(f">{name}" for name in kinds), *given_back, ">memory needed", "verdict")
     to.print(table(*columns, rows=rows))
     fullest = max(ranks, key=lambda memory: memory.needed)
     to.print(memory_text(fullest, model.verdict(fullest, prediction)), soft_wrap=True)

@@ -90,6 +90,12 @@ def test_nothing_fits_says_what_a_device_lacks() -> None:
     assert answer.missing_bytes > 0
 
 
+def test_encoder_and_decoder_are_no_stages_of_groups() -> None:
+    job = TrainingJob(network=network("t5-base"), batch=16, seq=512)
+    with pytest.raises(InputError, match="groups of devices are stages of a pipeline; plan for one group"):
+        plan_mixed(job, MIXED)
+
+
 def test_files_have_groups_with_shared_keys(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text(

@@ -26,6 +26,7 @@ from tunebench.training.cluster import (
     write_plan,
 )
 from tunebench.training.cluster.layer_time import LayerRun
+from tunebench.training.cluster.step_memory import step_memory
 from tunebench.training.schedules.registry import PLANNED_SCHEDULES
 from tunebench.training.steps.calibration import MeasuredStep, calibrate
 from tunebench.training.steps.step import predict_step
@@ -436,6 +437,10 @@ def test_stages_and_flash_attention_of_an_encoder_and_a_decoder_are_refused() ->
         with pytest.raises(InputError, match=reason):
             ClusterSearch(job, machine, fixed=fixed)
     (best,) = ClusterSearch(job, machine, fixed={"tensor": "1", "microbatch": "8"}).run(1, front=False).best
+    run, parallelism = best.plan.run(job), best.plan.parallelism(job)
+    assert step_memory(job.network, run, parallelism)[0].needed > 0
+    with pytest.raises(InputError, match="activations of a stage of one of them are not known"):
+        step_memory(job.network, run, replace(parallelism, pipeline=2, data=parallelism.data // 2))
     with pytest.raises(InputError, match="megatron has no arguments here for the encoder and decoder"):
         emit("megatron", best.plan, job)
     with pytest.raises(InputError, match="which torchtitan has not"):

@@ -36,7 +36,7 @@ class MemoryVerdict:
     """Whether a plan fits a device.
 
     Attributes:
-        low: Lower end of the 90 % interval of the memory that nvidia-smi reports, in bytes.
+        low: Lower end of the 90 % interval of the memory that a device needs, in bytes.
         high: Upper end of it.
         usable: Memory that programs can use, in bytes.
         probability: Probability that the plan fits.
@@ -55,19 +55,19 @@ class MemoryVerdict:
         return "fits" if self.probability >= LIKELY else "tight"
 
 
-def memory_verdict(total: int, usable: int, framework: Framework) -> MemoryVerdict:
+def memory_verdict(needed: int, usable: int, framework: Framework) -> MemoryVerdict:
     """Return whether a predicted memory fits a device.
 
     Args:
-        total: Predicted memory of the device in bytes (`DeviceMemory.total`).
+        needed: Predicted memory that the device needs, in bytes (`DeviceMemory.needed`).
         usable: Memory that programs can use, in bytes.
         framework: Framework whose buffers are in the prediction.
     """
     errors = NormalDist(0.0, MEASURED.get(framework, ASSUMED))
     factor = math.exp(errors.inv_cdf(0.5 + COVERAGE / 2))
     return MemoryVerdict(
-        low=round(total / factor),
-        high=round(total * factor),
+        low=round(needed / factor),
+        high=round(needed * factor),
         usable=usable,
-        probability=errors.cdf(math.log(usable / total)),
+        probability=errors.cdf(math.log(usable / needed)),
     )

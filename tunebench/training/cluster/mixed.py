@@ -37,6 +37,7 @@ from tunebench.training.cluster.stage_time import StageTime, StepPricer
 from tunebench.training.interconnect.cluster import ProcessGroup
 from tunebench.training.interconnect.collective import collective_us, send_us
 from tunebench.training.memory.budget import size_text
+from tunebench.training.pipeline.activation import architecture_of
 
 __all__ = ["MixedAnswer", "MixedPlan", "MixedProof", "MixedSearch", "PricedMixedPlan", "plan_mixed"]
 
@@ -184,6 +185,12 @@ class MixedSearch:
     def __init__(
         self, job: TrainingJob, machine: MixedCluster, *, fixed: Mapping[str, str] | None = None
     ) -> None:
+        if architecture_of(job.network).decoder_layers:
+            raise InputError(
+                f"{job.network.name} has an encoder and a decoder: every stage of a decoder also needs the "
+                "output of the encoder, which no schedule here sends, and groups of devices are stages of a "
+                "pipeline; plan for one group"
+            )
         self.job, self.machine = replace(job, full_sharding=False), machine
         self.layers = [LayerTimes.of(job, group.device) for group in machine.groups]
         self.pricers = [

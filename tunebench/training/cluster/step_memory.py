@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tunebench.errors import InputError
 from tunebench.training.cluster.device_memory import DeviceMemory, MemoryPricer
 from tunebench.training.cluster.framework_memory import Framework
 from tunebench.training.cluster.layer_time import LayerRun
 from tunebench.training.cluster.space import ClusterPlan, TrainingJob
 from tunebench.training.interconnect.cluster import Cluster
+from tunebench.training.pipeline.activation import architecture_of
 from tunebench.training.schedules.registry import SPLIT_SCHEDULES
 from tunebench.training.steps.overlap import CHANNELS, node_channels
 from tunebench.training.steps.parallelism import (
@@ -47,8 +49,13 @@ def step_memory(
         framework: Framework whose buffers count.
 
     Raises:
-        InputError: if the network or the run is of another kind.
+        InputError: if the network or the run is of another kind, or stages are of an encoder and a decoder.
     """
+    if architecture_of(network).decoder_layers and parallelism.pipeline > 1:
+        raise InputError(
+            f"{network.name} has an encoder and a decoder: activations of a stage of one of them are not "
+            "known, expected pipeline=1"
+        )
     job = TrainingJob(
         network=network,
         batch=run.batch,
