@@ -112,7 +112,8 @@ All of these plans ran. The least memory with which a run does not fail decides 
 memory runs out, PyTorch's allocator gives back what activations have freed, so that these and the f32
 gradients of the optimizer's step do not count both. Rows below, in GB, are the plans that exceed the limit
 of 79.0 (93 % of 85.0 usable) by what nvidia-smi shows on a device with room, which decided before. Plans
-that are predicted not to fit now exceed the margin of 7 % only. No constant is fitted to these runs. The
+that are predicted not to fit now exceed the margin of 7 % only. No constant is fitted to these runs, but
+that medians of simulated stages decide was chosen with them in view: they are no independent test. The
 source does not state the optimizer, nor whether its states are divided: its configurations have no such
 value, and the update that it profiles is of all parameters, so that they are taken as whole. Divided ones
 (ZeRO-1) would need less. The time to give memory back is not predicted."""

@@ -382,6 +382,19 @@ def test_parameters_and_buffers_that_the_step_does_not_read_are_in_the_budget() 
     assert measured_peak(fitted, model) <= 1.005 * planned.plan.budget_bytes
 
 
+@pytest.mark.parametrize("kind", ["sparse", "mkldnn", "uninitialised"])
+def test_tensors_without_strided_memory_are_not_in_the_budget(kind: str) -> None:
+    network = Network()
+    if kind == "uninitialised":
+        network.later = nn.LazyLinear(2)
+    else:
+        unread = torch.eye(9)
+        network.register_buffer("unread", unread.to_sparse() if kind == "sparse" else unread.to_mkldnn())
+    fitted = fit(network, "100%", effort=EFFORT)
+    fitted(*DATA).backward()
+    assert len(fitted_steps(fitted)) == 1
+
+
 def test_messages_to_a_logger_are_left_out() -> None:
     model = _Logging(decides=False)
     fit(model, "100%")(torch.ones(2, 4)).backward()

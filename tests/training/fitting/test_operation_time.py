@@ -81,6 +81,18 @@ def test_calls_that_cannot_run_count_by_their_bytes(calls: list[fx.Node]) -> Non
     assert all(torch.equal(x, torch.ones(ROWS, ROWS)) for x in ran)
 
 
+def test_results_that_cannot_be_made_up_are_an_error(
+    calls: list[fx.Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> Tensor:
+        raise RuntimeError("out of memory")
+
+    calls[0].target = refused
+    monkeypatch.setattr(operation_time, "_maker", lambda node: refused)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        measured_times(calls)
+
+
 def test_measuring_changes_no_random_numbers_and_no_mode() -> None:
     state = torch.get_rng_state()
     with torch.no_grad():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -168,13 +168,22 @@ def unread_bytes(model: nn.Module | None, module: fx.GraphModule, inputs: Sequen
     ]
     if model is None or not read:
         return 0
-    storages = {value.untyped_storage()._cdata for value in read if not is_traceable_wrapper_subclass(value)}
-    unread = {
-        tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
-        for tensor in (*model.parameters(), *model.buffers())
-        if not is_traceable_wrapper_subclass(tensor) and tensor.device == read[0].device
-    }
-    return sum(nbytes for storage, nbytes in unread.items() if storage not in storages)
+    device = read[0].device
+    bytes_of = _storage_bytes(
+        tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.device == device
+    )
+    return sum(bytes_of[storage] for storage in bytes_of.keys() - _storage_bytes(read).keys())
+
+
+def _storage_bytes(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Return the bytes of each memory of tensors, except sparse, sharded and uninitialised ones."""
+    storages = (
+        tensor.untyped_storage()
+        for tensor in tensors
+        if tensor.layout == torch.strided
+        and not (is_traceable_wrapper_subclass(tensor) or nn.parameter.is_lazy(tensor))
+    )
+    return {storage._cdata: storage.nbytes() for storage in storages}
 
 
 def is_random(node: fx.Node) -> bool:
