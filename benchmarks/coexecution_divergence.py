@@ -6,8 +6,8 @@ After a warm-up, iteration i is made to leave the known paths at call i, so that
 it changed is restored, and the iteration runs as in eager mode. Results, inputs and gradients of every
 iteration, final parameters, buffers and optimizer state, printed text, effects and random state are compared
 with a run in eager mode, to the last bit where the same kernels run. A process runs a window of calls. Each
-window is saved as one line, and the same command runs only what is missing for the present code, also after
-it was killed.
+window is saved as one line, and the same command runs only what is missing or failed for the present code,
+also after it was killed.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _run_missing(name: str, arguments: argparse.Namespace) -> None:
     first = 0
     while True:
         record = _saved(arguments.out).get((name, first))
-        if record is None:
+        if record is None or "error" in record:
             record = {"program": name, "first": first, "revision": engine_revision()}
             record |= run_apart("coexecution_divergence", ["--one", name, str(first)], arguments.timeout_s)
             save(arguments.out, record)

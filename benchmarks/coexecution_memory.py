@@ -5,8 +5,8 @@
 Each program runs in eager mode, always co-executed, and as in use, where a slow step returns to eager mode.
 Each run has a process of its own and a size at which tensors, not imports, take the memory. Resident memory
 counts from after the program was made. Growth is from step 200 to the last step.
-Each result is saved as one line as soon as it is known. The same command runs only what is missing for the
-present code, also after it was killed.
+Each result is saved as one line as soon as it is known. The same command runs only what is missing or failed
+for the present code, also after it was killed.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _saved(path: Path) -> dict[tuple[str, str, int], Record]:
     return {
         (record["program"], record["mode"], record["steps"]): record
         for record in load(path)
-        if record["mode"] == "eager" or record["revision"] == engine_revision()
+        if "error" not in record and (record["mode"] == "eager" or record["revision"] == engine_revision())
     }
 
 
@@ -119,8 +119,7 @@ def main(argv: list[str] | None = None) -> int:
         save(arguments.out, record)
         print(record, flush=True)
     if arguments.table:
-        usable = [saved for saved in _saved(arguments.out).values() if "error" not in saved]
-        arguments.table.write_text(table(usable), encoding="utf-8")
+        arguments.table.write_text(table(list(_saved(arguments.out).values())), encoding="utf-8")
     return 0
 
 

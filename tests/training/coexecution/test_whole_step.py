@@ -9,6 +9,7 @@ import pickle
 import random
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -457,6 +458,94 @@ def test_proven_heads_notice_other_objects(monkeypatch: pytest.MonkeyPatch) -> N
         scaled.__code__ = code
     assert heads.runs >= 20
     assert heads._proven_runs >= 15 or not are_supported()
+
+
+class Factor:
+    """A factor of a step, as an attribute of a class."""
+
+    value = 2.0
+
+
+class InheritedFactor(Factor):
+    """A class that a test gives a factor of its own."""
+
+
+@pytest.mark.parametrize("change", ["aliased list", "aliased tensor", "order of keys", "inherited attribute"])
+def test_what_guards_of_dynamo_do_not_see_is_noticed(change: str) -> None:
+    """Two paths that no longer lead to one object; keys that move; a class that shadows another one."""
+
+    def make() -> tuple[Callable[..., Any], nn.Module]:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        shifts, scale = [0.5], torch.ones(4)
+        all_shifts, scales = [shifts], [scale]
+        weights = OrderedDict(first=2.0, second=3.0)
+        factor = InheritedFactor()
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            output = model(x) * scale * scales[0] + shifts[0] + all_shifts[0][0]
+            loss = output.square().mean() * list(weights.values())[0] * factor.value  # noqa: RUF015
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        model.changes = {
+            "aliased list": lambda: all_shifts.__setitem__(0, [5.0]),
+            "aliased tensor": lambda: scales.__setitem__(0, torch.full((4,), 5.0)),
+            "order of keys": lambda: weights.move_to_end("first"),
+            "inherited attribute": lambda: setattr(InheritedFactor, "value", 3.0),
+        }
+        return step, model
+
+    def before(index: int, model: Any) -> None:
+        if index == 0 and "value" in vars(InheritedFactor):
+            del InheritedFactor.value
+        if index == 8:
+            model.changes[change]()
+
+    heads = compare(make, batches(12), before)
+    assert 0 < heads.runs <= 7
+    assert heads._proven_runs > 0 or not are_supported()
+
+
+CALL, BACKWARD = nn.Module._call_impl, Tensor.backward
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "replacement"),
+    [
+        (Doubled.forward, "__code__", (lambda self, x: x * 3).__code__),
+        (nn.Module, "_call_impl", lambda self, *args: CALL(self, *args) * 2),
+        (Tensor, "backward", lambda self, **options: BACKWARD(self * 2)),
+        (torch.autograd, "backward", lambda *args, **options: None),
+        (torch.optim.SGD, "_init_group", lambda *args: False),
+        (sys.modules["torch.optim.sgd"], "_single_tensor_sgd", lambda *args, **options: None),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_replaced_functions_are_noticed(owner: Any, name: str, replacement: Any) -> None:
+    def before(index: int, model: nn.Module) -> None:
+        if index == 0:
+            patched.undo()
+        if index == 8:
+            patched.setattr(owner, name, replacement)
+
+    with pytest.MonkeyPatch.context() as patched:
+        heads = compare(simple(), batches(12), before)
+    assert 0 < heads.runs <= 5
+    assert "method" in heads._graphs[0].misfit
+
+
+def test_inference_mode_raises_the_error_of_eager_mode() -> None:
+    step = coexecute(simple()()[0])
+    step._policy.reason = "by a test"
+    inputs = batches(10)
+    for (x,) in inputs:
+        step(x)
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="does not require grad"):
+        step(inputs[0][0])
+    assert step._whole_steps.runs > 0
 
 
 def test_heads_without_a_compiler_run_by_guards_of_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:

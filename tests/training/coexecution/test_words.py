@@ -77,15 +77,15 @@ CHANGES: dict[str, Callable[[Scaled], Any]] = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_words_change(change: Callable[[Scaled], Any]) -> None:
     module = Scaled()
-    held = Words(_words_of(module))
-    assert held.hold()
+    words = Words(_words_of(module))
+    assert words.hold()
     module.weight.grad = torch.ones(2)
     with torch.no_grad():
         module.weight.add_(1)
-    assert held.hold()
+    assert words.hold()
     change(module)
-    assert not held.hold()
-    assert held.changed() or change is CHANGES["replaced item"]
+    assert not words.hold()
+    assert words.changed() or change is CHANGES["replaced item"]
 
 
 @pytest.mark.parametrize("kind", ["tag", "version", "cell", "items", "code", "unknown"])
@@ -95,10 +95,10 @@ def test_objects_without_a_word_are_refused(kind: str) -> None:
 
 
 def test_values_are_known_until_a_word_changes() -> None:
-    known, owner = CachedValue(), collections.OrderedDict(a=1)
-    assert known.value() is None
+    cached, owner = CachedValue(), collections.OrderedDict(a=1)
+    assert cached.value() is None
     for value in range(20):
-        known.learn(value, lambda: [(owner, "tag")])
-        assert known.value() == (value if value < _words._CHANGES else None)
+        cached.learn(value, lambda: [(owner, "tag")])
+        assert cached.value() == (value if value < _words._CHANGES else None)
         owner["a"] = value + 10
-        assert known.value() is None
+        assert cached.value() is None

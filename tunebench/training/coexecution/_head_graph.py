@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FunctionType
 from typing import Any, NoReturn
 
 import torch
@@ -160,14 +161,18 @@ class HeadGraph:
     def has_methods(self) -> bool:
         """Return whether classes have the methods from which the graph was traced."""
         try:
-            return all(read(owner) == functions for read, owner, functions in self._methods)
-        except AttributeError:
+            return all(read(owner) == attributes for read, owner, attributes in self._methods)
+        except (AttributeError, RuntimeError, ValueError):  # one is gone, or cannot be compared
             return False
 
     def method_words(self) -> list[Word]:
         """Return the words on which these methods depend."""
-        owners = [owner for _, owner, _ in self._methods]
-        return [(owner, "version") if isinstance(owner, type) else (vars(owner), "tag") for owner in owners]
+        words: list[Word] = []
+        for _, owner, attributes in self._methods:
+            words.append((owner, "version") if isinstance(owner, type) else (vars(owner), "tag"))
+            functions = map(_function, attributes)
+            words += [(function, "code") for function in functions if isinstance(function, FunctionType)]
+        return words
 
     def _plan_again(self) -> None:
         """Forget the plan, because states or options of an optimizer were replaced."""
@@ -213,6 +218,8 @@ class HeadGraph:
         if has_history(self._module.graph.nodes, args):
             self.reason = "a tensor has a history from before the head"
             raise RepeatError(self.reason)
+        if torch.is_inference_mode_enabled():
+            self._miss("inference mode is active")
         parameters = leaves(args, self._optimizers)
         if are_held(parameter for parameter in parameters if parameter.requires_grad):
             self._miss("a graph of autograd from before the iteration is held, and may have hooks")
@@ -332,20 +339,37 @@ def _methods(
     for operation in {node.target for node in nodes if getattr(node.target, "__module__", "") == "_operator"}:
         name = operation.__name__.strip("_")
         names |= {f"__{name}__", f"__r{name}__"}
-    by_owner: dict[Any, set[str]] = {nn.Module: {"__call__"}, Tensor: names}
+    by_owner: dict[Any, set[str]] = {
+        nn.Module: {"__call__", "_call_impl", "__getattr__"},
+        Tensor: {*names, "backward"},
+        torch.autograd: {"backward"},
+    }
     for owner, name, _ in methods:
         by_owner.setdefault(owner, set()).add(name)
     for optimizer in optimizers:
-        by_owner.setdefault(type(optimizer), set()).update(("step", "zero_grad"))
-        for module_name in {
-            owner.__module__ for owner in type(optimizer).__mro__
-        }:  # with the function of updates
-            by_owner.setdefault(sys.modules[module_name], set()).add(module_name.rpartition(".")[2])
+        by_owner.setdefault(type(optimizer), set()).update(("step", "zero_grad", "_init_group"))
+        for module_name in {owner.__module__ for owner in type(optimizer).__mro__}:
+            update = module_name.rpartition(".")[2]
+            functions = update, f"_single_tensor_{update}", f"_multi_tensor_{update}"
+            by_owner.setdefault(sys.modules[module_name], set()).update(functions)
     readers = [
-        (operator.attrgetter(*sorted(name for name in names if hasattr(owner, name)), "__doc__"), owner)
-        for owner, names in by_owner.items()
+        (operator.attrgetter(*_paths(owner, names), "__doc__"), owner) for owner, names in by_owner.items()
     ]
     return [(read, owner, read(owner)) for read, owner in readers]
+
+
+def _function(attribute: Any) -> Any:
+    """Return the function that a property calls, or an attribute as it is."""
+    return attribute.fget if isinstance(attribute, property) else attribute
+
+
+def _paths(owner: Any, names: Iterable[str]) -> Iterator[str]:
+    """Yield the names that an owner has, and paths to the code of functions, which reloading replaces."""
+    for name in sorted(name for name in names if hasattr(owner, name)):
+        yield name
+        attribute = getattr(owner, name)
+        if isinstance(_function(attribute), FunctionType):
+            yield f"{name}.fget.__code__" if isinstance(attribute, property) else f"{name}.__code__"
 
 
 def _thread_modes() -> tuple[bool, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from inspect import getattr_static
 from types import FunctionType, MappingProxyType, ModuleType
@@ -35,7 +35,7 @@ __all__ = ["HeadGuards", "guards_hold", "head_guards"]
 
 _FIXED = frozenset((
     "TYPE_MATCH", "ID_MATCH", "EQUALS_MATCH", "TRUE_MATCH", "FALSE_MATCH", "NONE_MATCH", "NOT_NONE",
-    "LENGTH_CHECK", "DICT_LENGTH", "DICT_CONTAINS", "TENSOR_MATCH", "NO_TENSOR_ALIASING",
+    "LENGTH_CHECK", "DICT_LENGTH", "DICT_CONTAINS", "TENSOR_MATCH", "NO_TENSOR_ALIASING", "OBJECT_ALIASING",
 ))  # fmt: skip
 """Guards that depend on an object of which the words are compared, or on metadata of a tensor."""
 
@@ -48,8 +48,6 @@ _AMBIENT = frozenset(["GLOBAL_STATE", "TORCH_FUNCTION_MODE_STACK", "DEFAULT_DEVI
 _SCALARS = (int, float, bool, str, type(None))
 _IMMUTABLE = (*_SCALARS, bytes, complex, torch.dtype, torch.device, torch.Size)
 _ABSENT = object()
-_SIDE = r"(?:G|L\['(\w+)'\])[^=<> ]*"
-_IDENTITY = re.compile(f"{_SIDE} is {_SIDE}")
 
 
 class _UnsupportedError(Exception):
@@ -104,9 +102,7 @@ class HeadGuards:
         self._tensors: dict[int, Tensor] = {}
         self._globals = function.__globals__
         self._ambient = _state_guard(root)
-        self._joint = [
-            guard for guard in root.get_epilogue_lambda_guards() if not _compares_fixed(guard, cells)
-        ]
+        self._joint = root.get_epilogue_lambda_guards()
         for accessor, child in _children(root):
             self._walk_root(accessor, child, scope)
         self._positions = list(self._passed)
@@ -192,7 +188,7 @@ class HeadGuards:
                 self._note(type(guard).__name__, value)
         if type(manager).__name__ == "DictGuardManager":
             self._note("DICT_LENGTH", value)
-            items = list(value.items())
+            items = list(dict.items(value))  # not in the order of an OrderedDict
             for index, pair in manager.get_key_value_managers().items():
                 for part, child in zip(items[index], pair, strict=True):
                     if child is not None:
@@ -295,20 +291,6 @@ def _state_guard(root: Any) -> Callable[[Any], bool]:
         raise _UnsupportedError("a guard of the thread")
     guard: Callable[[Any], bool] = states[0]
     return guard
-
-
-def _compares_fixed(guard: Any, cells: Container[str]) -> bool:
-    """Return whether a guard says that paths lead to the same object, as they do while words hold.
-
-    Args:
-        guard: A guard of several variables.
-        cells: Variables that are compared by words.
-    """
-    for text in guard.verbose_code_parts():
-        match = _IDENTITY.fullmatch(text.split("  #")[0].strip())
-        if match is None or not all(name is None or name in cells for name in match.groups()):
-            return False
-    return True
 
 
 def _is_ambient(guard: Any) -> bool:

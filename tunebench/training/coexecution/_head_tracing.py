@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -57,8 +58,12 @@ _CONFIG = {
     "skip_no_tensor_aliasing_guards_on_parameters": False,
     "skip_tensor_guards_with_matching_dict_tags": False,
     "use_recursive_dict_tags_for_guards": False,
+    "use_lamba_guard_for_object_aliasing": False,
 }
-"""Options of Dynamo: no trace may end in an error, and no guard may be left out."""
+"""Options of Dynamo: no trace may end in an error, and no guard may be left out.
+
+Guards of aliases are guards of both paths, not one function of all variables.
+"""
 
 
 def _is_fake(tensor: Tensor) -> bool:
@@ -208,6 +213,7 @@ def _opaque(
     Dynamo's guards do not see that a method of a class is replaced, so these are noted.
     """
     from torch._dynamo import config, decorators
+    from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.variables import builder, misc, user_defined
     from torch._dynamo.variables.functions import UserFunctionVariable, WrapperUserFunctionVariable
@@ -229,6 +235,16 @@ def _opaque(
             partial(_called, methods, UserFunctionVariable.call_function),
         ),
         (WrapperUserFunctionVariable, "call_function", _wrapped),
+        (
+            user_defined.UserDefinedObjectVariable,
+            "get_source_by_walking_mro",
+            partial(_inherited, methods, user_defined.UserDefinedObjectVariable.get_source_by_walking_mro),
+        ),
+        (
+            GuardBuilder,
+            "guard_on_dict_keys_and_order",
+            partial(_with_order, GuardBuilder.guard_on_dict_keys_and_order),
+        ),
         *AppendedLists().changes(),
         (builder, "_automatic_dynamic", partial(_with_fixed_sizes, builder._automatic_dynamic)),
         (decorators, "disable", partial(_undisturbed, decorators.disable)),
@@ -427,6 +443,24 @@ def _note(methods: list[Method], function: Any, variable: Any) -> None:
         return
     if getattr(attribute, "fget", attribute) is function or getattr(attribute, "__func__", None) is function:
         methods.append(method)
+
+
+def _inherited(methods: list[Method], read: Any, self: Any, tx: Any, name: str) -> Any:
+    """Note an attribute of a class: Dynamo's guards do not see that a subclass gets its own."""
+    method = type(self.value), name, getattr(type(self.value), name, None)
+    if not any(method[:2] == noted[:2] for noted in methods):
+        methods.append(method)
+    return read(self, tx, name)
+
+
+def _with_order(guard_keys: Any, self: Any, value: dict[Any, Any], guard: Any) -> None:
+    """Guard the order of an OrderedDict, which ``move_to_end`` changes unseen by Dynamo's guards."""
+    from torch._dynamo.guards import _get_closure_vars
+
+    guard_keys(self, value, guard)
+    if isinstance(value, OrderedDict):
+        code = [f"list({self.arg_ref(guard)}) == ___keys"]
+        self.add_python_lambda_leaf_guard_to_root(code, code, {**_get_closure_vars(), "___keys": list(value)})
 
 
 def _undisturbed(disable: Any, function: Any = None, *args: Any, **kwargs: Any) -> Any:

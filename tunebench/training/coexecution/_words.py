@@ -66,7 +66,7 @@ static PyObject *equal(PyObject *self, PyObject *const *args, Py_ssize_t count) 
     if (count != 1 || !PyBytes_CheckExact(args[0])) return PyErr_Format(PyExc_TypeError, "bytes are needed");
     const uint64_t *pair = (const uint64_t *)PyBytes_AS_STRING(args[0]);
     const uint64_t *end = pair + PyBytes_GET_SIZE(args[0]) / sizeof(uint64_t);
-    for (const uint64_t *ahead = pair; ahead + 1 < end; ahead += 2) __builtin_prefetch((void *)*ahead);
+    for (const uint64_t *later = pair; later + 1 < end; later += 2) __builtin_prefetch((void *)*later);
     for (; pair + 1 < end; pair += 2)
         if (*(const uint64_t *)(uintptr_t)pair[0] != pair[1]) Py_RETURN_FALSE;
     Py_RETURN_TRUE;
