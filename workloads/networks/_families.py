@@ -365,7 +365,8 @@ class Llama(Decoder):
         if not self.architecture.fused:
             raise InputError(
                 f"{self.name}: Megatron-LM's kernels are described for gated layers with two or four RMS "
-                f"normalisations, not for those of {self.architecture.family}: use the stack eager or compiled"
+                f"normalisations, not for those of {self.architecture.family}: "
+                "use the stack eager or compiled"
             )
         add_megatron_layer(tape, self.architecture, gated=True, rms=True, biased=False)
 
