@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from hypothesis.internal.conjecture import providers
 
 from tests.fork_server import GC_THRESHOLDS, WORKER_MODULES, ForkServer, Programs, fork_workers
 from tests.support import REQUIREMENTS, missing
@@ -231,13 +230,23 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(ENVIRONMENT)
     if config.getoption("exhaustive"):
         settings.load_profile("exhaustive")
-    elif hasattr(providers, "_get_local_constants"):
-        # Examples contain constants of the imported modules, so that a test alone would have others.
-        providers._get_local_constants = lambda: providers._local_constants
+    else:
+        _draw_no_constants()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def _draw_no_constants() -> None:
+    """Keep constants of imported modules out of examples of Hypothesis: a test alone would draw others.
+
+    Hypothesis has no public setting for it. Versions without these private names draw the constants.
+    """
+    providers = sys.modules.get("hypothesis.internal.conjecture.providers")
+    constants = getattr(providers, "_local_constants", None)
+    if constants is not None and hasattr(providers, "_get_local_constants"):
+        providers._get_local_constants = lambda: constants
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -113,7 +113,7 @@ def test_results_are_saved_and_only_missing_programs_run(
         ran.extend(range(first, last))
         found = {"steps": arguments.steps, "differences": [], "beyond tolerance": [], "versions": []}
         found |= {"raised": 0, "traced": 2, "coexecuted": 5, "diverged": 1}
-        found |= {"updates": 3, "differences of updates": []}
+        found |= {"updates": 3, "differences of updates": [], "heads": 0}
         return [found | {"program": number} for number in range(first, last)]
 
     monkeypatch.setattr(coexecution_random, "_records", records)

@@ -220,7 +220,13 @@ def test_sanitizer_finds_every_access_out_of_bounds(reason: str, body: str) -> N
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "body", ["y[t + 1] = x[t + 1];", "y[t + 1] = y[t + 1] * 2;", "y[t + 1] = x[t + 1] + x[t];"]
+    "body",
+    [
+        "y[t + 1] = x[t + 1];",
+        "y[t + 1] = y[t + 1] * 2;",
+        "y[t + 1] = x[t + 1] + x[t];",
+        "((char*)y)[4 * n + 1] = ((const char*)x)[4 * n + 1];",
+    ],
 )
 def test_write_out_of_bounds_of_what_was_read_out_of_bounds_is_found(body: str) -> None:
     """Elements behind a tensor read as NaN, which a kernel without a check of bounds writes there."""

@@ -106,7 +106,7 @@ DEFAULT = [
     "batchnorm_stats:rows=301,cols=131,dtype=f16,eps=0.25,momentum=1",
     "batchnorm_stats:rows=303,cols=75,dtype=bf16,direction=backward,act=relu",
     "attention:batch=1,heads=4,seq_q=37,head_dim=20,dtype=f16,seq_k=45,heads_k=2,causal=true",
-    "attention:batch=2,heads=2,seq_q=1,head_dim=33,dtype=bf16,seq_k=131,heads_k=1",
+    "attention:batch=2,heads=2,seq_q=1,head_dim=97,dtype=bf16,seq_k=131,heads_k=1",
     "attention:batch=2,heads=2,seq_q=47,head_dim=16,dtype=f32,seq_k=41,causal=true,bias=bk,align=first,scale=1,window=9",
     "attention:batch=1,heads=4,seq_q=39,head_dim=40,dtype=f16,seq_k=83,heads_k=2,causal=true,direction=backward",
     "attention:batch=2,heads=2,seq_q=39,head_dim=17,dtype=bf16,seq_k=33,causal=true,direction=backward,bias=hqk,"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +228,14 @@ def test_missing_and_other_weights_are_refused(saved: tuple[Path, str]) -> None:
         path, {"scale": torch.ones(8)}
     )
     assert "got float64" in refused(path, {"scale": torch.ones(16, dtype=torch.float64)})
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
+def test_copies_and_pickles_of_loaded_models_are_refused(
+    saved: tuple[Path, str], copied: Callable[[Any], Any]
+) -> None:
+    with pytest.raises(TypeError, match=r"call tunebench\.torch\.load with its file again"):
+        copied(served.load(saved[0], weights()))
 
 
 def test_other_inputs_are_refused(saved: tuple[Path, str]) -> None:

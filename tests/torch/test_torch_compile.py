@@ -1084,7 +1084,7 @@ def test_extract_reports_errors_in_one_line(
 
 
 def test_missing_model_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is not a Python file"):
+    with pytest.raises(InputError, match=r"does not exist: expected FILE.py:FUNCTION"):
         load_factory(f"{tmp_path / 'absent.py'}:make")
     with pytest.raises(InputError, match=r"is not FILE\.py:FUNCTION"):
         load_factory("model.py")

@@ -17,8 +17,8 @@ from tunebench.task import Task
 __all__ = ["compile_task", "start"]
 
 _cache: BinaryCache | None = None
-_exempt = True
-"""Whether the objects of the compiler are exempt from garbage collection, or this process is no worker."""
+_is_new_worker = False
+"""Whether `start` has made this process a worker, which has compiled nothing yet."""
 
 _GC_THRESHOLDS = (10_000, 20, 20)
 """Thresholds of garbage collection. With Python's own, a full collection visits the modules and caches of a
@@ -32,10 +32,10 @@ def start(cache_folder: Path, variant_files: tuple[str, ...]) -> None:
         cache_folder: Folder of the binary cache.
         variant_files: Users' Python files with variants, to load.
     """
-    global _cache, _exempt
+    global _cache, _is_new_worker
     gc.set_threshold(*_GC_THRESHOLDS)
     preload(variant_files)
-    _cache, _exempt = BinaryCache(cache_folder), False
+    _cache, _is_new_worker = BinaryCache(cache_folder), True
 
 
 def compile_task(task: Task) -> Binary | CompileFailed:
@@ -61,8 +61,8 @@ def compile_task(task: Task) -> Binary | CompileFailed:
 
 def _exempt_compiler() -> None:
     """Exempt the compiler, which the first compilation of this worker imports, from garbage collection."""
-    global _exempt
-    if not _exempt:
+    global _is_new_worker
+    if _is_new_worker:
         gc.collect()
         gc.freeze()
-        _exempt = True
+        _is_new_worker = False

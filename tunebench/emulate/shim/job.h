@@ -43,9 +43,9 @@ struct Job {
   std::vector<Launch> launches;
 };
 
-// Guards of an allocation, by the address of its data. They read as NaN of f32, bf16 and f16, signalling in the
-// first two, and differ from allocation to allocation: what a kernel computes from guards, or copies from those
-// of another tensor, differs from the guard that it overwrites.
+// Patterns of the guards of an allocation, by the address of its data. They are NaN of f32, bf16 and f16,
+// signalling in the first two, which arithmetic changes. They differ between allocations, so that copies of the
+// guards of another tensor are found; high bytes differ in their sign alone.
 std::map<const unsigned char*, unsigned>& guards() {
   static std::map<const unsigned char*, unsigned> patterns;
   return patterns;
@@ -69,7 +69,8 @@ unsigned char* allocate(size_t bytes, size_t alignment, size_t shift) {
   __asan_poison_memory_region(memory, before);
 #else
   static unsigned allocations = 0;
-  const unsigned pattern = guards()[data] = 0xff80ff80u + 0x00010001u * (1 + allocations++ % 63);
+  const unsigned count = allocations++, signs = (count & 1) << 15 | (count & 2) << 30;
+  const unsigned pattern = guards()[data] = (0xff80ff80u + 0x00010001u * (1 + count % 63)) ^ signs;
   for (long i = 0; i < long(GUARD); ++i) {
     data[long(bytes) + i] = guard_byte(pattern, long(bytes) + i);
     data[-1 - i] = guard_byte(pattern, -1 - i);

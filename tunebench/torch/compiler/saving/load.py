@@ -6,7 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,13 @@ class LoadedModel:
         with torch.no_grad():
             results = self._loader.boxed_run([value for value in flat if isinstance(value, Tensor)])
         return tree_unflatten(results, self._results)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse copies and pickles: the loader of torch has none."""
+        raise TypeError(
+            "a loaded model cannot be copied or pickled: call tunebench.torch.load with its file again, also "
+            "in another process"
+        )
 
 
 _REMEDY = "a model has the sizes it was saved with: save it again with example inputs of these"
