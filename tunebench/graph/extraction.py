@@ -191,7 +191,7 @@ def extract(
         InputError: if the model cannot be made or traced.
     """
     model = make_model(factory, inputs, dtype)
-    return _traced(model, [spec.tensor("meta") for spec in inputs], device, training=training, name=name)
+    return _traced(model, [spec.tensor() for spec in inputs], device, training=training, name=name)
 
 
 def extract_onnx(
