@@ -808,6 +808,18 @@ def _replace_step(model: Any) -> None:
     model.optimizer.step = twice
 
 
+class _Twice(torch.optim.Adam):
+    """Steps twice."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        super().step()
+
+
+def _set_class(model: Any, optimizer_class: type) -> None:
+    model.optimizer.__class__ = optimizer_class
+
+
 OPTIMIZER_CHANGES: dict[int, Callable[[Any], Any]] = {
     8: lambda model: _group(model).update(lr=0.05),
     10: lambda model: _group(model).update(weight_decay=0.1),
@@ -822,6 +834,8 @@ OPTIMIZER_CHANGES: dict[int, Callable[[Any], Any]] = {
     41: lambda model: vars(model.optimizer).pop("step"),
     42: lambda model: _group(model).update(lr=1),
     43: lambda model: _group(model).update(lr=0.01, betas=(0.5, 0.9)),
+    47: lambda model: _set_class(model, _Twice),
+    48: lambda model: _set_class(model, torch.optim.Adam),
     51: lambda model: _group(model)["params"].pop(),
     53: lambda model: model.optimizer.add_param_group({"params": [model[4].bias], "lr": 0.2}),
 }

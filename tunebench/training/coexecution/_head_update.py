@@ -107,15 +107,21 @@ class HeadUpdate:
         step: The records of its groups, and what must be there for them.
         assigned: The method that was assigned to ``step`` of the optimizer, as schedulers of learning rates
             do, or None.
+        optimizer_class: The class of the optimizer in the record.
     """
 
     optimizer: Optimizer
     step: OptimizerStep
     assigned: Any
+    optimizer_class: type[Optimizer]
 
     def is_plain(self) -> bool:
         """Return whether the step is the recorded method, without hooks."""
-        return vars(self.optimizer).get("step") is self.assigned and not has_hooks(self.optimizer)
+        return (
+            type(self.optimizer) is self.optimizer_class
+            and vars(self.optimizer).get("step") is self.assigned
+            and not has_hooks(self.optimizer)
+        )
 
     def numbers(self) -> list[float] | None:
         """Return the numbers of its update; None with other parameters, states or options."""
@@ -174,7 +180,14 @@ class UpdateWriter:
         step = optimizer_step(optimizer, used)
         if step is None:
             raise NotUnderstoodError("a step of an optimizer does more than an update")
-        self.updates.append(HeadUpdate(optimizer=optimizer, step=step, assigned=vars(optimizer).get("step")))
+        self.updates.append(
+            HeadUpdate(
+                optimizer=optimizer,
+                step=step,
+                assigned=vars(optimizer).get("step"),
+                optimizer_class=type(optimizer),
+            )
+        )
         operations: list[Operation | Arithmetic] = []
         for entry, (record, *_) in zip(entries, used, strict=True):
             if None in entry.indices:
