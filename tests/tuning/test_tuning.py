@@ -294,3 +294,19 @@ def test_handlers_of_the_program_and_ignored_signals_are_kept() -> None:
     finally:
         for number, earlier_handler in before.items():
             signal.signal(number, earlier_handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_in_a_destructor_ends_a_run(number: signal.Signals) -> None:
+    """Python drops the exception that its handler raises there."""
+
+    class Released:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+
+    def run() -> None:
+        Released()
+        time.sleep(30)
+
+    with pytest.raises(KeyboardInterrupt), ending_like_ctrl_c():
+        run()
