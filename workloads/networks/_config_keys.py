@@ -171,18 +171,19 @@ _T5: Mapping[str, tuple[str, ...]] = {
     "eps": ("layer_norm_epsilon",),
     "positions": (),
 }
+_GPT2 = {
+    "layers": ("n_layer", "num_hidden_layers"),
+    "hidden": ("n_embd", "hidden_size"),
+    "heads": ("n_head", "num_attention_heads"),
+    "ffn": ("n_inner",),
+    "positions": ("n_positions", "max_position_embeddings"),
+    "activation": ("activation_function",),
+    "dropout": ("resid_pdrop",),
+    "attention_dropout": ("attn_pdrop",),
+    "eps": ("layer_norm_epsilon",),
+}
 KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "gpt2": {
-        "layers": ("n_layer", "num_hidden_layers"),
-        "hidden": ("n_embd", "hidden_size"),
-        "heads": ("n_head", "num_attention_heads"),
-        "ffn": ("n_inner",),
-        "positions": ("n_positions", "max_position_embeddings"),
-        "activation": ("activation_function",),
-        "dropout": ("resid_pdrop",),
-        "attention_dropout": ("attn_pdrop",),
-        "eps": ("layer_norm_epsilon",),
-    },
+    "gpt2": _GPT2,
     "opt": {
         "ffn": ("ffn_dim",),
         "activation": ("activation_function",),
@@ -239,17 +240,7 @@ KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "dropout": ("hidden_dropout",),
         "eps": ("layer_norm_eps",),
     },
-    "gptj": {
-        "layers": ("n_layer", "num_hidden_layers"),
-        "hidden": ("n_embd", "hidden_size"),
-        "heads": ("n_head", "num_attention_heads"),
-        "ffn": ("n_inner",),
-        "positions": ("n_positions", "max_position_embeddings"),
-        "activation": ("activation_function",),
-        "dropout": ("resid_pdrop",),
-        "attention_dropout": ("attn_pdrop",),
-        "eps": ("layer_norm_epsilon",),
-    },
+    "gptj": _GPT2,
     "stablelm": {
         **_LLAMA,
         "head_dim": (),
