@@ -26,8 +26,8 @@ __all__ = ["AppendedLists"]
 class AppendedLists:
     """The lists of one trace that the step appends to.
 
-    A trace that meets the first ``append`` of a list begins again, with a list of which nothing else may be
-    asked. If something is, it begins again with the list as Dynamo sees it.
+    A trace restarts at the first ``append`` of a list, with a variable that supports ``append`` alone. Any
+    other use of the list restarts the trace once more, with Dynamo's own variable of the list.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class AppendedLists:
         ]
 
     def note_read(self, value: list[Any]) -> None:
-        """Begin the trace again, with the list as Dynamo sees it."""
+        """Restart the trace, with Dynamo's own variable of the list."""
         self._read.add(id(value))
         raise UnspecializeRestartAnalysis(restart_reason="a list that grows is read")
 
@@ -105,7 +105,7 @@ class _AppendedList(VariableTracker):  # type: ignore[misc]  # torch does not ty
         return GetAttrVariable(self, name) if name == "append" else self.read()
 
     def read(self, *args: Any, **kwargs: Any) -> Any:
-        """Begin the trace again."""
+        """Restart the trace."""
         self.lists.note_read(self.value)
 
     call_obj_hasattr = as_proxy = as_python_constant = unpack_var_sequence = read
