@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import fmean, median
+from typing import Any
 
 import pytest
 
@@ -36,15 +37,8 @@ from tunebench.workloads.networks import network
 from tunebench.workloads.networks.network_run import Recompute
 
 
-def least_bytes(name: str, cluster: str) -> tuple[int, int]:
-    """Return the least memory of all plans of a device, and the memory that plans may need."""
-    job = TrainingJob(network=network(name), batch=64, seq=1024, full_sharding=True)
-    search = ClusterSearch(job, TrainingCluster.parse(cluster))
-    return int(search.memory.sizes(search.plans)[0].min()), search.machine.limit_bytes
-
-
-def test_full_fine_tuning_of_7b_needs_112_gb_of_states() -> None:
-    job = TrainingJob(network=network("llama-2-7b"), batch=1, seq=4096)
+def _plan(**changes: Any) -> ClusterPlan:
+    """Return the plan of one device without parallelism, with changes."""
     plan = ClusterPlan(
         nodes=1,
         tensor=1,
@@ -57,6 +51,19 @@ def test_full_fine_tuning_of_7b_needs_112_gb_of_states() -> None:
         flash=True,
         sharding="none",
     )
+    return replace(plan, **changes)
+
+
+def least_bytes(name: str, cluster: str) -> tuple[int, int]:
+    """Return the least memory of all plans of a device, and the memory that plans may need."""
+    job = TrainingJob(network=network(name), batch=64, seq=1024, full_sharding=True)
+    search = ClusterSearch(job, TrainingCluster.parse(cluster))
+    return int(search.memory.sizes(search.plans)[0].min()), search.machine.limit_bytes
+
+
+def test_full_fine_tuning_of_7b_needs_112_gb_of_states() -> None:
+    job = TrainingJob(network=network("llama-2-7b"), batch=1, seq=4096)
+    plan = _plan()
     memory = MemoryPricer(job).of(plan)
     states = memory.parameters + memory.gradients + memory.optimizer
     assert states / 1e9 == pytest.approx(112, rel=0.05)
@@ -124,18 +131,7 @@ def test_fully_sharded_memory_by_hand() -> None:
     job = TrainingJob(
         network=network("llama-3-8b"), batch=16, seq=8192, framework="torchtitan", full_sharding=True
     )
-    plan = ClusterPlan(
-        nodes=1,
-        tensor=1,
-        pipeline=1,
-        data=8,
-        chunks=1,
-        microbatch=2,
-        recompute="operators",
-        sequence_parallel=False,
-        flash=True,
-        sharding="full",
-    )
+    plan = _plan(data=8, microbatch=2, recompute="operators", sharding="full")
     memory = MemoryPricer(job).of(plan)
     table, tokens = 128256 * 4096, 2 * 8192
     layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
@@ -157,18 +153,7 @@ def test_fully_sharded_memory_by_hand() -> None:
 def test_fully_sharded_pipelines_keep_whole_gradients() -> None:
     """Llama 3 8B on 4 ranks of 4 devices: 8 layers on each, the embedding on the first."""
     job = TrainingJob(network=network("llama-3-8b"), batch=16, seq=4096, framework="torchtitan")
-    plan = ClusterPlan(
-        nodes=2,
-        tensor=1,
-        pipeline=4,
-        data=4,
-        chunks=1,
-        microbatch=1,
-        recompute="full",
-        sequence_parallel=False,
-        flash=True,
-        sharding="full",
-    )
+    plan = _plan(nodes=2, pipeline=4, data=4, sharding="full")
     table = 128256 * 4096
     layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
     whole = 8 * layer + table
@@ -250,18 +235,7 @@ def test_least_memory_is_that_of_simulated_requests(states: int) -> None:
 def test_allocator_gives_back_what_activations_have_freed() -> None:
     """A GPT of 3.56B on one A100: tensors of the step and activations are not there at the same time."""
     job = TrainingJob(network=gpt("gpt", 30, 3072, 32), batch=512, seq=2048, dtype="f16", flash=False)
-    plan = ClusterPlan(
-        nodes=8,
-        tensor=1,
-        pipeline=1,
-        data=64,
-        chunks=1,
-        microbatch=8,
-        recompute="full",
-        sequence_parallel=False,
-        flash=False,
-        sharding="none",
-    )
+    plan = _plan(nodes=8, data=64, microbatch=8, flash=False)
     memory = MemoryPricer(job).of(plan)
     passes = memory.activations + memory.working
     assert passes > memory.step == 4 * job.network.parameters()
@@ -291,18 +265,7 @@ def test_bytes_per_parameter_are_those_of_the_framework(framework: Framework, wi
     job = TrainingJob(
         network=network("llama-2-7b"), batch=64, seq=1024, wide_gradients=wide, framework=framework
     )
-    plan = ClusterPlan(
-        nodes=1,
-        tensor=1,
-        pipeline=1,
-        data=8,
-        chunks=1,
-        microbatch=1,
-        recompute="full",
-        sequence_parallel=False,
-        flash=True,
-        sharding="optimizer",
-    )
+    plan = _plan(data=8, sharding="optimizer")
     memory = MemoryPricer(job).of(plan)
     kept = memory.parameters + memory.gradients + memory.optimizer
     per_parameter = (kept + memory.step) / job.network.parameters()
