@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import time
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from benchmarks.planned_peaks import LiveStorages  # noqa: E402
 from tunebench.training.fitting import operation_time  # noqa: E402
-from tunebench.training.fitting.operation_time import around_us, measured_times  # noqa: E402
+from tunebench.training.fitting.operation_time import ThreadClock, around_us, measured_times  # noqa: E402
 
 ROWS = 64
 TENSOR_BYTES = 4 * ROWS * ROWS
@@ -99,3 +101,25 @@ def test_measuring_changes_no_random_numbers_and_no_mode() -> None:
         assert around_us() > 0
         assert not torch.is_grad_enabled()
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_clock_stops_while_other_programs_have_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits_ns = iter([0, 300_000_000])
+    monkeypatch.setattr(os, "pread", lambda *_: b"5 %d 7\n" % next(waits_ns))
+    clock, began_s = ThreadClock(), time.perf_counter()
+    elapsed_s = -clock.now_s() + clock.now_s()
+    assert elapsed_s == pytest.approx(time.perf_counter() - began_s - 0.3, abs=0.1)
+    assert elapsed_s < 0
+
+
+def test_clock_counts_sleep() -> None:
+    clock = ThreadClock()
+    began_s = clock.now_s()
+    time.sleep(0.05)
+    assert clock.now_s() - began_s >= 0.05
+
+
+def test_clock_runs_on_a_system_that_counts_no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(FileNotFoundError()))
+    clock = ThreadClock()
+    assert clock.now_s() <= time.perf_counter() <= clock.now_s()

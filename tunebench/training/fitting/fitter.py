@@ -49,7 +49,13 @@ from tunebench.training.fitting.joint_step import (
     parameter_places,
     unread_bytes,
 )
-from tunebench.training.fitting.operation_time import Times, around_us, clock_s, eager_times, measured_times
+from tunebench.training.fitting.operation_time import (
+    ThreadClock,
+    Times,
+    around_us,
+    eager_times,
+    measured_times,
+)
 from tunebench.training.fitting.optimizer_state import HostStates
 from tunebench.training.fitting.plan_choice import (
     ChosenPlan,
@@ -509,15 +515,16 @@ def _lost_fraction(store: HostStore, copy_s: float) -> float:
     """
     memory = torch.ones(_LARGE_BYTES, dtype=torch.uint8)
     square, large = torch.ones(512, 512), torch.ones(1 << 20)
-    clock = clock_s(spare_core=cores() > 1)
+    # On one core, the copying thread is what the operations wait for.
+    now_s = ThreadClock().now_s if cores() > 1 else time.perf_counter
 
     def operations_s(count: int, *, copying: bool) -> float:
         host = store.copy_out(memory) if copying else None
-        began = clock()
+        began_s = now_s()
         for _ in range(count):
             torch.mm(square, square)  # computes
             torch.add(large, large)  # reads and writes memory
-        elapsed_s = clock() - began
+        elapsed_s = now_s() - began_s
         if host is not None:
             store.wait(host)
         return elapsed_s

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,7 +22,15 @@ from tunebench.graph.price import Prices
 from tunebench.torch.compiler.inductor import parts_of
 from tunebench.torch.compiler.translation import translate
 
-__all__ = ["EagerCall", "Times", "around_us", "clock_s", "eager_times", "measured_times", "predicted_times"]
+__all__ = [
+    "EagerCall",
+    "ThreadClock",
+    "Times",
+    "around_us",
+    "eager_times",
+    "measured_times",
+    "predicted_times",
+]
 
 Times = Callable[[Sequence[fx.Node]], Sequence[float]]
 """Returns the times of calls of a graph in microseconds."""
@@ -144,13 +154,13 @@ def _part_us(nodes: Sequence[fx.Node]) -> list[float | None]:
     inputs = [source for source in sources if source not in set(nodes)]
     leaves = tree_leaves([_value(node) for node in [*nodes, *inputs]])
     on_gpu = any(isinstance(leaf, Tensor) and leaf.device.type == "cuda" for leaf in leaves)
-    clock = clock_s(spare_core=not on_gpu)
+    clock = ThreadClock()
     reads_s: list[float] = []
 
     def read() -> None:
         if on_gpu:
             torch.cuda.synchronize()
-        reads_s.append(clock())
+        reads_s.append(clock.now_s())
 
     refused = {node for node in nodes if getattr(_schema(node), "name", None) in _OPAQUE}
     run = _timed(nodes, inputs, refused, read)
@@ -232,14 +242,29 @@ def _maker(node: fx.Node) -> Callable[[], Any]:
     return made_up
 
 
-def clock_s(*, spare_core: bool = True) -> Callable[[], float]:
-    """Return a clock in seconds: that of this thread, which does not count other programs, or of the wall.
+class ThreadClock:
+    """Wall time without the waits of this thread for a processor, which other programs used.
 
-    Args:
-        spare_core: Whether nothing else that is to be counted needs the core of this thread, such as a GPU
-            that it waits for, or a copy by another thread.
+    The clock runs while the thread sleeps, or waits for a device, another thread or a file. Where the system
+    does not count waits for a processor, it is a clock of wall time.
     """
-    return time.thread_time if spare_core and torch.get_num_threads() == 1 else time.perf_counter
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+        with contextlib.suppress(OSError):
+            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+
+    def now_s(self) -> float:
+        """Return the time in seconds; only differences have a meaning."""
+        wall_s = time.perf_counter()
+        if self._file is None:
+            return wall_s
+        # Source: Documentation/scheduler/sched-stats.rst: time running, time waiting, number of slices.
+        return wall_s - int(os.pread(self._file, 64, 0).split()[1]) / 1e9
 
 
 def _is_traced(value: Any) -> bool:
@@ -302,25 +327,25 @@ def _median_us(call: Any, args: Any, kwargs: Any) -> float | None:
     sources = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     trained = [source for source in sources if source.requires_grad]
     on_gpu = any(source.is_cuda for source in sources)
-    clock = clock_s(spare_core=not on_gpu)
+    clock = ThreadClock()
     samples: list[float] = []
     while _needs_run(samples):
-        began = clock()
+        began = clock.now_s()
         try:
             results = call(*args, **kwargs)
         except RuntimeError:
             return None
         if on_gpu:
             torch.cuda.synchronize()
-        between = clock()
+        between = clock.now_s()
         outputs = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor) and leaf.requires_grad]
         gradients = [torch.ones_like(output) for output in outputs]
-        resumed = clock()
+        resumed = clock.now_s()
         if outputs and trained:
             torch.autograd.grad(outputs, trained, gradients, allow_unused=True)
         if on_gpu:
             torch.cuda.synchronize()
-        samples.append((between - began + clock() - resumed) * 1e6)
+        samples.append((between - began + clock.now_s() - resumed) * 1e6)
     return statistics.median(samples)
 
 
@@ -332,16 +357,16 @@ def around_us() -> float:
     """
     weight = torch.ones(8, 8, requires_grad=True)
     samples = []
-    clock = clock_s()
+    clock = ThreadClock()
     with torch._C._DisablePythonDispatcher(), torch.enable_grad():
         for _ in range(MOST_REPEATS):
             torch.empty(_CACHE_BYTES, dtype=torch.uint8).fill_(1)
-            began = clock()
+            began = clock.now_s()
             x = weight
             for _ in range(_LAYERS):
                 x = functional.gelu(functional.linear(x, weight))
             torch.autograd.grad(x.square().mean(), weight)
-            samples.append(1e6 * (clock() - began))
+            samples.append(1e6 * (clock.now_s() - began))
     return _STEP_OF_CALL * statistics.median(samples)
 
 

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tunebench.errors import InputError
-from tunebench.training.fitting.operation_time import clock_s
+from tunebench.training.fitting.operation_time import ThreadClock
 from tunebench.training.fitting.optimizer_state import state_bytes
 from tunebench.training.pipeline.transfers import with_transfers
 from tunebench.training.pipeline_runtime.runtime import PipelineRun
@@ -228,15 +228,15 @@ def first_microbatches(value: Any, count: int, microbatches: int) -> Any:
 def _timed(action: PipelineAction, times: dict[tuple[int, ActionKind], list[float]]) -> Iterator[None]:
     """Add the time of a pass in microseconds, unless it is the first of its kind."""
     on_gpu = torch.cuda.is_available()
-    now = clock_s(spare_core=not on_gpu)
+    clock = ThreadClock()
     if on_gpu:
         torch.cuda.synchronize()
-    began = now()
+    began_s = clock.now_s()
     yield
     if on_gpu:
         torch.cuda.synchronize()
     if action.microbatch > 0:
-        times[action.stage, action.kind].append((now() - began) * 1e6)
+        times[action.stage, action.kind].append((clock.now_s() - began_s) * 1e6)
 
 
 def _synchronize(device: torch.device) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from tunebench.errors import InputError
-from tunebench.training.fitting.operation_time import clock_s
+from tunebench.training.fitting.operation_time import ThreadClock
 from tunebench.training.pipeline_runtime.layers import ModelLayers
 from tunebench.training.schedules.costs import TransferTime
 
@@ -40,7 +40,7 @@ def measure_layers(
 ) -> list[LayerCost]:
     """Return the costs of each layer for one micro-batch. Gradients of the model are cleared.
 
-    With one thread on a processor, times are those of the thread: other programs do not count.
+    Times do not count waits for a processor that other programs use.
 
     Args:
         layers: The layers.
@@ -110,7 +110,7 @@ def _now(values: Sequence[Any]) -> float:
     devices = {leaf.device for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.is_cuda}
     for device in devices:
         torch.cuda.synchronize(device)
-    return clock_s(spare_core=not devices)() * 1e6
+    return ThreadClock().now_s() * 1e6
 
 
 # ----------------------------------------------------------------------------------------------- division
