@@ -141,6 +141,18 @@ class WholeSteps:
         self._decide()
         return result
 
+    def skip(self, iterations: int) -> bool:
+        """Return whether the next iterations run as in eager mode, and count their time as that of the last.
+
+        Args:
+            iterations: Number of iterations, which are not run by this object.
+        """
+        if self.reason is None:
+            if self._compiled is not None or not self._eager or self._affords():
+                return False
+            self._total_s += iterations * self._eager[-1]
+        return True
+
     def _affords(self) -> bool:
         """Return whether the next iteration may trace."""
         return self._traces < _TRACES and self._cost_s + self._trace_s <= _SHARE * self._total_s
