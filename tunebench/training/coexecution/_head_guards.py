@@ -336,13 +336,26 @@ def _attribute(words: list[Word], value: Any, name: str) -> Any:
         return getattr(value, name)
     if name == "__dict__" and not isinstance(value, (type, FunctionType)):
         return _dictionary(words, value)
-    if isinstance(value, ModuleType) and type(value) is ModuleType:
+    if _has_own_attribute(value, name):
         words.append((vars(value), "tag"))
+        if type(value) is not ModuleType:
+            words += [(value, "type"), (type(value), "version")]
         return vars(value)[name]
     if isinstance(value, type) and getattr_static(value, name) is getattr(value, name):
         words.append((value, "version"))
         return getattr(value, name)
     raise _UnsupportedError(f"attribute {name} of a {type(value).__name__}")
+
+
+def _has_own_attribute(module: Any, name: str) -> bool:
+    """Return whether an attribute of a module is in its dictionary only, and not of its class."""
+    kind = type(module)
+    return (
+        isinstance(module, ModuleType)
+        and kind.__getattribute__ is ModuleType.__getattribute__
+        and name in vars(module)
+        and getattr_static(kind, name, None) is None
+    )
 
 
 def _of_function(name: str) -> Callable[[list[Word], Any, str], Any]:
