@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import functools
+import itertools
 import pickle
 import random
 import sys
@@ -102,7 +104,7 @@ def simple(forward: Callable[..., Tensor] = lambda model, x: model(x), **changes
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         clear = changes.get("clear", lambda model, optimizer: optimizer.zero_grad())
 
-        def step(x: Tensor) -> Tensor:
+        def step(x: Any) -> Tensor:
             clear(model, optimizer)
             loss = forward(model, x).square().mean()
             loss.backward()
@@ -617,6 +619,37 @@ def test_settings_and_classes_that_change_are_noticed() -> None:
     finally:
         Doubled.forward, Tensor.square = forward, square  # type: ignore[method-assign]
         torch.set_num_threads(threads)
+
+
+def nested_batches() -> list[tuple[Any]]:
+    """Return arguments that are a tuple with a mapping: seven of one kind, then others in turn with it."""
+    usual = [{"x": x, "scale": 2.0, "mask": x[0] > 0} for (x,) in batches(20)]
+    others = [
+        {"x": usual[0]["x"], "mask": usual[0]["mask"], "scale": 3.0},
+        {"x": usual[1]["x"].double().float()[:4], "scale": 2.0, "mask": usual[1]["mask"]},
+        {"x": usual[2]["x"], "shift": 2.0, "mask": usual[2]["mask"]},
+        {"x": usual[3]["x"], "scale": 2.0, "mask": usual[3]["mask"].float()},
+        {**usual[4], "shift": 1.0},
+        collections.OrderedDict(usual[5]),
+    ]
+    pairs = itertools.chain.from_iterable(zip(others, usual[7:], strict=False))
+    return [(([batch], 1.0),) for batch in (*usual[:7], *pairs)] + [(([usual[0], usual[1]], 1.0),)]
+
+
+def test_proven_heads_look_into_arguments() -> None:
+    """Tensors in mappings in a list in a tuple, made anew for each step; other keys, sizes, types, lengths."""
+
+    def forward(model: nn.Module, nested: Any) -> Tensor:
+        (*_, batch), factor = nested
+        x = batch["x"] * batch["mask"] * factor
+        if "scale" in batch:
+            x = x * batch["scale"]
+        if "shift" in batch:
+            x = x + batch["shift"]
+        return model(x)
+
+    heads = compare(simple(forward), nested_batches())
+    assert heads._proven_runs > 1 or not are_supported()
 
 
 def test_attribute_of_a_module_of_a_library_s_own_class_is_watched() -> None:
