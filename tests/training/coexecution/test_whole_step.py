@@ -637,7 +637,7 @@ def nested_batches() -> list[tuple[Any]]:
 
 
 def test_proven_heads_look_into_arguments() -> None:
-    """Tensors in mappings in a list in a tuple, made anew for each step; other keys, sizes, types, lengths."""
+    """Tensors in mappings in a list in a tuple, made anew for each step; other keys, sizes, lengths."""
 
     def forward(model: nn.Module, nested: Any) -> Tensor:
         (*_, batch), factor = nested
