@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import isfinite
 
 from tunebench.errors import InputError
@@ -40,8 +41,13 @@ class LinearTransfer:
 
 
 def link_transfer(link: Link) -> TransferTime:
-    """Return the predicted time of transfers over a link."""
-    return lambda nbytes: float(send_us(nbytes, link))
+    """Return the predicted time of transfers over a link, which remembers sizes: messages repeat."""
+
+    @lru_cache(maxsize=4096)
+    def transfer_us(nbytes: int) -> float:
+        return float(send_us(nbytes, link))
+
+    return transfer_us
 
 
 def _instant(_: int) -> float:
