@@ -42,7 +42,7 @@ from benchmarks.coexecution import (
     save,
     version_differences,
 )
-from benchmarks.coexecution_heads import heads_at_once
+from benchmarks.coexecution_time import heads_at_once
 from benchmarks.random_programs import random_source, source_program
 from tunebench.training import coexecute
 from tunebench.training.coexecution import _update

@@ -1,17 +1,23 @@
 """Time per step of training programs in one run: eager PyTorch, fused optimizers, torch.compile, `coexecute`.
 
     python -m benchmarks.coexecution_time [--program NAME ...] [--size small] [--mode MODE ...]
-                                          [--seconds 570] [--out FILE.jsonl] [--table FILE.md]
+                                          [--seconds 2400] [--out FILE.jsonl] [--table FILE.md]
 
-Each program and size runs all modes in a process of its own: iteration i of one mode, then of the next, in an
-order that is drawn again. Every mode begins iteration i with the same random state, so that all take the same
-path. The first half of the iterations is warm-up, with tracing and compilation. The budget of seconds is
-divided among the programs. A mode whose first eight steps take more than a third of a program's share in a
-forked process, such as for compilation, is left out; what torch compiled is on disk, so that the next run of
-the command has more time for the rest. The first
-40 steps run in two more processes, forked before, one for eager mode and one for `coexecute` in use: their
-processor time, peak of resident memory, and growth afterwards. torch runs on one thread; `coexecute` has
-threads of its own, except in forked processes.
+Each program and size runs all modes in a process of its own, in blocks of 20 steps that take turns in an
+order that is drawn again. Every mode begins step i with the same random state, so that all take the same
+path. The first 100 steps of each mode are warm-up, with tracing and compilation. The budget of seconds is
+divided among the programs. A mode whose first steps take more than a quarter of a program's share in a forked
+process, such as for compilation, is left out; what torch compiled is on disk, so that the process that
+measures takes it from there, and the next run of the command has more time for the rest.
+
+In the modes ``exact`` and ``inductor`` the head of a step, one function of forward pass, backward pass and
+update, is traced in the first steps, whatever that costs, and used whether or not it is faster. In use, heads
+begin after 10 s of iterations, and are left if they are slower: 15 s of steps come before the first measured
+one, in which all of this is decided.
+
+The first 40 steps run in two more processes, forked before, one for eager mode and one for `coexecute` in
+use: their processor time, peak of resident memory, and growth afterwards. torch runs on one thread;
+`coexecute` has threads of its own, except in forked processes.
 Each result is saved as one line as soon as it is known, and the same command runs only what is missing for
 the present code, also after it was killed.
 """
@@ -38,13 +44,15 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from benchmarks.coexecution import SEED, Record, engine_revision, load, run_apart, save
 from benchmarks.programs import State, Step, names, program
 from tunebench.training import coexecute
-from tunebench.training.coexecution.coexecute import Coexecution
+from tunebench.training.coexecution import _whole_step
 
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "small": {name: {} for name in names()},
@@ -66,6 +74,12 @@ TEN = (
 )  # fmt: skip
 """The training programs that were measured first."""
 
+BLOCK = 20
+"""Steps of a mode before another one takes its turn."""
+
+WARM_UPS = 100
+"""Steps of each mode before the first measured one."""
+
 FIRST_STEPS = 40
 """Steps whose processor time is compared with that of eager mode."""
 
@@ -79,9 +93,33 @@ class Mode:
 
     Attributes:
         wrap: Function from a step and its state to the step to run; None if there is no such step.
+        has_head: Whether the head of the step is used at once.
+        warm_up_s: Processor time of further steps before the first measured one, in seconds.
     """
 
     wrap: Callable[[Step, State], Step | None]
+    has_head: bool = False
+    warm_up_s: float = 0.0
+
+
+@contextlib.contextmanager
+def heads_at_once() -> Iterator[None]:
+    """Trace heads at once, and use them whether or not they are faster."""
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in (
+            (_whole_step, "_TRACE_S", 0.0),
+            (_whole_step, "_SHARE", 1e6),
+            (_whole_step.WholeSteps, "_decide", lambda self: None),
+            (_whole_step.WholeSteps, "_is_eager_turn", lambda self: False),
+        ):
+            stack.enter_context(patch.object(owner, name, value))
+        yield
+
+
+def _with_head(step: Step, backend: Any = None) -> Step:
+    wrapped = coexecute(step, backend=backend)
+    wrapped._policy.reason = "its head is measured"
+    return wrapped
 
 
 def _fused(step: Step, state: State) -> Step | None:
@@ -96,8 +134,9 @@ MODES = {
     "eager": Mode(wrap=lambda step, state: step),
     "fused": Mode(wrap=_fused),
     "torch.compile": Mode(wrap=lambda step, state: torch.compile(step)),
-    "in use": Mode(wrap=lambda step, state: coexecute(step)),
-    "exact": Mode(wrap=lambda step, state: coexecute(step, mode="always")),
+    "in use": Mode(wrap=lambda step, state: coexecute(step), warm_up_s=15.0),
+    "exact": Mode(wrap=lambda step, state: _with_head(step), has_head=True),
+    "inductor": Mode(wrap=lambda step, state: _with_head(step, "inductor"), has_head=True),
 }
 """Ways to run a step; eager mode comes first."""
 
@@ -113,61 +152,88 @@ def sized(name: str, size: str) -> tuple[Step, State]:
 # -- one program ---------------------------------------------------------------------------------------------
 
 
+class Running:
+    """A step of a program in a mode, which runs in blocks.
+
+    Args:
+        name: Name of the program.
+        size: Its size.
+        mode: The mode; it must exist for the program.
+    """
+
+    def __init__(self, name: str, size: str, mode: str) -> None:
+        step, self._state = sized(name, size)
+        wrapped = MODES[mode].wrap(step, self._state)
+        if wrapped is None:
+            raise ValueError("none")
+        self.step = wrapped
+        self._mode = MODES[mode]
+        self._steps = 0
+
+    def block(self, steps: int = BLOCK) -> tuple[float, float]:
+        """Run some steps, whose results are read; return wall and processor time of a step in seconds."""
+        wall_s = processor_s = 0.0
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            if self._mode.has_head:
+                stack.enter_context(heads_at_once())
+            for _ in range(steps):
+                batch = self._state.batch(self._steps)
+                torch.manual_seed(SEED + self._steps)
+                self._steps += 1
+                wall, processor = time.perf_counter(), time.process_time()
+                self.step(*batch).item()
+                wall_s += time.perf_counter() - wall
+                processor_s += time.process_time() - processor
+        self._state.effects.clear()
+        return wall_s / steps, processor_s / steps
+
+    def heads(self) -> int:
+        """Return how many steps ran with a head so far."""
+        return coexecute.report(self.step).heads if self._mode.has_head else 0
+
+
 def measure(name: str, size: str, seconds: float, chosen: list[str]) -> Record:
-    """Return the times of every step of a program in seconds, by mode, within a budget of seconds."""
-    running: dict[str, tuple[Step, State]] = {}
+    """Return the times of a step in each block in seconds, by mode, within a budget of seconds after warm-up.
+
+    ``heads`` has the share of steps with a head in each block of the mode ``exact``, from its first step on.
+    """
+    running = {mode: Running(name, size, mode) for mode in chosen}
     errors: dict[str, str] = {}
-    for mode in chosen:
-        step, state = sized(name, size)
-        wrapped = MODES[mode].wrap(step, state)
-        assert wrapped is not None
-        running[mode] = (wrapped, state)
     wall: dict[str, list[float]] = {mode: [] for mode in running}
     processor: dict[str, list[float]] = {mode: [] for mode in running}
-    kinds: list[str] = []
-    seen = _counts(running.get("exact"))
+    heads: list[float] = []
+    for mode in chosen:
+        spent_s = 0.0
+        while spent_s < MODES[mode].warm_up_s:
+            spent_s += BLOCK * running[mode].block()[1]
     end = time.perf_counter() + seconds
-    for iteration in itertools.count():
-        if time.perf_counter() > end and iteration > 1:
+    for block in itertools.count(-WARM_UPS // BLOCK):
+        if time.perf_counter() > end and block > 1:
             break
-        for mode in random.Random(iteration).sample(sorted(running), len(running)):
+        for mode in random.Random(block).sample(sorted(running), len(running)):
             if mode in errors:
                 continue
+            before = running[mode].heads()
             try:
-                times = _step_times(running[mode], iteration)
+                times = running[mode].block()
             except Exception as error:
                 errors[mode] = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
                 continue
-            wall[mode].append(times[0])
-            processor[mode].append(times[1])
-        now = _counts(running.get("exact"))
-        kinds.append(next((kind for kind in now if now[kind] > seen[kind]), "none"))
-        seen = now
-    reports = {mode: coexecute.report(running[mode][0]) for mode in ("in use", "exact") if mode in running}
+            if mode == "exact":
+                heads.append((running[mode].heads() - before) / BLOCK)
+            if block >= 0:
+                wall[mode].append(times[0])
+                processor[mode].append(times[1])
+    report = coexecute.report(running["exact"].step) if "exact" in running else None
     return {
-        "wall_s": _rounded(wall), "processor_s": _rounded(processor), "errors": errors, "kinds": kinds,
-        "reports": {mode: str(report) for mode, report in reports.items()},
+        "wall_s": _rounded(wall), "processor_s": _rounded(processor), "errors": errors, "heads": heads,
+        "no_head": report.plain_heads if report is not None else None,
     }  # fmt: skip
-
-
-def _step_times(running: tuple[Step, State], iteration: int) -> tuple[float, float]:
-    """Return the wall and processor time of a step whose result is read, in seconds."""
-    step, state = running
-    batch = state.batch(iteration)
-    torch.manual_seed(SEED + iteration)
-    with contextlib.redirect_stdout(io.StringIO()):
-        wall, processor = time.perf_counter(), time.process_time()
-        step(*batch).item()
-        return time.perf_counter() - wall, time.process_time() - processor
 
 
 def _rounded(times: dict[str, list[float]]) -> dict[str, list[float]]:
     return {mode: [round(seconds, 7) for seconds in values] for mode, values in times.items()}
-
-
-def _counts(running: tuple[Step, State] | None) -> dict[str, int]:
-    step = running[0] if running is not None else None
-    return step.counts() if isinstance(step, Coexecution) else {}
 
 
 def start(name: str, size: str, mode: str, seconds: float) -> Record:
@@ -224,20 +290,30 @@ def peak_mib() -> float:
 
 
 def ratio(record: Record, mode: str, times: str = "wall_s") -> float:
-    """Return the median over steps after warm-up of eager's time over that of a mode; NaN without times."""
+    """Return the median over blocks of eager's time over that of a mode in the same round; NaN without."""
     pairs = list(zip(record[times]["eager"], record[times].get(mode, ()), strict=False))
-    if mode in record["errors"] or not pairs:
+    if mode in record["errors"] or not pairs or (MODES[mode].has_head and not any(record["heads"])):
         return math.nan
-    return statistics.median(eager / ours for eager, ours in pairs[len(pairs) // 2 :])
+    ratios: list[float] = [eager / ours for eager, ours in pairs]
+    return statistics.median(ratios)
 
 
-def steady(kinds: list[str]) -> int:
-    """Return the first step from which nine of ten steps are co-executed, or the number of steps."""
-    for first in range(len(kinds)):
-        later = kinds[first:]
-        if kinds[first] == "coexecuted" and later.count("coexecuted") >= 0.9 * len(later):
-            return first
-    return len(kinds)
+def _gain(record: Record, mode: str, times: str) -> float:
+    """Return the ratio of a mode, or that in use if it needs a head and there is none."""
+    gain = ratio(record, mode, times)
+    return ratio(record, "in use", times) if math.isnan(gain) and MODES[mode].has_head else gain
+
+
+def steady(heads: list[float]) -> int | None:
+    """Return the first step of the block from which nine of ten steps have a head, or None."""
+    return next(
+        (
+            BLOCK * first
+            for first, share in enumerate(heads)
+            if min(share, statistics.fmean(heads[first:])) >= 0.9
+        ),
+        None,
+    )
 
 
 def _text(value: float) -> str:
@@ -254,9 +330,10 @@ def table(records: list[Record]) -> str:
     columns = _columns(records)
     labels = [f"{mode}{', processor' if times == 'processor_s' else ''}" for mode, times in columns]
     lines = [
-        "Speedup over eager mode, median over the steps of the second half: wall time, then processor time.",
+        f"Speedup over eager mode, median over blocks of {BLOCK} steps: wall time, then processor time. "
+        "Without a head, geometric means have the ratio in use.",
         "",
-        f"| program | size | steps | eager, ms | {' | '.join(labels)} |",
+        f"| program | size | blocks | eager, ms | {' | '.join(labels)} |",
         f"|---|---|---|---|{'---|' * len(columns)}",
     ]
     for record in records:
@@ -265,13 +342,13 @@ def table(records: list[Record]) -> str:
             record["program"],
             record["size"],
             str(len(eager)),
-            f"{_median_ms(eager[len(eager) // 2 :])}",
+            f"{_median_ms(eager)}",
         ]
         cells += [_text(ratio(record, mode, times)) for mode, times in columns]
         lines.append(f"| {' | '.join(cells)} |")
     for label, belongs in _GROUPS.items():
         group = [record for record in records if record["size"] == "small" and belongs(record["program"])]
-        means = [_mean([ratio(record, mode, times) for record in group]) for mode, times in columns]
+        means = [_mean([_gain(record, mode, times) for record in group]) for mode, times in columns]
         if group:
             lines.append(f"| geometric mean of {label} | small | | | {' | '.join(map(_text, means))} |")
     return "\n".join([*lines, "", *_start_table(records)]) + "\n"
@@ -286,16 +363,16 @@ _GROUPS: dict[str, Callable[[str], bool]] = {
 
 def _start_table(records: list[Record]) -> Iterator[str]:
     yield (
-        f"| program | size | co-executed, exact, % | steps until steady | first {FIRST_STEPS} steps in use: "
+        f"| program | size | steps with a head, exact, % | from step | first {FIRST_STEPS} steps in use: "
         "processor time over eager | peak memory of the process over eager | peak, MiB more "
         "| growth, MiB (steps) "
-        "| without a result |"
+        "| why no head, and modes without a result |"
     )
     yield "|---|---|---|---|---|---|---|---|---|"
     for record in records:
-        kinds, first = record["kinds"], record.get("start", {})
-        share = 100 * kinds.count("coexecuted") / max(len(kinds), 1)
-        cells = [record["program"], record["size"], f"{share:.0f}", str(steady(kinds))]
+        measured, first = record["heads"][WARM_UPS // BLOCK :], record.get("start", {})
+        share = 100 * statistics.fmean(measured or [0.0])
+        cells = [record["program"], record["size"], f"{share:.0f}", str(steady(record["heads"]) or "none")]
         if all(mode in first and "error" not in first[mode] for mode in ("eager", "in use")):
             eager, ours = first["eager"], first["in use"]
             cells += [_text(ours[key] / eager[key]) for key in ("processor_s", "peak_mib")]
@@ -304,7 +381,8 @@ def _start_table(records: list[Record]) -> Iterator[str]:
         else:
             cells += ["none"] * 4
         failed = [f"{mode}: {error}" for mode, error in record["errors"].items() if error != "none"]
-        yield f"| {' | '.join(cells)} | {'; '.join(failed).replace('|', ' ')[:120]} |"
+        remarks = [*([record["no_head"]] if not any(measured) and record["no_head"] else []), *failed]
+        yield f"| {' | '.join(cells)} | {' '.join('; '.join(remarks).split()).replace('|', ' ')[:200]} |"
 
 
 def _median_ms(values: list[float]) -> str:
@@ -341,7 +419,8 @@ def _forked(function: Callable[[], Record], limit_s: float) -> Record:
             try:
                 json.dump(function(), out)
             except Exception as error:
-                json.dump({"error": f"{type(error).__name__}: {error}"}, out)
+                message = f"{type(error).__name__}: {error}" if str(error) != "none" else "none"
+                json.dump({"error": message}, out)
         os._exit(0)
     os.close(writes)
     with os.fdopen(reads, encoding="utf-8") as made:
@@ -355,11 +434,7 @@ def _forked(function: Callable[[], Record], limit_s: float) -> Record:
 
 
 def _try(name: str, size: str, mode: str) -> Record:
-    step, state = sized(name, size)
-    wrapped = MODES[mode].wrap(step, state)
-    if wrapped is None:
-        return {"error": "none"}
-    _run_steps(wrapped, state, range(8))
+    Running(name, size, mode).block()
     return {}
 
 
@@ -367,13 +442,14 @@ def _run_program(name: str, size: str, seconds: float, chosen: list[str]) -> Rec
     """Return the record of a program, measured in this process and two forked ones."""
     end = time.perf_counter() + seconds
     first = {
-        mode: _forked(functools.partial(start, name, size, mode, seconds / 10), seconds)
+        mode: _forked(functools.partial(start, name, size, mode, seconds / 16), seconds)
         for mode in ("eager", "in use")
     }
-    tried = {mode: _forked(functools.partial(_try, name, size, mode), seconds / 3) for mode in chosen[1:]}
+    tried = {mode: _forked(functools.partial(_try, name, size, mode), seconds / 4) for mode in chosen[1:]}
     errors = {mode: record["error"] for mode, record in tried.items() if "error" in record}
     works = [mode for mode in chosen if mode not in errors]
-    record = measure(name, size, max(end - time.perf_counter(), 2.0), works)
+    warm_up_s = sum(MODES[mode].warm_up_s for mode in works)
+    record = measure(name, size, max(end - time.perf_counter() - warm_up_s, seconds / 8), works)
     return {"start": first, **record, "errors": errors | record["errors"]}
 
 
@@ -384,7 +460,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--size", action="append", choices=SIZES, help="size of programs; default small")
     parser.add_argument("--mode", action="append", choices=MODES, help="mode beside eager; default all")
     parser.add_argument(
-        "--seconds", type=float, default=570.0, help="time for all programs in seconds (default 570)"
+        "--seconds", type=float, default=2400.0, help="time for all programs in seconds (default 2400)"
     )
     parser.add_argument(
         "--out", type=Path, default=Path("coexecution_time.jsonl"), help="file of saved results"

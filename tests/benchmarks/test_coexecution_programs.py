@@ -138,18 +138,41 @@ def test_a_table_of_times_has_all_modes_that_ran_and_names_those_that_did_not() 
     record = {
         "program": "toy_item",
         "size": "small",
-        "wall_s": {"eager": [9.0, 2.0], "exact": [9.0, 1.0]},
-        "processor_s": {"eager": [9.0, 2.0], "exact": [9.0, 4.0]},
-        "errors": {"torch.compile": "no result within 3 s", "fused": "none"},
-        "kinds": ["traced", "coexecuted"],
+        "wall_s": {"eager": [4.0, 2.0], "in use": [4.0, 2.0], "exact": [2.0, 1.0], "inductor": [1.0, 1.0]},
+        "processor_s": {
+            "eager": [4.0, 2.0],
+            "in use": [2.0, 1.0],
+            "exact": [8.0, 4.0],
+            "inductor": [1.0, 1.0],
+        },
+        "errors": {"torch.compile": "no result\nwithin 3 s", "fused": "none"},
+        "heads": [0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 0.9],
+        "no_head": None,
         "start": {
             "eager": {"processor_s": 2.0, "peak_mib": 100.0},
             "in use": {"processor_s": 2.2, "peak_mib": 150.0, "growth_mib": 0.0, "steps": 10},
         },
     }
     times, first = coexecution_time.table([record]).split("\n\n")[1:]
-    assert times.splitlines()[2] == "| toy_item | small | 2 | 2000.00 | 2.00 | 0.50 |"
-    assert "| 50 | 1 | 1.10 | 1.50 | 50.0 | 0.0 (10) | torch.compile: no result within 3 s |" in first
+    row = "| toy_item | small | 2 | 3000.00 | 1.00 | 2.00 | 2.00 | 0.50 | 3.00 | 3.00 |"
+    assert times.splitlines()[2] == row
+    assert "| 95 | 40 | 1.10 | 1.50 | 50.0 | 0.0 (10) | torch.compile: no result within 3 s |" in first
+
+
+def test_a_program_without_a_head_counts_as_in_use_and_has_the_reason() -> None:
+    record = {
+        "program": "toy_item",
+        "size": "small",
+        "wall_s": {"eager": [2.0], "in use": [4.0], "exact": [1.0]},
+        "processor_s": {"eager": [2.0], "in use": [4.0], "exact": [1.0]},
+        "errors": {},
+        "heads": [0.0] * 6,
+        "no_head": "its sizes depend on values",
+    }
+    times, first = coexecution_time.table([record]).split("\n\n")[1:]
+    assert times.splitlines()[2].endswith("| 0.50 | 0.50 | none | none |")
+    assert times.splitlines()[3].endswith("| 0.50 | 0.50 | 0.50 | 0.50 |")
+    assert "| 0 | none | none | none | none | none | its sizes depend on values |" in first
 
 
 def test_a_forked_process_returns_a_record_an_error_or_runs_out_of_time() -> None:

@@ -494,7 +494,7 @@ def test_workers_of_a_data_loader_feed_a_coexecuted_step() -> None:
 
         step = wrap(step)
         data = TensorDataset(torch.randn(20, 4), torch.randint(2, (20,)))
-        loader = DataLoader(data, batch_size=6, shuffle=True, num_workers=2)
+        loader = DataLoader(data, batch_size=6, shuffle=True, num_workers=1)
         return [step(*batch).item() for _ in range(2) for batch in loader]
 
     with forced():

@@ -27,6 +27,7 @@ from benchmarks.programs import Step, names, program
 from tunebench.training import coexecute
 from tunebench.training.coexecution import _update
 from tunebench.training.coexecution._function import optimizer_functions
+from tunebench.training.coexecution._patching import THREAD
 from tunebench.training.coexecution._update import Updates
 
 Make = Callable[[Any], Optimizer]
@@ -249,6 +250,43 @@ def _returned(step: Callable[..., Any]) -> Any:
     wrapped = coexecute(step)
     wrapped._policy.reason = "a test"
     return wrapped
+
+
+def test_step_without_recorded_updates_and_heads_runs_unwatched_and_is_counted() -> None:
+    watched: list[bool] = []
+
+    def step() -> None:
+        watched.append(getattr(THREAD, "active", None) is not None)
+
+    wrapped = _returned(step)
+    for _ in range(200):
+        wrapped()
+    assert all(watched[:64])
+    assert 2 <= sum(watched[64:]) <= 8
+    assert (
+        coexecute.report(wrapped).eager
+        == coexecute.report(wrapped).iterations
+        == wrapped.counts()["eager"]
+        == 200
+    )
+
+
+@pytest.mark.usefixtures("untimed")
+def test_step_with_recorded_updates_is_watched() -> None:
+    watched: list[bool] = []
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def step() -> None:
+        watched.append(getattr(THREAD, "active", None) is not None)
+        weight.grad = torch.ones(3)
+        optimizer.step()
+
+    wrapped = _returned(step)
+    for _ in range(120):
+        wrapped()
+    assert all(watched)
+    assert coexecute.report(wrapped).updates > 50
 
 
 @pytest.mark.parametrize("name", ["dqn_replay", "lstm_early_exit", "tree_network"])

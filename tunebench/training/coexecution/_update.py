@@ -113,6 +113,11 @@ class Updates:
         """Return whether there is any record."""
         return bool(self._records)
 
+    @property
+    def are_over(self) -> bool:
+        """Return whether all functions that were called so far run as torch's, for good."""
+        return not self._records and all(self._tries[function] >= _RECORDS for function in self._calls)
+
     def _run(
         self,
         record: Record,

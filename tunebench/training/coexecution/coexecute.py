@@ -50,6 +50,15 @@ Source: results and gradients of compiled heads in f32 (vae, music_transformer) 
 _SETTINGS = 4
 """Number of settings of torch whose paths are kept, those that were used last."""
 
+_WATCHED = 64
+"""Number of eager iterations of a step before any runs unwatched."""
+
+_UNWATCHED = 31
+"""Number of eager iterations in a row without recorded updates and heads that run unwatched.
+
+Source: watching takes 16 us of an iteration of 200 us (toy_item), since its code is not in the caches.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class _Sites:
@@ -104,6 +113,7 @@ class Coexecution:
         self._divergences = Counter[tuple[str, str]]()
         self._fallbacks = Counter[tuple[str, str]]()
         self._active: list[tuple[Iteration | None, float]] = []
+        self._unwatched = 0
         patch()
         weakref.finalize(self, unpatch)
         if step is not None:
@@ -114,6 +124,9 @@ class Coexecution:
         if self._step is None:
             (step,) = args
             return Coexecution(_checked(step), self._policy.mode, self._tolerance)
+        if self._unwatched:
+            self._unwatched -= 1
+            return self._step(*args, **kwargs)
         if (
             self._policy.reason is not None
             and not self._tree.paths
@@ -189,6 +202,14 @@ class Coexecution:
             return step(*args, **kwargs)
         finally:
             THREAD.active = None
+            if self._updates.are_over and self._counts["eager"] > _WATCHED:
+                self._leave_unwatched()
+
+    def _leave_unwatched(self) -> None:
+        """Let the next iterations run without this object, unless their heads are to be traced or run."""
+        if not self._policy.has_memory or self._whole_steps.skip(_UNWATCHED):
+            self._unwatched = _UNWATCHED
+            self._counts["eager"] += _UNWATCHED
 
     def update(self, function: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Handle a call of a function of an optimizer in an iteration that runs as without co-execution."""
@@ -276,7 +297,8 @@ class Coexecution:
 
     def counts(self) -> dict[str, int]:
         """Return the number of iterations by outcome: ``traced``, ``diverged``, ``coexecuted``, ``eager``."""
-        return {outcome: self._counts[outcome] for outcome in ("traced", "diverged", "coexecuted", "eager")}
+        counts = {outcome: self._counts[outcome] for outcome in ("traced", "diverged", "coexecuted", "eager")}
+        return counts | {"eager": counts["eager"] - self._unwatched}
 
     def ready_paths(self) -> int:
         """Return the number of paths that can be co-executed."""
@@ -285,15 +307,16 @@ class Coexecution:
     def report(self) -> CoexecutionReport:
         """Return what happened so far."""
         sites = _Sites.of(self._tree) if self._tree.paths else self._sites
+        counts = self.counts()
         compiler = self._whole_steps.compiler
         return CoexecutionReport(
-            iterations=self._counts.total(),
-            traced=self._counts["traced"],
-            coexecuted=self._counts["coexecuted"],
-            diverged=self._counts["diverged"],
+            iterations=sum(counts.values()),
+            traced=counts["traced"],
+            coexecuted=counts["coexecuted"],
+            diverged=counts["diverged"],
             divergences=_listed(self._divergences),
             fallbacks=_listed(self._fallbacks),
-            eager=self._counts["eager"],
+            eager=counts["eager"],
             returned=self._policy.reason,
             updates=self._updates.runs,
             heads=self._whole_steps.runs,
