@@ -171,9 +171,7 @@ def _unmeasured(space: PredictedSpace, row: int, database: str) -> Answer:
     config = space.table.config(row)
     kind = "default configuration" if row == space.default_row else "configuration"
     on_gpu = space.device.kind == "gpu"
-    basis = (
-        "how its blocks execute" if on_gpu else "floors and a call, without an interval: tune it"
-    )
+    basis = "how its blocks execute" if on_gpu else "floors and a call, without an interval: tune it"
     return Answer(
         workload=str(space.workload),
         device=space.device.key,
