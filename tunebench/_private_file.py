@@ -116,10 +116,11 @@ def replaceable(path: Path) -> Path:
     """Return the file that an output path names, through links, for a new file to replace it.
 
     Raises:
-        InputError: if the path is a device, a pipe or a folder: renaming would put a file in its place.
+        InputError: if the path is a device or a pipe: renaming would put a file in its place. Renaming over
+            a folder fails by itself.
     """
     path = path.resolve()
-    if path.exists() and not path.is_file():
+    if path.exists() and not (path.is_file() or path.is_dir()):
         raise InputError(f"{path} must be a regular file, because the output replaces it; name another path")
     return path
 

@@ -224,7 +224,7 @@ class Graph:
         """Write the graph to a file, replacing an existing file atomically.
 
         Raises:
-            InputError: if the path is a device, a pipe or a folder.
+            InputError: if the path is a device or a pipe.
         """
         path = replaceable(Path(path))
         part = path.with_name(f".{path.name}.part")
