@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tunebench.errors import EnvironmentFault
+from tunebench.errors import EnvironmentFault, InputError
 
 __all__ = [
     "check_folder",
@@ -22,6 +22,7 @@ __all__ = [
     "forget_unused",
     "is_private",
     "read_private",
+    "replaceable",
     "write_private",
 ]
 
@@ -109,6 +110,19 @@ def write_private(path: Path, content: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def replaceable(path: Path) -> Path:
+    """Return the file that an output path names, through links, for a new file to replace it.
+
+    Raises:
+        InputError: if the path is a device or a pipe: renaming would put a file in its place. Renaming over
+            a folder fails by itself.
+    """
+    path = path.resolve()
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise InputError(f"{path} must be a regular file, because the output replaces it; name another path")
+    return path
 
 
 KEPT_S = 30 * 86400.0

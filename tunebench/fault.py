@@ -40,14 +40,14 @@ __all__ = [
 ]
 
 _EXHAUSTED = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENOMEM),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENOMEM),
     *(errno.EMFILE, errno.ENFILE, errno.EAGAIN),
 )
 """Errors of the system that a machine or a kernel may cause."""
 
 _SAYS_EXHAUSTED = re.compile(
     rf"\[Errno (?:{'|'.join(map(str, _EXHAUSTED))})\]"
-    r"|No space left on device|Disk quota exceeded|Read-only file system"
+    r"|No space left on device|Disk quota exceeded|File too large|Read-only file system"
     r"|Too many open files|Cannot allocate memory|virtual memory exhausted"
     r"|can't start new thread|Resource temporarily unavailable"
     r"|(?:fatal error|error): (?:Killed signal|error writing to)|PermissionError: \[Errno 13\]"

@@ -125,7 +125,7 @@ struct Products {
     if constexpr (RELU) {
 #pragma unroll
       for (int i = 0; i < V; ++i)
-        if (!(to_float(loaded.y.at[i]) > 0.0f)) gradient.at[i] = In{};
+        if (to_float(loaded.y.at[i]) <= 0.0f) gradient.at[i] = In{};
       store_vec(dz + at, gradient);
     }
 #pragma unroll

@@ -83,9 +83,9 @@ ADD_EACH = """
         total += dy_{n}
         products += dy_{n} * (read(x_at[begin + {n} * cols + j]) - mean)
 """
-ADD_WHERE_POSITIVE = """
-        there_{n} = read(y_at[begin + {n} * cols + j]) > zero
-        dy_{n} = read(dy_at[begin + {n} * cols + j]) if there_{n} else zero
+ADD_THROUGH_RELU = """
+        is_off_{n} = read(y_at[begin + {n} * cols + j]) <= zero
+        dy_{n} = zero if is_off_{n} else read(dy_at[begin + {n} * cols + j])
         dz_at[begin + {n} * cols + j] = write(dy_{n})
         total += dy_{n}
         products += dy_{n} * (read(x_at[begin + {n} * cols + j]) - mean)
@@ -159,7 +159,7 @@ def _lines(workload: BatchNormStats) -> int:
 
 def _unrolled(workload: BatchNormStats, rows: int) -> str:
     around, each = (ADD, ADD_EACH) if workload.is_backward else (SEE, SEE_EACH)
-    each = ADD_WHERE_POSITIVE if workload.has_relu else each
+    each = ADD_THROUGH_RELU if workload.has_relu else each
     taken = "".join(each.strip("\n").format(n=n) + "\n" for n in range(rows))
     return around.replace("@TAKEN@\n", taken)
 

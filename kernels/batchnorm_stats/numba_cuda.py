@@ -166,7 +166,7 @@ def _gradients(threads: int, others: int, has_relu: bool) -> Callable[..., None]
         for i in range(t, rows, threads):
             d = f32(dy[i, column])
             if has_relu:
-                if not f32(y[i, column]) > zero:
+                if f32(y[i, column]) <= zero:
                     d = zero
                 dz[i, column] = d
             products += d * (f32(x[i, column]) - centre)

@@ -10,6 +10,7 @@ from tests.support import VERIFIED, InstantExecutor
 from tunebench import device as devices
 from tunebench import tuning
 from tunebench.answer import lookup_workload
+from tunebench.forecast.execution import CALL_US
 from tunebench.forecast.predicted_space import WORTH_A_CHANGE, best_space, fastest_variant
 from tunebench.outcome import Outcome, Predicted
 from tunebench.task import Task
@@ -89,6 +90,7 @@ def test_processors_use_the_default(tmp_path: Path) -> None:
     spaces, _ = find_variants(parse(text), cpu, compilable=False)
     defaults = {space.variant.key: space.table.config(space.default_row or 0) for space in spaces}
     assert answer.config == defaults[answer.variant]
+    assert (answer.interval_us, answer.expected_us > CALL_US) == (None, True)
 
 
 def test_processors_are_predicted_at_the_rates_that_were_measured(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tunebench.bound import Bounds, bound
 from tunebench.device import Device
 from tunebench.forecast import interval_us, predict_us
 from tunebench.forecast.execution import (
+    CALL_US,
     CONSTANTS,
     INTERVAL,
     LAUNCH_US,
@@ -50,11 +51,11 @@ def test_results_are_counted_even_if_the_cache_holds_them() -> None:
     assert predict_us(bounds, costs, A100, traffic)[0] > A100.l2_bytes / 2039e3
 
 
-def test_cpu_prediction_has_no_launch_overhead() -> None:
+def test_cpu_prediction_includes_a_call() -> None:
     cpu = device.local_cpu()
     costs = Costs(blocks=1, full_blocks=0, threads=1, fma=1e9)
     bounds = bound(costs, NOTHING, cpu)
-    assert predict_us(bounds, costs, cpu) == pytest.approx(bounds.us / CONSTANTS.fma)
+    assert predict_us(bounds, costs, cpu) == pytest.approx(bounds.us / CONSTANTS.fma + CALL_US)
 
 
 # ----------------------------------------------------------------------------------- the model of execution

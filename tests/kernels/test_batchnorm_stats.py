@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from tests.kernels import kernel_checks as checks
 from tests.kernels.kernel_checks import GENERATIONS, H100, exact, parser, planted
-from tests.support import needs_compiler
+from tests.support import needs_compiler, needs_numba_cuda
 from tunebench import predict
 from tunebench.device import find, local_cpu
 from tunebench.dtype import numpy_dtype
 from tunebench.emulate.emulator import emulate
+from tunebench.emulate.numba_simulator import simulate
 from tunebench.errors import InputError
 from tunebench.kernels.batchnorm_stats import cuda_column, numba_cpu, numba_cuda
 from tunebench.measure.verify import worst_error
@@ -318,7 +319,7 @@ FAULTS = (
     (FORWARD, "momentum * (found.second / (rows - 1))", "momentum * (found.second / rows)"),
     (FORWARD, "each + (share < more)", "each"),
     (FORWARD, "share * each + min(share, more)", "share * each"),
-    (RELU, "> 0.0f)) gradient", ">= 0.0f)) gradient"),
+    (RELU, "<= 0.0f) gradient", "< 0.0f) gradient"),
     (RELU, "store_vec(dz + at, gradient);", "store_vec(dz + at, loaded.dy);"),
     (RELU, "to_float(gradient.at[i])", "to_float(loaded.dy.at[i])"),
 )
@@ -366,6 +367,40 @@ def test_nan_propagates_in_cuda(config: Config) -> None:
 def test_nan_propagates_on_cpu(config: Config) -> None:
     w = batchnorm("rows=1100,cols=66,dtype=f32")
     assert_broken(checks.run_on_cpu(numba_cpu.VARIANT, w, config, broken(w)))
+
+
+def assert_gradient_of_nan(w: BatchNormStats, run: Callable[[dict[str, Array]], dict[str, Array]]) -> None:
+    """Check that dz is that of torch, whose relu passes the gradient of NaN."""
+    torch = pytest.importorskip("torch")
+    inputs = w.draw(np.random.default_rng(0))
+    inputs["y"][3, 1] = np.nan
+    y = torch.tensor(inputs["y"])
+    expected = torch.where(y <= 0, 0, torch.tensor(inputs["dy"])).numpy()
+    assert expected[3, 1] == inputs["dy"][3, 1]
+    np.testing.assert_array_equal(run(inputs)["dz"], expected)
+    np.testing.assert_array_equal(w.reference(exact(inputs))["dz"].value, expected)
+
+
+RELU_F32 = "rows=37,cols=34,dtype=f32,direction=backward,act=relu"
+
+
+@needs_compiler
+def test_relu_passes_the_gradient_of_nan_in_cuda() -> None:
+    w = batchnorm(RELU_F32)
+    assert_gradient_of_nan(w, lambda inputs: emulate(cuda_column.VARIANT, w, ONE_THREAD, inputs))
+
+
+@pytest.mark.parametrize("config", ON_PROCESSOR, ids=["one part", "parts"])
+def test_relu_passes_the_gradient_of_nan_on_cpu(config: Config) -> None:
+    w = batchnorm(RELU_F32)
+    assert_gradient_of_nan(w, lambda inputs: checks.run_on_cpu(numba_cpu.VARIANT, w, config, inputs))
+
+
+@needs_numba_cuda
+def test_relu_passes_the_gradient_of_nan_in_numba_cuda() -> None:
+    w = batchnorm(RELU_F32)
+    config = numba_cuda.VARIANT.default(w, H100)
+    assert_gradient_of_nan(w, lambda inputs: simulate(numba_cuda.VARIANT, w, config, inputs))
 
 
 @given(

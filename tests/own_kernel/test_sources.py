@@ -136,7 +136,7 @@ def test_flags_may_depend_on_parameters() -> None:
 
 def test_missing_header_is_an_error_of_the_compiled_branch_alone(tmp_path: Path) -> None:
     workload, variant = load(tmp_path / "vadd.cu", **templated(tmp_path))
-    line = "#error no/such/file.h is not in the folders of includes="
+    line = "#error no/such/file.h is not in the folders of includes=; those of CUDA are in /usr/local/cuda"
     assert line in variant.source(workload, CONFIG)
 
 
@@ -361,6 +361,24 @@ def test_function_for_a_gpu_is_simulated_with_its_constants() -> None:
     inputs = small.draw(np.random.default_rng(0))
     outputs = simulate(variant, small, CONFIG, inputs)
     np.testing.assert_allclose(outputs["y"], 1.5 * inputs["x"], rtol=1e-6)
+
+
+def dequantize(q, zero, y, block):  # type: ignore[no-untyped-def]
+    tile = cuda.shared.array(32, "int8")
+    i = cuda.threadIdx.x
+    tile[i] = q[i] + q[i]  # what is stored wraps around
+    cuda.syncthreads()
+    y[i] = (q[i] - zero[i]) * 100 + tile[i] * 2
+
+
+@needs_numba_cuda
+def test_simulator_computes_integers_of_arrays_in_64_bits() -> None:
+    q, zero = np.array([-128, 100, 127, 5], np.int8), np.array([127, -100, 1, 5], np.int8)
+    args = {"q": Input(q), "zero": Input(zero), "y": Output((4,), "f32")}
+    described: dict[str, Any] = {"grid": 1, "space": {"block": [4, 8]}, "reference": "1.0 * q"}
+    workload, variant = load(dequantize, args=args, **described)
+    y = simulate(variant, workload, Config({"block": 4}), {"q": q, "zero": zero})["y"]
+    np.testing.assert_array_equal(y, [-25500, 20000 - 112, 12600 - 4, 20])
 
 
 @needs_numba_cuda

@@ -1045,7 +1045,14 @@ def test_extract_reads_the_graph_it_wrote(
     assert run_cli(["extract", str(graph), "--device", "a100-80-sxm", "--json"]) == 0
     (extracted,) = json.loads(capsys.readouterr().out)
     assert extracted["device"] == "a100-80-sxm"
-    assert (out / "sequential.toml").is_file()
+    suite = (out / "sequential.toml").read_text()
+    capsys.readouterr()
+    assert run_cli([*command, "--training"]) == 0
+    assert (out / "sequential.toml").read_text() == suite
+    assert (out / "sequential.training.toml").read_text() != suite
+    assert "replaced" not in capsys.readouterr().out
+    assert run_cli([*command, "--training"]) == 0
+    assert f"replaced {out / 'sequential.training.toml'}" in capsys.readouterr().out
 
 
 def test_extract_writes_each_graph_of_a_model_with_a_graph_break(

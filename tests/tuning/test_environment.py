@@ -35,6 +35,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "/tmp/a")
     [
         (FULL, SuspectedFault),
         (OSError(errno.EMFILE, "Too many open files"), SuspectedFault),
+        (OSError(errno.EFBIG, "File too large"), SuspectedFault),
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), SuspectedFault),
         (PermissionError(errno.EACCES, "Permission denied"), SuspectedFault),
         (MemoryError(), SuspectedFault),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tunebench import _environment
-from tunebench._private_file import create_folder, is_private, read_private
+from tunebench._private_file import create_folder, is_private, read_private, replaceable
 from tunebench.binary.compiled import Binary
 from tunebench.compile import BinaryCache
 from tunebench.errors import InputError
@@ -107,3 +107,13 @@ def test_user_without_home_has_a_cache_and_must_name_a_database(tmp_path: Path, 
         _environment.data_folder()
     with pytest.raises(InputError, match=r"database '~/x\.db': there is no such home folder"):
         _environment.expanded("~/x.db", "database")
+
+
+def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "target.csv").write_text("old")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "target.csv")
+    assert replaceable(tmp_path / "link.csv") == (tmp_path / "target.csv").resolve()
+    os.mkfifo(tmp_path / "pipe")
+    for refused in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(InputError, match="must be a regular file"):
+            replaceable(refused)

@@ -473,6 +473,7 @@ def test_a_configuration_is_read_from_a_file(tmp_path: Path) -> None:
     path.write_text(json.dumps({**GPT2, "torch_dtype": "float32"}), encoding="utf-8")
     model = network(str(path))
     assert (model.name, model.layers, model.parameters()) == ("mine", 3, small().parameters())
+    assert network(str(path.parent)).parameters() == model.parameters()
     path.write_text("[1]", encoding="utf-8")
     with pytest.raises(InputError, match="must be an object"):
         network(str(path))

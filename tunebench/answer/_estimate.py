@@ -170,15 +170,17 @@ def _unmeasured(space: PredictedSpace, row: int, database: str) -> Answer:
     """Return the answer of a configuration of which nothing was measured."""
     config = space.table.config(row)
     kind = "default configuration" if row == space.default_row else "configuration"
+    on_gpu = space.device.kind == "gpu"
+    basis = "how its blocks execute" if on_gpu else "floors and a call, without an interval: tune it"
     return Answer(
         workload=str(space.workload),
         device=space.device.key,
         how="predicted",
-        because=f"nothing comparable was measured: {kind} that is fastest by how its blocks execute",
+        because=f"nothing comparable was measured: {kind} that is fastest by {basis}",
         variant=space.variant.key,
         config=config,
         expected_us=space.predicted_us(row),
-        interval_us=space.interval_us(row),
+        interval_us=space.interval_us(row) if on_gpu else None,
         ci_us=None,
         bound_us=float(space.bounds.us[row]),
         cache=None,

@@ -71,9 +71,14 @@ EXIT_CODES = {
 _WITHOUT_DEFAULTS = {"completion", "doctor"}
 """Commands that work with a broken file of defaults; `doctor` reports it."""
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 _BAD_PATH = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS}
-_NO_RIGHT = {errno.EROFS, errno.EACCES, errno.EPERM}
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or write to another disk"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make it writable, or write to another path"),
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f), or write to another disk",
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (ulimit -n)"),
+}
+"""What to do after an error of the system."""
 _INTERRUPTED = 130
 
 # Typer's base class of usage errors; it has no public name.
@@ -247,11 +252,8 @@ def _explain(error: Exception) -> tuple[str, int]:
 def _explain_system(error: OSError) -> str:
     location = f"{error.filename}: " if error.filename else ""
     reason = error.strerror or str(error)
-    if error.errno in _NO_ROOM:
-        reason += "; free some space, or write to another disk"
-    elif error.errno in _NO_RIGHT:
-        reason += "; make it writable, or write to another path"
-    return location + reason
+    remedy = _REMEDIES.get(error.errno or 0)
+    return location + reason + (f"; {remedy}" if remedy else "")
 
 
 def _forget_stdout() -> None:

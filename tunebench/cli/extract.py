@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,7 +94,7 @@ def command(
         specs = [InputSpec.parse(text) for text in inputs]
         graphs = extract(factory, specs, training=training, dtype=dtype, device=target)
     plans = [plan_partition(graph, target) for graph in graphs]
-    written = _write(plans, out) if out is not None else []
+    written = _write(plans, out) if out is not None else {}
     emit(as_json, [planned.to_json() for planned in plans], lambda to: _render(plans, written, to))
 
 
@@ -109,24 +109,27 @@ def _sizes(texts: Sequence[str]) -> dict[str, int]:
     return sizes
 
 
-def _write(plans: Sequence[PartitionPlan], folder: Path) -> list[Path]:
+def _write(plans: Sequence[PartitionPlan], folder: Path) -> dict[Path, str]:
+    """Write the graphs and suites, and return whether each file was written or replaced."""
     from tunebench.graph import suite_of
 
+    name = plans[0].graph.name.lower()
+    suite = name if plans[0].graph.phase == "inference" else f"{name}.training"
+    texts = {f"{suite}.toml": suite_of(plans)} if any(plan.workloads for plan in plans) else {}
+    if any(plan.alternative_workloads for plan in plans):
+        texts[f"{suite}.alternatives.toml"] = suite_of(plans, alternatives=True)
+    graphs = {f"{name}.{plan.graph.phase}{_number(plan, plans)}.json": plan.graph for plan in plans}
+    paths = [folder / file for file in (*graphs, *texts)]
+    verbs = {path: "replaced" if path.exists() else "wrote" for path in paths}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        name = plans[0].graph.name.lower()
-        written = [folder / f"{name}.{plan.graph.phase}{_number(plan, plans)}.json" for plan in plans]
-        for plan, path in zip(plans, written, strict=True):
-            plan.graph.save(path)
-        if any(plan.workloads for plan in plans):
-            written.append(folder / f"{name}.toml")
-            written[-1].write_text(suite_of(plans), encoding="utf-8")
-        if any(plan.alternative_workloads for plan in plans):
-            written.append(folder / f"{name}.alternatives.toml")
-            written[-1].write_text(suite_of(plans, alternatives=True), encoding="utf-8")
+        for file, graph in graphs.items():
+            graph.save(folder / file)
+        for file, text in texts.items():
+            (folder / file).write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write into {folder}: {error.strerror or error}") from None
-    return written
+    return verbs
 
 
 def _number(plan: PartitionPlan, plans: Sequence[PartitionPlan]) -> str:
@@ -139,11 +142,11 @@ def _number(plan: PartitionPlan, plans: Sequence[PartitionPlan]) -> str:
     )
 
 
-def _render(plans: Sequence[PartitionPlan], written: Sequence[Path], to: Console) -> None:
+def _render(plans: Sequence[PartitionPlan], written: Mapping[Path, str], to: Console) -> None:
     for plan in plans:
         _render_plan(plan, _number(plan, plans), to)
-    for path in written:
-        to.print(f"wrote {path}", soft_wrap=True)
+    for path, verb in written.items():
+        to.print(f"{verb} {path}", soft_wrap=True)
 
 
 def _render_plan(plan: PartitionPlan, number: str, to: Console) -> None:

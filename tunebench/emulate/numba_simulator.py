@@ -62,6 +62,7 @@ def run_simulated(
     for tensor in (*workload.outputs(), *variant.scratch(workload, config)):
         tensors[tensor.name] = np.full(tensor.shape, np.nan, numpy_dtype(tensor.dtype))
     function = variant.kernel(workload, config)
+    _widen_integers()
     _show_simulated_module(function)
     kernel = cuda.jit(function)
 
@@ -75,6 +76,48 @@ def run_simulated(
         arguments = map(passed, launch.arguments)
         kernel[launch.grid, launch.block, 0, launch.smem_bytes](*arguments)
     return {tensor.name: tensors[tensor.name] for tensor in workload.outputs()}
+
+
+def _widen_integers() -> None:
+    """Let kernels read integers of arrays as int64, the type in which compiled Numba code computes.
+
+    The simulator returns NumPy scalars, for which int8(100) + int8(100) is -56, but 200 on a device. Values
+    that are stored wrap around to the type of the array on both.
+    """
+    import numpy as np
+    from numba.cuda.simulator import kernelapi
+    from numba.cuda.simulator.cudadrv.devicearray import FakeWithinKernelCUDAArray
+
+    def widened(value: Any) -> Any:
+        return np.int64(value) if isinstance(value, np.signedinteger) else value
+
+    def wrapped(value: Any, array: Any) -> Any:
+        whole = isinstance(value, int | np.integer) and getattr(array, "dtype", np.dtype("O")).kind == "i"
+        return np.asarray(value, np.int64).astype(array.dtype) if whole else value
+
+    class OnChip(np.ndarray):
+        def __getitem__(self, index: Any) -> Any:
+            return widened(super().__getitem__(index))
+
+        def __setitem__(self, index: Any, value: Any) -> None:
+            super().__setitem__(index, wrapped(value, self))
+
+    class Allocator:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(np, name)
+
+        def empty(self, *args: Any) -> OnChip:
+            return np.empty(*args).view(OnChip)
+
+        def frombuffer(self, *args: Any, **kwargs: Any) -> OnChip:
+            return np.frombuffer(*args, **kwargs).view(OnChip)
+
+    read, write = FakeWithinKernelCUDAArray.__getitem__, FakeWithinKernelCUDAArray.__setitem__
+    FakeWithinKernelCUDAArray.__getitem__ = lambda array, index: widened(read(array, index))
+    FakeWithinKernelCUDAArray.__setitem__ = lambda array, index, value: write(
+        array, index, wrapped(value, array._item)
+    )
+    kernelapi.np = Allocator()  # shared and local arrays are told apart by the line of their caller
 
 
 def _show_simulated_module(function: Callable[..., None]) -> None:

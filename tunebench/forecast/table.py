@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from tunebench._private_file import replaceable
 from tunebench.device import Device
 from tunebench.errors import InputError, TunebenchError
 from tunebench.forecast.library import predict_fitting
@@ -269,7 +270,7 @@ class TargetFile:
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[TargetFile]:
     """Yield a temporary file that replaces `path` at the end; after an error `path` is unchanged."""
-    temporary = None
+    path, temporary = replaceable(path), None
     try:
         # In the same folder, because a file replaces another atomically only within a file system.
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tunebench._foreign_file import interpreting, read_table
+from tunebench._private_file import replaceable
 from tunebench.index_map import Gather, Guard, IndexMap
 
 __all__ = ["Broadcast", "Graph", "Node", "NodeOperand", "Pattern", "Value"]
@@ -220,8 +221,12 @@ class Graph:
         }
 
     def save(self, path: str | Path) -> None:
-        """Write the graph to a file, replacing an existing file atomically."""
-        path = Path(path)
+        """Write the graph to a file, replacing an existing file atomically.
+
+        Raises:
+            InputError: if the path is a device or a pipe.
+        """
+        path = replaceable(Path(path))
         part = path.with_name(f".{path.name}.part")
         part.write_text(json.dumps(self.to_json()) + "\n", encoding="utf-8")
         part.replace(path)

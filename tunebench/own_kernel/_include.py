@@ -14,6 +14,7 @@ MAX_BYTES = 16 << 20
 """Largest source with all its headers; those of the CUDA toolkit take less than 4 MiB."""
 
 _MAX_DEPTH = 200
+_CUDA_HEADERS = "; those of CUDA are in /usr/local/cuda/include, or in nvidia/cu13/include of site-packages"
 _INCLUDE = re.compile(r'[ \t]*#[ \t]*include[ \t]*(?:"(?P<quoted>[^"\n]+)"|<(?P<angled>[^>\n]+)>)')
 _ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once\b", re.MULTILINE)
 _TOKEN = re.compile(r""""(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])'|/\*.*?\*/|//[^\n]*""", re.DOTALL)
@@ -76,7 +77,7 @@ class _Inliner:
         paths = (candidate / name for candidate in (*near, *self.folders))
         path = next((path.resolve() for path in paths if path.is_file()), None)
         if path is None:
-            return f"#error {name} is not in the folders of includes="
+            return f"#error {name} is not in the folders of includes={_CUDA_HEADERS}"
         if path in self.once:
             return ""
         try:

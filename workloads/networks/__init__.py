@@ -68,7 +68,7 @@ def network(name: str) -> Network:
 
     Args:
         name: Name of a bundled network; or path of a configuration (JSON or TOML with `model_type`, such as
-            HuggingFace's `config.json`) or of a list of workloads (TOML or CSV).
+            HuggingFace's `config.json`, or a folder with this file) or of a list of workloads (TOML or CSV).
 
     Raises:
         UnknownName: if there is no such network.
@@ -78,6 +78,8 @@ def network(name: str) -> Network:
     if path.suffix.lower() in {".json", ".toml", ".csv"}:
         return _from_file(path)
     if name not in networks():
+        if (path / "config.json").is_file():
+            return _from_file(path / "config.json")
         raise UnknownName("network", name, networks())
     file = resources.files(__name__).joinpath(f"{name}.toml")
     if file.is_file():

@@ -47,8 +47,8 @@ class BatchNormStats(MatrixWorkload):
     new_mean = (1 - momentum) running_mean + momentum mean,
     new_var = (1 - momentum) running_var + momentum v rows / (rows - 1).
     Backward: dgamma = sum(dy (x - mean) rstd), dbeta = sum(dy). It uses the statistics that it reads, which
-    need not be those of x. With `act=relu` and its result y, backward also writes dz = dy where y > 0 and 0
-    elsewhere, and the sums use dz in place of dy.
+    need not be those of x. With `act=relu` and its result y, backward also writes dz = 0 where y <= 0 and dy
+    elsewhere (also where y is NaN, as torch), and the sums use dz in place of dy.
 
     x, dy, y and dz are (rows, cols) of `dtype`; all others (cols,) f32. The normalisation itself and the
     gradient of x are elementwise chains.
@@ -225,7 +225,7 @@ class BatchNormStats(MatrixWorkload):
     def _dz(self, inputs: Mapping[str, Array64], some: slice) -> Array64:
         """Return the gradient of the normalisation's result, for some rows."""
         dy = inputs["dy"][some]
-        return np.where(inputs["y"][some] > 0.0, dy, 0.0) if self.has_relu else dy
+        return np.where(inputs["y"][some] <= 0.0, 0.0, dy) if self.has_relu else dy
 
     def tolerance(self) -> Tolerance:
         """Allow one rounding of the result, and f32 sums of deviations over rows in any order."""

@@ -54,6 +54,7 @@ def test_power_limit_is_that_of_each_device(tmp_path: Path) -> None:
     [
         ("h100-sxm", "a number of devices first"),
         ("12 x h100-sxm", "cannot be divided into nodes of 8"),
+        ("0 x h100-sxm", "expected 1 device or more, got 0"),
         ("8 x h100-sxm, nvlink3, nvlink4, net-100", "two links between"),
         ("8 x h100-sxm, $0", "above 0"),
     ],

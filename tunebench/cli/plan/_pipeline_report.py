@@ -55,7 +55,7 @@ class PipelineReport:
         devices = self.source.ranks * predicted.tensor
         return (
             f"{predicted.network.name} on {devices} x {predicted.device.name}: {parts} of "
-            f"{predicted.microbatch}"
+            f"{predicted.microbatch} x {predicted.seq} tokens in {predicted.dtype}"
         )
 
     @property

@@ -274,7 +274,9 @@ class TrainingCluster:
                 values["power_limit_w"] = float(match["watts"])
             else:
                 values[_role(item, values)] = item
-        if count < 1 or per_node < 1 or count % per_node:
+        if count < 1:
+            raise InputError(f"cluster {text!r}: expected 1 device or more, got {count}")
+        if per_node < 1 or count % per_node:
             raise InputError(
                 f"cluster {text!r}: {count} devices cannot be divided into nodes of {per_node}: add the "
                 "number per node, such as '4 a node'"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tunebench._foreign_file import interpreting, read_table
+from tunebench._private_file import replaceable
 from tunebench.errors import InputError
 from tunebench.training.memory.bound import lower_bound_us
 from tunebench.training.memory.planner import MemoryPlan
@@ -51,7 +52,7 @@ def write_plan(plan: MemoryPlan, path: str | Path) -> None:
     Raises:
         InputError: The file cannot be written.
     """
-    path = Path(path)
+    path = replaceable(Path(path))
     part = path.with_name(f".{path.name}.part")
     try:
         try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tunebench._foreign_file import interpreting
-from tunebench._private_file import distrust
+from tunebench._private_file import distrust, replaceable
 from tunebench.errors import InputError
 
 __all__ = ["FORMAT", "read_archive", "write_archive"]
@@ -42,6 +42,7 @@ def write_archive(path: Path, description: Mapping[str, Any], members: Mapping[s
     Raises:
         InputError: if the file cannot be written.
     """
+    path = replaceable(path)
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in members.items()}
     text = json.dumps({**description, "format": FORMAT, "sha256": hashes}, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
