@@ -76,8 +76,12 @@ def command(
 def _of_model(model: ModelRequest, device: Device) -> ComparedDevice:
     from tunebench.forecast.comparison import ComparedDevice
 
-    prediction = model.predict(device)
-    model.warn_if_too_large(prediction)
+    prediction: Generation | NetworkPrediction | StepPrediction
+    if model.generate:
+        prediction = model.predict_generation(device)
+    else:
+        prediction = model.predict(device)
+        model.warn_if_too_large(prediction)
     return ComparedDevice(
         device=device,
         time_us=prediction.time_us,
