@@ -140,23 +140,20 @@ class Mixture(Llama):
             tape.elementwise("experts", shape, "x+y", "backward")
 
     def _grouped_experts(self, tape: Tape) -> None:
-        """Add the router, and the experts that have tokens in one kernel for each of two products.
-
-        Experts are taken to be equally likely, and independent between tokens.
+        """Add the router, and all experts in one kernel for each of two products.
 
         Source: vLLM, `model_executor/layers/fused_moe`: choice of experts, sorting, two grouped products with
         the activation between them, sum.
         """
         architecture, (tokens, hidden) = self.architecture, self._shape(tape.run)
-        experts, chosen = architecture.experts, architecture.experts_per_token
+        experts = architecture.experts
         tape.linear("router", tokens, experts, hidden, bias=False)
         for _ in range(2):
             tape.pointwise("router", (tokens, experts), "x")
-        rows, width = tokens * chosen, share(architecture.ffn, tape.run.tensor)
-        busy = max(chosen, round(experts * (1 - (1 - chosen / experts) ** tokens)))
-        tape.grouped_linear("experts", busy, rows, 2 * width, hidden)
+        rows, width = tokens * architecture.experts_per_token, share(architecture.ffn, tape.run.tensor)
+        tape.grouped_linear("experts", experts, rows, 2 * width, hidden)
         tape.pointwise("experts", (rows, width), f"{gate_expression(architecture)}*y")
-        tape.grouped_linear("experts", busy, rows, hidden, width)
+        tape.grouped_linear("experts", experts, rows, hidden, width)
         tape.summed("experts", rows * hidden)
 
     def _experts_of_all_tokens(self, tape: Tape) -> None:

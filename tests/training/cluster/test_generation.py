@@ -86,7 +86,7 @@ def test_only_experts_with_tokens_are_read() -> None:
     for batch in (1, 64):
         operations = model.operations(NetworkRun(batch=batch, seq=1, cached=99, **SERVING))
         grouped = {op.workload for op in operations if isinstance(op.workload, GroupedGemm)}
-        groups.append({(work.groups, work.m) for work in grouped})
+        groups.append({(work.most_filled, work.m) for work in grouped})
     assert groups == [{(2, 2)}, {(8, 128)}]
 
 
