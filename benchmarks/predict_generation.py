@@ -1,6 +1,6 @@
 """Compare predicted generation of text with published figures: `python -m benchmarks.predict_generation`.
 
-Nothing is fitted to these figures. Write the table to `benchmarks/results/predict/generation.md` with `--out`.
+Nothing is fitted to these figures. `--out benchmarks/results/predict/generation.md` updates the page.
 """
 
 from __future__ import annotations
@@ -111,7 +111,14 @@ def published_rows() -> Iterator[PublishedRow]:
         for model, tensor, *times in rows:
             for prompt, ms in zip((128, 2048), times, strict=True):
                 yield PublishedRow(
-                    source=FIRST, model=model, on=on, tensor=tensor, prompt=prompt, kind="first", ms=ms, fp8=fp8
+                    source=FIRST,
+                    model=model,
+                    on=on,
+                    tensor=tensor,
+                    prompt=prompt,
+                    kind="first",
+                    ms=ms,
+                    fp8=fp8,
                 )
     # Output tokens a second and GPU. Rows with 8-bit floats also have an 8-bit cache, which is not modelled.
     for model, batch, tensor, prompt, output, rate in (
@@ -143,8 +150,8 @@ def published_rows() -> Iterator[PublishedRow]:
 def report() -> str:
     """Return both tables as Markdown."""
     lines = [
-        "| source | model | devices | batch | prompt, output | figure | published, ms | predicted, ms | error "
-        "| in the 90 % interval |",
+        "| source | model | devices | batch | prompt, output | figure | published, ms | predicted, ms "
+        "| error | in the 90 % interval |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     errors: dict[str, list[tuple[float, bool]]] = {}

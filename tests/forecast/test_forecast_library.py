@@ -486,10 +486,13 @@ def test_boards_of_a_chip_reach_the_same_share_of_their_memory(heads_k: int, seq
     assert seq_q > 1 or by_memory.max() < 1.1 * by_memory.min()
 
 
-@pytest.mark.parametrize("on", ["h100-sxm", "h200-sxm", "b300", "a100-80-sxm", "l40s", "rtx-4090", "rtx-5090"])
+@pytest.mark.parametrize(
+    "on", ["h100-sxm", "h200-sxm", "b300", "a100-80-sxm", "l40s", "rtx-4090", "rtx-5090"]
+)
 def test_a_window_is_cheaper_than_all_keys(on: str) -> None:
     sizes = "batch=1,heads=32,heads_k=8,seq_q=8192,head_dim=128,dtype=bf16,causal=true"
     window, whole = (
-        predict(workloads.parse(f"attention:{sizes}{more}"), device.find(on)).time_us for more in (",window=128", "")
+        predict(workloads.parse(f"attention:{sizes}{more}"), device.find(on)).time_us
+        for more in (",window=128", "")
     )
     assert window < whole / 4

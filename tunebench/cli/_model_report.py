@@ -61,7 +61,9 @@ def render_generation(model: ModelRequest, generation: Generation, to: Console) 
         interval = f"{duration(timed.low_us)} to {duration(timed.high_us)}"
         to.print(f"  {name:11} {duration(timed.time_us)} (90 % interval {interval})")
     rates = (run.batch / generation.decode.time_us, generation.tokens / generation.time_us)
-    to.print("  throughput  {:,.0f} tokens per second, {:,.0f} with the prompts".format(*(1e6 * r for r in rates)))
+    to.print(
+        "  throughput  {:,.0f} tokens per second, {:,.0f} with the prompts".format(*(1e6 * r for r in rates))
+    )
     kinds = ", ".join(f"{name} {size_text(size)}" for name, size in plain(memory).items())
     verdict = memory.verdict(device)
     fits = "memory of the device unknown"

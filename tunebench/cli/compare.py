@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from tunebench.device import Device
     from tunebench.forecast.comparison import ComparedDevice
+    from tunebench.forecast.network import NetworkPrediction
+    from tunebench.training.cluster.generation import Generation
+    from tunebench.training.steps.step import StepPrediction
 
 __all__ = ["command"]
 

@@ -107,12 +107,12 @@ better parallelism and work partitioning", 2023, section 4.1.
 MOST_GROUPED = 1.5
 """Longest time of a grouped product in a network, relative to a batch of equal products of the same sizes.
 
-Grouped products were measured as parts of whole layers of experts, with the order, the activation and the sums
-of tokens, which networks list as kernels of their own. Layers of devices that share experts are measured with
-these kernels for the tokens of all devices, and skewed ones on the busiest device: they take up to 50 times as
-long as products of the rows of a mean device. Layers with all experts on one device take 1.1 to 1.4 times as
-long as batches of equal products in the median, and 1.3 to 1.9 times in the upper quartile, by device. Source:
-`library_moe_*.csv.gz` of aiconfigurator, every fourth row.
+Grouped products were measured as parts of whole layers of experts, with the order, the activation and the
+sums of tokens, which networks list as kernels of their own. Layers of devices that divide the experts were
+measured with these kernels for the tokens of all devices, it seems, and skewed ones on the busiest device:
+they take up to 50 times as long as products of a mean device's rows. Layers with all experts on one device
+take 1.1 to 1.4 times as long as batches of equal products in the median, and 1.5 to 1.9 times in the upper
+quartile, by device. Source: `library_moe_*.csv.gz` of aiconfigurator, every fourth row.
 """
 
 PYTORCH_ATTENTION = {9: "flash-attention-2"}
@@ -473,16 +473,16 @@ def predict_operations(
     predictions = predict_all(problems, device, model=model, sustained=sustained)
     alone = dict(zip(problems, predictions, strict=True))
     backend = None if attention == "default" else find_backend(attention, device)
-    most_us = {work: MOST_GROUPED * alone[products].time_us for work, products in separate.items()}
+    most_us: dict[Workload, float] = {
+        work: MOST_GROUPED * alone[products].time_us for work, products in separate.items()
+    }
 
     def each_us(operation: Operation) -> float:
         us = _each_us(operation, alone[operation.workload], backend)
         return min(us, most_us.get(operation.workload, math.inf))
 
     return tuple(
-        OperationTime(
-            operation=operation, alone=alone[operation.workload], each_us=each_us(operation)
-        )
+        OperationTime(operation=operation, alone=alone[operation.workload], each_us=each_us(operation))
         for operation in operations
     )
 

@@ -1,4 +1,4 @@
-"""Predicted generation of text: kernels of a pass with a cache, memory, and published times with wide bounds."""
+"""Predicted generation of text: kernels of a pass with a cache, memory, and times near published ones."""
 
 from __future__ import annotations
 

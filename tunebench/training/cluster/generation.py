@@ -138,8 +138,8 @@ def predict_generation(
     longest, tokens = architecture_of(network).longest, run.seq + output - 1
     if longest and tokens > longest:
         raise InputError(
-            f"{network.name} has {longest} positions; prompts of {run.seq} tokens and {output} generated ones "
-            f"need {tokens}"
+            f"{network.name} has {longest} positions; prompts of {run.seq} tokens and {output} generated "
+            f"ones need {tokens}"
         )
 
     def predict(pass_run: NetworkRun) -> NetworkPrediction | StepPrediction:
@@ -161,9 +161,7 @@ def predict_generation(
     )
 
 
-def generation_memory(
-    network: Network, run: NetworkRun, output: int, *, tensor: int = 1
-) -> GenerationMemory:
+def generation_memory(network: Network, run: NetworkRun, output: int, *, tensor: int = 1) -> GenerationMemory:
     """Return the memory of each device that generates text.
 
     Args:
@@ -199,7 +197,7 @@ def _working_bytes(architecture: Architecture, run: NetworkRun, tensor: int) -> 
     feed_forward = max(ffn, architecture.dense_ffn) * (2 + architecture.gated)
     attention = architecture.inner + architecture.inner_k + architecture.inner_v + architecture.inner_out
     widths = 2 * architecture.hidden + max(feed_forward, attention) // tensor
-    one_kernel = run.flash or run.compiled and run.dtype != "f32"
+    one_kernel = run.flash or (run.compiled and run.dtype != "f32")
     scores = 0 if one_kernel else 2 * run.seq * architecture.heads // tensor
     logits = architecture.vocabulary // tensor * itemsize("f32")
     return run.batch * (run.seq * (widths + scores) * size + logits)
