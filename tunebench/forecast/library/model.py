@@ -92,7 +92,7 @@ BOARD_SHARES: Mapping[Skill, float] = {"attention": 0.3, "encoder attention": 0.
 """The same for kinds of kernels that need another share than `BOARD_SHARE`.
 
 Two boards with the same chip differ more than repeated measurements of one: at these shares, the intervals
-of B200 contain 85 to 99 % of the times of GB200, and the reverse, by kind of kernel; at 0, 67 to 93 %. Errors
+of B200 contain 88 to 99 % of the times of GB200, and the reverse, by kind of kernel; at 0, 67 to 93 %. Errors
 on measured devices are smallest for attention, but its boards differ as much as those of other kernels: at
 0.1, 77 and 80 % of encoders are inside. Prompts were not measured on two boards of a chip, and have the share
 of encoders.
