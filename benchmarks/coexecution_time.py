@@ -6,13 +6,14 @@
 Each program and size runs all modes in a process of its own, in blocks of 20 steps that take turns in an
 order that is drawn again. Every mode begins step i with the same random state, so that all take the same
 path. The first 100 steps of each mode are warm-up, with tracing and compilation. The budget of seconds is
-divided among the programs. A mode whose first steps take more than a third of a program's share in a forked
+divided among the programs. A mode whose first steps take more than a quarter of a program's share in a forked
 process, such as for compilation, is left out; what torch compiled is on disk, so that the process that
 measures takes it from there, and the next run of the command has more time for the rest.
 
 In the modes ``exact`` and ``inductor`` the head of a step, one function of forward pass, backward pass and
 update, is traced in the first steps, whatever that costs, and used whether or not it is faster. In use, heads
-begin after 10 s of iterations, and are left if they are slower.
+begin after 10 s of iterations, and are left if they are slower: 15 s of steps come before the first measured
+one, in which all of this is decided.
 
 The first 40 steps run in two more processes, forked before, one for eager mode and one for `coexecute` in
 use: their processor time, peak of resident memory, and growth afterwards. torch runs on one thread;
@@ -93,10 +94,12 @@ class Mode:
     Attributes:
         wrap: Function from a step and its state to the step to run; None if there is no such step.
         has_head: Whether the head of the step is used at once.
+        warm_up_s: Processor time of further steps before the first measured one, in seconds.
     """
 
     wrap: Callable[[Step, State], Step | None]
     has_head: bool = False
+    warm_up_s: float = 0.0
 
 
 @contextlib.contextmanager
@@ -131,7 +134,7 @@ MODES = {
     "eager": Mode(wrap=lambda step, state: step),
     "fused": Mode(wrap=_fused),
     "torch.compile": Mode(wrap=lambda step, state: torch.compile(step)),
-    "in use": Mode(wrap=lambda step, state: coexecute(step)),
+    "in use": Mode(wrap=lambda step, state: coexecute(step), warm_up_s=15.0),
     "exact": Mode(wrap=lambda step, state: _with_head(step), has_head=True),
     "inductor": Mode(wrap=lambda step, state: _with_head(step, "inductor"), has_head=True),
 }
@@ -191,7 +194,7 @@ class Running:
 
 
 def measure(name: str, size: str, seconds: float, chosen: list[str]) -> Record:
-    """Return the times of a step in each block in seconds, by mode, within a budget of seconds.
+    """Return the times of a step in each block in seconds, by mode, within a budget of seconds after warm-up.
 
     ``heads`` has the share of steps with a head in each block of the mode ``exact``, from its first step on.
     """
@@ -200,6 +203,10 @@ def measure(name: str, size: str, seconds: float, chosen: list[str]) -> Record:
     wall: dict[str, list[float]] = {mode: [] for mode in running}
     processor: dict[str, list[float]] = {mode: [] for mode in running}
     heads: list[float] = []
+    for mode in chosen:
+        spent_s = 0.0
+        while spent_s < MODES[mode].warm_up_s:
+            spent_s += BLOCK * running[mode].block()[1]
     end = time.perf_counter() + seconds
     for block in itertools.count(-WARM_UPS // BLOCK):
         if time.perf_counter() > end and block > 1:
@@ -435,13 +442,14 @@ def _run_program(name: str, size: str, seconds: float, chosen: list[str]) -> Rec
     """Return the record of a program, measured in this process and two forked ones."""
     end = time.perf_counter() + seconds
     first = {
-        mode: _forked(functools.partial(start, name, size, mode, seconds / 10), seconds)
+        mode: _forked(functools.partial(start, name, size, mode, seconds / 16), seconds)
         for mode in ("eager", "in use")
     }
-    tried = {mode: _forked(functools.partial(_try, name, size, mode), seconds / 3) for mode in chosen[1:]}
+    tried = {mode: _forked(functools.partial(_try, name, size, mode), seconds / 4) for mode in chosen[1:]}
     errors = {mode: record["error"] for mode, record in tried.items() if "error" in record}
     works = [mode for mode in chosen if mode not in errors]
-    record = measure(name, size, max(end - time.perf_counter(), 2.0), works)
+    warm_up_s = sum(MODES[mode].warm_up_s for mode in works)
+    record = measure(name, size, max(end - time.perf_counter() - warm_up_s, seconds / 8), works)
     return {"start": first, **record, "errors": errors | record["errors"]}
 
 

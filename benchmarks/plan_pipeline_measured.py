@@ -63,7 +63,7 @@ from tunebench.training.schedules import (
     zbv,
 )
 
-__all__ = ["counted_peak", "main", "run_ranks", "state_of"]
+__all__ = ["counted_peak", "main", "median_ms", "run_ranks", "state_of", "table", "timed", "with_passes"]
 
 SIZE = Size(layers=16, width=128, heads=4, inner=512, words=512, longest=64)
 SLOWDOWN = 0.5
@@ -371,13 +371,13 @@ def time_rows(rank: int, ranks: int, name: str, steps: int) -> list[dict[str, An
         spans, passes = [], collections.defaultdict(list)
         for step in range(steps + 1):
             if step:
-                run.observer = functools.partial(_timed, passes)
+                run.observer = functools.partial(timed, passes)
             dist.barrier()
             began = time.monotonic()
             run.step(*inputs, **keywords)
             spans.append((began, time.monotonic()))
         simulation = simulate_pipeline(run.schedule, costs)
-        within = simulate_pipeline(run.schedule, _with_passes(costs, passes))
+        within = simulate_pipeline(run.schedule, with_passes(costs, passes))
         rows.append(
             {
                 "schedule": schedule.name,
@@ -392,14 +392,14 @@ def time_rows(rank: int, ranks: int, name: str, steps: int) -> list[dict[str, An
 
 
 @contextlib.contextmanager
-def _timed(passes: dict[Any, list[float]], action: PipelineAction) -> Iterator[None]:
+def timed(passes: dict[Any, list[float]], action: PipelineAction) -> Iterator[None]:
     """Add the time of a pass in microseconds."""
     began = time.perf_counter()
     yield
     passes[action.stage, action.kind].append((time.perf_counter() - began) * 1e6)
 
 
-def _with_passes(costs: PipelineCosts, passes: dict[Any, list[float]]) -> PipelineCosts:
+def with_passes(costs: PipelineCosts, passes: dict[Any, list[float]]) -> PipelineCosts:
     """Return costs with the mean times of the passes of all ranks."""
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(
@@ -490,7 +490,7 @@ def run_ranks(ranks: int, case: Callable[[int, int], Any]) -> tuple[list[Any], f
         return results, ended, float(failed.read_text()) if failed.exists() else 0.0
 
 
-def _median_ms(rows: Sequence[dict[str, Any]]) -> float:
+def median_ms(rows: Sequence[dict[str, Any]]) -> float:
     """Return the median time from the first start to the last end of a rank, in milliseconds."""
     steps = zip(*(row["spans"] for row in rows), strict=True)
     return 1e3 * statistics.median(
@@ -514,7 +514,8 @@ TIME_HEADER = (
 FAILURE_HEADER = "ranks | what happens | seconds until the last process ended | error of another rank"
 
 
-def _table(header: str, rows: Sequence[str]) -> list[str]:
+def table(header: str, rows: Sequence[str]) -> list[str]:
+    """Return the lines of a Markdown table."""
     return [f"| {header} |", "|" + "---|" * (header.count("|") + 1), *(f"| {row} |" for row in rows), ""]
 
 
@@ -548,7 +549,7 @@ def _memory_table(ranks: Sequence[int]) -> list[str]:
                     f"{'cannot evict' if by_torch[0] is None else f'{max(by_torch) / 1e6:.2f}'}"
                 )
                 print(lines[-1], flush=True)
-    return _table(MEMORY_HEADER, lines)
+    return table(MEMORY_HEADER, lines)
 
 
 def _time_table(cases: Sequence[tuple[str, int]], steps: int) -> list[str]:
@@ -558,14 +559,14 @@ def _time_table(cases: Sequence[tuple[str, int]], steps: int) -> list[str]:
             count, lambda rank, all_ranks, name=name: time_rows(rank, all_ranks, name, steps)
         )
         for rows in zip(*rows_by_rank, strict=True):
-            measured, simulated, within = _median_ms(rows), rows[0]["simulated"], rows[0]["within"]
+            measured, simulated, within = median_ms(rows), rows[0]["simulated"], rows[0]["within"]
             lines.append(
                 f"{name} | {count} | {rows[0]['schedule']} | {sum(row['evictions'] for row in rows)} | "
                 f"{measured:.1f} | {simulated:.1f} | {simulated / measured - 1:+.1%} | {within:.1f} | "
                 f"{within / measured - 1:+.1%}"
             )
             print(lines[-1], flush=True)
-    return _table(TIME_HEADER, lines)
+    return table(TIME_HEADER, lines)
 
 
 def _failure_table(ranks: Sequence[int]) -> list[str]:
@@ -583,7 +584,7 @@ def _failure_table(ranks: Sequence[int]) -> list[str]:
                 f"{neighbour['error'] if neighbour else 'none'}"
             )
             print(lines[-1], flush=True)
-    return _table(FAILURE_HEADER, lines)
+    return table(FAILURE_HEADER, lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -597,10 +598,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--parts", nargs="+", choices=titles, default=titles, help="tables to make")
     parser.add_argument("--out", type=Path, help="file for the tables")
     options = parser.parse_args(arguments)
-    timed = [("sleeping", count) for count in options.ranks] + [("GPT", count) for count in (2, 4)]
+    cases = [("sleeping", count) for count in options.ranks] + [("GPT", count) for count in (2, 4)]
     tables: dict[str, Callable[[], list[str]]] = {
         "Gradients and memory": lambda: _memory_table(options.ranks),
-        "Time": lambda: _time_table(timed, options.steps),
+        "Time": lambda: _time_table(cases, options.steps),
         "Failures": lambda: _failure_table(options.ranks),
     }
     lines = [

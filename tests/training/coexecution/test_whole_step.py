@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import functools
+import itertools
 import pickle
 import random
 import sys
@@ -102,7 +104,7 @@ def simple(forward: Callable[..., Tensor] = lambda model, x: model(x), **changes
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         clear = changes.get("clear", lambda model, optimizer: optimizer.zero_grad())
 
-        def step(x: Tensor) -> Tensor:
+        def step(x: Any) -> Tensor:
             clear(model, optimizer)
             loss = forward(model, x).square().mean()
             loss.backward()
@@ -125,9 +127,25 @@ def test_head_runs_as_one_function() -> None:
     assert heads.runs >= 3
 
 
-def test_replays_ask_dynamo_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Functions that guards and code of Dynamo call are marked as its own."""
-    step = coexecute(simple()()[0])
+@pytest.mark.parametrize("are_proven", [True, False])
+def test_replays_ask_dynamo_nothing(are_proven: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither functions that guards and code of Dynamo call, nor those that the step calls after its head."""
+    if not are_proven:
+        monkeypatch.setattr(_whole_step, "head_guards", lambda *args: None)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def logged(loss: Tensor) -> float:
+        return float(loss.detach())
+
+    def plain_step(x: Tensor) -> float:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return logged(loss)
+
+    step = coexecute(plain_step)
     step._policy.reason = "by a test"
     inputs = batches(12)
     for (x,) in inputs[:10]:
@@ -603,6 +621,54 @@ def test_settings_and_classes_that_change_are_noticed() -> None:
         torch.set_num_threads(threads)
 
 
+def nested_batches() -> list[tuple[Any]]:
+    """Return arguments that are a tuple with a mapping: seven of one kind, then others in turn with it."""
+    usual = [{"x": x, "scale": 2.0, "mask": x[0] > 0} for (x,) in batches(20)]
+    others = [
+        {"x": usual[0]["x"], "mask": usual[0]["mask"], "scale": 3.0},
+        {"x": usual[1]["x"].double().float()[:4], "scale": 2.0, "mask": usual[1]["mask"]},
+        {"x": usual[2]["x"], "shift": 2.0, "mask": usual[2]["mask"]},
+        {"x": usual[3]["x"], "scale": 2.0, "mask": usual[3]["mask"].float()},
+        {**usual[4], "shift": 1.0},
+        collections.OrderedDict(usual[5]),
+    ]
+    pairs = itertools.chain.from_iterable(zip(others, usual[7:], strict=False))
+    return [(([batch], 1.0),) for batch in (*usual[:7], *pairs)] + [(([usual[0], usual[1]], 1.0),)]
+
+
+def test_proven_heads_look_into_arguments() -> None:
+    """Tensors in mappings in a list in a tuple, made anew for each step; other keys, sizes, lengths."""
+
+    def forward(model: nn.Module, nested: Any) -> Tensor:
+        (*_, batch), factor = nested
+        x = batch["x"] * batch["mask"] * factor
+        if "scale" in batch:
+            x = x * batch["scale"]
+        if "shift" in batch:
+            x = x + batch["shift"]
+        return model(x)
+
+    heads = compare(simple(forward), nested_batches())
+    assert heads._proven_runs > 1 or not are_supported()
+
+
+def test_attribute_of_a_module_of_a_library_s_own_class_is_watched() -> None:
+    """``torch.backends`` is no plain module; a setting in it changes for some steps."""
+
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        scale = 2.0 if torch.backends.mha.get_fastpath_enabled() else 3.0
+        return model(x) * scale
+
+    def before(index: int, model: nn.Module) -> None:
+        torch.backends.mha.set_fastpath_enabled(index not in (11, 12))
+
+    try:
+        heads = compare(simple(forward), batches(18), before)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+    assert heads._proven_runs > 0 or not are_supported()
+
+
 def test_global_hooks_of_modules_run() -> None:
     handles: list[Any] = []
 
@@ -636,10 +702,13 @@ def test_seed_in_a_step_is_refused() -> None:
 
 
 def test_sizes_have_heads_of_their_own() -> None:
-    """Each needs a trace, and five iterations until its record is trusted; momenta are made in another."""
+    """Each needs a trace, and five iterations until its record is trusted; momenta are made in another.
+
+    The second size is traced when it comes again.
+    """
     sizes = [(batch[: 4 + index % 2],) for index, (batch,) in enumerate(batches(16))]
     heads = compare(simple(), sizes)
-    assert heads.runs == 5
+    assert heads.runs == 4
     assert len(heads._graphs) == 2
 
 

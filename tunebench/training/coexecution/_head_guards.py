@@ -42,12 +42,24 @@ _FIXED = frozenset((
 _OF_NUMBERS = frozenset(["TYPE_MATCH", "EQUALS_MATCH", "TRUE_MATCH", "FALSE_MATCH", "NONE_MATCH", "ID_MATCH"])
 """Guards of arguments that are numbers or text, which are asked in each step."""
 
+_OF_CONTAINERS = frozenset(["TYPE_MATCH", "LENGTH_CHECK", "DICT_LENGTH", "DICT_CONTAINS", "NOT_NONE"])
+"""Guards of arguments that are containers, which are asked in each step."""
+
+_ITEMS = frozenset((
+    "DictGetItemGuardAccessor", "GetItemGuardAccessor", "ListGetItemGuardAccessor",
+    "TupleGetItemGuardAccessor",
+))  # fmt: skip
+"""What reads an item of a container."""
+
 _AMBIENT = frozenset(["GLOBAL_STATE", "TORCH_FUNCTION_MODE_STACK", "DEFAULT_DEVICE", "LAMBDA_GUARD"])
 """Guards of the state of the thread."""
 
 _SCALARS = (int, float, bool, str, type(None))
 _IMMUTABLE = (*_SCALARS, bytes, complex, torch.dtype, torch.device, torch.Size)
 _ABSENT = object()
+
+Path = tuple[Any, ...]
+"""Where an argument has a value: its position, and the keys of containers in it."""
 
 
 class _UnsupportedError(Exception):
@@ -97,15 +109,15 @@ class HeadGuards:
         self._items: list[tuple[dict[Any, Any], Any, Any]] = []
         self._asked_of: list[tuple[Callable[[Any], bool], dict[Any, Any], Any]] = []
         self._identical: list[tuple[int, Any]] = []
-        self._asked: list[tuple[Callable[[Any], bool], int]] = []
-        self._passed: dict[int, Tensor] = {}
+        self._asked: list[tuple[Callable[[Any], bool], Path]] = []
+        self._passed: dict[Path, Tensor] = {}
         self._tensors: dict[int, Tensor] = {}
         self._globals = function.__globals__
         self._ambient = _state_guard(root)
         self._joint = root.get_epilogue_lambda_guards()
         for accessor, child in _children(root):
             self._walk_root(accessor, child, scope)
-        self._positions = list(self._passed)
+        self._paths = list(self._passed)
         self._fixed = list(self._tensors.values())
         tensors = [*self._passed.values(), *self._fixed]
         self._tensor_guards = torch._C._dynamo.guards.TensorGuards(
@@ -129,14 +141,14 @@ class HeadGuards:
             return False
         return (
             all(args[position] is value for position, value in self._identical)
-            and all(guard(args[position]) for guard, position in self._asked)
+            and all(guard(_argument_at(args, path)) for guard, path in self._asked)
             and (not self._joint or self._joint_hold(args))
             and all(owner.get(key, _ABSENT) is value for owner, key, value in self._items)
             and all(
                 guard(owner if key is _ABSENT else owner.get(key, _ABSENT))
                 for guard, owner, key in self._asked_of
             )
-            and self._tensor_guards.check(*[args[position] for position in self._positions], *self._fixed)
+            and self._tensor_guards.check(*[_argument_at(args, path) for path in self._paths], *self._fixed)
         )
 
     def _joint_hold(self, args: Sequence[Any]) -> bool:
@@ -161,20 +173,34 @@ class HeadGuards:
         if name not in self._names:
             self._walk(manager, value)
             return
-        position = self._names.index(name)
-        kinds = {type(guard).__name__ for guard in manager.get_leaf_guards()}
-        if isinstance(value, Tensor) and "TENSOR_MATCH" in kinds and not manager.get_accessors():
+        self._walk_argument(manager, value, (self._names.index(name),))
+
+    def _walk_argument(self, manager: Any, value: Any, path: Path) -> None:
+        """Note what to ask of an argument in each step."""
+        guards, children = manager.get_leaf_guards(), _children(manager)
+        kinds = {type(guard).__name__ for guard in guards}
+        if isinstance(value, Tensor) and "TENSOR_MATCH" in kinds and not children:
             if not kinds <= _FIXED:
                 raise _UnsupportedError(f"{kinds}")
-            self._passed[position] = value
+            self._passed[path] = value
         elif type(value) in _SCALARS:
-            if not kinds <= _OF_NUMBERS or manager.get_accessors():
+            if not kinds <= _OF_NUMBERS or children:
                 raise _UnsupportedError(f"{kinds}")
-            self._asked += [(guard, position) for guard in manager.get_leaf_guards()]
-        elif isinstance(value, (list, tuple, dict, set)):
+            self._asked += [(guard, path) for guard in guards]
+        elif type(value) in (dict, list, tuple):  # made anew for each step
+            readers = {accessor.partition("(")[0] for accessor, _ in children}
+            if type(manager).__name__ == "DictGuardManager" or not (
+                kinds <= _OF_CONTAINERS and readers <= _ITEMS
+            ):
+                raise _UnsupportedError(f"{kinds}, {readers}")
+            self._asked += [(guard, path) for guard in guards]
+            for accessor, child in children:
+                key = ast.literal_eval(_argument(accessor))
+                self._walk_argument(child, value[key], (*path, key))
+        elif len(path) > 1 or isinstance(value, (list, tuple, dict, set)):
             raise _UnsupportedError("an argument that is made anew for each step")
         else:
-            self._identical.append((position, value))
+            self._identical.append((path[0], value))
             self._walk(manager, value)
 
     def _walk(self, manager: Any, value: Any) -> None:
@@ -278,6 +304,17 @@ def _children(manager: Any) -> list[tuple[str, Any]]:
     return list(zip(names, manager.get_child_managers(), strict=True))
 
 
+def _argument_at(args: Sequence[Any], path: Path) -> Any:
+    """Return the value of an argument at a path, or an object that fits no guard if there is none."""
+    value = args[path[0]]
+    try:
+        for key in path[1:]:
+            value = value[key]
+    except (IndexError, KeyError, TypeError):
+        return _ABSENT
+    return value
+
+
 def _argument(accessor: str) -> str:
     """Return the text between the parentheses of an accessor."""
     return accessor.removesuffix(")").partition("(")[2]
@@ -336,13 +373,26 @@ def _attribute(words: list[Word], value: Any, name: str) -> Any:
         return getattr(value, name)
     if name == "__dict__" and not isinstance(value, (type, FunctionType)):
         return _dictionary(words, value)
-    if isinstance(value, ModuleType) and type(value) is ModuleType:
+    if _has_own_attribute(value, name):
         words.append((vars(value), "tag"))
+        if type(value) is not ModuleType:
+            words += [(value, "type"), (type(value), "version")]
         return vars(value)[name]
     if isinstance(value, type) and getattr_static(value, name) is getattr(value, name):
         words.append((value, "version"))
         return getattr(value, name)
     raise _UnsupportedError(f"attribute {name} of a {type(value).__name__}")
+
+
+def _has_own_attribute(module: Any, name: str) -> bool:
+    """Return whether an attribute of a module is in its dictionary only, and not of its class."""
+    kind = type(module)
+    return (
+        isinstance(module, ModuleType)
+        and getattr_static(kind, "__getattribute__") is getattr_static(ModuleType, "__getattribute__")
+        and name in vars(module)
+        and getattr_static(kind, name, None) is None
+    )
 
 
 def _of_function(name: str) -> Callable[[list[Word], Any, str], Any]:

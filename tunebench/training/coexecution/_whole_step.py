@@ -105,6 +105,7 @@ class WholeSteps:
         self._cuts = 0
         self._problems: list[str] = []
         self._traces = 0
+        self._lacks_trace = True
         self._total_s = 0.0
         self._cost_s = 0.0
         self._trace_s = _TRACE_S
@@ -205,6 +206,10 @@ class WholeSteps:
             bound = (step.__self__,) if inspect.ismethod(step) else ()
             result = self._before(*bound, *args, **kwargs)
         seconds = time.perf_counter() - start
+        if self._traces > traces:
+            self._lacks_trace = False
+        elif sum(graph.runs for graph in self._graphs) == ran:
+            self._lacks_trace = True
         if self.runs > replays:
             if not all(graph.is_settled for graph in self._graphs):
                 return result
@@ -243,7 +248,9 @@ class WholeSteps:
             guards = self._proven(getattr(step, "__func__", step), values)
             if guards is not None:
                 return self._run_proven(guards, values)
-        callback = self._callback if self._affords() else False  # traces are used, but nothing is traced
+        # Without a callback, traces are used, but nothing is traced. A callback is asked about each function
+        # that the step calls, also after its head, so it waits for an iteration without a valid trace.
+        callback = self._callback if self._lacks_trace and self._affords() else False
         before = torch._C._dynamo.eval_frame.set_eval_frame(callback)
         try:
             return step(*args, **kwargs)
