@@ -18,6 +18,7 @@ from tunebench.forecast.comparison import ComparedDevice, with_prices
 from tunebench.forecast.network import predict_network
 from tunebench.kernels import variant
 from tunebench.outcome import Predicted, Verification
+from tunebench.training.cluster.generation import predict_generation
 from tunebench.training.steps.footprint import min_memory_bytes
 from tunebench.training.steps.step import Parallelism
 from tunebench.workloads import parse
@@ -476,3 +477,45 @@ def test_measured_steps_move_a_prediction(run_text: Run, run_json: Run, tmp_path
     assert before["calibration"] is None
     assert (after["time_us"] > before["time_us"]) == (ratio > 1.16)
     assert after["high_us"] / after["low_us"] < before["high_us"] / before["low_us"]
+
+
+LLAMA = ("--model", "llama-3-8b", "--seq", "512", "--generate", "64", "--dtype", "bf16")
+SERVING = ("--stack", "compiled", "--cuda-graphs")
+
+
+def test_generation_has_times_and_memory(run_json: Run, run_text: Run) -> None:
+    command = ["predict", *LLAMA, *SERVING, "--batch", "4", "--device", "h100-sxm", "--device", "t4"]
+    h100, t4 = run_json(*command)
+    expected = predict_generation(
+        network("llama-3-8b"),
+        device.find("h100-sxm"),
+        NetworkRun(batch=4, seq=512, dtype="bf16", stack="compiled", cuda_graphs=True),
+        64,
+    )
+    assert h100["first_token"]["time_us"] == pytest.approx(expected.prefill.time_us)
+    assert h100["token"]["time_us"] == pytest.approx(expected.decode.time_us)
+    assert h100["time_us"] == pytest.approx(expected.time_us)
+    assert h100["tokens_per_s"] == pytest.approx(4 * 64 / expected.time_us * 1e6)
+    assert h100["memory"]["needed"] == expected.memory.needed
+    assert (h100["verdict"]["name"], t4["verdict"]["name"]) == ("fits", "does not fit")
+    text = run_text(*command)
+    for part in ("4 sequences of 512 tokens, 64 generated", "first token", "each token", "weights 16.06 GB"):
+        assert part in text
+    divided = run_json("predict", *LLAMA, *SERVING, "--tensor", "4", "--device", "h100-sxm")[0]
+    assert divided["devices"] == 4
+    assert divided["token"]["time_us"] < h100["token"]["time_us"]
+    assert "does not fit into" in text
+
+
+def test_devices_are_compared_by_generated_tokens(run_json: Run) -> None:
+    h100, l40s = run_json(
+        "compare", *LLAMA, *SERVING, "--device", "h100-sxm", "--device", "l40s", "--price", "l40s=1"
+    )
+    assert h100["tokens_per_s"] == pytest.approx(64 / h100["time_us"] * 1e6)
+    assert l40s["speedup"] < 1
+    assert l40s["cost_per_million_tokens"] == pytest.approx(l40s["time_us"] / 3.6e9 / 64 * 1e6)
+
+
+def test_generation_refuses_other_divisions_and_training(run_refused: Run) -> None:
+    for more in (("--data", "2"), ("--training",), ("--microbatches", "2")):
+        assert "--generate is for inference" in run_refused("predict", *LLAMA, "--device", "h100-sxm", *more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -467,3 +468,31 @@ def test_products_from_datasheets_have_wider_intervals_than_their_neighbours(
         asked, measured = (predict(workload, DEVICES[name]) for name in (unmeasured, near))
         assert asked.high_us / asked.low_us >= measured.high_us / measured.low_us * (1 - 1e-9)
         assert bounds_us([workload], DEVICES[unmeasured])[0] <= asked.low_us
+
+
+@pytest.mark.parametrize("heads_k", [8, 32])
+@pytest.mark.parametrize("seq_q", [1, 1024])
+def test_boards_of_a_chip_reach_the_same_share_of_their_memory(heads_k: int, seq_q: int) -> None:
+    # H200, GH200, H100 NVL and PCIe differ from the measured H100 by their memory. Trees of one device know
+    # the ratio of tiles to memory only at the values of head counts, and jumped between these.
+    sizes = f"batch=64,heads=32,heads_k={heads_k},seq_q={seq_q},seq_k=4096,head_dim=128,dtype=bf16"
+    workload = workloads.parse(f"attention:{sizes},causal=true")
+    measured = device.find("h100-sxm")
+    rates = np.geomspace(measured.dram_gb_s / 2, measured.dram_gb_s * 2, 9)
+    boards = [dataclasses.replace(measured, dram_gb_s=float(rate)) for rate in rates]
+    times = np.array([predict(workload, board).time_us for board in boards])
+    assert (times[1:] <= 1.01 * times[:-1]).all()
+    by_memory = times * rates
+    assert seq_q > 1 or by_memory.max() < 1.1 * by_memory.min()
+
+
+@pytest.mark.parametrize(
+    "on", ["h100-sxm", "h200-sxm", "b300", "a100-80-sxm", "l40s", "rtx-4090", "rtx-5090"]
+)
+def test_a_window_is_cheaper_than_all_keys(on: str) -> None:
+    sizes = "batch=1,heads=32,heads_k=8,seq_q=8192,head_dim=128,dtype=bf16,causal=true"
+    window, whole = (
+        predict(workloads.parse(f"attention:{sizes}{more}"), device.find(on)).time_us
+        for more in (",window=128", "")
+    )
+    assert window < whole / 4

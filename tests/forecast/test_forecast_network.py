@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -162,3 +163,19 @@ def test_sums_of_measured_operators_match_measured_networks(monkeypatch: pytest.
     assert np.abs(errors).mean() < 0.03
     assert np.abs(errors).max() < 0.08
     assert {row.mode for row in rows} == {"inf", "train"}
+
+
+@pytest.mark.parametrize("on", ["h100-sxm", "b200", "a100-80-sxm", "rtx-4090", "l40s", "h20"])
+def test_grouped_products_in_networks_are_near_products_of_the_same_rows(on: str) -> None:
+    rows, sizes = 4096, "n=4096,k=4096,dtype=bf16,trans=nt"
+
+    def us(workload: str) -> float:
+        (timed,) = predict_operations([Operation(workload=parse(workload), part="experts")], device.find(on))
+        assert timed.low_us <= timed.time_us <= timed.high_us
+        return timed.time_us
+
+    times = [us(f"grouped_gemm:groups={groups},m={rows},{sizes}") for groups in (1, 2, 4, 8, 16)]
+    whole = us(f"gemm:m={rows},{sizes}")
+    assert 0.8 * whole < min(times)
+    assert max(times[:3]) < 1.75 * whole
+    assert all(more > 0.95 * fewer for fewer, more in pairwise(times))

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from tunebench.device import Device
     from tunebench.forecast.network import NetworkPrediction
     from tunebench.training.cluster.device_memory import DeviceMemory
+    from tunebench.training.cluster.generation import Generation
     from tunebench.training.cluster.memory_verdict import MemoryVerdict
+    from tunebench.training.interconnect.cluster import Cluster
     from tunebench.training.steps.calibration import Calibration
     from tunebench.training.steps.step import Parallelism, StepPrediction
-    from tunebench.workloads.networks import Network
+    from tunebench.workloads.networks import Network, NetworkRun
 
     _Prediction = TypeVar("_Prediction", NetworkPrediction, StepPrediction)
 
@@ -50,6 +52,16 @@ class ModelRequest:
         int, typer.Option(min=1, help="Batch size: sequences or images of all devices together.")
     ] = 1
     seq: Annotated[int, typer.Option(min=0, help="Model: tokens per sequence; 0 for images.")] = 0
+    generate: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="TOKENS",
+            help="Model: tokens that each sequence generates after a prompt of --seq tokens, on --tensor "
+            "devices. --stack compiled --cuda-graphs runs as serving engines do.",
+            show_default=False,
+        ),
+    ] = 0
     training: Training = False
     mode: Annotated[
         str | None,
@@ -310,8 +322,8 @@ class ModelRequest:
 
     @property
     def items(self) -> int:
-        """Tokens of a run; samples of a model without sequences."""
-        return self.batch * (self.seq or 1)
+        """Tokens of a run, or those that it generates; samples of a model without sequences."""
+        return self.batch * (self.generate or self.seq or 1)
 
     @property
     def unit(self) -> str:
@@ -352,12 +364,58 @@ class ModelRequest:
             InputError: if there is no such model, or it does not support this run or division.
         """
         from tunebench.forecast.network import predict_network
-        from tunebench.training.interconnect.cluster import Cluster
         from tunebench.training.steps.step import predict_step
-        from tunebench.workloads.networks import NetworkRun, network
-        from tunebench.workloads.networks import network_run as kinds
+        from tunebench.workloads.networks import network
 
         model = network(self.name)
+        run = self._run(model)
+        self._check()
+        if self.devices == 1 and self.expert == 1:
+            if self.nodes and self.nodes > 1:
+                raise InputError("--nodes needs --data, --tensor, --context or --pipeline")
+            if self.microbatches == 1:
+                return self._calibrated(predict_network(model, device, run))
+        return self._calibrated(predict_step(model, device, run, self._cluster(device), self.parallelism))
+
+    def predict_generation(self, device: Device) -> Generation:
+        """Predict the generation of `generate` tokens by each sequence.
+
+        Args:
+            device: One of the devices.
+
+        Raises:
+            InputError: if there is no such model, or it does not support this run or division.
+        """
+        from tunebench.training.cluster.generation import predict_generation
+        from tunebench.workloads.networks import network
+
+        if self.devices != self.tensor or self.expert > 1 or self.microbatches > 1 or self.training:
+            raise InputError(
+                "--generate is for inference on --tensor devices: leave --training, --data, --context, "
+                "--pipeline, --expert and --microbatches out"
+            )
+        model = network(self.name)
+        self._check()
+        return predict_generation(
+            model,
+            device,
+            self._run(model),
+            self.generate,
+            tensor=self.tensor,
+            cluster=self._cluster(device) if self.tensor > 1 else None,
+        )
+
+    def _cluster(self, device: Device) -> Cluster:
+        from tunebench.training.interconnect.cluster import Cluster
+
+        return Cluster.of(
+            device, devices=self.devices, nodes=self.nodes, link=self.link, network=self.network_link
+        )
+
+    def _run(self, model: Network) -> NetworkRun:
+        from tunebench.workloads.networks import NetworkRun
+        from tunebench.workloads.networks import network_run as kinds
+
         dtype = self.dtype or _own_type(model)
         mode = self.mode or ("train" if self.training else "infer")
         optimizer = self.optimizer or ("adamw" if mode == "train" else "none")
@@ -367,7 +425,7 @@ class ModelRequest:
         ):
             if choice not in get_args(kind):
                 raise UnknownName(name, choice, get_args(kind))
-        run = NetworkRun(
+        return NetworkRun(
             batch=self.batch,
             seq=self.seq,
             mode=mode,  # type: ignore[arg-type]
@@ -387,16 +445,6 @@ class ModelRequest:
             optimizer=optimizer,
             expert_load=self.expert_load,
         )
-        self._check()
-        if self.devices == 1 and self.expert == 1:
-            if self.nodes and self.nodes > 1:
-                raise InputError("--nodes needs --data, --tensor, --context or --pipeline")
-            if self.microbatches == 1:
-                return self._calibrated(predict_network(model, device, run))
-        cluster = Cluster.of(
-            device, devices=self.devices, nodes=self.nodes, link=self.link, network=self.network_link
-        )
-        return self._calibrated(predict_step(model, device, run, cluster, self.parallelism))
 
     def calibration(self, prediction: NetworkPrediction | StepPrediction) -> Calibration | None:
         """Return what the measured steps of `--calibrate` say; None without them.

@@ -13,11 +13,72 @@ if TYPE_CHECKING:
     from tunebench.cli._model import ModelRequest
     from tunebench.forecast.network import NetworkPrediction, OperationTime
     from tunebench.training.cluster.device_memory import DeviceMemory
+    from tunebench.training.cluster.generation import Generation
     from tunebench.training.cluster.memory_verdict import MemoryVerdict
     from tunebench.training.interconnect.cluster import Cluster
     from tunebench.training.steps.step import StepPrediction
 
-__all__ = ["describe_model", "render_model"]
+__all__ = ["describe_generation", "describe_model", "render_generation", "render_model"]
+
+
+def describe_generation(model: ModelRequest, generation: Generation) -> dict[str, Any]:
+    """Return predicted generation as a JSON-serialisable dictionary."""
+    prefill, decode, memory = generation.prefill, generation.decode, generation.memory
+    verdict = memory.verdict(prefill.device)
+    return {
+        "model": prefill.network,
+        "device": prefill.device.key,
+        "devices": model.devices,
+        "prompt": generation.prompt,
+        "generated": generation.output,
+        **_fields(prefill.run, "batch", "dtype", "stack", "fp8"),
+        **_fields(generation, "time_us", "low_us", "high_us"),
+        "first_token": _fields(prefill, "time_us", "low_us", "high_us"),
+        "token": _fields(decode, "time_us", "low_us", "high_us"),
+        "tokens_per_s": generation.tokens / generation.time_us * 1e6,
+        "memory": {**plain(memory), "needed": memory.needed},
+        "verdict": {"name": verdict.name, **plain(verdict)} if verdict else None,
+        "most_sequences": generation.most_sequences,
+        "parts": [plain(line) for line in _kernels(decode).parts()],
+    }
+
+
+def render_generation(model: ModelRequest, generation: Generation, to: Console) -> None:
+    """Print predicted generation as text."""
+    from tunebench.training.memory import size_text
+
+    run, device, memory = generation.prefill.run, generation.prefill.device, generation.memory
+    sequences = f"{run.batch} sequence{'s' if run.batch > 1 else ''}"
+    on = f"{model.devices} x {device.name}" if model.devices > 1 else device.name
+    stack = "" if run.stack == "eager" else f", {run.stack}"
+    to.print(
+        f"{generation.prefill.network} on {on}: {sequences} of {generation.prompt} tokens, "
+        f"{generation.output} generated, in {run.dtype}{stack}",
+        soft_wrap=True,
+    )
+    passes = (("first token", generation.prefill), ("each token", generation.decode), ("all", generation))
+    for name, timed in passes:
+        interval = f"{duration(timed.low_us)} to {duration(timed.high_us)}"
+        to.print(f"  {name:11} {duration(timed.time_us)} (90 % interval {interval})")
+    rates = (run.batch / generation.decode.time_us, generation.tokens / generation.time_us)
+    to.print(
+        "  throughput  {:,.0f} tokens per second, {:,.0f} with the prompts".format(*(1e6 * r for r in rates))
+    )
+    kinds = ", ".join(f"{name} {size_text(size)}" for name, size in plain(memory).items())
+    verdict = memory.verdict(device)
+    fits = "memory of the device unknown"
+    if verdict is not None:
+        fits = f"{verdict.name} into {size_text(verdict.usable)} usable"
+        fits += f"; at most {generation.most_sequences} such sequences"
+    to.print(f"  memory      {size_text(memory.needed)} per device: {kinds}; {fits}", soft_wrap=True)
+    to.print(_parts(_kernels(generation.decode)))
+
+
+def _kernels(prediction: NetworkPrediction | StepPrediction) -> NetworkPrediction:
+    """Return the kernels of a device, without the sums of tensor parallelism."""
+    from tunebench.forecast.network import NetworkPrediction
+
+    return prediction if isinstance(prediction, NetworkPrediction) else prediction.stages[0].kernels
 
 
 def describe_model(model: ModelRequest, prediction: NetworkPrediction | StepPrediction) -> dict[str, Any]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from tunebench.device import Device
     from tunebench.forecast.comparison import ComparedDevice
+    from tunebench.forecast.network import NetworkPrediction
+    from tunebench.training.cluster.generation import Generation
+    from tunebench.training.steps.step import StepPrediction
 
 __all__ = ["command"]
 
@@ -76,8 +79,12 @@ def command(
 def _of_model(model: ModelRequest, device: Device) -> ComparedDevice:
     from tunebench.forecast.comparison import ComparedDevice
 
-    prediction = model.predict(device)
-    model.warn_if_too_large(prediction)
+    prediction: Generation | NetworkPrediction | StepPrediction
+    if model.generate:
+        prediction = model.predict_generation(device)
+    else:
+        prediction = model.predict(device)
+        model.warn_if_too_large(prediction)
     return ComparedDevice(
         device=device,
         time_us=prediction.time_us,

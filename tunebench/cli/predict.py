@@ -11,7 +11,7 @@ import typer
 
 from tunebench._console import is_quiet, is_verbose
 from tunebench.cli._model import ModelRequest
-from tunebench.cli._model_report import describe_model, render_model
+from tunebench.cli._model_report import describe_generation, describe_model, render_generation, render_model
 from tunebench.cli._option import Architecture, Gpus, Json, VariantFiles, Workloads, gpus
 from tunebench.cli._option_group import grouped_options
 from tunebench.cli._output import console, duration, emit, plain, printable, table
@@ -58,7 +58,8 @@ def command(
 
     The time is that of the library kernels that a framework would choose, with a 90 % prediction interval.
     Nothing is run. A GPU that is not released yet can be described by a file of ten lines.
-    With --data, --tensor or --pipeline a model is divided among several devices.
+    With --data, --tensor or --pipeline a model is divided among several devices. With --generate a model
+    reads prompts and generates tokens.
     """
     if [bool(workload), workloads is not None, model is not None].count(True) != 1:
         raise InputError("give what to predict, one of: --workload TEXT, --workloads FILE.csv, --model NAME")
@@ -76,6 +77,9 @@ def command(
 
 
 def _predict_model(model: ModelRequest, devices: Sequence[Device], as_json: bool) -> None:
+    if model.generate:
+        _predict_generation(model, devices, as_json)
+        return
     predictions = [model.predict(device) for device in devices]
     for prediction in predictions:
         model.warn_if_too_large(prediction)
@@ -85,6 +89,16 @@ def _predict_model(model: ModelRequest, devices: Sequence[Device], as_json: bool
             render_model(model, prediction, to)
 
     emit(as_json, [describe_model(model, prediction) for prediction in predictions], render)
+
+
+def _predict_generation(model: ModelRequest, devices: Sequence[Device], as_json: bool) -> None:
+    generations = [model.predict_generation(device) for device in devices]
+
+    def render(to: Console) -> None:
+        for generation in generations:
+            render_generation(model, generation, to)
+
+    emit(as_json, [describe_generation(model, generation) for generation in generations], render)
 
 
 # -- workloads ---------------------------------------------------------------------------------------------

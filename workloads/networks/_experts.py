@@ -18,7 +18,7 @@ from __future__ import annotations
 from tunebench.errors import InputError
 from tunebench.workloads.networks._families import Llama
 from tunebench.workloads.networks.architecture import Architecture
-from tunebench.workloads.networks.megatron import GROUP_KERNELS, expert_collectives
+from tunebench.workloads.networks.megatron import GROUP_KERNELS, expert_collectives, gate_expression
 from tunebench.workloads.networks.network_run import NetworkRun, TensorCollective
 from tunebench.workloads.networks.tape import Tape
 from tunebench.workloads.networks.transformer import Matrix, share
@@ -105,7 +105,9 @@ class Mixture(Llama):
             return
         self._attention(tape)
         self._norm(tape)
-        if self.architecture.family == "llama4_text":
+        if tape.run.serves:
+            self._grouped_experts(tape)
+        elif self.architecture.family == "llama4_text":
             self._experts_of_all_tokens(tape)
         else:
             self._experts(tape)
@@ -136,6 +138,23 @@ class Mixture(Llama):
             tape.elementwise("experts", shape, "x", "backward")  # zeros, and the tokens' gradients
             tape.copy("experts", taken, "backward")
             tape.elementwise("experts", shape, "x+y", "backward")
+
+    def _grouped_experts(self, tape: Tape) -> None:
+        """Add the router, and all experts in one kernel for each of two products.
+
+        Source: vLLM, `model_executor/layers/fused_moe`: choice of experts, sorting, two grouped products with
+        the activation between them, sum.
+        """
+        architecture, (tokens, hidden) = self.architecture, self._shape(tape.run)
+        experts = architecture.experts
+        tape.linear("router", tokens, experts, hidden, bias=False)
+        for _ in range(2):
+            tape.pointwise("router", (tokens, experts), "x")
+        rows, width = tokens * architecture.experts_per_token, share(architecture.ffn, tape.run.tensor)
+        tape.grouped_linear("experts", experts, rows, 2 * width, hidden)
+        tape.pointwise("experts", (rows, width), f"{gate_expression(architecture)}*y")
+        tape.grouped_linear("experts", experts, rows, hidden, width)
+        tape.summed("experts", rows * hidden)
 
     def _experts_of_all_tokens(self, tape: Tape) -> None:
         """Add the router, and all experts as batched products of all tokens, scaled by 0 where not routed.

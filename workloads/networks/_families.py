@@ -11,7 +11,7 @@ from tunebench.workloads.networks.architecture import Architecture
 from tunebench.workloads.networks.megatron import add_megatron_layer, gate_expression
 from tunebench.workloads.networks.network_run import NetworkRun
 from tunebench.workloads.networks.tape import Tape
-from tunebench.workloads.networks.transformer import Heads, Matrix, Transformer, share
+from tunebench.workloads.networks.transformer import Heads, Matrix, Transformer, joined, share
 
 __all__ = ["Bert", "Decoder", "Gpt2", "Llama", "Opt"]
 
@@ -46,14 +46,16 @@ class Decoder(Transformer):
 
     def _heads(self, run: NetworkRun, before: tuple[str, ...], backward: tuple[str, ...]) -> Heads:
         architecture = self.architecture
+        decodes = run.cached is not None and run.seq == 1  # the token sees all keys of its window
+        keys = min(run.keys, architecture.window or run.keys) if decodes else run.keys
         return Heads(
             batch=run.batch,
             heads=architecture.heads // run.tensor,
             heads_k=architecture.heads_k // run.tensor,
             seq_q=run.seq,
-            seq_k=run.seq,
+            seq_k=keys,
             head_dim=architecture.head_dim,
-            causal=architecture.causal,
+            causal=architecture.causal and not decodes,
             before=before,
             backward=backward,
             reordered=architecture.family == "opt",
@@ -62,13 +64,14 @@ class Decoder(Transformer):
             == "bert",  # torch.compile's patterns match its division, sum and softmax
             dropout=architecture.attention_dropout,
             value_dim=architecture.value_dim,
-            window=architecture.window,
+            window=0 if decodes else architecture.window,
             sinks=architecture.sinks,
         )
 
     def _attend(self, tape: Tape, output: Matrix, before: tuple[str, ...], backward: tuple[str, ...]) -> None:
         """Add attention after three products of the same input, and the rest of its half of the layer."""
         architecture = self.architecture
+        self._cached(tape)
         if architecture.score_cap:
             before, backward = (before[0], *CAP, *before[1:]), (*CAP_GRADIENT, *backward)
         self._heads(tape.run, before, backward).on(tape)
@@ -78,6 +81,19 @@ class Decoder(Transformer):
         if architecture.norms == 4:
             self._norm(tape)
         self._added(tape)
+
+    def _cached(self, tape: Tape) -> None:
+        """Add the writes to the cache: of new keys and values, or in eager PyTorch of the whole cache.
+
+        Source: transformers 4.57, `cache_utils.py` (`DynamicLayer.update` concatenates).
+        """
+        run, architecture = tape.run, self.architecture
+        if run.cached is None:
+            return
+        tokens = run.batch * (run.seq if run.compiled else min(run.keys, architecture.window or run.keys))
+        widths = (architecture.inner_k // run.tensor, architecture.inner_v // run.tensor)
+        for width in (sum(widths),) if run.compiled else widths:
+            tape.copy("attention cache", (tokens, width))
 
     def _feed_forward(self, tape: Tape, up: Matrix, down: Matrix) -> None:
         """Add the second half of a layer, from its normalisation to its residual sum."""
@@ -92,7 +108,7 @@ class Decoder(Transformer):
         """Add the product with the vocabulary's matrix, and the loss."""
         run, architecture = tape.run, self.architecture
         vocabulary = share(architecture.vocabulary, run.tensor)
-        tokens = run.batch * run.seq
+        tokens = run.batch * (run.seq if run.cached is None else 1)
         tape.linear("head", tokens, vocabulary, architecture.embedding, bias=architecture.head_bias)
         if architecture.logit_cap:
             cap, gradient = (("tanh(x)",), ("dy*(1-y*y)",)) if run.compiled else (CAP, CAP_GRADIENT)
@@ -138,6 +154,7 @@ class Gpt2(Decoder):
         qkv, output, up, down = self.matrices()
         self._norm(tape)
         qkv.on(tape, tokens)
+        self._cached(tape)
         self._heads(run, ("x*0.125", "max(x,row)"), ("dy*row", "x*0.125")).on(tape)
         tape.copy("attention copies", (tokens, qkv.n // run.tensor), "backward")  # concatenation
         output.on(tape, tokens)
@@ -188,7 +205,7 @@ class Opt(Decoder):
         run, tokens = tape.run, tape.run.batch * tape.run.seq
         *qkv, output, up, down = self.matrices()
         self._norm(tape)
-        for matrix in qkv:
+        for matrix in joined(qkv, run):
             matrix.on(tape, tokens)
         if not run.compiled:
             tape.pointwise("attention qkv", (tokens, qkv[0].n // run.tensor), "x*0.125", ("x*0.125",))
@@ -406,7 +423,7 @@ class Llama(Decoder):
             self._latent_products(tape, qkv)
             self._attend(tape, output, ("x*0.125", "x+row"), ("x*0.125",))
             return
-        for matrix in qkv:
+        for matrix in joined(qkv, run):
             matrix.on(tape, tokens)
         if architecture.normalised_heads:
             for heads in (architecture.heads, architecture.heads_k):
@@ -440,8 +457,8 @@ class Llama(Decoder):
     def _gated(self, tape: Tape, tokens: int, matrices: tuple[Matrix, ...]) -> None:
         """Add a gated feed-forward layer, or an expert, for that many tokens."""
         gate, up, down = matrices
-        gate.on(tape, tokens)
-        up.on(tape, tokens)
+        for matrix in joined((gate, up), tape.run):
+            matrix.on(tape, tokens)
         inner = (tokens, gate.n // tape.run.tensor)
         if tape.run.compiled:
             activated = gate_expression(self.architecture)

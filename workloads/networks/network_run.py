@@ -168,6 +168,10 @@ class NetworkRun(LayerDivision, LayerExecution):
         attention: Implementation of attention in one kernel, such as ``"flash-attention-2"``, ``"cudnn"`` or
             ``"triton"`` (see `tunebench.forecast.library.attention_backend`); ``"default"`` for that of the
             stack.
+        cached: Tokens of each sequence whose keys and values are in a cache, before the `seq` new ones; None
+            for a pass without a cache. With a cache, only the last token of each sequence has logits, and
+            compiled stacks run as serving engines do: queries, keys and values by one product, the two
+            products of a gated layer by one, all experts by one kernel.
     """
 
     batch: int = 1
@@ -189,6 +193,7 @@ class NetworkRun(LayerDivision, LayerExecution):
     expert_load: float = 1.0
     attention: str = "default"
     tuning: str = ""
+    cached: int | None = None
 
     def __post_init__(self, fused: bool) -> None:
         if fused:
@@ -214,6 +219,7 @@ class NetworkRun(LayerDivision, LayerExecution):
                 f"number of tokens on each device, got {self}"
             )
         self._check_experts()
+        self._check_cache()
         if min(self.batch, self.tensor, self.shards) < 1 or self.seq < 0:
             raise InputError(f"batch, tensor and shards must be 1 or more and seq 0 or more; got {self}")
         if self.recompute_layers is not None and (self.recompute != "full" or self.recompute_layers < 0):
@@ -238,6 +244,27 @@ class NetworkRun(LayerDivision, LayerExecution):
                 f"expert_tensor must be 1 or {self.tensor} (the degree of tensor parallelism) and "
                 f"expert_load at least 1, got {self.expert_tensor} and {self.expert_load}"
             )
+
+    def _check_cache(self) -> None:
+        if self.cached is None:
+            return
+        if self.cached < 0:
+            raise InputError(f"cached must be 0 tokens or more, got {self.cached}")
+        if self.trains or self.kernels == "megatron" or self.context != 1:
+            raise InputError(
+                "a cache of keys and values needs mode=infer, a stack with eager or compiled kernels, and "
+                f"context=1, got mode={self.mode}, stack={self.stack} and context={self.context}"
+            )
+
+    @property
+    def serves(self) -> bool:
+        """Whether kernels are those of a serving engine: compiled, with a cache of keys and values."""
+        return self.cached is not None and self.compiled
+
+    @property
+    def keys(self) -> int:
+        """Keys of each sequence: those in the cache, and those of the new tokens."""
+        return (self.cached or 0) + self.seq
 
     @property
     def kernels(self) -> Kernels:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -29,7 +30,7 @@ from tunebench.workloads.networks.network_run import (
 )
 from tunebench.workloads.networks.tape import Prologue, Tape, Weight
 
-__all__ = ["Heads", "Matrix", "Transformer", "share"]
+__all__ = ["Heads", "Matrix", "Transformer", "joined", "share"]
 
 SECTOR_BYTES = 32
 """Smallest amount of memory that a GPU reads at once, in bytes."""
@@ -499,10 +500,16 @@ class Transformer(Network):
             raise InputError(
                 f"{self.name} needs seq, the tokens of a sequence: expected 1 or more, got {run.seq}"
             )
-        if architecture.longest and run.seq * run.context > architecture.longest:
-            seq = run.seq * run.context
+        if architecture.longest and run.keys * run.context > architecture.longest:
+            seq = run.keys * run.context
             raise InputError(
                 f"{self.name} has {architecture.longest} positions; seq={seq} must not exceed them"
+            )
+        described = architecture.causal and not (architecture.decoder_layers or architecture.key_latent)
+        if run.cached is not None and not described:
+            raise InputError(
+                f"{self.name}: a cache of keys and values is described for decoders without latent attention "
+                f"and without an encoder, not for {architecture.family}"
             )
         if not architecture.experts_per_token and (run.expert > 1 or run.recompute == "experts"):
             raise InputError(
@@ -525,6 +532,18 @@ class Transformer(Network):
                 f"{architecture.heads_k} heads of keys, and the feed-forward width {architecture.ffn}"
                 + (f" and {architecture.dense_ffn}" if architecture.dense_layers else "")
             )
+
+
+def joined(matrices: Sequence[Matrix], run: NetworkRun) -> tuple[Matrix, ...]:
+    """Return linear layers of the same input, as one if a serving engine runs them.
+
+    Args:
+        matrices: Linear layers that differ only by the width of their output.
+        run: How the network runs.
+    """
+    if not run.serves:
+        return tuple(matrices)
+    return (replace(matrices[0], n=sum(matrix.n for matrix in matrices)),)
 
 
 def share(total: int, devices: int) -> int:

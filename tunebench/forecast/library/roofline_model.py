@@ -11,6 +11,8 @@ Source: Lee, Phanishayee and Mahajan, "Forecasting GPU performance for deep lear
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -86,6 +88,7 @@ class RooflineModel:
         compute_us: Time of the operations at the sustained rate.
         memory_us: Time of the compulsory bytes at the memory bandwidth.
         block_us: Time of the blocks, of kernels whose blocks do more than these operations; otherwise 0.
+        on: Returns the model of the same kernels on another device; None if that is not known.
         features: One row per kernel; columns depend on the family.
         even: (R,) whether the kernel is a product of sizes that models have: multiples of `EVEN`.
     """
@@ -95,6 +98,7 @@ class RooflineModel:
     features: Array
     even: NDArray[np.bool_]
     block_us: Array | float = 0.0
+    on: Callable[[Device], RooflineModel] | None = None
 
     @property
     def us(self) -> Array:
@@ -196,7 +200,8 @@ def roofline_times(family: Family, arithmetic: Arithmetic, figures: Array, devic
         device: The device.
     """
     columns = dict(zip(COLUMNS[family], figures.T, strict=True))
-    return _ROOFLINES[family](columns, arithmetic, device)
+    model = _ROOFLINES[family](columns, arithmetic, device)
+    return dataclasses.replace(model, on=functools.partial(roofline_times, family, arithmetic, figures))
 
 
 def _product(c: dict[str, Array], arithmetic: Arithmetic, device: Device) -> RooflineModel:
