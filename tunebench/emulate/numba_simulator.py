@@ -6,6 +6,7 @@ with the compiler. It performs about 1e5 element operations per second, which su
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,7 @@ def run_simulated(
     return {tensor.name: tensors[tensor.name] for tensor in workload.outputs()}
 
 
+@functools.cache
 def _widen_integers() -> None:
     """Let kernels read integers of arrays as int64, the type in which compiled Numba code computes.
 
