@@ -6,11 +6,13 @@ import collections
 import contextlib
 import copy
 import functools
+import gc
 import itertools
 import pickle
 import random
 import sys
 import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -95,7 +97,9 @@ def compare(
         each[0][:] = [output for output in each[0] if not isinstance(output, str)]
     for one, two in zip(*results, strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=0, equal_nan=True)
-    return step._whole_steps
+    heads = step._whole_steps
+    heads.owner = step  # the step releases its heads when it is dropped
+    return heads
 
 
 def simple(forward: Callable[..., Tensor] = lambda model, x: model(x), **changes: Any) -> Make:
@@ -159,6 +163,32 @@ def test_replays_ask_dynamo_nothing(are_proven: bool, monkeypatch: pytest.Monkey
         step(x)
     assert step._whole_steps.runs == runs + 2
     assert asked == []
+
+
+def test_dropped_step_frees_its_model_and_optimizer() -> None:
+    """Its code stays, with Dynamo's cache, and so would what the heads hold."""
+
+    def dropped() -> list[weakref.ref[Any]]:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        coexecuted = coexecute(step)
+        coexecuted._policy.reason = "by a test"
+        for (x,) in batches(12):
+            coexecuted(x)
+        assert coexecuted._whole_steps.runs > 0
+        return [weakref.ref(owner) for owner in (coexecuted, step, model, model[0].weight, optimizer)]
+
+    references = dropped()
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 5
 
 
 def test_heads_that_would_take_much_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,26 @@ _GAIN = 0.97
 """Time of iterations with heads over eager mode's up to which heads are used."""
 
 
+class Traces:
+    """What Dynamo keeps of a step for as long as its code exists: traced heads, and so parameters."""
+
+    def __init__(self) -> None:
+        self._graphs: weakref.WeakSet[HeadGraph] = weakref.WeakSet()
+        self._codes: set[CodeType] = set()
+
+    def add(self, graph: HeadGraph, code: CodeType) -> None:
+        """Add a head and the code that it replaces."""
+        self._graphs.add(graph)
+        self._codes.add(code)
+
+    def release(self) -> None:
+        """Release all heads, and their guards."""
+        for graph in list(self._graphs):
+            graph.release()
+        for code in self._codes:
+            torch._C._dynamo.eval_frame.reset_code(code)
+
+
 class WholeSteps:
     """A step whose head may run as one function.
 
@@ -86,6 +106,7 @@ class WholeSteps:
     def __init__(self, compiler: Compiler | None = None) -> None:
         self.compiler = compiler
         self.reason: str | None = None
+        self.traces = Traces()
         self._graphs: list[HeadGraph] = []
         self._earlier_runs = 0
         self._optimizers: list[Optimizer] = []
@@ -170,7 +191,7 @@ class WholeSteps:
             self._code = getattr(body, "__func__", body).__code__
             self._compiled, self._callback = traced(
                 body,
-                self._graph,
+                _weakly(self._graph),  # Dynamo holds it for good
                 self._optimizers,
                 self._methods,
                 self._set_line,
@@ -184,6 +205,8 @@ class WholeSteps:
     def _graph(self, module: torch.fx.GraphModule, examples: Any) -> HeadGraph:
         graph = HeadGraph(module, self._optimizers, tuple(self._methods), self.compiler)
         self._graphs.append(graph)
+        if self._code is not None:
+            self.traces.add(graph, self._code)
         return graph
 
     def _count_trace(self) -> None:

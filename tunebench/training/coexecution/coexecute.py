@@ -116,6 +116,7 @@ class Coexecution:
         self._unwatched = 0
         patch()
         weakref.finalize(self, unpatch)
+        weakref.finalize(self, self._whole_steps.traces.release)
         if step is not None:
             functools.update_wrapper(self, step)
 
