@@ -252,6 +252,34 @@ def _returned(step: Callable[..., Any]) -> Any:
     return wrapped
 
 
+@pytest.mark.parametrize("before", [0, 0.0])
+def test_update_that_makes_momenta_leaves_known_paths(before: float) -> None:
+    """SGD's function puts new momenta into a list of the optimizer, which a known path would not see."""
+
+    def losses(wrap: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> list[float]:
+        torch.manual_seed(0)
+        network = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=before)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = network(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        wrapped, values = wrap(step), []
+        for iteration in range(20):
+            if iteration == 6:
+                optimizer.param_groups[0]["momentum"] = 0.9
+            elif iteration == 14:
+                optimizer.state.clear()
+            values.append(wrapped(torch.randn(4, 3)).item())
+        return values
+
+    assert losses(lambda step: coexecute(step, mode="always")) == losses(lambda step: step)
+
+
 def test_step_without_recorded_updates_and_heads_runs_unwatched_and_is_counted() -> None:
     watched: list[bool] = []
 

@@ -9,7 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["ALWAYS", "NATIVE", "Kind", "clear_gradients", "kind", "optimizer_classes", "optimizer_functions"]
+__all__ = [
+    "ALWAYS",
+    "NATIVE",
+    "Kind",
+    "clear_gradients",
+    "kind",
+    "makes_states",
+    "optimizer_classes",
+    "optimizer_functions",
+]
 
 
 class Kind(enum.Enum):
@@ -120,6 +129,16 @@ def kind(func: Any) -> Kind:
         return ALWAYS.get(func, Kind.COMPUTE)
     except TypeError:  # not hashable
         return Kind.UNKNOWN
+
+
+def makes_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether an update puts new tensors into its lists, as the first one of SGD with momentum does.
+
+    A known path would put them into lists of its own.
+    """
+    return bool(kwargs.get("momentum")) and any(
+        state is None for states in args if isinstance(states, list) for state in states
+    )
 
 
 def optimizer_functions() -> list[tuple[Any, str, Any]]:

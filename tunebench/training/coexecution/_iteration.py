@@ -21,6 +21,7 @@ from tunebench.training.coexecution._function import (
     SHARING,
     Kind,
     clear_gradients,
+    makes_states,
     optimizer_functions,
 )
 from tunebench.training.coexecution._matching import MISS, follower
@@ -169,6 +170,8 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
     def update(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handle a call of a function of an optimizer."""
         with torch._C.DisableTorchFunction():
+            if self.choices is not None and makes_states(args, kwargs):
+                self._leave("an update that makes states of parameters")
             if self.choices is None:
                 assert self.outcome.recorder is not None
                 return self.outcome.recorder.call(function, args, kwargs, Kind.OPTIMIZER)

@@ -76,23 +76,19 @@ _GAIN = 0.97
 
 
 class Traces:
-    """What Dynamo keeps of a step for as long as its code exists: traced heads, and so parameters."""
+    """Traced heads of a step. Dynamo keeps them for as long as its code exists, and with them parameters."""
 
     def __init__(self) -> None:
         self._graphs: weakref.WeakSet[HeadGraph] = weakref.WeakSet()
-        self._codes: set[CodeType] = set()
 
-    def add(self, graph: HeadGraph, code: CodeType) -> None:
-        """Add a head and the code that it replaces."""
+    def add(self, graph: HeadGraph) -> None:
+        """Add a head."""
         self._graphs.add(graph)
-        self._codes.add(code)
 
     def release(self) -> None:
-        """Release all heads, and their guards."""
+        """Release what the heads hold. Dynamo's cache stays: this may run while Dynamo traces."""
         for graph in list(self._graphs):
             graph.release()
-        for code in self._codes:
-            torch._C._dynamo.eval_frame.reset_code(code)
 
 
 class WholeSteps:
@@ -205,8 +201,7 @@ class WholeSteps:
     def _graph(self, module: torch.fx.GraphModule, examples: Any) -> HeadGraph:
         graph = HeadGraph(module, self._optimizers, tuple(self._methods), self.compiler)
         self._graphs.append(graph)
-        if self._code is not None:
-            self.traces.add(graph, self._code)
+        self.traces.add(graph)
         return graph
 
     def _count_trace(self) -> None:
