@@ -44,6 +44,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 from unittest.mock import patch
 
@@ -163,7 +164,7 @@ class Running:
 
     def __init__(self, name: str, size: str, mode: str) -> None:
         step, self._state = sized(name, size)
-        wrapped = MODES[mode].wrap(step, self._state)
+        wrapped = MODES[mode].wrap(_with_own_code(step), self._state)
         if wrapped is None:
             raise ValueError("none")
         self.step = wrapped
@@ -191,6 +192,12 @@ class Running:
     def heads(self) -> int:
         """Return how many steps ran with a head so far."""
         return coexecute.report(self.step).heads if self._mode.has_head else 0
+
+
+def _with_own_code(step: Any) -> Any:
+    """Return a step with a copy of its code: Dynamo keeps what was compiled for all functions of one code."""
+    code = step.__code__.replace()
+    return FunctionType(code, step.__globals__, step.__name__, step.__defaults__, step.__closure__)
 
 
 def measure(name: str, size: str, seconds: float, chosen: list[str]) -> Record:
