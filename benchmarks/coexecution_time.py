@@ -214,8 +214,10 @@ def measure(name: str, size: str, seconds: float, chosen: list[str]) -> Record:
         spent_s = 0.0
         while spent_s < MODES[mode].warm_up_s:
             spent_s += BLOCK * running[mode].block()[1]
-    end = time.perf_counter() + seconds
+    end = math.inf
     for block in itertools.count(-WARM_UPS // BLOCK):
+        if block == 0:
+            end = time.perf_counter() + seconds
         if time.perf_counter() > end and block > 1:
             break
         for mode in random.Random(block).sample(sorted(running), len(running)):
