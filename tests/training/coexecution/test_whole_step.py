@@ -165,6 +165,16 @@ def test_replays_ask_dynamo_nothing(are_proven: bool, monkeypatch: pytest.Monkey
     assert asked == []
 
 
+def test_step_that_dynamo_no_longer_traces_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While Dynamo is asked about each function, an iteration takes several times as long."""
+    monkeypatch.setattr(
+        _head_tracing._Callback, "__call__", lambda *args: torch._dynamo.types.ConvertFrameReturn()
+    )
+    monkeypatch.setattr(_whole_step, "_WASTED", 3)
+    heads = compare(simple(), batches(40))
+    assert "no trace of it stays valid" in heads.reason
+
+
 def test_dropped_step_frees_its_model_and_optimizer() -> None:
     """Its code stays, with Dynamo's cache, and so would what the heads hold."""
 

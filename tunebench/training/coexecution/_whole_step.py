@@ -123,6 +123,7 @@ class WholeSteps:
         self._problems: list[str] = []
         self._traces = 0
         self._lacks_trace = True
+        self._asks = False
         self._total_s = 0.0
         self._cost_s = 0.0
         self._trace_s = _TRACE_S
@@ -216,7 +217,7 @@ class WholeSteps:
 
     def _run_compiled(self, step: Callable[..., Any], args: Any, kwargs: Any, start: float) -> Any:
         """Run an iteration whose head may run as one function."""
-        replays, traces = self.runs, self._traces
+        replays, traces, self._asks = self.runs, self._traces, False
         ran = sum(graph.runs for graph in self._graphs)
         if self._before is None:
             result = self._run_head(step, args, kwargs)
@@ -235,7 +236,7 @@ class WholeSteps:
             if self._warmed > _WARM_UPS:
                 self._replayed.append(seconds)
             return result
-        if self._traces > traces or sum(graph.runs for graph in self._graphs) > ran:
+        if self._asks or self._traces > traces or sum(graph.runs for graph in self._graphs) > ran:
             self._cost_s += seconds - (min(self._eager) if self._eager else 0.0)
             if self._traces > traces:
                 self._trace_s = seconds
@@ -260,6 +261,7 @@ class WholeSteps:
         """Run an iteration by a valid trace; without one, trace it if that is affordable."""
         if not self._traces:
             assert self._compiled is not None
+            self._asks = True
             return self._compiled(*args, **kwargs)
         if not kwargs:
             values = (step.__self__, *args) if inspect.ismethod(step) else args
@@ -268,7 +270,8 @@ class WholeSteps:
                 return self._run_proven(guards, values)
         # Without a callback, traces are used, but nothing is traced. A callback is asked about each function
         # that the step calls, also after its head, so it waits for an iteration without a valid trace.
-        callback = self._callback if self._lacks_trace and self._affords() else False
+        self._asks = self._lacks_trace and self._affords()
+        callback = self._callback if self._asks else False
         before = torch._C._dynamo.eval_frame.set_eval_frame(callback)
         try:
             return step(*args, **kwargs)
@@ -356,7 +359,8 @@ class WholeSteps:
             return f"the step was traced {self._traces} times, and no trace stays valid"
         if self._wasted > _WASTED + _SETTLING * len(self._graphs) + runs // 4:
             misfits = [graph.misfit for graph in self._graphs if graph.misfit is not None]
-            return f"the head of the step seldom runs as one function: {(reasons + misfits or ['?'])[-1]}"
+            problems = reasons + misfits or ["no trace of it stays valid"]
+            return f"the head of the step seldom runs as one function: {problems[-1]}"
         return None
 
     def _forget(self, *, with_updates: bool) -> None:
