@@ -260,11 +260,17 @@ class ThreadClock:
 
     def now_s(self) -> float:
         """Return the time in seconds; only differences have a meaning."""
-        wall_s = time.perf_counter()
+        waited_ns = self._waited_ns()
+        while True:  # the thread may wait between the two readings
+            wall_s, before_ns, waited_ns = time.perf_counter(), waited_ns, self._waited_ns()
+            if waited_ns == before_ns:
+                return wall_s - waited_ns / 1e9
+
+    def _waited_ns(self) -> int:
         if self._file is None:
-            return wall_s
+            return 0
         # Source: Documentation/scheduler/sched-stats.rst: time running, time waiting, number of slices.
-        return wall_s - int(os.pread(self._file, 64, 0).split()[1]) / 1e9
+        return int(os.pread(self._file, 64, 0).split()[1])
 
 
 def _is_traced(value: Any) -> bool:
