@@ -119,7 +119,7 @@ def _widen_integers() -> None:
     FakeWithinKernelCUDAArray.__setitem__ = lambda array, index, value: write(
         array, index, wrapped(value, array._item)
     )
-    kernelapi.np = Allocator()  # shared and local arrays are told apart by the line of their caller
+    kernelapi.np = Allocator()  # the line of the caller says whether an array is shared or local
 
 
 def _show_simulated_module(function: Callable[..., None]) -> None:
