@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
@@ -10,7 +9,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tunebench._signal import ending_like_ctrl_c
 from tunebench.errors import TunebenchError
 
 __all__ = ["TIMEOUT_S", "RunFailed", "run_ranks"]
@@ -58,20 +58,6 @@ def _run_rank(parent: int, folder: Path, rank: int, ranks: int, case: Callable[[
     os._exit(0)
 
 
-@contextlib.contextmanager
-def _ending_on_signal() -> Iterator[None]:
-    """Raise `SystemExit` on SIGTERM, so that processes and files are removed."""
-
-    def leave(number: int, _: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def run_ranks(ranks: int, case: Callable[[Path], Any]) -> list[Any]:
     """Return the result of a case in each process of a group.
 
@@ -81,8 +67,9 @@ def run_ranks(ranks: int, case: Callable[[Path], Any]) -> list[Any]:
 
     Raises:
         RunFailed: if a process ends without a result; the others are killed then.
+        KeyboardInterrupt: at Ctrl-C, SIGTERM or SIGHUP; the processes are killed and the folder is removed.
     """
-    with _ending_on_signal(), tempfile.TemporaryDirectory(prefix="tunebench-plan-") as name:
+    with ending_like_ctrl_c(), tempfile.TemporaryDirectory(prefix="tunebench-plan-") as name:
         folder = Path(name)
         fork = get_context("fork")
         processes = [

@@ -106,6 +106,29 @@ def test_processes_end_with_the_one_that_started_them(
         assert not list(tmp_path.glob("tunebench-*"))
 
 
+SIGNAL_IN_CALLBACK = """
+import os, signal, time
+from benchmarks.rank_processes import run_ranks
+sent = []
+def send():
+    if not sent:
+        sent.append(True)
+        os.kill(os.getpid(), signal.SIGTERM)
+os.register_at_fork(after_in_parent=send)
+run_ranks(1, lambda folder: time.sleep(600))
+"""
+
+
+def test_signal_within_a_callback_of_fork_ends_the_run(tmp_path: Path) -> None:
+    """Python drops an exception that the handler raises there."""
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNAL_IN_CALLBACK],
+        env=environment(tmp_path), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+    assert not list(tmp_path.glob("tunebench-*"))
+
+
 def test_a_process_that_ends_ends_the_run(running: Fork | subprocess.Popen[bytes], tmp_path: Path) -> None:
     wait_until(lambda: len(children(running.pid)) == 4)
     started = children(running.pid)
