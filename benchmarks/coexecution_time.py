@@ -389,9 +389,11 @@ def _start_table(records: list[Record]) -> Iterator[str]:
             cells.append(f"{ours['growth_mib']:.1f} ({ours['steps']})")
         else:
             cells += ["none"] * 4
-        failed = [f"{mode}: {error}" for mode, error in record["errors"].items() if error != "none"]
+        failed = [
+            f"{mode}: {error.splitlines()[0]}" for mode, error in record["errors"].items() if error != "none"
+        ]
         remarks = [*([record["no_head"]] if not any(measured) and record["no_head"] else []), *failed]
-        yield f"| {' | '.join(cells)} | {' '.join('; '.join(remarks).split()).replace('|', ' ')[:200]} |"
+        yield f"| {' | '.join(cells)} | {'; '.join(remarks).replace('|', ' ')[:200]} |"
 
 
 def _median_ms(values: list[float]) -> str:

@@ -145,7 +145,7 @@ def test_a_table_of_times_has_all_modes_that_ran_and_names_those_that_did_not() 
             "exact": [8.0, 4.0],
             "inductor": [1.0, 1.0],
         },
-        "errors": {"torch.compile": "no result\nwithin 3 s", "fused": "none"},
+        "errors": {"torch.compile": "no result within 3 s\n\nfrom user code: line 3", "fused": "none"},
         "heads": [0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 0.9],
         "no_head": None,
         "start": {
