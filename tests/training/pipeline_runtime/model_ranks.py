@@ -136,8 +136,8 @@ PROBLEMS = {
 def given_layer_times(times_us: Sequence[float] = (1e6,)) -> Iterator[None]:
     """Divide models by these times of their layers within the context, whatever is measured.
 
-    On a busy machine, measured times may give a rank a stage of few parameters or none, whose memory is mostly
-    messages. How many of them exist at once depends on when they arrive.
+    On a busy machine, measured times may give a rank a stage of few parameters or none, whose memory is
+    mostly messages. How many of them exist at once depends on when they arrive.
     """
     module = importlib.import_module("tunebench.training.pipeline_runtime.pipelined_model")
 
