@@ -31,6 +31,7 @@ from tunebench.training.coexecution._head_plan import (
     has_history,
 )
 from tunebench.training.coexecution._head_record import OperationRecorder, matches
+from tunebench.training.coexecution._head_sizes import HeadSizes
 from tunebench.training.coexecution._head_tracing import BACKWARD, Method, active_optimizers
 from tunebench.training.coexecution._head_update import states_of
 from tunebench.training.coexecution._memory import return_freed_memory
@@ -108,7 +109,8 @@ class HeadGraph:
         self._plan: Plan | None = None
         self._confirmations = 0
         self._plans = 0
-        self._recorded: tuple[OperationRecorder, list[float]] | None = None
+        self._recorded: tuple[OperationRecorder | None, list[float], tuple[int, ...]] | None = None
+        self._sizes = HeadSizes(list(module.graph.nodes))
         self.has_backward = any(node.target is BACKWARD for node in module.graph.nodes)
         try:
             check_nodes(list(module.graph.nodes))
@@ -141,6 +143,8 @@ class HeadGraph:
             self._miss("an optimizer would do another update")
         values = plan.environment(args)
         numbers = [values[node] for node in plan.numbers]
+        if self._sizes:
+            updates = [*updates, *self._size_values(self._sizes.key(args), numbers)]
         if plan.checks < _CHECKS or not (plan.free or numbers == plan.values):
             return self._checked(plan, args, numbers, updates)
         return self._replayed(plan, args, parameters, values, [*numbers, *updates])
@@ -192,13 +196,34 @@ class HeadGraph:
     def confirm(self, iteration: OperationRecorder) -> None:
         """Compare what was recorded with the same iteration in eager mode."""
         assert self._recorded is not None
-        head, values = self._recorded
+        head, values, key = self._recorded
         self._recorded = None
+        if head is None:
+            if iteration.problem is not None or not self._sizes.confirm(key, iteration, values):
+                self.misfit = "other sizes have other operations"
+            return
         self._confirmations += 1
         if head.problem is not None:
             self.reason = head.problem
         elif not matches(head, iteration, values):  # a record ends at its problem, here often after the head
             self.reason = iteration.problem or "eager mode runs other operations than its trace"
+        elif self._sizes:
+            self._sizes.add_sample(key, head)
+
+    def _size_values(self, key: tuple[int, ...], numbers: list[float]) -> list[int]:
+        """Return the numbers that follow from sizes.
+
+        Raises:
+            UnconfirmedError: Eager mode must run these sizes first.
+            MisfitError: They have other operations.
+        """
+        values = self._sizes.values(key)
+        if values is not None:
+            return values
+        if self._sizes.may_confirm(key):
+            self._recorded = None, numbers, key
+            raise UnconfirmedError(self)
+        self._miss("other sizes have other operations")
 
     def _miss(self, misfit: str) -> NoReturn:
         """End the call before anything ran.
@@ -223,11 +248,14 @@ class HeadGraph:
         parameters = leaves(args, self._optimizers)
         if are_held(parameter for parameter in parameters if parameter.requires_grad):
             self._miss("a graph of autograd from before the iteration is held, and may have hooks")
+        key = self._sizes.key(args)
+        if self._sizes.has_sample(key) and self._sizes.lacks_samples():
+            self._miss("sizes that change need more records")
         before = _thread_modes()
         states = states_of(self._optimizers)
         with active_optimizers(self._optimizers), taken_back(args, self._optimizers):
             recorder = OperationRecorder()
-            numbers = NumberInterpreter(self._module, recorder)
+            numbers = NumberInterpreter(self._module, recorder, self._sizes)
             gradients = [parameter.grad for parameter in parameters]
             try:
                 with recorder:
@@ -239,17 +267,17 @@ class HeadGraph:
             except NotUnderstoodError as error:
                 self.reason = _first_line(error)
                 raise RepeatError from error
-            if self._confirmations < _CONFIRMATIONS:
+            if self._confirmations < _CONFIRMATIONS or (self._sizes and self._sizes.lacks_samples()):
                 recorder.release()
-                self._recorded = recorder, numbers.values
+                self._recorded = recorder, numbers.values, key
                 raise UnconfirmedError(self)
         try:
-            self._plan = Planner(self._module, args, results, recorder, numbers, self._optimizers).plan(
+            self._plan = Planner(self._module, args, results, recorder, numbers, self._optimizers, self._sizes).plan(
                 parameters, gradients
             )
         except (NotUnderstoodError, RuntimeError) as error:
             self.reason = _first_line(error)
-        if self._plan is not None and self._compiler is None:
+        if self._plan is not None and (self._compiler is None or self._sizes):
             self._plan.operations = None
         return results
 

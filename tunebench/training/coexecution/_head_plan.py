@@ -20,6 +20,7 @@ from tunebench.training.coexecution._autograd import HOOKED_NODES
 from tunebench.training.coexecution._call import Operation, flat
 from tunebench.training.coexecution._head_compiled import Compiled, HeadOperations
 from tunebench.training.coexecution._head_record import OperationRecorder, tensor_key
+from tunebench.training.coexecution._head_sizes import HeadSizes
 from tunebench.training.coexecution._head_tracing import BACKWARD, CLEAR, CLIP, UPDATE
 from tunebench.training.coexecution._head_update import (
     HeadUpdate,
@@ -60,9 +61,10 @@ _SCALING = {
 class NumberInterpreter(torch.fx.Interpreter):  # type: ignore[misc]  # torch does not type it
     """Runs a graph of Dynamo and notes the numbers of Python that it gives to operations."""
 
-    def __init__(self, module: torch.fx.GraphModule, recorder: OperationRecorder) -> None:
+    def __init__(self, module: torch.fx.GraphModule, recorder: OperationRecorder, sizes: HeadSizes) -> None:
         super().__init__(module)
         self.recorder = recorder
+        self._sizes = sizes
         self.nodes: list[torch.fx.Node] = []
         self.values: list[float] = []
 
@@ -70,7 +72,8 @@ class NumberInterpreter(torch.fx.Interpreter):  # type: ignore[misc]  # torch do
         """Run a node."""
         result = super().run_node(n)
         uses = [user for user in n.users if isinstance(user.meta.get("example_value"), Tensor)]
-        if uses and isinstance(result, (int, float)) and n.op != "output":
+        is_size = self._sizes.includes(n.meta.get("example_value")) and isinstance(result, int)
+        if uses and isinstance(result, (int, float)) and n.op != "output" and not is_size:
             if not all(_scales(result, user) for user in uses):
                 raise NotUnderstoodError(NUMBER_DECIDES)
             if repr(result) in self.recorder.numbers:
@@ -334,10 +337,6 @@ def check_nodes(nodes: Sequence[torch.fx.Node]) -> None:
         leaves = [leaf for leaf in flat(node.meta.get("example_value")) if leaf is not None]
         if not leaves or not all(isinstance(leaf, _RESULTS) for leaf in leaves):
             raise NotUnderstoodError(f"the head calls {getattr(node.target, '__name__', node.target)}")
-    values = [node.meta.get("example_value") for node in nodes if node.op == "placeholder"]
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    if any(type(size) is torch.SymInt for tensor in tensors for size in (*tensor.shape, *tensor.stride())):
-        raise NotUnderstoodError("sizes of an argument are marked as dynamic")
 
 
 def has_history(nodes: Sequence[torch.fx.Node], args: Sequence[Any]) -> bool:
@@ -363,6 +362,7 @@ class Planner:
         recorder: OperationRecorder,
         numbers: NumberInterpreter,
         optimizers: Sequence[Optimizer],
+        sizes: HeadSizes,
     ) -> None:
         self._nodes = list(module.graph.nodes)
         self._placeholders = [node for node in self._nodes if node.op == "placeholder"]
@@ -372,6 +372,8 @@ class Planner:
         self._recorder = recorder
         self._numbers = numbers
         self._optimizers = optimizers
+        self._sizes = sizes
+        self._entries = recorder.operations
         self._returned: list[int] = []
         self._positions = {id(arg): index for index, arg in enumerate(args) if isinstance(arg, Tensor)}
 
@@ -389,6 +391,8 @@ class Planner:
         recorder = self._recorder
         if recorder.problem is not None:
             raise NotUnderstoodError(recorder.problem)
+        if self._sizes:
+            self._entries = self._sizes.general(self._sizes.key(self._args), recorder)
         calls = self._calls()
         owned = {id(parameter) for optimizer in calls for parameter in parameters_of(optimizer)}
         pairs = [
@@ -412,7 +416,7 @@ class Planner:
             operations,
             [*(inputs[position] for position in listed), *(index for _, index in writer.states.values())],
             [*(inputs[position] for position in passed), *constants],
-            [*range(len(self._numbers.nodes)), *writer.numbers],
+            [*range(len(self._numbers.nodes)), *writer.numbers, *self._sizes.numbers],
             {result for _, result in gradients if result is not None},
         )
         return Plan(
@@ -446,7 +450,7 @@ class Planner:
         gradients: set[int],
     ) -> HeadOperations:
         """Return the operations; their first input is a list of parameters and states."""
-        entries = self._recorder.operations
+        entries = self._entries
         updates = (position for position, entry in enumerate(entries) if isinstance(entry, UpdateEntry))
         return HeadOperations(
             operations=operations, first_update=next(updates, len(operations)), listed=listed, inputs=inputs,
@@ -457,7 +461,11 @@ class Planner:
     def _runner(self, head: HeadOperations) -> Runner:
         """Return the function of operations."""
         return script_runner(
-            head.operations, head.inputs, dict.fromkeys(head.numbers, float), head.outputs, head.listed
+            head.operations,
+            head.inputs,
+            {index: float if index >= 0 else int for index in head.numbers},
+            head.outputs,
+            head.listed,
         )
 
     def _calls(self) -> dict[Optimizer, list[Any]]:
@@ -485,12 +493,12 @@ class Planner:
             raise NotUnderstoodError("an operation after an update can raise an error")
         writer = UpdateWriter(len(recorder.metadata), len(self._numbers.nodes))
         order = [self._optimizers[node.args[0]] for node in self._nodes if node.target is UPDATE]
-        entries = [entry for entry in recorder.operations if isinstance(entry, UpdateEntry)]
+        entries = [entry for entry in self._entries if isinstance(entry, UpdateEntry)]
         if len(entries) != sum(len(optimizer.param_groups) for optimizer in order):
             raise NotUnderstoodError("a step of an optimizer does more than an update")
         operations: list[Any] = []
         pending: list[UpdateEntry] = []
-        for entry in recorder.operations:
+        for entry in self._entries:
             if not isinstance(entry, UpdateEntry):
                 operations.append(entry)
                 continue

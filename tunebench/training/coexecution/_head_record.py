@@ -15,7 +15,16 @@ from tunebench.training.coexecution._call import Constant, Number, Operation, Va
 from tunebench.training.coexecution._head_update import UpdateEntry
 from tunebench.training.coexecution._operator import may_raise, written
 
-__all__ = ["PLAIN_TYPES", "OperationRecorder", "active_recorder", "matches", "returns_number", "tensor_key"]
+__all__ = [
+    "PLAIN_TYPES",
+    "OperationRecorder",
+    "active_recorder",
+    "is_same_operation",
+    "made_count",
+    "matches",
+    "returns_number",
+    "tensor_key",
+]
 
 _SCALING = {"add", "sub", "rsub", "mul", "div", "lt", "le", "gt", "ge"}
 """Operators without arguments that are integers by type: theirs may be numbers that change."""
@@ -199,21 +208,27 @@ def matches(head: OperationRecorder, whole: OperationRecorder, values: Sequence[
         whole: Those of the same iteration in eager mode.
         values: The numbers of Python that are inputs of the head.
     """
-    count = len(head.operations)
-    while count and returns_number(head.operations[count - 1]):
-        count -= 1
-    made = len(head.metadata) - len(head.operations) + count
+    count, made = made_count(head.operations, head.metadata)
     if len(whole.operations) < count or head.metadata[:made] != whole.metadata[:made]:
         return False
     pairs = zip(head.operations[:count], whole.operations[:count], strict=True)
-    return all(_is_same_operation(ours, theirs, values) for ours, theirs in pairs)
+    return all(is_same_operation(ours, theirs, values) for ours, theirs in pairs)
+
+
+def made_count(operations: Sequence[Any], metadata: Sequence[Any]) -> tuple[int, int]:
+    """Return the number of operations without the last ones that return numbers, and of their values."""
+    count = len(operations)
+    while count and returns_number(operations[count - 1]):
+        count -= 1
+    return count, len(metadata) - len(operations) + count
 
 
 def returns_number(entry: Operation | UpdateEntry) -> bool:
     return isinstance(entry, Operation) and entry.operator is torch.ops.aten.scalar_tensor.default
 
 
-def _is_same_operation(ours: Any, theirs: Any, values: Sequence[float]) -> bool:
+def is_same_operation(ours: Any, theirs: Any, values: Sequence[float]) -> bool:
+    """Return whether an entry of a head is one of eager mode, with numbers for those that change."""
     if isinstance(ours, UpdateEntry) or isinstance(theirs, UpdateEntry):
         return isinstance(ours, UpdateEntry) and ours.is_same(theirs)
     return (

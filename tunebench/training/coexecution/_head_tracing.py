@@ -120,6 +120,7 @@ def traced(
     *,
     with_updates: bool,
     fixed_numbers: bool,
+    fixed_sizes: Callable[[], bool],
 ) -> tuple[Callable[..., Any], Any]:
     """Return a function that runs the step, and traces its head where no trace of it is valid.
 
@@ -135,6 +136,7 @@ def traced(
         count: Called before each trace.
         with_updates: Whether heads go on where an optimizer steps.
         fixed_numbers: Whether each value of a number of Python has a trace of its own.
+        fixed_sizes: Whether each set of sizes has one in the next trace.
     """
     import torch._dynamo as dynamo
 
@@ -153,6 +155,7 @@ def traced(
             methods,
             reached,
             fixed_numbers,
+            fixed_sizes,
         ),
     )
     return context(step), context.callback
@@ -206,6 +209,7 @@ def _opaque(
     methods: list[Method],
     reached: Callable[[int], None],
     fixed_numbers: bool,
+    fixed_sizes: Callable[[], bool],
 ) -> Iterator[None]:
     """Let Dynamo trace backward passes and cleared gradients as nodes, and end traces where needed.
 
@@ -245,7 +249,7 @@ def _opaque(
             partial(_with_order, GuardBuilder.guard_on_dict_keys_and_order),
         ),
         *AppendedLists().changes(),
-        (builder, "_automatic_dynamic", partial(_with_fixed_sizes, builder._automatic_dynamic)),
+        (builder, "_automatic_dynamic", partial(_sized, fixed_sizes(), builder._automatic_dynamic)),
         (decorators, "disable", partial(_undisturbed, decorators.disable)),
         *_lean(InstructionTranslator),
         *((module, "call_random_fn", _random) for module in (misc, user_defined)),
@@ -473,11 +477,11 @@ def _wrapped(self: Any, tx: Any, *args: Any) -> Any:
     _end("a function that is cached or compiled is called")
 
 
-def _with_fixed_sizes(
-    context: Any, tensor: Any, tx: Any, source: Any, static_shapes: bool, *args: Any, **kwargs: Any
+def _sized(
+    is_fixed: bool, context: Any, tensor: Any, tx: Any, source: Any, is_static: bool, *args: Any, **kwargs: Any
 ) -> Any:
-    """Trace each set of sizes by itself: a recorded head has the sizes of its record as constants."""
-    return context(tensor, tx, source, True, *args, **kwargs)
+    """Trace sizes as constants, or as symbols that changed between traces."""
+    return context(tensor, tx, source, is_static or is_fixed, *args, **kwargs)
 
 
 def _random(*args: Any, **kwargs: Any) -> Any:

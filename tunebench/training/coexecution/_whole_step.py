@@ -38,6 +38,9 @@ Source: seven programs, 0.2 to 1.0 s on a busy machine.
 _TRACES = 24
 """Number of traces of a step, each for one set of sizes and values that Python looks at."""
 
+_FIXED_TRACES = 3
+"""Number of traces for one set of sizes each, before sizes that changed become symbols."""
+
 _TRIES = 8
 """Number of traces after which a step is left as it is if less than every fourth one was valid again."""
 
@@ -195,6 +198,7 @@ class WholeSteps:
                 self._count_trace,
                 with_updates=self._with_updates,
                 fixed_numbers=self._fixed_numbers,
+                fixed_sizes=_weakly(self._has_fixed_sizes),
             )
         except Exception as error:  # Dynamo may not support this version of Python
             self.reason = f"Dynamo cannot trace: {error}".split("\n")[0][:200]
@@ -207,6 +211,10 @@ class WholeSteps:
 
     def _count_trace(self) -> None:
         self._traces += 1
+
+    def _has_fixed_sizes(self) -> bool:
+        """Return whether the next trace is for one set of sizes."""
+        return self._traces <= _FIXED_TRACES
 
     def _set_line(self, line: int) -> None:
         self._line = line
