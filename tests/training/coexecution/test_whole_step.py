@@ -26,7 +26,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tests.fork_server import Programs
 from tunebench.training import coexecute
-from tunebench.training.coexecution import _head_graph, _head_tracing, _memory, _whole_step, _words
+from tunebench.training.coexecution import (
+    _head_graph,
+    _head_sizes,
+    _head_tracing,
+    _memory,
+    _whole_step,
+    _words,
+)
+from tunebench.training.coexecution._call import Constant, flat
 from tunebench.training.coexecution._head_copies import RepeatError, taken_back
 from tunebench.training.coexecution._head_graph import HeadGraph
 from tunebench.training.coexecution._head_record import OperationRecorder
@@ -730,6 +738,70 @@ def test_seed_in_a_step_is_refused() -> None:
         return model(x)
 
     assert compare(simple(forward), batches(6)).runs == 0
+
+
+def lengths(*shapes: tuple[int, int]) -> list[tuple[Tensor]]:
+    """Return batches (N, L, 8)."""
+    chance = torch.Generator().manual_seed(2)
+    return [(torch.randn(*shape, 8, generator=chance),) for shape in shapes]
+
+
+def attention(model: nn.Module, x: Tensor) -> Tensor:
+    """Return what depends on the number and length of sequences in several ways."""
+    count, length = x.shape[0], x.shape[1] - 1
+    hidden = model[0](x[:, 1:]).view(count, length, 2, 3).transpose(1, 2)
+    mixed = nn.functional.scaled_dot_product_attention(hidden, hidden, hidden, is_causal=True)
+    places = torch.arange(length, dtype=torch.float32) / length
+    return model[4](mixed.transpose(1, 2).reshape(count * length, 6)) * places.repeat(count)[:, None]
+
+
+@pytest.mark.parametrize("proves", [True, False])
+def test_head_runs_for_sizes_that_change(proves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not proves:
+        monkeypatch.setattr(_whole_step, "head_guards", lambda *args: None)
+    chance = random.Random(0)
+    shapes = [(chance.randint(2, 4), chance.randint(5, 12)) for _ in range(60)]
+    heads = compare(simple(attention), lengths(*shapes))
+    assert heads.reason is None
+    assert heads._traces <= 6
+    (sized,) = [graph for graph in heads._graphs if graph.has_sizes]
+    assert sized.replays >= 12
+    assert sized.reason is None
+
+
+def test_sizes_with_other_operations_run_in_eager_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = _head_sizes.is_same_operation
+
+    def differs_at_12(ours: Any, *others: Any) -> bool:
+        return Constant(11) not in flat(ours.args) and compared(ours, *others)
+
+    monkeypatch.setattr(_head_sizes, "is_same_operation", differs_at_12)
+    shapes = [(3, 5 + index % 8) for index in range(72)]
+    heads = compare(simple(attention), lengths(*shapes))
+    (sized,) = [graph for graph in heads._graphs if graph.has_sizes]
+    assert [key for key, values in sized._sizes._known.items() if values is None] == [(12,)]
+    assert sized.replays >= 20
+
+
+def test_integers_that_follow_from_sizes_in_another_way_are_refused() -> None:
+    """Half a length is no sum of products of lengths."""
+    heads = compare(
+        simple(lambda model, x: model(x.narrow(1, 0, x.shape[1] // 2).flatten(0, 1))),
+        lengths(*((3, 6 + index % 7) for index in range(30))),
+    )
+    (sized,) = [graph for graph in heads._graphs if graph.has_sizes]
+    assert sized.replays == 0
+    assert "follows from sizes in no way" in str(sized.reason)
+
+
+def test_error_at_another_size_takes_the_step_back() -> None:
+    """A length that an index does not have."""
+    indices = torch.tensor([0, 6])
+    heads = compare(
+        simple(lambda model, x: model(x.flatten(0, 1).index_select(0, indices)) * x.mean((0, 1))[0]),
+        lengths(*((2, 4 + index % 5) for index in range(48)), (2, 3), (2, 6)),
+    )
+    assert heads.runs >= 8
 
 
 def test_sizes_have_heads_of_their_own() -> None:

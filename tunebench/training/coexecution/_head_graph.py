@@ -114,6 +114,8 @@ class HeadGraph:
         self.has_backward = any(node.target is BACKWARD for node in module.graph.nodes)
         try:
             check_nodes(list(module.graph.nodes))
+            if not self._sizes.are_passed:
+                raise NotUnderstoodError("a size of an argument is unknown")
         except NotUnderstoodError as error:
             self.reason = str(error)
 
@@ -161,6 +163,11 @@ class HeadGraph:
     def is_ready(self) -> bool:
         """Return whether it runs as one function that was checked and, with a compiler, chosen."""
         return self.replays > 0 and self.reason is None and self._plan is not None and self.is_settled
+
+    @property
+    def has_sizes(self) -> bool:
+        """Return whether sizes of its arguments change."""
+        return bool(self._sizes)
 
     def has_methods(self) -> bool:
         """Return whether classes have the methods from which the graph was traced."""
@@ -218,12 +225,12 @@ class HeadGraph:
             MisfitError: They have other operations.
         """
         values = self._sizes.values(key)
-        if values is not None:
-            return values
-        if self._sizes.may_confirm(key):
+        if values is None and self._sizes.may_confirm(key):
             self._recorded = None, numbers, key
             raise UnconfirmedError(self)
-        self._miss("other sizes have other operations")
+        if values is None:
+            self._miss("other sizes have other operations")
+        return values
 
     def _miss(self, misfit: str) -> NoReturn:
         """End the call before anything ran.
@@ -272,9 +279,8 @@ class HeadGraph:
                 self._recorded = recorder, numbers.values, key
                 raise UnconfirmedError(self)
         try:
-            self._plan = Planner(self._module, args, results, recorder, numbers, self._optimizers, self._sizes).plan(
-                parameters, gradients
-            )
+            planner = Planner(self._module, args, results, recorder, numbers, self._optimizers, self._sizes)
+            self._plan = planner.plan(parameters, gradients)
         except (NotUnderstoodError, RuntimeError) as error:
             self.reason = _first_line(error)
         if self._plan is not None and (self._compiler is None or self._sizes):

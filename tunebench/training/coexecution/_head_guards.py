@@ -111,6 +111,7 @@ class HeadGuards:
         self._identical: list[tuple[int, Any]] = []
         self._asked: list[tuple[Callable[[Any], bool], Path]] = []
         self._passed: dict[Path, Tensor] = {}
+        self._geometry: dict[Path, tuple[list[int | None], list[int | None]]] = {}
         self._tensors: dict[int, Tensor] = {}
         self._globals = function.__globals__
         self._ambient = _state_guard(root)
@@ -119,11 +120,13 @@ class HeadGuards:
             self._walk_root(accessor, child, scope)
         self._paths = list(self._passed)
         self._fixed = list(self._tensors.values())
-        tensors = [*self._passed.values(), *self._fixed]
+        geometry = [*self._geometry.values()]
+        geometry += [(list(tensor.shape), list(tensor.stride())) for tensor in self._fixed]
         self._tensor_guards = torch._C._dynamo.guards.TensorGuards(
-            *tensors,
-            dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
-            dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+            *self._passed.values(),
+            *self._fixed,
+            dynamic_dims_sizes=[sizes for sizes, _ in geometry],
+            dynamic_dims_strides=[strides for _, strides in geometry],
         )
         self._passed.clear()
         self._watched = Words(self._words)
@@ -183,6 +186,7 @@ class HeadGuards:
             if not kinds <= _FIXED:
                 raise _UnsupportedError(f"{kinds}")
             self._passed[path] = value
+            self._geometry[path] = next(filter(None, map(_sizes_of_guard, guards)))
         elif type(value) in _SCALARS:
             if not kinds <= _OF_NUMBERS or children:
                 raise _UnsupportedError(f"{kinds}")
@@ -297,6 +301,12 @@ def head_guards(
         return HeadGuards(entry, function, args, graph, changing)
     except Exception:  # private parts of another torch, or a guard of another kind: Dynamo's guards are asked
         return None
+
+
+def _sizes_of_guard(guard: Any) -> tuple[list[int | None], list[int | None]] | None:
+    """Return sizes and strides that a guard of a tensor asks for, with None for those that change."""
+    match = re.search(r" size=(\[[^]]*\]), stride=(\[[^]]*\])", "".join(guard.verbose_code_parts()))
+    return match and (ast.literal_eval(match[1]), ast.literal_eval(match[2]))
 
 
 def _children(manager: Any) -> list[tuple[str, Any]]:

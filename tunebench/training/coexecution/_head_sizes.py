@@ -33,6 +33,10 @@ class HeadSizes:
 
     Args:
         nodes: The nodes of Dynamo's graph.
+
+    Attributes:
+        positions: Positions of the symbols among the arguments.
+        are_passed: Whether all symbols of tensors are arguments.
     """
 
     def __init__(self, nodes: Sequence[torch.fx.Node]) -> None:
@@ -45,6 +49,9 @@ class HeadSizes:
         )
         self._symbols = set().union(*map(_symbols, sizes))
         self.positions = [position for position, example in enumerate(examples) if self.includes(example)]
+        self.are_passed = self._symbols == set().union(
+            *(_symbols(examples[position]) for position in self.positions)
+        )
         self._samples: dict[Key, tuple[list[Any], list[Any]]] = {}
         self._sizes: dict[int, Size] = {}
         self._operations: list[Any] = []

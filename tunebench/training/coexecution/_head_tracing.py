@@ -253,7 +253,7 @@ def _opaque(
         (decorators, "disable", partial(_undisturbed, decorators.disable)),
         *_lean(InstructionTranslator),
         *((module, "call_random_fn", _random) for module in (misc, user_defined)),
-        # sizes are never dynamic, so marks of them, five attributes of each tensor, decide nothing
+        # marks of sizes, five attributes of each tensor, decide nothing that is computed
         (torch._C._dynamo.guards.GuardManager, "add_dimension_marking_guard", lambda *args: None),
     ]
     logger = logging.getLogger("torch._dynamo")
@@ -478,10 +478,17 @@ def _wrapped(self: Any, tx: Any, *args: Any) -> Any:
 
 
 def _sized(
-    is_fixed: bool, context: Any, tensor: Any, tx: Any, source: Any, is_static: bool, *args: Any, **kwargs: Any
+    is_fixed: bool,
+    context: Any,
+    tensor: Any,
+    tx: Any,
+    source: Any,
+    is_static: bool,
+    *rest: Any,
+    **options: Any,
 ) -> Any:
-    """Trace sizes as constants, or as symbols that changed between traces."""
-    return context(tensor, tx, source, is_static or is_fixed, *args, **kwargs)
+    """Trace sizes as constants, or as symbols if they changed between traces."""
+    return context(tensor, tx, source, is_static or is_fixed, *rest, **options)
 
 
 def _random(*args: Any, **kwargs: Any) -> Any:
