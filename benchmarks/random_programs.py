@@ -704,7 +704,7 @@ def random_source(chance: random.Random, *, traceable: bool = False) -> str:
         "",
         "    def batch(iteration):",
         "        own = torch.Generator().manual_seed(seed * 1000 + iteration)",
-        f"        count = {chance.choice(COUNTS[:2] if traceable else COUNTS)}",
+        f"        count = {chance.choice(COUNTS)}",
         f"        x = {chance.choice(('torch.randn(count, D, generator=own)',) * 2 + ('whole[:count]',))}",
         "        y = torch.randint(D, (count,), generator=own)",
         f"        return x, y, {chance.choice(('x', 'x[1:]', 'x.T', 'torch.ones(count, D)', 'x.clone()'))}",

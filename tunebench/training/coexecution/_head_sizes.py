@@ -96,6 +96,7 @@ class HeadSizes:
         Raises:
             NotUnderstoodError: No formulas give the integers.
         """
+        self._samples.pop(key, None)  # its updates hold no gradients
         samples = {**self._samples, key: (record.operations, record.metadata)}
         roots = {-1 - index: values for index, values in enumerate(zip(*samples, strict=True))}
         self._sizes = {index: Size() for index in roots}

@@ -487,8 +487,9 @@ def _sized(
     *rest: Any,
     **options: Any,
 ) -> Any:
-    """Trace sizes as constants, or as symbols if they changed between traces."""
-    return context(tensor, tx, source, is_static or is_fixed, *rest, **options)
+    """Trace sizes as constants, or as symbols if they changed between traces, which Dynamo notes."""
+    sizes = context(tensor, tx, source, is_static, *rest, **options)
+    return context(tensor, tx, source, True, *rest, **options) if is_fixed else sizes
 
 
 def _random(*args: Any, **kwargs: Any) -> Any:

@@ -38,8 +38,11 @@ Source: seven programs, 0.2 to 1.0 s on a busy machine.
 _TRACES = 24
 """Number of traces of a step, each for one set of sizes and values that Python looks at."""
 
-_FIXED_TRACES = 3
-"""Number of traces for one set of sizes each, before sizes that changed become symbols."""
+_FIXED_TRACES = 2
+"""Number of traces for one set of sizes each, before sizes that changed become symbols.
+
+Two, because the last batch of an epoch is often smaller: a head of fixed sizes is proven and compiled.
+"""
 
 _TRIES = 8
 """Number of traces after which a step is left as it is if less than every fourth one was valid again."""
