@@ -230,6 +230,7 @@ def _opaque(
         (InstructionTranslator, "maybe_has_backedge", _is_before_backward),
         (InstructionTranslator, "step", partial(_instruction, reached, InstructionTranslator.step)),
         (TensorVariable, "method_backward", _backward),
+        (TensorVariable, "unpack_var_sequence", partial(_rows, TensorVariable.unpack_var_sequence)),
         (TensorVariable, "method_attr_grad", partial(_gradient, TensorVariable.method_attr_grad)),
         (OptimizerVariable, "var_getattr", partial(of_optimizer, OptimizerVariable.var_getattr)),
         (
@@ -356,6 +357,14 @@ def _backward(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         _end("a backward pass with arguments")
     value = None if retain is None else retain.as_python_constant()
     return _node(tx, BACKWARD, (self.as_proxy(), value))
+
+
+def _rows(unpack: Any, self: Any, tx: Any, idxes: Any = None) -> Any:
+    """Return the rows of a tensor that is iterated, as in eager mode: Dynamo selects each by itself."""
+    from torch._dynamo.variables import ConstantVariable, TensorVariable
+
+    rows = unpack(self, tx, idxes) if type(self) is not TensorVariable else None
+    return rows or self.call_method(tx, "unbind", [ConstantVariable.create(0)], {}).unpack_var_sequence(tx)
 
 
 def _gradient(read: Any, self: Any, tx: Any) -> Any:
