@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -39,6 +40,8 @@ __all__ = ["NUMBER_DECIDES", "NumberInterpreter", "Plan", "Planner", "check_node
 
 NUMBER_DECIDES = "a number that changes decides more than a factor or a summand"
 """Why a head is traced for each value of a number."""
+
+_RECURRENT = torch.ops.aten.mkldnn_rnn_layer.default
 
 _WRITTEN_BYTES = 1 << 22
 """Memory that a graph writes up to which it is copied in each step, so that an error can be taken back."""
@@ -153,6 +156,8 @@ class Plan:
         written: Positions of arguments that it writes.
         takes_back: Whether it can fail.
         random: Whether it draws random numbers.
+        saves_workspace: Whether it has layers of oneDNN that save what their gradients need only while
+            gradients are enabled; it then runs below autograd.
         groups: Optimizers whose gradients it clears and that do not step, and their parameters.
         updates: Steps of optimizers.
         listed: The owned parameters that it reads, then states, which are its first input.
@@ -182,6 +187,7 @@ class Plan:
     written: list[int]
     takes_back: bool
     random: bool
+    saves_workspace: bool
     groups: list[tuple[Optimizer, list[Tensor]]]
     updates: list[HeadUpdate]
     listed: Any
@@ -287,11 +293,13 @@ class Plan:
         inputs = [args[position] for position in self.inputs]
         optimizes, enabled = torch._C._get_graph_executor_optimize(), torch.is_grad_enabled()
         torch._C._set_graph_executor_optimize(False)
-        torch._C._set_grad_enabled(False)
+        torch._C._set_grad_enabled(self.saves_workspace)
+        below = torch._C._AutoDispatchBelowAutograd() if self.saves_workspace else nullcontext()
         try:
-            results = (runner or self.runner)(
-                self.listed if listed is None else listed, *inputs, *self.constants, *numbers
-            )
+            with below:
+                results = (runner or self.runner)(
+                    self.listed if listed is None else listed, *inputs, *self.constants, *numbers
+                )
         finally:
             torch._C._set_graph_executor_optimize(optimizes)
             torch._C._set_grad_enabled(enabled)
@@ -433,6 +441,7 @@ class Planner:
             gradients=gradients, fresh=fresh, written=self._written(inputs),
             takes_back=recorder.raises,
             random=any(isinstance(entry, Operation) and entry.is_random for entry in operations),
+            saves_workspace=any(entry.operator is _RECURRENT for entry in operations),
             groups=[
                 (optimizer, parameters_of(optimizer))
                 for optimizer in calls

@@ -43,6 +43,7 @@ _OF_TRACES = (
 
 _CONFIG = {
     "trace_numpy": False,
+    "allow_rnn": True,
     "track_nodes_for_deduplication": False,
     "allow_unspec_int_on_nn_module": True,
     "suppress_errors": True,
