@@ -119,46 +119,51 @@ SLOW_FILES = frozenset(
 LONGEST = (
     "docs/test_examples.py",
     "executor/test_ray.py",
-    "kernels/test_cuda_variants.py",
-    "executor/test_executor.py",
     "kernels/test_numba_cpu_variants.py",
-    "tuning/test_tuning.py",
-    "kernels/test_gemm_wgmma.py",
-    "tuning/test_user_code_limits.py",
-    "training/pipeline_runtime/test_pipelined_model.py",
-    "kernels/test_costs.py",
-    "kernels/test_row_edges.py",
-    "db/test_faults.py",
+    "executor/test_executor.py",
     "training/fitting/test_fit.py",
-    "export/test_export.py",
-    "report/dashboard/test_browser.py",
-    "compile/test_defaults.py",
-    "docs/test_site.py",
-    "training/pipeline_runtime/test_pipeline_runtime.py",
-    "torch/test_torch_compile.py",
+    "kernels/test_cuda_variants.py",
+    "tuning/test_user_code_limits.py",
+    "training/coexecution/test_whole_step.py",
     "torch/test_compiled_modules.py",
-    "dispatch/test_serving.py",
-    "kernels/test_numba_cuda_variants.py",
-    "training/cluster/test_search.py",
-    "gpu/test_gpu_conformance.py",
-    "cli/test_hostile_folder.py",
-    "kernels/test_gemm_variants.py",
-    "packaging/test_source.py",
+    "torch/test_torch_compile.py",
+    "tuning/test_tuning.py",
+    "export/test_export.py",
+    "db/test_faults.py",
+    "kernels/test_gemm_wgmma.py",
     "explanation/test_explanation.py",
-    "kernels/test_grouped_gemm.py",
-    "kernels/test_conv2d_variants.py",
+    "training/pipeline_runtime/test_pipelined_model.py",
+    "compile/test_defaults.py",
+    "training/cluster/test_search.py",
     "db/test_stores.py",
-    "torch/test_saved_models.py",
+    "kernels/test_row_edges.py",
+    "kernels/test_costs.py",
+    "report/dashboard/test_browser.py",
+    "kernels/test_numba_cuda_variants.py",
     "training/fitting/test_planned_peaks.py",
-    "training/fitting/test_remembered_step.py",
-    "compile/test_compile_matrix.py",
-    "torch/test_torch.py",
+    "docs/test_site.py",
+    "gpu/test_gpu_acceptance.py",
+    "gpu/test_gpu_conformance.py",
+    "training/pipeline_runtime/test_pipeline_runtime.py",
+    "dispatch/test_serving.py",
+    "cli/test_hostile_folder.py",
+    "kernels/test_conv2d_variants.py",
+    "kernels/test_gemm_variants.py",
+    "kernels/test_grouped_gemm.py",
     "training/pipeline_runtime/test_cluster_plan.py",
+    "packaging/test_source.py",
+    "compile/test_compile_matrix.py",
+    "own_kernel/test_own_kernel.py",
+    "torch/test_saved_models.py",
+    "measure/test_cheating_kernels.py",
     "kernels/test_batchnorm_stats.py",
+    "cli/test_cli_plan_cluster.py",
+    "torch/test_torch.py",
+    "torch/test_compiled_model_use.py",
+    "workloads/test_operators.py",
+    "training/fitting/test_remembered_step.py",
     "emulate/test_emulate_hopper.py",
     "training/pipeline/test_optimiser.py",
-    "own_kernel/test_own_kernel.py",
-    "gpu/test_gpu_acceptance.py",
     "vocabulary/test_bound_measured.py",
     "measure/test_cuda_libraries.py",
     "measure/test_device_arrays.py",
@@ -170,7 +175,6 @@ LONGEST = (
     "packaging/test_distribution.py",
     "torch/test_onnx.py",
     "own_kernel/test_triton_kernel.py",
-    "cli/test_cli_plan_cluster.py",
     "answer/test_unavailable.py",
     "vocabulary/test_user_code.py",
     "torch/test_compiled_calls.py",
@@ -187,7 +191,6 @@ LONGEST = (
     "training/cluster/test_storage.py",
     "training/coexecution/test_programs.py",
     "docs/test_docstrings.py",
-    "workloads/test_operators.py",
     "cli/test_cli_variant_file.py",
     "tuning/test_proof.py",
 )
@@ -209,7 +212,7 @@ NEW_WORKERS = (
 )
 """Files and folders whose worker processes are new interpreters, as users have them: they test how workers
 start, end and protect themselves. Elsewhere, workers are forks of a process that has imported what they
-need, which saves seconds of processor time for each."""
+need, which saves seconds of processor time for each, and their finalists take few samples."""
 
 ENVIRONMENT = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more are processes, which import torch for a few kernels
@@ -380,7 +383,7 @@ def _worker_server(_session_folder: Path) -> Iterator[Callable[[], ForkServer]]:
     def server() -> ForkServer:
         if not servers:
             torch = [] if missing("torch") else ["torch"]
-            servers.append(ForkServer.start([*WORKER_MODULES, *torch], "tests.fork_server:warm_numba"))
+            servers.append(ForkServer.start([*WORKER_MODULES, *torch], "tests.fork_server:prepare_workers"))
         return servers[0]
 
     yield server

@@ -39,6 +39,7 @@ __all__ = [
     "Programs",
     "fork_workers",
     "main",
+    "prepare_workers",
     "warm_numba",
 ]
 
@@ -285,6 +286,20 @@ def _run(request: dict[str, Any], descriptors: list[int]) -> NoReturn:
 def _function(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)
+
+
+FINAL_SAMPLES = 10
+"""Samples of a finalist in each round, where users get 30 to 100: most of the time of a short search."""
+
+
+def prepare_workers() -> None:
+    """Prepare a server of worker processes: load what they need, and let finalists take few samples."""
+    from tunebench.executor import judge
+    from tunebench.measure import runner
+
+    runner.THOROUGH.update(min_samples=FINAL_SAMPLES, max_samples=FINAL_SAMPLES)
+    judge.LEAST_CHANGED = 2
+    warm_numba()
 
 
 def warm_numba() -> None:

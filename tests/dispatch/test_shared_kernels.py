@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fork_server import Programs
 from tests.kernels.test_numba_cpu_variants import DEFAULT
 from tunebench import kernels
 from tunebench.binary.compiled import Binary, CompileError
@@ -54,7 +55,9 @@ compile_config(chosen, workload, chosen.default(workload, cpu), cpu, cache())
 """
 
 
-def _pair(workload: Workload, variant: NumbaCpuVariant[Any]) -> tuple[CpuKernel, SharedCpuKernel]:
+def _pair(
+    workload: Workload, variant: NumbaCpuVariant[Any], programs: Programs
+) -> tuple[CpuKernel, SharedCpuKernel]:
     """Return a kernel by Numba, and by the shared object of the same compilation.
 
     It is compiled in another process: in the one that compiles, calls may run functions that Numba optimised
@@ -63,7 +66,8 @@ def _pair(workload: Workload, variant: NumbaCpuVariant[Any]) -> tuple[CpuKernel,
     config = variant.default(workload, local_cpu())
     binary = cache().get(key_numba_cpu(variant, workload, config))
     if binary is None:
-        subprocess.run([sys.executable, "-c", COMPILE, str(workload), variant.key], check=True)
+        done = programs.run(["-c", COMPILE, str(workload), variant.key])
+        assert done.returncode == 0, done.stderr
         binary = cache().get(key_numba_cpu(variant, workload, config))
     assert binary is not None
     entry = dataclasses.replace(binary, key=f"of a test: {binary.key}", payload=shared_object(binary))
@@ -81,11 +85,11 @@ def _arguments(kernel: CpuKernel, inputs: Mapping[str, Any]) -> list[Any]:
 @pytest.mark.parametrize(
     "text", [t if t in QUICK else pytest.param(t, marks=pytest.mark.exhaustive) for t in DEFAULT]
 )
-def test_results_are_those_of_numba_bit_for_bit(text: str) -> None:
+def test_results_are_those_of_numba_bit_for_bit(text: str, programs: Programs) -> None:
     workload = parse(text)
     inputs = workload.draw(np.random.default_rng(0))
     for variant in _variants(workload):
-        by_numba, shared = _pair(workload, variant)
+        by_numba, shared = _pair(workload, variant, programs)
         expected, actual = _arguments(by_numba, inputs), _arguments(shared, inputs)
         by_numba(*expected)
         shared(*actual)
@@ -138,10 +142,10 @@ def test_an_address_is_that_of_the_first_element() -> None:
         assert cpu._address(view) == view.ctypes.data
 
 
-def test_numba_runs_what_failed() -> None:
+def test_numba_runs_what_failed(programs: Programs) -> None:
     workload = parse(QUICK[0])
     (variant,) = _variants(workload)
-    by_numba, shared = _pair(workload, variant)
+    by_numba, shared = _pair(workload, variant, programs)
     inputs = workload.draw(np.random.default_rng(0))
     expected, actual = _arguments(by_numba, inputs), _arguments(shared, inputs)
     by_numba(*expected)

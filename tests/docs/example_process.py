@@ -21,12 +21,12 @@ SCRIPT = Path(sys.executable).with_name("tunebench")
 
 def import_commands() -> None:
     """Import every command, and what the commands import when they run; start no thread."""
-    from tests.fork_server import warm_numba
+    from tests.fork_server import prepare_workers
     from tunebench import cli
 
     for name in cli.COMMANDS:
         importlib.import_module(f"tunebench.cli.{name}")
-    warm_numba()
+    prepare_workers()
 
 
 def run_command(*arguments: str) -> NoReturn:

@@ -8,6 +8,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,15 @@ from tunebench.bound import RESOURCES, Bound
 from tunebench.db.store import open_store
 from tunebench.device import Device
 from tunebench.errors import ConfigError, InputError, MissingDependency
-from tunebench.explanation import Explanation, Forecaster, Waves, advise, alignments, explain
+from tunebench.explanation import (
+    Explanation,
+    Forecaster,
+    PredictedBest,
+    Waves,
+    advise,
+    alignments,
+    explain,
+)
 from tunebench.explanation.limit import KINDS, limit
 from tunebench.forecast import least_us
 from tunebench.forecast.execution import CONSTANTS, LAUNCH_US
@@ -35,6 +44,22 @@ from tunebench.workloads import parse
 H100, A100, T4 = device.find("h100-sxm"), device.find("a100-80-sxm"), device.find("t4")
 SQUARE, SKINNY = "gemm:m=4096,n=4096,k=4096,dtype=f16", "gemm:m=16,n=4096,k=4096,dtype=f16"
 ROWS = "softmax:rows=4096,cols=1024,dtype=f16"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _predicted_once() -> Iterator[None]:
+    """Predict the shortest time of a workload once for all tests: an explanation compares dozens."""
+    predict, known = Forecaster._best, dict[tuple[object, ...], PredictedBest | None]()
+
+    def best(forecaster: Forecaster, workload: Workload) -> PredictedBest | None:
+        key = (workload, repr(forecaster.device), forecaster.cache)
+        if key not in known:
+            known[key] = predict(forecaster, workload)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Forecaster, "_best", best)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
-import sys
 import threading
 import types
 from collections import Counter
@@ -21,6 +19,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import tunebench.torch as served  # noqa: E402
+from tests.fork_server import Programs  # noqa: E402
 from tests.torch.reference_kernels import reference_bindings  # noqa: E402
 from tunebench.dispatch import DispatchedCall, cpu, forget  # noqa: E402
 from tunebench.errors import InputError  # noqa: E402
@@ -638,7 +637,7 @@ def test_eight_concurrent_threads() -> None:
 
 @pytest.mark.usefixtures("compiled_kernels")
 @pytest.mark.slow
-def test_number_of_torch_threads_is_unchanged() -> None:
+def test_number_of_torch_threads_is_unchanged(programs: Programs) -> None:
     """Numba sets the number of OpenMP threads at its first kernel, and torch may share that OpenMP."""
     script = (
         "import torch\n"
@@ -648,8 +647,8 @@ def test_number_of_torch_threads_is_unchanged() -> None:
         "    softmax(torch.ones(4, 16), -1)\n"
         "print(torch.get_num_threads())\n"
     )
-    run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
-    assert run.stdout.split() == ["1"]
+    run = programs.run(["-c", script])
+    assert (run.returncode, run.stdout.split()) == (0, ["1"]), run.stderr
 
 
 @pytest.mark.usefixtures("compiled_kernels")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +16,8 @@ import torch.nn.functional as F  # noqa: E402, N812
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import tunebench.torch as served  # noqa: E402
+from tests.fork_server import Programs  # noqa: E402
+from tests.support import until  # noqa: E402
 from tunebench.db import Demand, open_store  # noqa: E402
 from tunebench.device import local_cpu  # noqa: E402
 from tunebench.errors import DatabaseError, InputError  # noqa: E402
@@ -469,22 +468,17 @@ with tunebench.torch.profile(interval_s=0.1) as seen:
 
 
 @pytest.mark.slow
-def test_killed_program_has_saved_and_fork_saves_nothing(tmp_path: Path) -> None:
-    db = tmp_path / "a.db"
-    program = subprocess.Popen(
-        [sys.executable, "-c", KILLED],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TUNEBENCH_DB": str(db)},
-    )
-    assert program.stdout is not None
-    assert program.stdout.readline() == "ran\n"
-    end = time.monotonic() + 60
-    while stored(db) != {MM: 2} and time.monotonic() < end:
-        time.sleep(0.05)
-    program.send_signal(signal.SIGKILL)
-    program.wait()
-    program.stdout.close()
+def test_killed_program_has_saved_and_fork_saves_nothing(tmp_path: Path, programs: Programs) -> None:
+    db, output = tmp_path / "a.db", tmp_path / "output"
+    with output.open("wb") as stream:
+        environment = {**os.environ, "TUNEBENCH_DB": str(db)}
+        program = programs.start(["-c", KILLED], output=stream, errors=stream, environment=environment)
+    try:
+        until(lambda: output.read_text() == "ran\n", "the program ran")
+        until(lambda: stored(db) == {MM: 2}, "the profile was saved")
+    finally:
+        program.kill()
+        program.wait()
     assert stored(db) == {MM: 2}
 
 
