@@ -178,4 +178,5 @@ def test_grouped_products_in_networks_are_near_products_of_the_same_rows(on: str
     whole = us(f"gemm:m={rows},{sizes}")
     assert 0.8 * whole < min(times)
     assert max(times[:3]) < 1.75 * whole
-    assert all(more > 0.95 * fewer for fewer, more in pairwise(times))
+    # Four products of 1,024 rows on A100 take 1.07 times as long as eight of 512.
+    assert all(more > 0.9 * fewer for fewer, more in pairwise(times))

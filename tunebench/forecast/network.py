@@ -20,8 +20,6 @@ from tunebench.forecast.prediction import Prediction
 from tunebench.workload import Workload
 from tunebench.workloads.networks import Network, NetworkRun, Operation, Phase
 from tunebench.workloads.operators.attention import Attention
-from tunebench.workloads.operators.gemm import Gemm
-from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
 __all__ = [
     "EAGER_HOST_SPREAD",
@@ -102,17 +100,6 @@ BACKWARD_ATTENTION = 73 / 63
 No gradient was measured, so its kernels are predicted at the rate of forward ones. Forward passes reach up to
 73 % of the peak of an A100, gradients up to 63 %. Source: Dao, "FlashAttention-2: faster attention with
 better parallelism and work partitioning", 2023, section 4.1.
-"""
-
-MOST_GROUPED = 1.5
-"""Longest time of a grouped product in a network, relative to a batch of equal products of the same sizes.
-
-Grouped products were measured as parts of whole layers of experts, with the order, the activation and the
-sums of tokens, which networks list as kernels of their own. Layers of devices that divide the experts were
-measured with these kernels for the tokens of all devices, it seems, and skewed ones on the busiest device:
-they take up to 50 times as long as products of a mean device's rows. Layers with all experts on one device
-take 1.1 to 1.4 times as long as batches of equal products in the median, and 1.5 to 1.9 times in the upper
-quartile, by device. Source: `library_moe_*.csv.gz` of aiconfigurator, every fourth row.
 """
 
 PYTORCH_ATTENTION = {9: "flash-attention-2"}
@@ -463,40 +450,17 @@ def predict_operations(
         InputError: if the device cannot run the implementation.
     """
     # Layers repeat their workloads; distinct ones are predicted as one batch.
-    workloads = dict.fromkeys(operation.workload for operation in operations)
-    separate = {
-        work: _separate_products(work)
-        for work in workloads
-        if isinstance(work, GroupedGemm) and work.skew != "one"
-    }
-    problems = tuple(dict.fromkeys((*workloads, *separate.values())))
-    predictions = predict_all(problems, device, model=model, sustained=sustained)
-    alone = dict(zip(problems, predictions, strict=True))
+    workloads = tuple(dict.fromkeys(operation.workload for operation in operations))
+    predictions = predict_all(workloads, device, model=model, sustained=sustained)
+    alone = dict(zip(workloads, predictions, strict=True))
     backend = None if attention == "default" else find_backend(attention, device)
-    most_us: dict[Workload, float] = {
-        work: MOST_GROUPED * alone[products].time_us for work, products in separate.items()
-    }
-
-    def each_us(operation: Operation) -> float:
-        us = _each_us(operation, alone[operation.workload], backend)
-        return min(us, most_us.get(operation.workload, math.inf))
-
     return tuple(
-        OperationTime(operation=operation, alone=alone[operation.workload], each_us=each_us(operation))
+        OperationTime(
+            operation=operation,
+            alone=alone[operation.workload],
+            each_us=_each_us(operation, alone[operation.workload], backend),
+        )
         for operation in operations
-    )
-
-
-def _separate_products(work: GroupedGemm) -> Gemm:
-    """Return the products of the groups that have rows, as a batch of equal ones."""
-    return Gemm(
-        batch=work.most_filled,
-        m=max(1, round(work.m / work.most_filled)),
-        n=work.n,
-        k=work.k,
-        dtype=work.dtype,
-        out=work.out,
-        trans=work.trans,
     )
 
 
