@@ -66,8 +66,8 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     print("# Cluster plans with host memory and NVMe, and sharded copies\n")
     print(
-        "By `python -m benchmarks.plan_storage`, with seconds of a busy machine. Everything but the published "
-        "figures is predicted; no plan was run.\n"
+        "By `python -m benchmarks.plan_storage`, with seconds of a busy machine. Everything but the "
+        "published figures is predicted; no plan was run.\n"
     )
     _print_cases()
     _print_updates()
@@ -256,7 +256,8 @@ def _print_update_designs() -> None:
         "DeepSpeed adds them on the device between two copies that do not block "
         "(`async_accumulate_grad_in_cpu_via_gpu` of `zero/stage_1_and_2.py`): the last two designs are "
         "better by an assumption that its program contradicts, and are not used. Of the others, the first "
-        "has the smallest mean and the largest worst error. No stated property of the hosts tells them apart.\n"
+        "has the smallest mean and the largest worst error. No stated property of the hosts tells them "
+        "apart.\n"
     )
     errors = update_errors()
     names = [source.split(":")[0] for source in next(iter(errors.values()))]
