@@ -29,8 +29,8 @@ devices left out of the fit, are in `benchmarks/results/predict/collectives.md`.
 numbers: switches do not reduce 8-bit integers.
 
 Kernels of serving engines (`direct`) replace NCCL's all-reduce of short tensors within an NVLink node. One
-shot: a device reads the whole tensor of every other one and sums, between two barriers. Two shots: it sums its
-part, then reads the other parts, after a third barrier. They send (n-1) S and 2 (n-1)/n S.
+shot: a device reads the whole tensor of every other one and sums, between two barriers. Two shots: it sums
+its part, then reads the other parts, after a third barrier. They send (n-1) S and 2 (n-1)/n S.
 
 Sources: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005
 (ring, and the form of the model); Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth
