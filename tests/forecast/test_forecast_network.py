@@ -180,3 +180,13 @@ def test_grouped_products_in_networks_are_near_products_of_the_same_rows(on: str
     assert max(times[:3]) < 1.75 * whole
     # Four products of 1,024 rows on A100 take 1.07 times as long as eight of 512.
     assert all(more > 0.9 * fewer for fewer, more in pairwise(times))
+
+
+def test_a_batch_that_is_too_large_is_named() -> None:
+    """Not a size of one of the workloads; errors that a smaller batch does not repair stay as they are."""
+    model = network("llama-2-7b")
+    with pytest.raises(InputError, match=r"llama-2-7b cannot run a batch of 100000 .* smaller batch"):
+        predict_network(model, H100, NetworkRun(batch=100_000, seq=2048))
+    with pytest.raises(InputError, match="positions") as caught:
+        predict_network(network("gpt2"), H100, NetworkRun(batch=8, seq=4096))
+    assert "--batch" not in str(caught.value)

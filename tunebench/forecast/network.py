@@ -347,7 +347,7 @@ def predict_kernels(
     """
     require_fp8(device, run.fp8)
     times = predict_operations(
-        network.operations(run), device, model=model, attention=attention_of(run, device)
+        _operations(network, run), device, model=model, attention=attention_of(run, device)
     )
     busy = sum(operation_time.time_us for operation_time in times)
     if host_us_per_launch is None:
@@ -371,6 +371,20 @@ def predict_kernels(
         host_us=host,
         operations=times,
     )
+
+
+def _operations(network: Network, run: NetworkRun) -> tuple[Operation, ...]:
+    """Return the operations of a run, or raise InputError that names the batch if a batch of 1 would run."""
+    try:
+        return network.operations(run)
+    except InputError as error:
+        if run.batch == 1:
+            raise
+        network.operations(replace(run, batch=1))  # raises the same error if the batch is not its cause
+        raise InputError(
+            f"{network.name} cannot run a batch of {run.batch} on a device: {error}; expected a smaller "
+            "batch (--batch)"
+        ) from error
 
 
 def queued_us(run: NetworkRun, device_us: float, host_us: float) -> float:
