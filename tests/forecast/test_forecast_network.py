@@ -178,8 +178,7 @@ def test_grouped_products_in_networks_are_near_products_of_the_same_rows(on: str
     whole = us(f"gemm:m={rows},{sizes}")
     assert 0.8 * whole < min(times)
     assert max(times[:3]) < 1.75 * whole
-    # Four products of 1,024 rows on A100 take 1.07 times as long as eight of 512.
-    assert all(more > 0.9 * fewer for fewer, more in pairwise(times))
+    assert all(more > 0.95 * fewer for fewer, more in pairwise(times))
 
 
 def test_a_batch_that_is_too_large_is_named() -> None:

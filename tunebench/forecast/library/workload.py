@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-__all__ = ["bounds_us", "predict", "predict_all", "predict_fitting"]
+__all__ = ["MOST_GROUPED", "bounds_us", "equal_products", "predict", "predict_all", "predict_fitting"]
 
 WINOGRAD = 4.0
 """Factor by which a convolution algorithm may reduce the multiplications of the textbook algorithm.
@@ -155,7 +155,7 @@ def _grouped_limits(
     if not grouped:
         return factors
     rows = np.array(list(grouped))
-    products = [_equal_products(problem) for problem in grouped.values()]
+    products = [equal_products(problem) for problem in grouped.values()]
     others = dict.fromkeys([*products, *(dataclasses.replace(product, batch=1) for product in products)])
     times_us = predict_all(others, device, model=model, sustained=sustained).time_us
     other_us = dict(zip(others, times_us.tolist(), strict=True))
@@ -174,8 +174,12 @@ def _grouped_limits(
     return factors
 
 
-def _equal_products(work: GroupedGemm) -> Gemm:
-    """Return the products of the groups that have rows, as a batch of equal ones."""
+def equal_products(work: GroupedGemm) -> Gemm:
+    """Return the products of the groups of a grouped product that have rows, as a batch of equal ones.
+
+    Args:
+        work: The grouped product.
+    """
     return Gemm(
         batch=work.most_filled,
         m=max(1, round(work.m / work.most_filled)),
