@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.forecast import Predictions, predict_all
 from tunebench.forecast import network as of_network
-from tunebench.forecast.library.model import ForecastModel
 from tunebench.forecast.network import (
     DISPATCH_US,
     EAGER_HOST_US,
@@ -58,11 +58,9 @@ def test_items_of_a_network_without_sequences_are_images() -> None:
 def test_alike_workloads_are_predicted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Workload] = []
 
-    def recorded(
-        workloads: Iterable[Workload], on: Device, *, model: ForecastModel | None, sustained: bool
-    ) -> Predictions:
+    def recorded(workloads: Iterable[Workload], on: Device, **settings: Any) -> Predictions:
         asked.extend(listed := tuple(workloads))
-        return predict_all(listed, on, model=model, sustained=sustained)
+        return predict_all(listed, on, **settings)
 
     monkeypatch.setattr(of_network, "predict_all", recorded)
     prediction = predict_network(network("gpt2"), H100, NetworkRun(batch=4, seq=512, mode="train"))
