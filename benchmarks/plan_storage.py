@@ -9,14 +9,18 @@ figure. Seconds of the search are those of the process on one core.
 from __future__ import annotations
 
 import argparse
+import math
+import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from benchmarks.plan_cluster import gpt, plan_text
 from tunebench import device as devices
 from tunebench.forecast.network import predict_network
 from tunebench.training.cluster import ClusterPlan, ClusterSearch, PricedPlan, TrainingCluster, TrainingJob
-from tunebench.training.cluster.storage import StorageLayout, StorageTimes
+from tunebench.training.cluster.machine import HOST_UPDATE_GB_S
+from tunebench.training.cluster.storage import ADD_BYTES, StorageLayout, StorageTimes
 from tunebench.training.steps.step import Parallelism, predict_step
 from tunebench.workloads.networks import Network, NetworkRun, from_config, network
 
@@ -62,13 +66,13 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     print("# Cluster plans with host memory and NVMe, and sharded copies\n")
     print(
-        "By `python -m benchmarks.plan_storage`. Everything but the published figures is "
-        "predicted; no plan was run.\n"
+        "By `python -m benchmarks.plan_storage`, with seconds of a busy machine. Everything but the "
+        "published figures is predicted; no plan was run.\n"
     )
     _print_cases()
     _print_updates()
-    _print_offloading()
-    _print_sharding()
+    _print_update_designs()
+    _print_sharding(_print_offloading())
     _print_without_offloading()
     _print_fsdp()
 
@@ -132,16 +136,17 @@ def _missing(priced: PricedPlan, machine: TrainingCluster) -> str:
 
 
 UPDATES = (
-    ("DeepSpeed, pull request 735: GPT-2, host not stated", "fitted", 11.6, 1, 8.2, None),
-    ("DeepSpeed, `blogs/zenflow-corebinding`: Qwen2.5-1.5B, 2 x EPYC 7742", "fitted", 1.54, 2, 1.125, 410),
-    ("DeepSpeed, issue 6695: Llama 1.2B, host not stated", "left out", 1.2, 1, 1.5, None),
-    ("the same, 0.3B", "left out", 0.3, 1, 0.31, None),
-    ("gist chenyaofo/d4cd6a20: LLaMA-7B, ZeRO-3, 2 x Xeon 8358", "left out", 6.74, 8, 16.8, 410),
-    ("the same, ZeRO-2", "left out", 6.74, 8, 20.1, 410),
-    ("ISEEKYAN/Megatron-LM, issue 188: half of 35B, host not stated", "left out", 17.5, 8, 15.5, None),
+    ("DeepSpeed, pull request 735: GPT-2, host not stated", "fitted", 11.6, 1, 1, 8.2, None),
+    ("DeepSpeed, `blogs/zenflow-corebinding`: Qwen2.5-1.5B, 2 x EPYC 7742", "fitted", 1.54, 2, 1, 1.125, 410),
+    ("DeepSpeed, issue 6695: Llama 1.2B, host not stated", "left out", 1.2, 1, 1, 1.5, None),
+    ("the same, 0.3B", "left out", 0.3, 1, 1, 0.31, None),
+    ("gist chenyaofo/d4cd6a20: LLaMA-7B, ZeRO-3, 2 x Xeon 8358", "left out", 6.74, 8, 4, 16.8, 410),
+    ("the same, ZeRO-2", "left out", 6.74, 8, 8, 20.1, 410),
+    ("ISEEKYAN/Megatron-LM, issue 188: half of 35B, host not stated", "left out", 17.5, 8, 1, 15.5, None),
 )
-"""Source, whether it was fitted, 1e9 parameters of a node, its devices, seconds of an update or those that
-states in host memory add to a step, and GB/s of the host by its datasheet: 16 channels of DDR4-3200."""
+"""Source, whether it was fitted, 1e9 parameters of a node, its devices, micro-batches, seconds of an update
+or those that states in host memory add to a step, and GB/s of the host by its datasheet: 16 channels of
+DDR4-3200."""
 
 UPDATE_BYTES = 28
 """Bytes that an update reads and writes per parameter."""
@@ -169,7 +174,7 @@ def _print_updates() -> None:
         "by bandwidth, s | share of the host's bandwidth reached |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
-    for source, use, billions, count, published, host_gb_s in UPDATES:
+    for source, use, billions, count, _, published, host_gb_s in UPDATES:
         machine = TrainingCluster.parse(f"{count} x a100-80-sxm, host 1TB 300")
         layout = StorageLayout(
             pipeline=1,
@@ -191,8 +196,84 @@ def _print_updates() -> None:
         )
 
 
-def _print_offloading() -> None:
-    """Print the two figures that the abstracts of ZeRO-Offload and ZeRO-Infinity state."""
+def update_errors() -> dict[str, dict[str, float]]:
+    """Return the mean error of each source by design, each source predicted by what the others say.
+
+    Errors are magnitudes of the logarithm of published over predicted seconds.
+    """
+    sources: dict[str, list[tuple[float, int, float, float]]] = {}
+    for source, _, billions, count, microbatches, published_s, _ in UPDATES:
+        name = source if not source.startswith("the same") else list(sources)[-1]
+        nbytes, summed = UPDATE_BYTES * billions, ADD_BYTES * billions * (microbatches - 1)
+        sources.setdefault(name, []).append((nbytes, count, published_s, summed))
+
+    def errors(
+        counts_sums: bool, rate: Callable[[list[tuple[float, float]], int], float]
+    ) -> dict[str, float]:
+        """Return the error of each source. `rate` has the size and log of the rate of each other source."""
+        by_source = {}
+        for left_out, rows in sources.items():
+            rates = [
+                (
+                    math.log(other_rows[0][1]),
+                    statistics.fmean(
+                        math.log((nbytes + counts_sums * summed) / seconds)
+                        for nbytes, _, seconds, summed in other_rows
+                    ),
+                )
+                for name, other_rows in sources.items()
+                if name != left_out
+            ]
+            by_source[left_out] = statistics.fmean(
+                abs(math.log(seconds * rate(rates, count) / (nbytes + counts_sums * summed)))
+                for nbytes, count, seconds, summed in rows
+            )
+        return by_source
+
+    def mean(rates: list[tuple[float, float]], count: int) -> float:
+        return math.exp(statistics.fmean(log_rate for _, log_rate in rates))
+
+    def by_ranks(rates: list[tuple[float, float]], count: int) -> float:
+        slope, intercept = statistics.linear_regression(*zip(*rates, strict=True))
+        return math.exp(intercept + slope * math.log(count))
+
+    return {
+        "one rate, of two sources": errors(False, lambda rates, count: HOST_UPDATE_GB_S),
+        "one rate, of all other sources": errors(False, mean),
+        "rate by the number of ranks of a node": errors(False, by_ranks),
+        "one rate, of two sources, with sums that wait": errors(True, lambda rates, count: HOST_UPDATE_GB_S),
+        "one rate, of all other sources, with sums that wait": errors(True, mean),
+    }
+
+
+def _print_update_designs() -> None:
+    """Print how far each source is off by the design of the rate."""
+    print(
+        "\n### Designs of the rate\n\n"
+        "Published over predicted seconds, or the reverse if that is larger, by source, each predicted by "
+        "the others (the first design: fitted to the first two sources). *Sums that wait*: processors add "
+        "gradients of the micro-batches of the gist at the rate of updates, while nothing else runs. "
+        "DeepSpeed adds them on the device between two copies that do not block "
+        "(`async_accumulate_grad_in_cpu_via_gpu` of `zero/stage_1_and_2.py`): the last two designs are "
+        "better by an assumption that its program contradicts, and are not used. Of the others, the first "
+        "has the smallest mean and the largest worst error. No stated property of the hosts tells them "
+        "apart.\n"
+    )
+    errors = update_errors()
+    names = [source.split(":")[0] for source in next(iter(errors.values()))]
+    print(f"| design | {' | '.join(names)} | mean | worst |\n|---|{'---|' * (len(names) + 2)}")
+    for design, by_source in errors.items():
+        off = list(by_source.values())
+        cells = " | ".join(f"{math.exp(error):.2f}" for error in (*off, statistics.fmean(off), max(off)))
+        print(f"| {design} | {cells} |")
+
+
+def _print_offloading() -> float:
+    """Print the two figures that the abstracts of ZeRO-Offload and ZeRO-Infinity state.
+
+    Returns:
+        Seconds that storage adds to a step of the last row: the update, and what passes wait for.
+    """
     print("\n## Published TFLOPS with offloading on V100\n")
     print(
         "Published: abstracts of arXiv 2101.06840 (ZeRO-Offload) and arXiv 2104.07857 (ZeRO-Infinity: "
@@ -238,21 +319,27 @@ def _print_offloading() -> None:
             f"{figures}",
             flush=True,
         )
+    return (best.step.optimizer_us + best.step.storage_us) / 1e6
 
 
-def _print_sharding() -> None:
-    """Print steps of 1T with full sharding alone, for each way of gathering parameters."""
+def _print_sharding(storage_s: float) -> None:
+    """Print steps of 1T with full sharding alone, for each way of gathering parameters.
+
+    Args:
+        storage_s: Seconds that storage adds to a step.
+    """
     print(
         "\n### The same step with full sharding alone\n\n"
         "DeepSpeed gathered parameters by lists, each matrix while nothing else runs, until pull requests "
         "1188 and 1453, after these papers: steps of ZeRO-3 in "
         "[sc21_table2.csv](predict/training.md#sc21_table2csv-zero-3-of-deepspeed-in-2021) show it. TFLOPS "
         "with recomputation; published: over 49. Nothing is fitted; states are on the devices, without the "
-        "update in host memory. Sequences in a micro-batch are assumed.\n"
+        f"update in host memory, but for the last two columns, which add the {storage_s:.1f} s that storage "
+        "adds to the step of the plan above. Sequences in a micro-batch are assumed.\n"
     )
     print(
         "| sequences in a micro-batch | gathered a layer ahead: tuned | typical | by lists: tuned "
-        "| typical |\n|---|---|---|---|---|"
+        "| typical | by lists, with storage: tuned | typical |\n|---|---|---|---|---|---|---|"
     )
     network = gpt("gpt-1t", 128, 25600, 160, 1024)
     links = TrainingCluster.parse("512 x v100-sxm2, 16 a node, 32GB, nvlink2, net-50").links
@@ -270,6 +357,7 @@ def _print_sharding() -> None:
             for way in ways
             for stack in ("megatron", "megatron@2022")
         ]
+        seconds += [time_s + storage_s for time_s in seconds[2:]]
         figures = " | ".join(f"{flops / time_s / 1e12 / 512:.0f}" for time_s in seconds)
         print(f"| {2560 // 128 // count} | {figures} |")
 

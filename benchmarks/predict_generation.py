@@ -69,7 +69,7 @@ class PublishedRow:
             batch=self.batch,
             seq=self.prompt,
             dtype="bf16" if self.source == GPT_FAST else "f16",
-            stack="compiled",
+            stack="serving" if self.source == GPT_FAST else "compiled",
             cuda_graphs=True,
             fp8="delayed" if self.fp8 else "none",
         )

@@ -141,6 +141,8 @@ class SoftwareStack:
         usual: Which of both is taken by default.
         optimizer_sharding_sum: Collective by which data-parallel ranks that shard only the states of the
             optimizer (ZeRO-1) sum gradients.
+        direct_sums: Whether devices of a node read each other's memory to sum short tensors, by kernels of
+            its own instead of NCCL's.
     """
 
     name: str
@@ -151,6 +153,7 @@ class SoftwareStack:
     tuned: Efficiency | None = None
     usual: Tuning = "typical"
     optimizer_sharding_sum: Literal["reduce-scatter", "all-reduce"] = "reduce-scatter"
+    direct_sums: bool = False
 
 
 STACKS: Mapping[str, SoftwareStack] = MappingProxyType(
@@ -170,6 +173,15 @@ STACKS: Mapping[str, SoftwareStack] = MappingProxyType(
                 kernels="compiled",
                 framework="fsdp",
                 typical=PYTORCH,
+            ),
+            SoftwareStack(
+                name="serving",
+                about="compiled, with all-reduce kernels of its own for short tensors",
+                kernels="compiled",
+                framework="fsdp",
+                typical=PYTORCH,
+                # Sources: gpt-fast (`ENABLE_INTRA_NODE_COMM`); vllm, `custom_all_reduce.py`.
+                direct_sums=True,
             ),
             SoftwareStack(
                 name="fsdp",

@@ -17,7 +17,7 @@ from tunebench import device, workloads
 from tunebench.errors import DeviceError, InputError
 from tunebench.forecast.library import bounds_us, predict, predict_all, predict_fitting
 from tunebench.forecast.library.model import WIDENING_PROXY, ForecastModel, Spread
-from tunebench.forecast.library.roofline_model import LAUNCH_US
+from tunebench.forecast.library.roofline_model import LAUNCH_US, flop_per_us
 from tunebench.workload import Category, Size, Tensor, Traffic, Workload
 
 DEVICES = device.described()
@@ -496,3 +496,30 @@ def test_a_window_is_cheaper_than_all_keys(on: str) -> None:
         for more in (",window=128", "")
     )
     assert window < whole / 4
+
+
+@pytest.mark.parametrize("on", ["h100-sxm", "b200", "a100-80-sxm", "rtx-4090", "l40s", "h20"])
+@pytest.mark.parametrize("skew", ["uniform", "zipf"])
+def test_a_grouped_product_takes_no_longer_than_separate_products(on: str, skew: str) -> None:
+    """Layers of expert parallelism were measured with work that a grouped product does not have."""
+    sizes = "n=4096,k=4096,dtype=bf16"
+    shapes = [(groups, rows) for groups in (1, 2, 4, 8, 64) for rows in (16, 256, 4096, 16384)]
+    grouped = [
+        workloads.parse(f"grouped_gemm:groups={groups},m={rows},{sizes},skew={skew}")
+        for groups, rows in shapes
+    ]
+    filled = [min(groups, rows) for groups, rows in shapes]
+    separate = [
+        workloads.parse(f"gemm:m={rows // count},{sizes}")
+        for count, (_, rows) in zip(filled, shapes, strict=True)
+    ]
+    chip = DEVICES[on]
+    times, products = predict_all(grouped, chip), predict_all(separate, chip)
+    holds(times)
+    in_sequence_us = np.array(filled) * products.time_us
+    assert (times.time_us <= in_sequence_us * (1 + 1e-9)).all()
+    flops = np.array([workload.flops() for workload in grouped])
+    peak = flop_per_us(chip, "bf16")
+    assert (times.time_us >= flops / peak * (1 - 1e-9)).all()
+    layers = predict_all(grouped, chip, measured_layers=True)
+    assert layers.time_us.max() > times.time_us.max()

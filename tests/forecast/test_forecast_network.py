@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from tunebench.device import Device
 from tunebench.errors import InputError
 from tunebench.forecast import Predictions, predict_all
 from tunebench.forecast import network as of_network
-from tunebench.forecast.library.model import ForecastModel
 from tunebench.forecast.network import (
     DISPATCH_US,
     EAGER_HOST_US,
@@ -58,11 +58,9 @@ def test_items_of_a_network_without_sequences_are_images() -> None:
 def test_alike_workloads_are_predicted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Workload] = []
 
-    def recorded(
-        workloads: Iterable[Workload], on: Device, *, model: ForecastModel | None, sustained: bool
-    ) -> Predictions:
+    def recorded(workloads: Iterable[Workload], on: Device, **settings: Any) -> Predictions:
         asked.extend(listed := tuple(workloads))
-        return predict_all(listed, on, model=model, sustained=sustained)
+        return predict_all(listed, on, **settings)
 
     monkeypatch.setattr(of_network, "predict_all", recorded)
     prediction = predict_network(network("gpt2"), H100, NetworkRun(batch=4, seq=512, mode="train"))
@@ -179,3 +177,13 @@ def test_grouped_products_in_networks_are_near_products_of_the_same_rows(on: str
     assert 0.8 * whole < min(times)
     assert max(times[:3]) < 1.75 * whole
     assert all(more > 0.95 * fewer for fewer, more in pairwise(times))
+
+
+def test_a_batch_that_is_too_large_is_named() -> None:
+    """Not a size of one of the workloads; errors that a smaller batch does not repair stay as they are."""
+    model = network("llama-2-7b")
+    with pytest.raises(InputError, match=r"llama-2-7b cannot run a batch of 100000 .* smaller batch"):
+        predict_network(model, H100, NetworkRun(batch=100_000, seq=2048))
+    with pytest.raises(InputError, match="positions") as caught:
+        predict_network(network("gpt2"), H100, NetworkRun(batch=8, seq=4096))
+    assert "--batch" not in str(caught.value)

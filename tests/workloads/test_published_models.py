@@ -11,6 +11,7 @@ import pytest
 from tunebench.errors import InputError, UnknownName
 from tunebench.workloads.networks import NetworkRun, from_config
 from tunebench.workloads.networks._config_keys import KEYS, UNDESCRIBED, Family
+from tunebench.workloads.operators.attention import Attention
 from tunebench.workloads.operators.gemm import Gemm
 
 MODELS: list[dict[str, Any]] = tomllib.loads(
@@ -57,7 +58,7 @@ def test_products_have_two_flops_for_each_parameter_and_token(name: str) -> None
 @pytest.mark.parametrize("name", CONFIGS)
 def test_longer_contexts_and_scaled_rotations_have_the_same_layers(name: str) -> None:
     config = CONFIGS[name]
-    if config["model_type"] in ("gpt2", "opt", "bert", "vit"):
+    if config["model_type"] in ("gpt2", "opt", "bert", "vit", "bart", "mbart"):
         pytest.skip("learned positions")
     scaled = {
         **config,
@@ -92,6 +93,14 @@ def test_models_of_other_layers_are_refused_with_the_reason(model_type: str) -> 
         ("Phi-2", {"qk_layernorm": True}, "expected qk_layernorm=False"),
         ("Command R 35B", {"use_qk_norm": True}, "expected use_qk_norm=False"),
         ("T5 base", {"is_encoder_decoder": False}, "expected is_encoder_decoder=True"),
+        ("BART base", {"normalize_before": True}, "expected normalize_before=False"),
+        ("mBART-50 large", {"normalize_before": False}, "expected normalize_before=True"),
+        (
+            "BART base",
+            {"decoder_ffn_dim": 1024},
+            "expected decoder_ffn_dim to be encoder_ffn_dim, 3072, got 1024",
+        ),
+        ("BART base", {"encoder_layers": None}, "must have encoder_layers"),
         ("Switch base 8", {"tie_word_embeddings": False}, "expected tie_word_embeddings=True"),
         ("Llama 3.1 8B", {"intermediate_size": None}, "must have intermediate_size"),
     ],
@@ -131,3 +140,19 @@ def test_layers_that_megatron_has_no_kernels_for_are_refused(name: str) -> None:
     run = NetworkRun(batch=1, seq=128, mode="train", dtype="bf16", stack="megatron", flash=True)
     with pytest.raises(InputError, match="use the stack eager or compiled"):
         from_config(name, CONFIGS[name]).operations(run)
+
+
+def test_the_decoder_of_bart_has_one_causal_attention_and_one_to_the_encoder() -> None:
+    """Eager and compiled stacks; the kernels of Megatron-LM are not described."""
+    model: Any = from_config("DistilBART", CONFIGS["DistilBART 12-6"])
+    run = NetworkRun(batch=2, seq=64, dtype="bf16", stack="compiled")
+    kinds = {
+        operation.workload.causal: operation.count
+        for operation in model.operations(run)
+        if isinstance(operation.workload, Attention)
+    }
+    assert kinds == {True: 6, False: 12 + 6}
+    with pytest.raises(InputError, match="known for the stacks eager and compiled"):
+        model.operations(NetworkRun(batch=2, seq=64, dtype="bf16", stack="megatron"))
+    with pytest.raises(InputError, match="1024 positions"):
+        model.operations(NetworkRun(batch=2, seq=1025))

@@ -75,7 +75,8 @@ class ModelRequest:
         str,
         typer.Option(
             help="Model: software that runs it, one of eager (PyTorch), compiled (operations fused, as "
-            "by torch.compile), fsdp, torchtitan, megatron and megatron@2022 (Megatron-DeepSpeed).",
+            "by torch.compile), serving (compiled, with its own sums of short tensors), fsdp, torchtitan, "
+            "megatron and megatron@2022 (Megatron-DeepSpeed).",
             autocompletion=stacks,
         ),
     ] = "eager"

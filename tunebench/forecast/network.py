@@ -16,11 +16,11 @@ from tunebench.forecast.library.attention_backend import AttentionBackend, find_
 from tunebench.forecast.library.kernel import library_kernels
 from tunebench.forecast.library.model import ForecastModel
 from tunebench.forecast.library.roofline_model import relative_attention_time
+from tunebench.forecast.library.workload import MOST_GROUPED, equal_products
 from tunebench.forecast.prediction import Prediction
 from tunebench.workload import Workload
 from tunebench.workloads.networks import Network, NetworkRun, Operation, Phase
 from tunebench.workloads.operators.attention import Attention
-from tunebench.workloads.operators.gemm import Gemm
 from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
 __all__ = [
@@ -102,17 +102,6 @@ BACKWARD_ATTENTION = 73 / 63
 No gradient was measured, so its kernels are predicted at the rate of forward ones. Forward passes reach up to
 73 % of the peak of an A100, gradients up to 63 %. Source: Dao, "FlashAttention-2: faster attention with
 better parallelism and work partitioning", 2023, section 4.1.
-"""
-
-MOST_GROUPED = 1.5
-"""Longest time of a grouped product in a network, relative to a batch of equal products of the same sizes.
-
-Grouped products were measured as parts of whole layers of experts, with the order, the activation and the
-sums of tokens, which networks list as kernels of their own. Layers of devices that divide the experts were
-measured with these kernels for the tokens of all devices, it seems, and skewed ones on the busiest device:
-they take up to 50 times as long as products of a mean device's rows. Layers with all experts on one device
-take 1.1 to 1.4 times as long as batches of equal products in the median, and 1.5 to 1.9 times in the upper
-quartile, by device. Source: `library_moe_*.csv.gz` of aiconfigurator, every fourth row.
 """
 
 PYTORCH_ATTENTION = {9: "flash-attention-2"}
@@ -360,7 +349,7 @@ def predict_kernels(
     """
     require_fp8(device, run.fp8)
     times = predict_operations(
-        network.operations(run), device, model=model, attention=attention_of(run, device)
+        _operations(network, run), device, model=model, attention=attention_of(run, device)
     )
     busy = sum(operation_time.time_us for operation_time in times)
     if host_us_per_launch is None:
@@ -384,6 +373,20 @@ def predict_kernels(
         host_us=host,
         operations=times,
     )
+
+
+def _operations(network: Network, run: NetworkRun) -> tuple[Operation, ...]:
+    """Return the operations of a run, or raise InputError that names the batch if a batch of 1 would run."""
+    try:
+        return network.operations(run)
+    except InputError as error:
+        if run.batch == 1:
+            raise
+        network.operations(replace(run, batch=1))  # raises the same error if the batch is not its cause
+        raise InputError(
+            f"{network.name} cannot run a batch of {run.batch} on a device: {error}; expected a smaller "
+            "batch (--batch)"
+        ) from error
 
 
 def queued_us(run: NetworkRun, device_us: float, host_us: float) -> float:
@@ -463,40 +466,31 @@ def predict_operations(
         InputError: if the device cannot run the implementation.
     """
     # Layers repeat their workloads; distinct ones are predicted as one batch.
-    workloads = dict.fromkeys(operation.workload for operation in operations)
+    workloads = tuple(dict.fromkeys(operation.workload for operation in operations))
     separate = {
-        work: _separate_products(work)
+        work: equal_products(work)
         for work in workloads
         if isinstance(work, GroupedGemm) and work.skew != "one"
     }
     problems = tuple(dict.fromkeys((*workloads, *separate.values())))
-    predictions = predict_all(problems, device, model=model, sustained=sustained)
+    predictions = predict_all(problems, device, model=model, sustained=sustained, measured_layers=True)
     alone = dict(zip(problems, predictions, strict=True))
-    backend = None if attention == "default" else find_backend(attention, device)
+    # Not also by products in sequence, as `predict` of one workload: a published step of Qwen3 30B
+    # (`benchmarks/results/plan_problems.md`), predicted 0.95 of its time, would be 0.89 of it.
     most_us: dict[Workload, float] = {
         work: MOST_GROUPED * alone[products].time_us for work, products in separate.items()
     }
-
-    def each_us(operation: Operation) -> float:
-        us = _each_us(operation, alone[operation.workload], backend)
-        return min(us, most_us.get(operation.workload, math.inf))
-
+    backend = None if attention == "default" else find_backend(attention, device)
     return tuple(
-        OperationTime(operation=operation, alone=alone[operation.workload], each_us=each_us(operation))
+        OperationTime(
+            operation=operation,
+            alone=alone[operation.workload],
+            each_us=min(
+                _each_us(operation, alone[operation.workload], backend),
+                most_us.get(operation.workload, math.inf),
+            ),
+        )
         for operation in operations
-    )
-
-
-def _separate_products(work: GroupedGemm) -> Gemm:
-    """Return the products of the groups that have rows, as a batch of equal ones."""
-    return Gemm(
-        batch=work.most_filled,
-        m=max(1, round(work.m / work.most_filled)),
-        n=work.n,
-        k=work.k,
-        dtype=work.dtype,
-        out=work.out,
-        trans=work.trans,
     )
 
 

@@ -12,6 +12,7 @@ from tunebench._deprecation import renamed
 from tunebench._foreign_file import interpreting, read_table, read_text
 from tunebench.errors import UnknownName
 from tunebench.workloads import suite, suites
+from tunebench.workloads.networks._bart import Bart
 from tunebench.workloads.networks._experts import Mixture
 from tunebench.workloads.networks._families import Bert, Gpt2, Llama, Opt
 from tunebench.workloads.networks._switch import Switch
@@ -53,6 +54,7 @@ _FAMILIES: dict[str, Callable[[str, Architecture], Network]] = {
     **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "llama4_text"), Mixture),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), Mixture),
     **dict.fromkeys(("switch_transformers", "t5", "mt5"), Switch),
+    **dict.fromkeys(("bart", "mbart"), Bart),
 }
 
 

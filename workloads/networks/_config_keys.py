@@ -54,6 +54,8 @@ Family = Literal[
     "switch_transformers",
     "t5",
     "mt5",
+    "bart",
+    "mbart",
 ]
 
 UNDESCRIBED: Mapping[str, str] = {
@@ -66,9 +68,10 @@ UNDESCRIBED: Mapping[str, str] = {
         "layers that carry a state from token to token beside those of attention",
     ),
     **dict.fromkeys(
-        ("bart", "mbart", "pegasus", "marian", "blenderbot", "m2m_100", "plbart", "led", "whisper"),
-        "an encoder and a decoder of another kind than those of T5",
+        ("pegasus", "marian", "blenderbot", "m2m_100", "plbart", "led"),
+        "an encoder and a decoder of another kind than those of T5 and BART",
     ),
+    "whisper": "an encoder of sounds, whose length is not that of the decoder",
     **dict.fromkeys(("umt5", "longt5", "t5gemma"), "another attention or other normalisations than T5"),
     **dict.fromkeys(
         ("roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "deberta", "deberta-v2"),
@@ -170,6 +173,17 @@ _T5: Mapping[str, tuple[str, ...]] = {
     "buckets": ("relative_attention_num_buckets",),
     "eps": ("layer_norm_epsilon",),
     "positions": (),
+}
+_BART: Mapping[str, tuple[str, ...]] = {
+    "layers": ("encoder_layers",),
+    "decoder_layers": ("decoder_layers",),
+    "hidden": ("d_model",),
+    "heads": ("encoder_attention_heads",),
+    "ffn": ("encoder_ffn_dim",),
+    "activation": ("activation_function",),
+    "dropout": ("dropout",),
+    "attention_dropout": ("attention_dropout",),
+    "scaled_embedding": ("scale_embedding",),
 }
 _GPT2 = {
     "layers": ("n_layer", "num_hidden_layers"),
@@ -313,6 +327,8 @@ KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "granitemoeshared": _GRANITE,
     "t5": _T5,
     "mt5": _T5,
+    "bart": _BART,
+    "mbart": _BART,
     "switch_transformers": {
         **_T5,
         "activation": ("dense_act_fn",),
@@ -370,6 +386,14 @@ _T5_DEFAULTS: Mapping[str, Any] = {
     "positions": 0,
     "buckets": 32,
     "eps": 1e-6,
+}
+_BART_DEFAULTS: Mapping[str, Any] = {
+    "positions": 1024,
+    "activation": "gelu",
+    "dropout": 0.1,
+    "norm": "shift",
+    "norm_first": False,
+    "eps": 1e-5,
 }
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gpt2": {"positions": 1024, "activation": "gelu_new", "dropout": 0.1, "attention_dropout": 0.1},
@@ -518,6 +542,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "granitemoe": _GRANITE_DEFAULTS,
     "granitemoeshared": _GRANITE_DEFAULTS,
+    "bart": _BART_DEFAULTS,
+    "mbart": {**_BART_DEFAULTS, "norm_first": True},
     "t5": _T5_DEFAULTS,
     "mt5": {**_T5_DEFAULTS, "activation": "gelu_new", "gated": True, "tied": False},
     "switch_transformers": {

@@ -226,7 +226,7 @@ class Architecture:
     @property
     def longest(self) -> int:
         """Longest sequence: learned positions limit it, rotary ones do not; 0 for any."""
-        return self.positions if self.family in ("gpt2", "opt", "bert") else 0
+        return self.positions if self.family in ("gpt2", "opt", "bert", "bart", "mbart") else 0
 
     def layer(self, index: int) -> Architecture:
         """Return the sizes of one layer, as those of a network of this layer.
@@ -384,6 +384,13 @@ def _refuse_unsupported(family: str, config: Mapping[str, Any]) -> None:
                 f"{family}: expected {key}={expected}, got {quoted(config[key])}: layers of another kind are "
                 "not described"
             )
+    for size in ("attention_heads", "ffn_dim"):
+        encoder, decoder = config.get(f"encoder_{size}"), config.get(f"decoder_{size}")
+        if family in ("bart", "mbart") and decoder not in (None, encoder):
+            raise InputError(
+                f"{family}: expected decoder_{size} to be encoder_{size}, {quoted(encoder)}, got "
+                f"{quoted(decoder)}: layers of two sizes are not described"
+            )
     sparse = config.get("moe_layers")
     if (
         family == "llama4_text"
@@ -398,6 +405,10 @@ def _refuse_unsupported(family: str, config: Mapping[str, Any]) -> None:
 
 
 _EXPECTED: tuple[tuple[str, str, Any], ...] = (
+    ("bart", "add_final_layer_norm", False),
+    ("bart", "normalize_before", False),
+    ("bart", "is_encoder_decoder", True),
+    ("bart", "tie_word_embeddings", True),
     ("bert", "add_cross_attention", False),
     ("bert", "is_decoder", False),
     ("bert", "position_embedding_type", "absolute"),
@@ -409,6 +420,9 @@ _EXPECTED: tuple[tuple[str, str, Any], ...] = (
     ("gemma", "use_bidirectional_attention", False),
     ("gpt2", "add_cross_attention", False),
     ("llama4", "interleave_moe_layer_step", 1),
+    ("mbart", "is_encoder_decoder", True),
+    ("mbart", "normalize_before", True),
+    ("mbart", "tie_word_embeddings", True),
     ("mt5", "is_encoder_decoder", True),
     ("olmoe", "head_dim", None),
     ("opt", "_remove_final_layer_norm", False),
@@ -494,6 +508,6 @@ def _completed(family: str, sizes: dict[str, Any]) -> dict[str, Any]:
     sizes.setdefault("positions", 0)
     sizes.setdefault("heads_k", heads)
     sizes.setdefault("embedding", hidden)
-    if family in ("switch_transformers", "t5", "mt5"):
+    if family in ("switch_transformers", "t5", "mt5", "bart", "mbart"):
         sizes.setdefault("decoder_layers", sizes["layers"])
     return sizes

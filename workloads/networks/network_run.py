@@ -143,7 +143,8 @@ class NetworkRun(LayerDivision, LayerExecution):
         dtype: Dtype of weights and activations.
         stack: Software that runs the network, by its name in `tunebench.stack`, such as `"eager"` PyTorch;
             `"compiled"` by a compiler such as `torch.compile`, with elementwise operations fused and
-            attention in one kernel where there is one (f16, bf16); `"megatron"`, with the fused kernels of
+            attention in one kernel where there is one (f16, bf16); `"serving"`, which also sums short tensors
+            by kernels of its own; `"megatron"`, with the fused kernels of
             Megatron-LM; or `"megatron@2022"`.
         tuning: Whether 16-bit training steps take as long as those of the authors of the stack (`"tuned"`),
             or of others (`"typical"`); empty for the usual one of the stack.

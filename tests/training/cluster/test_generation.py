@@ -180,3 +180,17 @@ def test_families_with_one_norm_or_separate_products_generate() -> None:
         for kind in (SERVING, EAGER):
             generation = predict_generation(model, H100, NetworkRun(seq=16, **kind), 4)
             assert 0 < generation.decode.time_us <= generation.prefill.time_us * 1.5
+
+
+def test_a_serving_stack_sums_short_tensors_by_its_own_kernels() -> None:
+    """Without a division there is nothing to sum; long prompts are summed by NCCL."""
+    model, on = network("llama-2-7b"), device.find("a100-80-sxm")
+
+    def timed(stack: str, tensor: int, prompt: int = 5) -> Generation:
+        run = NetworkRun(batch=1, seq=prompt, **(SERVING | {"stack": stack}))
+        return predict_generation(model, on, run, 200, tensor=tensor)
+
+    assert timed("serving", 1).time_us == timed("compiled", 1).time_us
+    fast, usual = timed("serving", 8), timed("compiled", 8)
+    assert 0.7 < fast.decode.time_us / usual.decode.time_us < 0.9
+    assert timed("serving", 8, 3000).prefill.time_us == timed("compiled", 8, 3000).prefill.time_us

@@ -18,6 +18,7 @@ from tunebench.training.interconnect.collective import (
     BASE_US,
     BULK_STEPS,
     COLLECTIVES,
+    DIRECT_US,
     LAST_PART,
     REACHES,
     STAGED_REACHES,
@@ -359,3 +360,32 @@ def test_a_fit_recovers_the_constants_that_made_the_times() -> None:
     assert constants["last_part"] == pytest.approx(made.law.last_part, rel=0.1)
     assert paces["narrow"] == pytest.approx(1.5, rel=0.1)
     assert paces["wide"] == pytest.approx(1 / 1.5, rel=0.1)
+
+
+# ----------------------------------------------------------------------------------- kernels of engines
+
+
+def test_short_sums_by_direct_kernels_are_between_their_latency_and_nccl() -> None:
+    """Published with NVLink on 8 devices: 6 to 15 us (pytorch/pytorch, issue 131739)."""
+    nvlink = find_link("nvlink3")
+    sizes = np.geomspace(1e3, 1e8, 40)
+    for devices in (2, 4, 8):
+        direct = collective_us("all-reduce", sizes, node(devices, nvlink), direct=True)
+        usual = collective_us("all-reduce", sizes, node(devices, nvlink))
+        assert (direct <= usual).all()
+        assert (direct >= DIRECT_US).all()
+        assert (np.diff(direct) >= 0).all()
+        assert direct[-1] == usual[-1]
+    (short_us,) = collective_us("all-reduce", [16 * 1024], node(8, nvlink), direct=True)
+    assert DIRECT_US < short_us < 7
+
+
+def test_direct_kernels_need_nvlink_within_one_node() -> None:
+    nvlink = find_link("nvlink3")
+    two_nodes = ProcessGroup(local=8, nodes=2, inside=nvlink, between=NETWORK)
+    for group in (node(8), two_nodes):
+        usual, direct = (collective_us("all-reduce", SIZES, group, direct=way) for way in (False, True))
+        assert (usual == direct).all()
+    gathers = (collective_us("all-gather", SIZES, node(8, nvlink), direct=way) for way in (False, True))
+    assert np.array_equal(*gathers)
+    assert (collective_us("all-reduce", SIZES, node(1, nvlink), direct=True) == 0).all()

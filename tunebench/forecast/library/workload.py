@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,18 +25,31 @@ from tunebench.forecast.library.roofline_model import (
 from tunebench.forecast.prediction import Basis, Binding, Prediction, Predictions
 from tunebench.variant import exceeds_memory
 from tunebench.workload import Workload
+from tunebench.workloads.operators.gemm import Gemm
+from tunebench.workloads.operators.grouped_gemm import GroupedGemm
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.float64]
 
-__all__ = ["bounds_us", "predict", "predict_all", "predict_fitting"]
+__all__ = ["MOST_GROUPED", "bounds_us", "equal_products", "predict", "predict_all", "predict_fitting"]
 
 WINOGRAD = 4.0
 """Factor by which a convolution algorithm may reduce the multiplications of the textbook algorithm.
 
 Source: Lavin and Gray, "Fast algorithms for convolutional neural networks", CVPR 2016: F(4x4, 3x3).
+"""
+
+MOST_GROUPED = 1.5
+"""Longest time of a grouped product, relative to a batch of equal products of the same sizes.
+
+Grouped products were measured as parts of whole layers of experts, with the order, the activation and the
+sums of tokens, which networks list as kernels of their own. Layers of devices that divide the experts were
+measured with these kernels for the tokens of all devices, it seems, and skewed ones on the busiest device:
+they take up to 50 times as long as products of a mean device's rows. Layers with all experts on one device
+take 1.1 to 1.4 times as long as batches of equal products in the median, and 1.5 to 1.9 times in the upper
+quartile, by device. Source: `library_moe_*.csv.gz` of aiconfigurator, every fourth row.
 """
 
 _PRODUCTS: tuple[Family, ...] = ("product", "grouped product")
@@ -62,6 +76,7 @@ def predict_all(
     *,
     model: ForecastModel | None = None,
     sustained: bool = False,
+    measured_layers: bool = False,
 ) -> Predictions:
     """Predict many workloads on one device in one vectorised evaluation.
 
@@ -71,6 +86,8 @@ def predict_all(
         model: Model of the library kernels; None for the bundled one.
         sustained: Whether products run for long on random numbers, at the clock that the power limit allows,
             instead of in a short measurement.
+        measured_layers: Whether grouped products include what was measured with them in layers of experts:
+            the order, the activation and the sums of tokens, of all devices that divide the experts.
 
     Raises:
         DeviceError: if the device is not a GPU.
@@ -95,6 +112,8 @@ def predict_all(
             slowed = slowdown_from_blend if lasts else slowdown_beyond_measured
             blend = blend.longer(slowed(device, arithmetic, rates, weights))
         sums.add(group, roofline, blend)
+    if not measured_layers:
+        sums.scale(_grouped_limits(problems, device, sums, model=model, sustained=sustained))
     floors = _floors_us(problems, device)
     bound_us: Array = floors.max(axis=0)
     time_us = np.maximum(sums.us, bound_us)
@@ -110,6 +129,65 @@ def predict_all(
         binding=sums.binding(problems, device, floors),
         basis=sums.basis(),
         because=sums.because(),
+    )
+
+
+def _grouped_limits(
+    problems: tuple[Workload, ...],
+    device: Device,
+    sums: _Totals,
+    *,
+    model: ForecastModel | None,
+    sustained: bool,
+) -> Array:
+    """Return the factor of each time that brings grouped products between their roofline and other kernels.
+
+    A grouped product takes at most as long as one launch of a product for each group, and as `MOST_GROUPED`
+    batches of equal products, and at least as long as its operations or bytes; bytes that the last-level
+    cache holds do not count.
+    """
+    factors = np.ones(len(problems))
+    grouped = {
+        index: problem
+        for index, problem in enumerate(problems)
+        if isinstance(problem, GroupedGemm) and problem.skew != "one"
+    }
+    if not grouped:
+        return factors
+    rows = np.array(list(grouped))
+    products = [equal_products(problem) for problem in grouped.values()]
+    others = dict.fromkeys([*products, *(dataclasses.replace(product, batch=1) for product in products)])
+    times_us = predict_all(others, device, model=model, sustained=sustained).time_us
+    other_us = dict(zip(others, times_us.tolist(), strict=True))
+    most_us = np.array(
+        [
+            min(
+                MOST_GROUPED * other_us[product],
+                product.batch * other_us[dataclasses.replace(product, batch=1)],
+            )
+            for product in products
+        ]
+    )
+    cached = sums.memory_us[rows] * device.dram_gb_s * 1e3 <= device.l2_bytes
+    least_us = np.maximum(sums.compute_us[rows], np.where(cached, 0.0, sums.memory_us[rows]))
+    factors[rows] = np.maximum(least_us, np.minimum(sums.us[rows], most_us)) / sums.us[rows]
+    return factors
+
+
+def equal_products(work: GroupedGemm) -> Gemm:
+    """Return the products of the groups of a grouped product that have rows, as a batch of equal ones.
+
+    Args:
+        work: The grouped product.
+    """
+    return Gemm(
+        batch=work.most_filled,
+        m=max(1, round(work.m / work.most_filled)),
+        n=work.n,
+        k=work.k,
+        dtype=work.dtype,
+        out=work.out,
+        trans=work.trans,
     )
 
 
@@ -223,6 +301,11 @@ class _Totals:
                 reason = f"device unlike all measured ones; the nearest is {blend.nearest}"
             if reason:
                 self.reasons[launch.workload][launch.before] = reason
+
+    def scale(self, factors: Array) -> None:
+        """Multiply the times and their intervals by a factor of each workload."""
+        for total in (self.us, self.low_us, self.high_us):
+            total *= factors
 
     def binding(self, workloads: tuple[Workload, ...], device: Device, floors: Array) -> tuple[Binding, ...]:
         """Return the limiting resource of each predicted time, or of the lower bound if that is longer."""

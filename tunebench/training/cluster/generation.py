@@ -2,8 +2,8 @@
 
 All sequences of a batch begin together and are equally long (static batching). Requests that join later,
 prompts in chunks between tokens, speculative tokens and caches shared by prompts are not modelled. Sampling
-is left out. Sums of tensor parallelism are those of NCCL: engines with kernels of their own for short
-messages are faster.
+is left out. Sums of tensor parallelism are those of NCCL, or of the stack `serving`, which has kernels of its
+own for short messages.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def predict_generation(
     Args:
         network: A decoder.
         device: One of the devices; it does not have to be present.
-        run: How it runs, with `batch` sequences and prompts of `seq` tokens. The stack `compiled` with
-            `cuda_graphs` runs as serving engines do, `eager` as HuggingFace's `generate`.
+        run: How it runs, with `batch` sequences and prompts of `seq` tokens. The stacks `compiled`
+            and `serving` with `cuda_graphs` run as serving engines do, `eager` as HuggingFace's `generate`.
         output: Tokens to generate for each sequence, 1 or more.
         tensor: Tensor-parallel size.
         cluster: Devices and links; None for the usual ones of the device.

@@ -28,6 +28,10 @@ constants are the same for every device, and were fitted with `benchmarks/collec
 devices left out of the fit, are in `benchmarks/results/predict/collectives.md`. Sums are of floating-point
 numbers: switches do not reduce 8-bit integers.
 
+Kernels of serving engines (`direct`) replace NCCL's all-reduce of short tensors within an NVLink node. One
+shot: a device reads the whole tensor of every other one and sums, between two barriers. Two shots: it sums
+its part, then reads the other parts, after a third barrier. They send (n-1) S and 2 (n-1)/n S.
+
 Sources: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005
 (ring, and the form of the model); Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth
 broadcast, reduction and scan", 2009 (tree between nodes; a chain within one); NVIDIA/nccl,
@@ -55,6 +59,7 @@ __all__ = [
     "BASE_US",
     "BULK_STEPS",
     "COLLECTIVES",
+    "DIRECT_US",
     "LAST_PART",
     "REACHES",
     "STAGED_REACHES",
@@ -136,6 +141,20 @@ BULK_STEPS = _CONSTANTS.bulk_steps
 LAST_PART = _CONSTANTS.last_part
 """Time of the copy or last receipt of a device's own part, relative to sending it."""
 
+DIRECT_US = 6.0
+"""Time of an all-reduce of an empty tensor by kernels that read the memory of other devices, in microseconds:
+start of the kernel and two barriers.
+
+The shortest published times of short tensors on 8 devices: 6 us (PyTorch's own, the shortest of 6 to 15 us)
+and 6.3 us for 24 kB (vLLM's, on MI355X). The author of the issue measured 17 us with the same kernels of
+PyTorch. Sources: pytorch/pytorch, pull request 114001 as issue 131739 quotes it; vllm-project/vllm, pull
+request 39080.
+"""
+
+DIRECT_LIMITS = (256 * 1024, 10 * 1024 * 1024)
+"""Largest tensors in bytes that are summed in one shot and in two. Source: pytorch/pytorch,
+`intra_node_comm.cu`."""
+
 REACHES = (0.66, 1.56)
 """90 % interval of the time of a collective, as multiples of the predicted time.
 
@@ -157,9 +176,9 @@ class CollectiveMethod:
     """One method of a collective: an algorithm and the protocol of its steps.
 
     Attributes:
-        algorithm: ``"ring"``, ``"tree"``, ``"in-network"`` or ``"pairs"``.
+        algorithm: ``"ring"``, ``"tree"``, ``"in-network"``, ``"pairs"``, ``"one shot"`` or ``"two shots"``.
         protocol: ``"bulk"`` for large messages, ``"low latency"`` for small ones, ``"low latency 128"``
-            between the two on NVLink.
+            between the two on NVLink, or ``"direct"``.
         latency_us: Time of an empty message.
         us_per_byte: Time per byte of the tensor.
         ramp: Additional time per sqrt(latency * time of the bytes).
@@ -274,8 +293,27 @@ def _algorithms(
     raise UnknownName("collective", collective, COLLECTIVES)
 
 
+def _direct_sums(group: ProcessGroup) -> tuple[CollectiveMethod, ...]:
+    """Return the sums by kernels that read the memory of other devices of an NVLink node."""
+    if group.nodes > 1 or not group.inside.ll128:
+        return ()
+    us_per_byte = (group.size - 1) / group.inside.bytes_per_us
+    barrier_us = _CONSTANTS.steps * group.inside.latency_us
+    one, two = DIRECT_LIMITS
+    return (
+        CollectiveMethod("one shot", "direct", DIRECT_US, us_per_byte, limit_bytes=one),
+        CollectiveMethod(
+            "two shots", "direct", DIRECT_US + barrier_us, 2 * us_per_byte / group.size, limit_bytes=two
+        ),
+    )
+
+
 def collective_methods(
-    collective: Collective, group: ProcessGroup, law: CollectiveConstants | None = None
+    collective: Collective,
+    group: ProcessGroup,
+    law: CollectiveConstants | None = None,
+    *,
+    direct: bool = False,
 ) -> tuple[CollectiveMethod, ...]:
     """Return every method of a collective; for a group of one device, one that takes no time.
 
@@ -283,6 +321,7 @@ def collective_methods(
         collective: The collective.
         group: Devices that take part.
         law: Constants; None for the fitted ones.
+        direct: Whether short tensors may be summed by kernels that read the memory of other devices.
 
     Raises:
         UnknownName: if there is no such collective.
@@ -293,11 +332,18 @@ def collective_methods(
         for algorithm in _algorithms(collective, group, law)
         for method in algorithm.methods(group, law)
     )
+    if direct and collective == "all-reduce":
+        methods += _direct_sums(group)
     return (CollectiveMethod("ring", "bulk", 0.0, 0.0),) if group.size == 1 else methods
 
 
 def collective_us(
-    collective: Collective, nbytes: ArrayLike, group: ProcessGroup, law: CollectiveConstants | None = None
+    collective: Collective,
+    nbytes: ArrayLike,
+    group: ProcessGroup,
+    law: CollectiveConstants | None = None,
+    *,
+    direct: bool = False,
 ) -> Array:
     """Return the predicted time of a collective in microseconds, for each number of bytes.
 
@@ -308,9 +354,10 @@ def collective_us(
         nbytes: Bytes of the whole tensor, any shape. Zero bytes take no time.
         group: Devices that take part.
         law: Constants; None for the fitted ones.
+        direct: Whether short tensors may be summed by kernels that read the memory of other devices.
     """
     sizes = np.asarray(nbytes, dtype=np.float64)
-    methods = collective_methods(collective, group, law)
+    methods = collective_methods(collective, group, law, direct=direct)
     fastest: Array = np.minimum.reduce([method.us(sizes) for method in methods])
     return np.where(sizes > 0, fastest, 0.0)
 

@@ -110,13 +110,14 @@ class StageWaits:
             parts=parallelism.tensor,
             occupied=self._occupied(groups["tensor"]),
         )
-        exposed = TimeRange()
+        exposed, direct = TimeRange(), find_stack(self.run.stack).direct_sums
         for collective in self.network.collectives(self.run):
             if collective.phase == phase:
+                group = groups[collective.group]
                 takes_us = float(
-                    collective_us(collective.collective, collective.nbytes, groups[collective.group])
+                    collective_us(collective.collective, collective.nbytes, group, direct=direct)
                 )
-                takes = TimeRange.of_communication(takes_us, groups[collective.group])
+                takes = TimeRange.of_communication(takes_us, group)
                 exposed += TimeRange.of(self._exposed(overlap, collective, takes)) * collective.count
         for exchange in self.network.exchanges(self.run):
             if exchange.phase == phase:
