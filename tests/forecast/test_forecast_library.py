@@ -503,7 +503,7 @@ def test_a_window_is_cheaper_than_all_keys(on: str) -> None:
 def test_a_grouped_product_takes_no_longer_than_separate_products(on: str, skew: str) -> None:
     """Layers of expert parallelism were measured with work that a grouped product does not have."""
     sizes = "n=4096,k=4096,dtype=bf16"
-    shapes = [(groups, rows) for groups in (1, 2, 4, 8, 64) for rows in (16, 256, 4096, 16384)]
+    shapes = [(groups, rows) for groups in (1, 2, 4) for rows in (16, 256, 4096, 16384)]
     grouped = [
         workloads.parse(f"grouped_gemm:groups={groups},m={rows},{sizes},skew={skew}")
         for groups, rows in shapes

@@ -41,6 +41,12 @@ WINOGRAD = 4.0
 Source: Lavin and Gray, "Fast algorithms for convolutional neural networks", CVPR 2016: F(4x4, 3x3).
 """
 
+_FEWEST_GROUPS = 8
+"""Fewest experts of a layer that was measured on one device.
+
+Layers with fewer groups on a device belong to several devices, whose work they include.
+"""
+
 MOST_GROUPED = 1.5
 """Longest time of a grouped product, relative to a batch of equal products of the same sizes.
 
@@ -142,7 +148,7 @@ def _grouped_limits(
 ) -> Array:
     """Return the factor of each time that brings grouped products between their roofline and other kernels.
 
-    A grouped product takes at most as long as one launch of a product for each group, and as `MOST_GROUPED`
+    A product of fewer groups than a measured layer of one device takes at most as long as one launch of a product for each group, and as `MOST_GROUPED`
     batches of equal products, and at least as long as its operations or bytes; bytes that the last-level
     cache holds do not count.
     """
@@ -150,7 +156,7 @@ def _grouped_limits(
     grouped = {
         index: problem
         for index, problem in enumerate(problems)
-        if isinstance(problem, GroupedGemm) and problem.skew != "one"
+        if isinstance(problem, GroupedGemm) and problem.skew != "one" and problem.groups < _FEWEST_GROUPS
     }
     if not grouped:
         return factors
