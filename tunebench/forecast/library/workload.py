@@ -148,9 +148,9 @@ def _grouped_limits(
 ) -> Array:
     """Return the factor of each time that brings grouped products between their roofline and other kernels.
 
-    A product of fewer groups than a measured layer of one device takes at most as long as one launch of a product for each group, and as `MOST_GROUPED`
-    batches of equal products, and at least as long as its operations or bytes; bytes that the last-level
-    cache holds do not count.
+    A product of fewer groups than a measured layer of one device takes at most as long as one launch of a
+    product for each group, and as `MOST_GROUPED` batches of equal products. It takes at least as long as its
+    operations or bytes; bytes that the last-level cache holds do not count.
     """
     factors = np.ones(len(problems))
     grouped = {
