@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo import OptimizedModule
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.exc import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
@@ -543,6 +545,38 @@ def _complete(store: HostStore, memory: Tensor, device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+class _FittedModule(OptimizedModule):  # type: ignore[misc]
+    """A module that a backend compiles.
+
+    Each copy is initialized for its own model and backend.
+    """
+
+    def _initialize(self) -> None:
+        super()._initialize()
+        self.fitter.model = weakref.ref(self._orig_mod)
+        self.forward = _with_clear_errors(self.forward, self._orig_mod)
+
+    @property
+    def fitter(self) -> Fitter:
+        """The backend."""
+        return innermost_backend(self.dynamo_ctx.callback).__self__  # type: ignore[attr-defined, no-any-return]
+
+
+class _Tracing:
+    """Dynamo's callback for a frame without a valid trace, with the settings that trace a model as a whole.
+
+    Args:
+        callback: The callback of Dynamo.
+    """
+
+    def __init__(self, callback: Any) -> None:
+        self._torchdynamo_orig_backend = callback
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with whole_model_traced(), torch._dynamo.config.patch(**_TRACING):
+            return self._torchdynamo_orig_backend(*args, **kwargs)
+
+
 def fitted_by(fitter: Fitter, model: nn.Module | Callable[..., Any]) -> Any:
     """Return a model that a backend compiles; its calls raise this package's errors without those of torch.
 
@@ -550,21 +584,18 @@ def fitted_by(fitter: Fitter, model: nn.Module | Callable[..., Any]) -> Any:
         fitter: The backend.
         model: A module, or a function of tensors.
     """
-    fitted = torch.compile(model, backend=fitter, fullgraph=True, dynamic=False, **OWN_LIMIT)
-    if isinstance(fitted, nn.Module):
-        fitter.model = weakref.ref(model)
-        fitted.forward = _with_clear_errors(fitted.forward, model)
-        # torch.compile of a fitted module would compile the model itself, without a plan.
-        fitted._torchdynamo_wrapper_id = None
-        fitted.__dict__.pop("get_compiler_config", None)
-    else:
-        fitted = _with_clear_errors(fitted, model)
+    # A method, because Dynamo copies the attributes of its backend, also those of an object.
+    context = torch._dynamo.optimize(fitter.__call__, nopython=True, dynamic=False, **OWN_LIMIT)
+    context.callback = _Tracing(context.callback)
+    if isinstance(model, nn.Module):
+        return _FittedModule(model, context)
+    fitted = _with_clear_errors(context(model), model)
     _fitters[fitted] = fitter
     return fitted
 
 
 _fitters: weakref.WeakKeyDictionary[Any, Fitter] = weakref.WeakKeyDictionary()
-"""The backend of each model that `fitted_by` returned."""
+"""The backend of each function that `fitted_by` returned."""
 
 
 def fitted_steps(fitted: Any) -> tuple[FittedStep, ...]:
@@ -576,18 +607,19 @@ def fitted_steps(fitted: Any) -> tuple[FittedStep, ...]:
     Raises:
         InputError: It was not returned by `fit`.
     """
-    if fitted not in _fitters:
+    if not is_fitted(fitted):
         raise InputError(f"expected what tunebench.training.fit returned, got {type(fitted).__name__}")
-    return tuple(_fitters[fitted].steps)
+    fitter = fitted.fitter if isinstance(fitted, _FittedModule) else _fitters[fitted]
+    return tuple(fitter.steps)
 
 
 def is_fitted(model: Any) -> bool:
-    """Return whether `fit` returned a model."""
-    return isinstance(model, Hashable) and model in _fitters
+    """Return whether `fit` returned a model, or the model that it is a copy of."""
+    return isinstance(model, _FittedModule) or (isinstance(model, Hashable) and model in _fitters)
 
 
 def _with_clear_errors(call: Callable[..., Any], model: Any) -> Callable[..., Any]:
-    """Return a call that traces a model as a whole, and raises the errors of this package alone.
+    """Return a call that raises the errors of this package alone.
 
     Code around it that torch compiles calls it as it is: torch would trace into the model and lose its plan.
     """
@@ -595,8 +627,7 @@ def _with_clear_errors(call: Callable[..., Any], model: Any) -> Callable[..., An
     @functools.wraps(call, updated=())
     def clear(*args: Any, **kwargs: Any) -> Any:
         try:
-            with whole_model_traced(), torch._dynamo.config.patch(**_TRACING):
-                results = call(*args, **kwargs)
+            results = call(*args, **kwargs)
             _require_gradient(model, results)
             return results
         except BackendCompilerFailed as error:
