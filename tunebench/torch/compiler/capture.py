@@ -83,6 +83,8 @@ def capture(
         with without_log():
             return step(fullgraph=True)
     except Exception as error:  # the tracer may raise anything; its first line is the reason
+        if isinstance(cause := getattr(error, "inner_exception", None), InputError):
+            raise cause from None
         reason, whole = first_reason(error), error
     before = counters["graph_break"].copy()
     # The model itself may raise again: the reason is known already.
@@ -177,7 +179,7 @@ def onednn(*, enabled: bool) -> Iterator[None]:
 
 
 def require_equal_types(graph: fx.Graph) -> None:
-    """Raise InputError if a product reads tensors of several types, which torch traces but refuses to compute.
+    """Raise InputError if a product reads tensors of several types, which torch traces but cannot compute.
 
     Args:
         graph: A graph of AOTAutograd.
@@ -188,8 +190,8 @@ def require_equal_types(graph: fx.Graph) -> None:
             types = dict.fromkeys(str(value.dtype) for value in values if isinstance(value, Tensor))
             if len(types) > 1:
                 raise InputError(
-                    f"{node.target} must read tensors of one type, found {' and '.join(types)}: pass inputs of "
-                    "the type of the parameters"
+                    f"{node.target} must read tensors of one type, found {' and '.join(types)}: pass inputs "
+                    "of the type of the parameters"
                 )
 
 
