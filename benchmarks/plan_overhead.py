@@ -1,11 +1,12 @@
 """Predicted and measured time of planned training steps on this processor, over eager torch.
 
-    python -m benchmarks.plan_overhead [--model lstm] [--rounds 15] [--out FILE]
+    python -m benchmarks.plan_overhead [--model lstm] [--budget 80%] [--rounds 15] [--out FILE]
     python -m benchmarks.plan_overhead --second-process [--model lstm] [--out FILE]
 
 Each model runs with budgets of 80, 60 and 40 % of the peak of its traced step, and without one ("100 %"), by
 one thread. Eager and planned steps alternate; the measured overhead is the median over rounds of the ratio of
-their processor times, the predicted one that of `FittedStep.overhead`. The table takes about six minutes.
+their processor times. `fit` predicts it from the times of operations (`FittedStep.predicted_overhead`), and
+from a few whole planned steps (`FittedStep.overhead`). The table takes about six minutes.
 
 Memory that is freed is not returned to the system, because the cost of getting it again depends on the order
 of both kinds of steps.
@@ -110,7 +111,8 @@ def overheads(name: str, budget: str, rounds: int) -> dict[str, float] | str:
     quarters = statistics.quantiles(ratios, n=4)
     return {
         "eager_ms": 1e3 * statistics.median(eager for eager, _ in pairs),
-        "predicted": step.overhead,
+        "predicted": step.predicted_overhead,
+        "fitted": step.overhead,
         "measured": statistics.median(ratios) - 1,
         "low": quarters[0] - 1,
         "high": quarters[2] - 1,
@@ -120,11 +122,13 @@ def overheads(name: str, budget: str, rounds: int) -> dict[str, float] | str:
 def _row(name: str, budget: str, result: dict[str, float] | str) -> str:
     if isinstance(result, str):
         least = result.partition("; ")[2].partition(". ")[0]
-        return f"| {name} | {budget} | | {least} | | |"
-    points = 100 * abs(result["predicted"] - result["measured"])
+        return f"| {name} | {budget} | | {least} | | | | |"
+    points = [100 * abs(result[kind] - result["measured"]) for kind in ("predicted", "fitted")]
+    quartiles = f"{result['low']:+.1%} to {result['high']:+.1%}"
     return (
         f"| {name} | {budget} | {result['eager_ms']:.1f} | {result['predicted']:+.1%} "
-        f"| {result['measured']:+.1%} ({result['low']:+.1%} to {result['high']:+.1%}) | {points:.1f} |"
+        f"| {result['fitted']:+.1%} | {result['measured']:+.1%} ({quartiles}) "
+        f"| {points[0]:.1f} | {points[1]:.1f} |"
     )
 
 
@@ -177,6 +181,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", choices=MODELS, action="append", help="models (default: all)")
+    parser.add_argument("--budget", choices=BUDGETS, action="append", help="budgets (default: all)")
     parser.add_argument("--rounds", type=int, default=15, help="steps of each kind (default: 15)")
     parser.add_argument("--out", type=Path, help="file for the table")
     parser.add_argument(
@@ -203,15 +208,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TUNEBENCH_CACHE"] = folder  # operations are timed now
         header = (
-            "| model | budget | eager, ms | predicted overhead | measured (quartiles) | points apart |\n"
-            "|---|---|---|---|---|---|"
+            "| model | budget | eager, ms | overhead from operations | from whole steps (`overhead`) "
+            "| measured (quartiles) | points apart, operations | points apart, whole steps |\n"
+            "|---|---|---|---|---|---|---|---|"
         )
-        write_table(header, _rows(arguments.model or MODELS, arguments.rounds), arguments.out)
+        rows = _rows(arguments.model or MODELS, arguments.budget or BUDGETS, arguments.rounds)
+        write_table(header, rows, arguments.out)
 
 
-def _rows(names: Iterable[str], rounds: int) -> Iterator[str]:
+def _rows(names: Iterable[str], budgets: Iterable[str], rounds: int) -> Iterator[str]:
     for name in names:
-        for budget in BUDGETS:
+        for budget in budgets:
             yield _row(name, budget, overheads(name, budget, rounds))
 
 

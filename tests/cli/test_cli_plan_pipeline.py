@@ -60,7 +60,7 @@ def test_less_memory_needs_balance_or_recomputation(run_json: Run, run_text: Run
     assert peaks["1f1b"] == 10e9 > 9e9 >= peaks["1f1b balanced"]
     assert run_json(*asked, "--memory", "9GB", "--no-balance")["best"] is None
     text = run_text(*asked, "--memory", "3GB")
-    assert "no schedule fits; 1f1b balanced needs the least memory" in text
+    assert text.lstrip().startswith("no schedule fits; 1f1b balanced needs the least memory")
     kinds = {
         kind: run_json(*GPT, "--microbatches", "8", "--schedule", "1f1b", "--recompute", kind)["schedules"][0]
         for kind in ("none", "selective", "full")

@@ -36,6 +36,7 @@ from tunebench.training.fitting.host_store import FileStore  # noqa: E402
 from tunebench.training.fitting.joint_step import OTHER, is_random  # noqa: E402
 from tunebench.training.fitting.optimizer_state import state_bytes  # noqa: E402
 from tunebench.training.fitting.profile import profile_step  # noqa: E402
+from tunebench.training.fitting.step_time import measured_step  # noqa: E402
 from tunebench.training.memory import (  # noqa: E402
     HostLink,
     PlanEffort,
@@ -387,6 +388,77 @@ def test_parameters_and_buffers_that_the_step_does_not_read_are_in_the_budget() 
         assert other == least_other + more_bytes
         assert sum(tensor.size_bytes for tensor in profiled.tensors if tensor.role == OTHER) == more_bytes
     assert measured_peak(fitted, model) <= 1.005 * planned.plan.budget_bytes
+    copied = copy.deepcopy(fitted)
+    copied(*DATA).backward()
+    (of_copy,) = fitted_steps(copied)
+    assert sum(tensor.size_bytes for tensor in of_copy.plan.step.tensors if tensor.role == OTHER) == other
+
+
+class _Noticing(nn.Module):
+    """A recurrent layer after running statistics and dropout, whose parameters have hooks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.layer, self.hook_calls = Block(3), nn.RNN(3, 3), 0
+        for parameter in self.parameters():
+            parameter.register_hook(self._count)
+
+    def _count(self, _: Tensor) -> None:
+        self.hook_calls += 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.block(x).mean(3).permute(2, 0, 1))[0].square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:.*as long as eager torch")
+def test_a_measured_step_leaves_everything_as_it_is_within_its_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    model, x = _Noticing(), torch.randn(4, 3, 16, 16, requires_grad=True)
+    plain = copy.deepcopy(model)
+    fitted = fit(model, "90%", effort=EFFORT)
+    peaks: list[int] = []
+
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        before = [*model.state_dict().values(), x, torch.get_rng_state()]
+        before = [tensor.detach().clone() for tensor in before]
+        versions = [tensor._version for tensor in (*model.state_dict().values(), x)]
+        tracker = Tracker()
+        tracker.track_external(model, x)
+        with tracker:
+            times = measured_step(*args, **kwargs)
+        snapshot = tracker.get_tracker_snapshot("peak").values()
+        peaks.append(sum(by_kind["Total"] for by_kind in snapshot))
+        assert versions == [tensor._version for tensor in (*model.state_dict().values(), x)]
+        after = [*model.state_dict().values(), x.detach(), torch.get_rng_state()]
+        assert equal(before, after)
+        assert all(tensor.grad is None for tensor in (x, *model.parameters()))
+        return times
+
+    monkeypatch.setattr(fitter, "measured_step", measured)
+    result = trained(fitted, model, (x,))
+    (planned,) = fitted_steps(fitted)
+    assert planned.measured is not None
+    assert planned.overhead == planned.measured.step_us / planned.measured.eager_us - 1
+    monkeypatch.undo()
+    (peak,) = peaks
+    assert peak <= 1.005 * planned.plan.budget_bytes
+    assert model.hook_calls == len([*model.parameters()])
+    assert equal(result, trained(fit(plain, "100%"), plain, (x.detach().requires_grad_(),)))
+
+
+@pytest.mark.filterwarnings("ignore:.*as long as eager torch")
+def test_a_step_is_not_measured_where_the_caller_would_notice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TUNEBENCH_CACHE", str(tmp_path))
+    fitted = fit(_Noticing(), "100%", effort=EFFORT)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        fitted(torch.randn(4, 3, 16, 16)).backward()
+    (planned,) = fitted_steps(fitted)
+    assert planned.measured is None
+    assert planned.overhead == planned.predicted_overhead
 
 
 @pytest.mark.parametrize("kind", ["sparse", "mkldnn", "uninitialised"])
@@ -563,7 +635,7 @@ def test_overhead_is_over_eager_torch_and_a_slow_trace_is_a_warning(monkeypatch:
     def step(x: Tensor) -> Tensor:
         return layer(x)[0].square().mean()
 
-    monkeypatch.setattr(fitter, "eager_times", lambda calls: [1.0 for _ in calls])
+    monkeypatch.setattr(fitter, "eager_times", lambda calls, once: [1.0 for _ in calls])
     monkeypatch.setattr(fitter, "_SHORTEST_US", 0.0)
     fitted = fit(step, "100%", effort=EFFORT)
     with pytest.warns(UserWarning, match=r"operations that torch traced .* recurrent layers: 0"):
@@ -574,7 +646,7 @@ def test_overhead_is_over_eager_torch_and_a_slow_trace_is_a_warning(monkeypatch:
     # All but the loss is the layer.
     assert 1 < planned.eager_us < planned.plan.step.compute_us / 1.2
     planned_us = planned.plan.simulation.step_us + planned.view_us + planned.call_us
-    assert planned.overhead == pytest.approx(planned_us / planned.eager_us - 1)
+    assert planned.predicted_overhead == pytest.approx(planned_us / planned.eager_us - 1)
 
 
 @pytest.mark.filterwarnings("ignore:.*as long as eager torch")
@@ -773,6 +845,11 @@ def test_profile_predicts_times_of_an_absent_gpu_and_plans_for_it(network: Netwo
     assert least < 0.6 * simulate(step, unplanned(step)).peak_bytes
     with pytest.raises(InputError, match="returns nothing that requires a gradient"):
         profile_step(nn.Identity(), DATA[:1], device=described()["h100-sxm"])
+    integers = torch.zeros(2, 4, dtype=torch.int64)
+    with pytest.raises(
+        InputError, match=r"must read tensors of one type, found torch.float32 and torch.int64"
+    ):
+        profile_step(nn.Linear(4, 4), [integers], device=described()["h100-sxm"])
 
 
 @pytest.fixture(autouse=True)

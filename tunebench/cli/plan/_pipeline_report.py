@@ -93,6 +93,12 @@ class PipelineReport:
         from tunebench.training.memory import size_text
 
         limit = f", {size_text(self.memory_bytes)} per device" if self.memory_bytes is not None else ""
+        if self.comparison.best is None:
+            to.print(
+                f"no schedule fits; {self.chosen.name} needs the least memory: "
+                f"{size_text(self.chosen.peak_bytes)}",
+                soft_wrap=True,
+            )
         to.print(f"{self.title}{limit}", soft_wrap=True)
         columns = ("schedule", ">step", ">90 % interval", ">bubble", ">peak memory", ">on rank", "fits")
         copies = (">exposed sends", ">evictions", ">exposed evictions")
@@ -107,13 +113,7 @@ class PipelineReport:
                 )
         for skipped in self.comparison.skipped:
             to.print(f"{skipped.name} is left out: {skipped.reason}", soft_wrap=True)
-        if self.comparison.best is None:
-            to.print(
-                f"no schedule fits; {self.chosen.name} needs the least memory: "
-                f"{size_text(self.chosen.peak_bytes)}",
-                soft_wrap=True,
-            )
-        else:
+        if self.comparison.best is not None:
             fitting = " that fits" if self.memory_bytes is not None else ""
             to.print(f"fastest schedule{fitting}: {self.comparison.best.name}", soft_wrap=True)
         if self.estimates:

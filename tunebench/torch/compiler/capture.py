@@ -37,6 +37,7 @@ __all__ = [
     "is_of_torch",
     "onednn",
     "recurrent_layers_traced",
+    "require_equal_types",
     "results_without_data",
     "tracing_backend",
     "whole_model_traced",
@@ -82,6 +83,8 @@ def capture(
         with without_log():
             return step(fullgraph=True)
     except Exception as error:  # the tracer may raise anything; its first line is the reason
+        if isinstance(cause := getattr(error, "inner_exception", None), InputError):
+            raise cause from None
         reason, whole = first_reason(error), error
     before = counters["graph_break"].copy()
     # The model itself may raise again: the reason is known already.
@@ -111,6 +114,7 @@ def _graphs(
     graphs: list[Translation] = []
 
     def keep(graph: fx.GraphModule, phase: Phase) -> Callable[..., Any]:
+        require_equal_types(graph.graph)
         graphs.append(translate(graph.graph, name, phase, constant_inputs(phase)))
         return results_without_data(graph, torch.empty_strided if fullgraph else _zeros)
 
@@ -172,6 +176,28 @@ def onednn(*, enabled: bool) -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(before)
+
+
+def require_equal_types(graph: fx.Graph) -> None:
+    """Raise InputError if a product reads tensors of several types, which torch traces but cannot compute.
+
+    Args:
+        graph: A graph of AOTAutograd.
+    """
+    for node in graph.nodes:
+        if getattr(node.target, "overloadpacket", None) in _PRODUCTS:
+            values = (source.meta.get("val") for source in node.all_input_nodes)
+            types = dict.fromkeys(str(value.dtype) for value in values if isinstance(value, Tensor))
+            if len(types) > 1:
+                raise InputError(
+                    f"{node.target} must read tensors of one type, found {' and '.join(types)}: pass inputs "
+                    "of the type of the parameters"
+                )
+
+
+_PRODUCTS = frozenset(
+    getattr(torch.ops.aten, name) for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")
+)
 
 
 @contextlib.contextmanager

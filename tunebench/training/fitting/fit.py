@@ -42,10 +42,11 @@ def fit(
     """Return a model whose training steps stay within a memory budget.
 
     The first call with each kind of input traces forward and backward, times their operations on this
-    device, and plans which tensors are kept, recomputed, or swapped to the host. Gradients are those of the
-    same operations without a plan: random numbers are repeated, and running statistics are updated once. If
-    a shape, the mode or the model changes, the next call makes a new plan. Calls without gradients have no
-    plan.
+    device, and plans which tensors are kept, recomputed, or swapped to the host. On a processor, it then runs
+    a planned step with recurrent layers a few times, on aliases, for its measured overhead. Gradients are
+    those of the same operations without a plan: random numbers are repeated, and running statistics are
+    updated once. If a shape, the mode or the model changes, the next call makes a new plan. Calls without
+    gradients have no plan.
 
     The budget includes parameters, buffers, inputs, results, gradients and `other_bytes`. It does not
     include what the caller computes from the results: return the loss from the model. Workspaces of

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.eval_frame import OptimizeContext, innermost_backend
 from torch._dynamo.exc import (
     BackendCompilerFailed,
     FailOnRecompileLimitHit,
@@ -33,7 +34,7 @@ from tunebench._host import cores
 from tunebench.errors import InputError
 from tunebench.torch.compiler.capture import first_reason, onednn, whole_model_traced
 from tunebench.torch.compiler.decomposition import DECOMPOSITIONS
-from tunebench.torch.compiler.inductor import OWN_LIMIT
+from tunebench.torch.compiler.inductor import OWN_LIMIT, is_repeatable, mutated_inputs
 from tunebench.torch.compiler.recurrent_layer import (
     divide_recurrent_layers,
     is_fused,
@@ -68,6 +69,7 @@ from tunebench.training.fitting.plan_choice import (
 from tunebench.training.fitting.planned_graph import planned_graphs
 from tunebench.training.fitting.redundant_copy import remove_redundant_copies
 from tunebench.training.fitting.remembered_step import RememberedStep, TracedGraph, remembered_path
+from tunebench.training.fitting.step_time import GraphTimer, StepTimes, measured_step
 from tunebench.training.memory.budget import budget_bytes
 from tunebench.training.memory.plan_file import content_of, plan_for, plan_of, read_plan
 from tunebench.training.memory.planner import MemoryPlan, PlanEffort, plan_memory
@@ -89,6 +91,8 @@ class FittedStep:
             recurrent layers as eager torch runs them.
         view_us: Time of the views of the step in microseconds, which are no operations of the plan.
         call_us: Time of what torch does around a compiled step, in microseconds.
+        measured: Times of a whole step with recurrent layers, measured before its first use; none if only its
+            operations were.
         remembered: Whether the times and the plan are those of an earlier process.
         choice: Which saved tensors are compressed, and how many parameters have states on the host.
         state_bytes: Bytes of the optimizer's states that stay on the device.
@@ -100,6 +104,7 @@ class FittedStep:
     eager_us: float
     view_us: float
     call_us: float
+    measured: StepTimes | None = None
     remembered: bool = False
     choice: PlanChoice = field(default_factory=PlanChoice)
     state_bytes: int = 0
@@ -111,9 +116,14 @@ class FittedStep:
         return copy_us(self.host_state_bytes, self.plan.step.link)
 
     @property
-    def overhead(self) -> float:
-        """Predicted time above that of eager torch, as a fraction of it."""
+    def predicted_overhead(self) -> float:
+        """Time above that of eager torch, as a fraction of it, predicted from times of single operations."""
         return (self.plan.simulation.step_us + self.view_us + self.call_us) / self.eager_us - 1
+
+    @property
+    def overhead(self) -> float:
+        """Time above that of eager torch, as a fraction of it: predicted where `measured` is none."""
+        return self.predicted_overhead if self.measured is None else self.measured.overhead
 
 
 class Fitter:
@@ -157,6 +167,11 @@ class Fitter:
         self._onednn = True
         self._graph = TracedGraph()
         self._parameters: frozenset[int] = frozenset()
+        self._changed: frozenset[int] = frozenset()
+        self._is_repeatable = True
+        self._timer = GraphTimer()
+        self._unwritten: RememberedStep | None = None
+        self._unmeasured: Callable[[], None] | None = None
         self._unread_bytes = 0
         self._store: HostStore | None = None if swap_folder is None else FileStore(swap_folder)
         self.steps: list[FittedStep] = []
@@ -183,7 +198,18 @@ class Fitter:
         self._unread_bytes = unread_bytes(self.model(), module, inputs)
         with unset_fake_temporarily():
             self._graph = self._traced(module, inputs)
+        sample = _recurrent_sample(module)
         divide_recurrent_layers(module)
+        step_count, self._unwritten = len(self.steps), None
+        compiled = self._compiled(backend, module, inputs)
+        if len(self.steps) > step_count and not self.steps[-1].remembered:
+            self._unmeasured = functools.partial(self._measure, compiled, inputs, sample)
+        return compiled
+
+    def _compiled(
+        self, backend: Callable[..., Any], module: fx.GraphModule, inputs: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """Return a graph as AOTAutograd compiles it."""
         remembered = self._graph.remembered
         # Groups for tuned kernels are looked for in the steps of recurrent layers.
         fused = self._onednn and self._rewrite is None and is_fused(module)
@@ -201,12 +227,45 @@ class Fitter:
         finally:
             sys.setrecursionlimit(limit)
 
+    def measure(self) -> None:
+        """Measure a step that was planned, where the caller does not notice it, and remember it.
+
+        Dynamo's compilation must be over, because the first backward pass is compiled by its own.
+        """
+        unmeasured, self._unmeasured = self._unmeasured, None
+        if unmeasured is not None:
+            unmeasured()
+
+    def _measure(
+        self, compiled: Callable[..., Any], inputs: Sequence[Any], sample: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """Measure and remember the step that was planned last."""
+        fitted = self.steps[-1]
+        measured = None
+        recurrent_us = self._graph.recurrent_times()
+        # Errors of other operations are those of both steps, planned and eager.
+        if self._is_repeatable and recurrent_us:
+            measured = measured_step(
+                compiled,
+                inputs,
+                self._changed,
+                self._timer,
+                sample,
+                graphs_us=fitted.plan.simulation.step_us + fitted.view_us,
+                other_us=fitted.eager_us - sum(recurrent_us.values()),
+                room_bytes=fitted.plan.budget_bytes - fitted.plan.simulation.peak_bytes,
+            )
+            self.steps[-1] = replace(fitted, measured=measured)
+        if self._unwritten is not None and self._graph.path is not None:
+            replace(self._unwritten, measured=measured).write(self._graph.path)
+
     def _partition(
         self, module: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Return the forward and the backward graph of a joint graph, as planned."""
         if self._rewrite is not None:
             self._rewrite(module)
+        self._changed, self._is_repeatable = mutated_inputs(module), is_repeatable(module)
         keep_workspaces(module.graph)
         remove_redundant_copies(module.graph)
         mode = detect_fake_mode([node.meta.get("val") for node in module.graph.nodes])
@@ -296,9 +355,8 @@ class Fitter:
         except InputError:  # a damaged file, or that of another step
             return None
         chosen = ChosenPlan(choice=remembered.choice, joint=joint, plan=plan)
-        return self._fitted(
-            chosen, remembered.eager_us, remembered.view_us, remembered.call_us, remembered=True
-        )
+        fitted = self._fitted(chosen, remembered.eager_us, remembered.view_us, remembered.call_us)
+        return replace(fitted, measured=remembered.measured, remembered=True)
 
     def _fitted(
         self,
@@ -306,8 +364,6 @@ class Fitter:
         eager_us: float,
         view_us: float,
         call_us: float,
-        *,
-        remembered: bool = False,
     ) -> FittedStep:
         host_bytes = 0 if self._states is None else self._states.host_bytes(chosen.choice.host_states)
         return FittedStep(
@@ -316,7 +372,6 @@ class Fitter:
             eager_us=eager_us,
             view_us=view_us,
             call_us=call_us,
-            remembered=remembered,
             choice=chosen.choice,
             state_bytes=self._state_bytes - host_bytes,
             host_state_bytes=host_bytes,
@@ -341,7 +396,7 @@ class Fitter:
                 for node, operation in zip(chosen.joint.nodes, chosen.joint.step.operations, strict=True)
                 if node is not None
             ]
-            RememberedStep(
+            self._unwritten = RememberedStep(
                 times_us=times_us,
                 eager_us=eager_us,
                 view_us=view_us,
@@ -351,7 +406,7 @@ class Fitter:
                 link=self._link,
                 choice=chosen.choice,
                 plan=content_of(chosen.plan),
-            ).write(self._graph.path)
+            )
         return self._fitted(chosen, eager_us, view_us, call_us)
 
     def _chosen(self, joint: JointStep, joint_of: Callable[[PlanChoice], JointStep]) -> ChosenPlan:
@@ -383,7 +438,7 @@ class Fitter:
 
         def run(values: list[Any]) -> Any:
             try:
-                return module(values)
+                return self._timer(module, values)
             except BaseException:
                 if self._store is not None:
                     self._store.abandon()
@@ -447,16 +502,26 @@ def _layers(calls: Sequence[fx.Node]) -> list[str]:
 
 def _recurrent_times(module: fx.GraphModule) -> Callable[[], dict[str, float]]:
     """Return a function of the times of recurrent layers by eager torch, by module, which measures once."""
+    return functools.cache(_recurrent_sample(module, once=False))
+
+
+def _recurrent_sample(module: fx.GraphModule, *, once: bool = True) -> Callable[[], dict[str, float]]:
+    """Return a function that runs recurrent layers by eager torch, and returns their times by module.
+
+    Args:
+        module: The graph that Dynamo traced.
+        once: Whether to run each layer once, instead of the median of a few runs.
+    """
     calls = [
         (layer_of(call), (call.target, call.args, call.kwargs))
         for call in recurrent_calls(module)
         if layer_of(call)
     ]
 
-    @functools.cache
     def times() -> dict[str, float]:
         total_us: dict[str, float] = {}
-        for (layer, _), time_us in zip(calls, eager_times([call for _, call in calls]), strict=True):
+        measured = eager_times([call for _, call in calls], once=once)
+        for (layer, _), time_us in zip(calls, measured, strict=True):
             if time_us is not None:
                 total_us[layer] = total_us.get(layer, 0.0) + time_us
         return total_us
@@ -543,6 +608,41 @@ def _complete(store: HostStore, memory: Tensor, device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+class _FittingContext(OptimizeContext):  # type: ignore[misc]
+    """Dynamo's compilation of one model. A copy of the compiled module has a copy of this, which calls it."""
+
+    @property
+    def fitter(self) -> Fitter:
+        """The backend."""
+        return innermost_backend(self.callback).__self__  # type: ignore[no-any-return]
+
+    def __call__(self, model: Any) -> Any:
+        """Return a compiled module, or a compiled function or method with clear errors."""
+        if isinstance(model, nn.Module):
+            return super().__call__(model)  # calls this again with its method
+        owner = getattr(model, "__self__", getattr(model, "__wrapped__", None))
+        if isinstance(owner, nn.Module):
+            self.fitter.model = weakref.ref(owner)
+        return _with_clear_errors(super().__call__(model), owner if isinstance(owner, nn.Module) else model)
+
+
+class _Tracing:
+    """Dynamo's callback for a frame without a valid trace: traces a model as a whole, and measures its step.
+
+    Args:
+        callback: The callback of Dynamo.
+    """
+
+    def __init__(self, callback: Any) -> None:
+        self._torchdynamo_orig_backend = callback
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with whole_model_traced(), torch._dynamo.config.patch(**_TRACING):
+            traced = self._torchdynamo_orig_backend(*args, **kwargs)
+            innermost_backend(self).__self__.measure()
+        return traced
+
+
 def fitted_by(fitter: Fitter, model: nn.Module | Callable[..., Any]) -> Any:
     """Return a model that a backend compiles; its calls raise this package's errors without those of torch.
 
@@ -550,21 +650,22 @@ def fitted_by(fitter: Fitter, model: nn.Module | Callable[..., Any]) -> Any:
         fitter: The backend.
         model: A module, or a function of tensors.
     """
-    fitted = torch.compile(model, backend=fitter, fullgraph=True, dynamic=False, **OWN_LIMIT)
+    # A method, because Dynamo copies the attributes of its backend, also those of an object.
+    context = torch._dynamo.optimize(fitter.__call__, nopython=True, dynamic=False, **OWN_LIMIT)
+    context.callback = _Tracing(context.callback)
+    context.__class__ = _FittingContext
+    fitted = context(model)
     if isinstance(fitted, nn.Module):
-        fitter.model = weakref.ref(model)
-        fitted.forward = _with_clear_errors(fitted.forward, model)
         # torch.compile of a fitted module would compile the model itself, without a plan.
         fitted._torchdynamo_wrapper_id = None
         fitted.__dict__.pop("get_compiler_config", None)
     else:
-        fitted = _with_clear_errors(fitted, model)
-    _fitters[fitted] = fitter
+        _fitters[fitted] = fitter
     return fitted
 
 
 _fitters: weakref.WeakKeyDictionary[Any, Fitter] = weakref.WeakKeyDictionary()
-"""The backend of each model that `fitted_by` returned."""
+"""The backend of each function that `fitted_by` returned."""
 
 
 def fitted_steps(fitted: Any) -> tuple[FittedStep, ...]:
@@ -576,18 +677,21 @@ def fitted_steps(fitted: Any) -> tuple[FittedStep, ...]:
     Raises:
         InputError: It was not returned by `fit`.
     """
-    if fitted not in _fitters:
+    if not is_fitted(fitted):
         raise InputError(f"expected what tunebench.training.fit returned, got {type(fitted).__name__}")
-    return tuple(_fitters[fitted].steps)
+    fitter = fitted.dynamo_ctx.fitter if isinstance(fitted, nn.Module) else _fitters[fitted]
+    return tuple(fitter.steps)
 
 
 def is_fitted(model: Any) -> bool:
-    """Return whether `fit` returned a model."""
+    """Return whether `fit` returned a model, or the model that it is a copy of."""
+    if isinstance(model, nn.Module):
+        return isinstance(getattr(model, "dynamo_ctx", None), _FittingContext)
     return isinstance(model, Hashable) and model in _fitters
 
 
 def _with_clear_errors(call: Callable[..., Any], model: Any) -> Callable[..., Any]:
-    """Return a call that traces a model as a whole, and raises the errors of this package alone.
+    """Return a call that raises the errors of this package alone.
 
     Code around it that torch compiles calls it as it is: torch would trace into the model and lose its plan.
     """
@@ -595,8 +699,7 @@ def _with_clear_errors(call: Callable[..., Any], model: Any) -> Callable[..., An
     @functools.wraps(call, updated=())
     def clear(*args: Any, **kwargs: Any) -> Any:
         try:
-            with whole_model_traced(), torch._dynamo.config.patch(**_TRACING):
-                results = call(*args, **kwargs)
+            results = call(*args, **kwargs)
             _require_gradient(model, results)
             return results
         except BackendCompilerFailed as error:

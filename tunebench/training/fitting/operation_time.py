@@ -29,6 +29,7 @@ __all__ = [
     "around_us",
     "eager_times",
     "measured_times",
+    "needs_run",
     "predicted_times",
 ]
 
@@ -165,7 +166,7 @@ def _part_us(nodes: Sequence[fx.Node]) -> list[float | None]:
     refused = {node for node in nodes if getattr(_schema(node), "name", None) in _OPAQUE}
     run = _timed(nodes, inputs, refused, read)
     runs_us: list[list[float]] = []
-    while _needs_run([sum(run_us) for run_us in runs_us]):
+    while needs_run([sum(run_us) for run_us in runs_us]):
         values = [_ones(source) for source in inputs]
         reads_s.clear()
         try:
@@ -192,7 +193,7 @@ def _part_us(nodes: Sequence[fx.Node]) -> list[float | None]:
     ]
 
 
-def _needs_run(totals_us: Sequence[float]) -> bool:
+def needs_run(totals_us: Sequence[float]) -> bool:
     """Return whether calls that took some times are run again."""
     runs, total_us = len(totals_us), sum(totals_us)
     return total_us < LONG_US and (runs < REPEATS or (runs < MOST_REPEATS and total_us < ENOUGH_US))
@@ -299,21 +300,22 @@ def _bytes(node: fx.Node) -> int:
     return sum(leaf.numel() * leaf.itemsize for leaf in leaves if isinstance(leaf, Tensor))
 
 
-def eager_times(calls: Sequence[EagerCall]) -> list[float | None]:
+def eager_times(calls: Sequence[EagerCall], *, once: bool = False) -> list[float | None]:
     """Return the times of calls with their gradients by eager torch in microseconds, each measured alone.
 
     Args:
         calls: Calls of functions in a graph of Dynamo, before AOTAutograd, on tensors of a device in this
             machine.
+        once: Whether to run each call once, without the code and data of an earlier run in the caches.
 
     Returns:
         A time for each; none if a call cannot run alone.
     """
     with torch._C._DisablePythonDispatcher(), torch.enable_grad():
-        return [_eager_us(call) for call in calls]
+        return [_eager_us(call, once=once) for call in calls]
 
 
-def _eager_us(call: EagerCall) -> float | None:
+def _eager_us(call: EagerCall, *, once: bool) -> float | None:
     """Return the time of a call of Dynamo's graph and its gradient on made-up tensors."""
 
     def trained(value: Any) -> Any:
@@ -321,21 +323,23 @@ def _eager_us(call: EagerCall) -> float | None:
 
     function, *arguments = call
     args, kwargs = tree_map(trained, arguments, is_leaf=_is_traced)
-    return _median_us(function, args, kwargs)
+    return _median_us(function, args, kwargs, once=once)
 
 
 def _with_gradient(traced: Tensor) -> Tensor:
     return _made_up(traced).requires_grad_(traced.requires_grad)
 
 
-def _median_us(call: Any, args: Any, kwargs: Any) -> float | None:
+def _median_us(call: Any, args: Any, kwargs: Any, *, once: bool) -> float | None:
     """Return the median time of a few runs of a call and its gradient; none if it cannot run."""
     sources = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     trained = [source for source in sources if source.requires_grad]
     on_gpu = any(source.is_cuda for source in sources)
     clock = ThreadClock()
     samples: list[float] = []
-    while _needs_run(samples):
+    while not samples or (not once and needs_run(samples)):
+        for source in trained:
+            source.grad = None
         began = clock.now_s()
         try:
             results = call(*args, **kwargs)
@@ -348,7 +352,7 @@ def _median_us(call: Any, args: Any, kwargs: Any) -> float | None:
         gradients = [torch.ones_like(output) for output in outputs]
         resumed = clock.now_s()
         if outputs and trained:
-            torch.autograd.grad(outputs, trained, gradients, allow_unused=True)
+            torch.autograd.backward(outputs, gradients)  # copies gradients as a step does
         if on_gpu:
             torch.cuda.synchronize()
         samples.append((between - began + clock.now_s() - resumed) * 1e6)

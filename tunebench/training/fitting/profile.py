@@ -17,6 +17,7 @@ from tunebench.torch.compiler.capture import (
     first_reason,
     in_training_mode,
     recurrent_layers_traced,
+    require_equal_types,
     results_without_data,
     without_data,
     without_log,
@@ -60,6 +61,7 @@ def profile_step(
     unread = 0
 
     def partition(module: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
+        require_equal_types(module.graph)
         remove_redundant_copies(module.graph)
         times = predicted_times(module, device)
         step = joint_step(

@@ -24,6 +24,7 @@ from tunebench._private_file import create_folder, forget_unused, read_private, 
 from tunebench.errors import InputError, TunebenchError
 from tunebench.torch.compiler.graph_key import graph_key, input_device
 from tunebench.training.fitting.plan_choice import PlanChoice
+from tunebench.training.fitting.step_time import StepTimes
 from tunebench.training.memory.step import HostLink
 
 __all__ = ["RememberedStep", "TracedGraph", "remembered_path"]
@@ -40,6 +41,7 @@ class RememberedStep:
         eager_us: Time of the step by eager torch in microseconds.
         view_us: Time of its views in microseconds.
         call_us: Time of what torch does around a compiled step, in microseconds.
+        measured: Times of the whole step; none if only its parts were measured.
         recurrent_us: Times of recurrent layers by eager torch in microseconds, by module.
         fused: Whether recurrent layers run as whole layers, where oneDNN has them.
         link: Rates of copies to the host and back; none if nothing is swapped.
@@ -56,6 +58,7 @@ class RememberedStep:
     link: HostLink | None
     choice: PlanChoice
     plan: Mapping[str, Any]
+    measured: StepTimes | None = None
 
     @classmethod
     def read(cls, path: Path) -> RememberedStep | None:
@@ -73,6 +76,7 @@ class RememberedStep:
                     link=None if content["link"] is None else HostLink(**content["link"]),
                     choice=_choice(content["choice"]),
                     plan=dict(content["plan"]),
+                    measured=None if content["measured"] is None else _step_times(content["measured"]),
                 )
         except (OSError, InputError):
             return None
@@ -133,6 +137,13 @@ def _choice(value: Any) -> PlanChoice:
     if not (isinstance(count, int) and count >= 0 and all(isinstance(name, str) for name in names)):
         raise ValueError(f"expected tensors and a number of parameters, found {value!r}")
     return PlanChoice(compressed=tuple(names), host_states=count)
+
+
+def _step_times(value: Any) -> StepTimes:
+    times = StepTimes(step_us=_time_us(value["step_us"]), eager_us=_time_us(value["eager_us"]))
+    if not times.eager_us:
+        raise ValueError("expected a time of eager torch, found 0")
+    return times
 
 
 def _time_us(value: Any) -> float:
