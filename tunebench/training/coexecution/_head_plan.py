@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -17,8 +17,17 @@ from torch.overrides import _len_torch_function_stack
 from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from tunebench.training.coexecution._autograd import HOOKED_NODES
-from tunebench.training.coexecution._call import Operation, flat
+from tunebench.training.coexecution._call import Operation, Value, flat
 from tunebench.training.coexecution._head_compiled import Compiled, HeadOperations
+from tunebench.training.coexecution._head_reads import (
+    DECIDE,
+    Computed,
+    Piece,
+    Stage,
+    evaluate,
+    is_read,
+    run_stages,
+)
 from tunebench.training.coexecution._head_record import OperationRecorder, tensor_key
 from tunebench.training.coexecution._head_tracing import BACKWARD, CLEAR, CLIP, UPDATE
 from tunebench.training.coexecution._head_update import (
@@ -44,7 +53,7 @@ _WRITTEN_BYTES = 1 << 22
 
 _RESULTS = (Tensor, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 _PLAIN = {
-    BACKWARD, CLEAR, UPDATE, torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast,
+    BACKWARD, CLEAR, UPDATE, DECIDE, torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast,
     torch.amp.autocast_mode._exit_autocast,
 }  # fmt: skip
 """Functions without results that are nodes of heads."""
@@ -58,16 +67,27 @@ _SCALING = {
 
 
 class NumberInterpreter(torch.fx.Interpreter):  # type: ignore[misc]  # torch does not type it
-    """Runs a graph of Dynamo and notes the numbers of Python that it gives to operations."""
+    """Runs a graph of Dynamo and notes the numbers of Python that it reads and gives to operations.
+
+    Attributes:
+        nodes: Nodes of numbers that operations get.
+        values: These numbers.
+        reads: Nodes that read a value of a tensor, the number of operations before, and the value's index.
+    """
 
     def __init__(self, module: torch.fx.GraphModule, recorder: OperationRecorder) -> None:
         super().__init__(module)
         self.recorder = recorder
         self.nodes: list[torch.fx.Node] = []
         self.values: list[float] = []
+        self.reads: dict[torch.fx.Node, tuple[int, int]] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """Run a node."""
+        if is_read(n) and not (n.args[0].op == "placeholder" and all(map(is_read, n.args[0].users))):
+            index = self.recorder.index(self.env[n.args[0]])
+            if index is not None:
+                self.reads[n] = len(self.recorder.operations), index
         result = super().run_node(n)
         uses = [user for user in n.users if isinstance(user.meta.get("example_value"), Tensor)]
         if uses and isinstance(result, (int, float)) and n.op != "output":
@@ -156,6 +176,9 @@ class Plan:
         listed_positions: Positions of these parameters.
         states: The states.
         operations: What a compiler compiles; None after it did.
+        stages: What runs before its function, with values that Python reads.
+        indices: Indices of its inputs and constants among the values of the record.
+        needed: Indices of the values that the stages make for its function.
         compiled: The compiled head, if there is one.
         settings: The settings of torch in the record.
         hooked_nodes: Number of hooks of nodes of autograd until then.
@@ -185,6 +208,9 @@ class Plan:
     listed_positions: list[int]
     states: list[Tensor]
     operations: HeadOperations | None
+    stages: list[Stage] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
+    needed: list[int] = field(default_factory=list)
     compiled: Compiled | None = None
     settings: list[Any] = field(default_factory=current_settings)
     hooked_nodes: int = field(default_factory=lambda: HOOKED_NODES[0])
@@ -196,13 +222,12 @@ class Plan:
         return [args[position] for position in self.leaves] + self.extra
 
     def environment(self, args: Sequence[Any]) -> dict[Any, Any]:
-        """Return the numbers of Python by node."""
+        """Return the numbers of Python by node that depend on arguments alone."""
         if not self.sources:
             return {}
         values: dict[Any, Any] = {node: args[position] for node, position in self.sources}
         for node in self.arithmetic:
-            arguments = [values[leaf] if isinstance(leaf, torch.fx.Node) else leaf for leaf in node.args]
-            values[node] = arguments[0].item() if node.op == "call_method" else node.target(*arguments)
+            values[node] = values[node.args[0]].item() if is_read(node) else evaluate(node, values)
         return values
 
     def misfit(
@@ -263,6 +288,13 @@ class Plan:
         """Return the numbers of the updates; None if an optimizer would do anything else."""
         return joined(map(HeadUpdate.numbers, self.updates))
 
+    def has_same_numbers(self, values: dict[Any, Any]) -> bool:
+        """Return whether numbers that operations get are known before it runs, and those of the record."""
+        return all(
+            node in values and values[node] == recorded
+            for node, recorded in zip(self.numbers, self.values, strict=True)
+        )
+
     def tensors(self, args: Sequence[Any]) -> list[Tensor]:
         """Return all tensors that the function gets."""
         listed, passed = (
@@ -271,28 +303,62 @@ class Plan:
         return [*listed, *self.states, *passed, *self.constants]
 
     def run(
-        self, args: Sequence[Any], numbers: Sequence[Any], listed: Any = None, runner: Runner | None = None
+        self,
+        args: Sequence[Any],
+        values: dict[Any, Any],
+        updates: Sequence[float],
+        listed: Any = None,
+        runner: Runner | None = None,
+        computed: Computed | None = None,
     ) -> Sequence[Any]:
         """Run the function, on other parameters and states if they are given; `misfit` excludes autocast.
 
         Args:
             args: Arguments of the graph.
-            numbers: Numbers of the function.
+            values: Numbers of Python by node; those that it reads are added.
+            updates: Numbers of the updates.
             listed: Other parameters and states, or None.
             runner: Another function with the same arguments and results, or None.
+            computed: What the head of another way computed in this iteration, or None.
+
+        Raises:
+            DecidedOtherwiseError: A value that Python reads decides otherwise; nothing changed but `written`.
         """
-        inputs = [args[position] for position in self.inputs]
+        inputs = [*(args[position] for position in self.inputs), *self.constants]
         optimizes, enabled = torch._C._get_graph_executor_optimize(), torch.is_grad_enabled()
         torch._C._set_graph_executor_optimize(False)
         torch._C._set_grad_enabled(False)
         try:
+            if self.stages:
+                inputs += self._run_stages(args, inputs, values, listed, computed)
+            numbers = [values[node] for node in self.numbers]
             results = (runner or self.runner)(
-                self.listed if listed is None else listed, *inputs, *self.constants, *numbers
+                self.listed if listed is None else listed, *inputs, *numbers, *updates
             )
         finally:
             torch._C._set_graph_executor_optimize(optimizes)
             torch._C._set_grad_enabled(enabled)
         return results or ()
+
+    def _run_stages(
+        self,
+        args: Sequence[Any],
+        inputs: Sequence[Tensor],
+        values: dict[Any, Any],
+        listed: Any,
+        computed: Computed | None,
+    ) -> list[Tensor]:
+        """Run what is before the function, and return the values that it needs."""
+        count = len(self.listed_positions)
+        owned = listed[:count] if listed is not None else [args[at] for at in self.listed_positions]
+        tensors = dict(zip(self.indices, chain(owned, inputs), strict=True))
+        if computed is not None and computed.fits(self.stages, tensors):
+            if computed.state is not None:
+                torch.set_rng_state(computed.state)
+        else:
+            computed = None
+        run_stages(self.stages, tensors, values, self.numbers, computed)
+        return [tensors[index] for index in self.needed]
 
 
 _IS_LEAF = operator.attrgetter("is_leaf")
@@ -363,8 +429,10 @@ class Planner:
         recorder: OperationRecorder,
         numbers: NumberInterpreter,
         optimizers: Sequence[Optimizer],
+        pieces: Piece,
     ) -> None:
         self._nodes = list(module.graph.nodes)
+        self._pieces = pieces
         self._placeholders = [node for node in self._nodes if node.op == "placeholder"]
         self._constants = [*module.parameters(), *module.buffers()]
         self._args = args
@@ -406,28 +474,36 @@ class Planner:
         arithmetic = self._arithmetic(outputs)
         gradients, fresh = self._gradients(pairs, *self._clears())
         outputs = self._marked(outputs)
+        may_end = recorder.raises or any(node.target is DECIDE for node in arithmetic)
         listed = [position for position in inputs if id(self._args[position]) in owned]
         passed = [position for position in inputs if id(self._args[position]) not in owned]
+        listed_indices = [inputs[position] for position in listed]
+        passed_indices = [*(inputs[position] for position in passed), *constants]
+        indices = [*listed_indices, *passed_indices]
+        stages, operations, late = self._stages(operations, arithmetic)
+        needed = self._needed(operations, {*indices, *(index for _, index in writer.states.values())})
         head = self._head(
             operations,
-            [*(inputs[position] for position in listed), *(index for _, index in writer.states.values())],
-            [*(inputs[position] for position in passed), *constants],
+            [*listed_indices, *(index for _, index in writer.states.values())],
+            [*passed_indices, *needed],
             [*range(len(self._numbers.nodes)), *writer.numbers],
             {result for _, result in gradients if result is not None},
         )
         return Plan(
             runner=self._runner(head),
             operations=head,
+            stages=stages, indices=indices, needed=needed,
             listed=_script_list([*map(self._args.__getitem__, listed), *states]),
             listed_positions=listed,
             inputs=passed, constants=list(constants.values()),
-            sources=self._sources(outputs, arithmetic), arithmetic=arithmetic,
+            sources=self._sources(outputs, arithmetic),
+            arithmetic=[node for node in arithmetic if node not in late],
             numbers=self._numbers.nodes, values=self._numbers.values, outputs=outputs,
             leaves=list(passed_leaves),
             extra=[leaf for leaf in leaves if id(leaf) not in self._positions],
             owned={position: leaf for position, leaf in passed_leaves.items() if id(leaf) in owned},
-            gradients=gradients, fresh=fresh, written=self._written(inputs),
-            takes_back=recorder.raises,
+            gradients=gradients, fresh=fresh, written=self._written(inputs) if may_end else [],
+            takes_back=may_end,
             random=any(isinstance(entry, Operation) and entry.is_random for entry in operations),
             groups=[
                 (optimizer, parameters_of(optimizer))
@@ -436,6 +512,40 @@ class Planner:
             ],
             updates=writer.updates, states=states,
         )  # fmt: skip
+
+    def _stages(
+        self, operations: Sequence[Any], arithmetic: Sequence[torch.fx.Node]
+    ) -> tuple[list[Stage], Sequence[Any], set[torch.fx.Node]]:
+        """Return what runs before the function, the operations of the function, and nodes of the former."""
+        reads = {node: self._numbers.reads[node] for node in arithmetic if node in self._numbers.reads}
+        bounds = sorted({position for position, _ in reads.values()})
+        stage_of = {node: bounds.index(position) for node, (position, _) in reads.items()}
+        for node in arithmetic:
+            stages = [stage_of[leaf] for leaf in node.all_input_nodes if leaf in stage_of]
+            if node not in reads and stages:
+                stage_of[node] = max(stages)
+        returned = set(self._returned)
+        piece, start, made = self._pieces, 0, []
+        for number, end in enumerate(bounds):
+            needed = returned.union(*map(_reads_of, operations[end:]))
+            needed |= {index for position, index in reads.values() if position >= end}
+            piece = piece.follower(operations[start:end], needed)
+            own = [node for node in arithmetic if stage_of.get(node) == number]
+            made.append(
+                Stage(
+                    piece=piece,
+                    reads=[(node, reads[node][1]) for node in own if node in reads],
+                    nodes=[node for node in own if node not in reads],
+                )
+            )
+            start = end
+        return made, operations[start:], set(stage_of)
+
+    def _needed(self, operations: Sequence[Any], inputs: set[int]) -> list[int]:
+        """Return the values that operations read or the head returns, and that are made before them."""
+        made = {index for operation in operations for index in _outputs_of(operation)}
+        read = {index for operation in operations for index in _reads_of(operation)}
+        return sorted((read | set(self._returned)) - made - inputs)
 
     def _head(
         self,
@@ -527,9 +637,7 @@ class Planner:
         return inputs, constants
 
     def _written(self, inputs: dict[int, int]) -> list[int]:
-        """Return the positions of arguments that the head writes and copies first, because it can fail."""
-        if not self._recorder.raises:
-            return []
+        """Return the positions of arguments that the head writes and copies first, because it can end early."""
         storages = {
             tensor_key(self._recorder.inputs[index])[0]: position for position, index in inputs.items()
         }
@@ -607,21 +715,33 @@ class Planner:
         """Return the arguments from which numbers of Python are computed, and their positions."""
         used = {output.index for output in outputs if output.kind == "number"} | set(self._numbers.nodes)
         for node in arithmetic:
-            used.update(leaf for leaf in node.args if isinstance(leaf, torch.fx.Node))
+            if node not in self._numbers.reads:
+                used.update(leaf for leaf in node.args if isinstance(leaf, torch.fx.Node))
         return [(node, position) for position, node in enumerate(self._placeholders) if node in used]
 
     def _arithmetic(self, outputs: Sequence[Output]) -> list[torch.fx.Node]:
         """Return the nodes that compute numbers of Python, in order."""
         needed = {output.index for output in outputs if output.kind == "number"} | set(self._numbers.nodes)
         for node in reversed(self._nodes):
-            if node in needed and node.op != "placeholder":
-                reads_item = node.op == "call_method" and node.target == "item"
-                if reads_item and node.args[0].op != "placeholder":
-                    raise NotUnderstoodError("the head reads a value of a tensor")
-                if (node.op != "call_function" and not reads_item) or node.kwargs:
+            if (node in needed or node.target is DECIDE) and node.op != "placeholder":
+                if node in self._numbers.reads:
+                    needed.add(node)
+                    continue
+                if (node.op != "call_function" and not is_read(node)) or node.kwargs:
                     raise NotUnderstoodError("Python computes a number in a way that is not understood")
+                needed.add(node)
                 needed.update(leaf for leaf in node.args if isinstance(leaf, torch.fx.Node))
         return [node for node in self._nodes if node in needed and node.op != "placeholder"]
+
+
+def _reads_of(operation: Any) -> Iterator[int]:
+    if isinstance(operation, Operation):
+        return operation.reads()
+    return (argument.index for argument in operation.args if isinstance(argument, Value))
+
+
+def _outputs_of(operation: Any) -> Sequence[int | None]:
+    return operation.outputs if isinstance(operation, Operation) else ()
 
 
 def _script_list(tensors: list[Any]) -> Any:

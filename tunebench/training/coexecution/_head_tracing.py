@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from tunebench.training.coexecution._head_reads import DECIDE, TracedReads, Ways
 from tunebench.training.coexecution._optimizer_step import CLASSES
 from tunebench.training.coexecution._patching import has_hooks
 
@@ -120,6 +121,7 @@ def traced(
     *,
     with_updates: bool,
     fixed_numbers: bool,
+    ways: Ways,
 ) -> tuple[Callable[..., Any], Any]:
     """Return a function that runs the step, and traces its head where no trace of it is valid.
 
@@ -135,10 +137,11 @@ def traced(
         count: Called before each trace.
         with_updates: Whether heads go on where an optimizer steps.
         fixed_numbers: Whether each value of a number of Python has a trace of its own.
+        ways: The ways that Python takes after it read values.
     """
     import torch._dynamo as dynamo
 
-    for function in (BACKWARD, CLEAR, UPDATE, CLIP):
+    for function in (BACKWARD, CLEAR, UPDATE, CLIP, DECIDE):
         torch.fx.node.has_side_effect(function)
     dynamo.allow_in_graph(CLIP)
     with patch.object(dynamo.eval_frame, "get_compiler_fn", lambda function: function):  # imports Inductor
@@ -153,6 +156,7 @@ def traced(
             methods,
             reached,
             fixed_numbers,
+            ways,
         ),
     )
     return context(step), context.callback
@@ -206,6 +210,7 @@ def _opaque(
     methods: list[Method],
     reached: Callable[[int], None],
     fixed_numbers: bool,
+    ways: Ways,
 ) -> Iterator[None]:
     """Let Dynamo trace backward passes and cleared gradients as nodes, and end traces where needed.
 
@@ -245,6 +250,7 @@ def _opaque(
             partial(_with_order, GuardBuilder.guard_on_dict_keys_and_order),
         ),
         *AppendedLists().changes(),
+        *TracedReads(ways, _end, (CLEAR, UPDATE, CLIP), BACKWARD).changes(),
         (builder, "_automatic_dynamic", partial(_with_fixed_sizes, builder._automatic_dynamic)),
         (decorators, "disable", partial(_undisturbed, decorators.disable)),
         *_lean(InstructionTranslator),
@@ -260,7 +266,8 @@ def _opaque(
             stack.enter_context(patch.object(owner, name, visible))
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-        stack.enter_context(config.patch({**_CONFIG, "specialize_float": fixed_numbers}))
+        options = {"specialize_float": fixed_numbers, "capture_scalar_outputs": ways.are_traced}
+        stack.enter_context(config.patch(_CONFIG | options))
         logger.setLevel(logging.CRITICAL)
         try:
             yield

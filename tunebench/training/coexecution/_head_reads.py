@@ -1,0 +1,384 @@
+"""Values that Python reads before the backward pass of a head: what they decide, and heads in several functions.
+
+A head is traced for the way that Python takes in the iteration of the trace. Its function is cut where a value
+is read. If the value decides otherwise, a head of another way continues with what was computed, or the step
+is repeated in eager mode: up to the last value that is read, a head changes nothing.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tunebench.training.coexecution._call import Number, Operation, flat
+from tunebench.training.coexecution._head_copies import RepeatError
+from tunebench.training.coexecution._memory import copies_reason
+from tunebench.training.coexecution._script import Runner, script_runner
+
+__all__ = [
+    "DECIDE", "Computed", "DecidedOtherwiseError", "Piece", "Stage", "TracedReads", "Ways", "evaluate", "is_read",
+    "run_stages",
+]  # fmt: skip
+
+_MISSES = 2
+"""Number of iterations in which values decide as in no head before such a head is traced."""
+
+_DECAY = 0.9
+"""Factor of the weight of an iteration for each later one, when the most frequent way is chosen."""
+
+
+class DecidedOtherwiseError(RepeatError):
+    """A value decides otherwise than in the trace; all was taken back.
+
+    Attributes:
+        position: Number of decisions before this one.
+        outcome: What the value decides.
+        computed: What was computed, for a head of another way; None if that was taken back, too.
+    """
+
+    def __init__(self, position: int, outcome: Any) -> None:
+        super().__init__("a value that Python reads decides otherwise than in the trace")
+        self.position = position
+        self.outcome = outcome
+        self.computed: Computed | None = None
+        self.way: tuple[Any, ...] = ()
+
+
+def DECIDE(value: Any, outcome: Any, position: int) -> None:  # noqa: N802  # a node of a graph
+    """Compare what a value decides with the trace.
+
+    Raises:
+        DecidedOtherwiseError: It decides otherwise.
+    """
+    if type(value) is not type(outcome) or value != outcome:
+        raise DecidedOtherwiseError(position, value)
+
+
+def is_read(node: torch.fx.Node) -> bool:
+    """Return whether a node reads the value of a tensor."""
+    return bool(node.op == "call_method" and node.target == "item")
+
+
+def evaluate(node: torch.fx.Node, values: dict[Any, Any]) -> Any:
+    """Return what a node computes from numbers of Python, by node."""
+    return node.target(*(values[leaf] if isinstance(leaf, torch.fx.Node) else leaf for leaf in node.args))
+
+
+# -- functions of a head -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """Operations up to a value that is read, which several ways may share.
+
+    Attributes:
+        operations: The operations.
+        inputs: Indices of values that exist before.
+        numbers: Indices of numbers of Python.
+        outputs: Indices of the values that it returns: what any way needs later.
+        followers: The pieces that ways run next.
+        runner: The function; None until it runs for these outputs.
+    """
+
+    operations: Sequence[Operation] = ()
+    inputs: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    followers: list[Piece] = field(default_factory=list)
+    runner: Runner | None = None
+
+    def follower(self, operations: Sequence[Operation], needed: set[int]) -> Piece:
+        """Return the piece that runs some operations next, and returns the values that are needed later."""
+        piece = next((piece for piece in self.followers if piece.operations == operations), None)
+        if piece is None:
+            made = _made(operations)
+            reads = dict.fromkeys(index for operation in operations for index in operation.reads())
+            numbers = {leaf.index for leaf in _leaves(operations) if isinstance(leaf, Number)}
+            piece = Piece(operations, [index for index in reads if index not in made], sorted(numbers))
+            self.followers.append(piece)
+        missing = (needed & _made(operations)).difference(piece.outputs)
+        if missing:
+            piece.outputs += sorted(missing)
+            piece.runner = None
+        return piece
+
+    def run(self, tensors: dict[int, Tensor], numbers: Sequence[Any]) -> None:
+        """Add the values that it returns to those before it."""
+        if self.runner is None:
+            self.runner = script_runner(
+                self.operations, self.inputs, dict.fromkeys(self.numbers, float), self.outputs
+            )
+        results = self.runner(
+            *map(tensors.__getitem__, self.inputs), *(numbers[index] for index in self.numbers)
+        )
+        if self.outputs:
+            tensors.update(zip(self.outputs, results, strict=True))
+
+
+def _leaves(operations: Sequence[Operation]) -> Iterator[Any]:
+    for operation in operations:
+        yield from flat((operation.args, tuple(value for _, value in operation.kwargs)))
+
+
+def _made(operations: Sequence[Operation]) -> set[int]:
+    return {index for operation in operations for index in operation.outputs if index is not None}
+
+
+@dataclass(slots=True, kw_only=True)
+class Stage:
+    """A piece, and what Python does with the values that are read after it.
+
+    Attributes:
+        piece: The piece.
+        reads: Nodes that read a value, and its index.
+        nodes: Nodes that compute numbers of Python or decide, in order.
+    """
+
+    piece: Piece
+    reads: list[tuple[torch.fx.Node, int]]
+    nodes: list[torch.fx.Node]
+
+
+@dataclass(slots=True, kw_only=True)
+class Computed:
+    """What the first stages of a head computed before a value decided otherwise.
+
+    Attributes:
+        pieces: Their pieces.
+        tensors: Values by index, with inputs.
+        state: The random state after them, or None if they draw no random numbers.
+    """
+
+    pieces: list[Piece]
+    tensors: dict[int, Tensor]
+    state: Tensor | None = None
+
+    def fits(self, stages: Sequence[Stage], tensors: dict[int, Tensor]) -> bool:
+        """Return whether another head with these inputs would compute the same first."""
+        if len(stages) < len(self.pieces):
+            return False
+        for stage, piece in zip(stages, self.pieces, strict=False):
+            if stage.piece is not piece or piece.numbers:
+                return False
+            if not all(
+                tensors[index] is self.tensors.get(index) for index in piece.inputs if index in tensors
+            ):
+                return False
+        return True
+
+
+def run_stages(
+    stages: Sequence[Stage],
+    tensors: dict[int, Tensor],
+    values: dict[Any, Any],
+    numbers: Sequence[torch.fx.Node],
+    computed: Computed | None,
+) -> None:
+    """Run all but the last function of a head.
+
+    Args:
+        stages: The stages.
+        tensors: The inputs by index; values are added.
+        values: Numbers of Python by node; those that are computed are added.
+        numbers: The numbers that are inputs of operations.
+        computed: What the first stages computed already, or None.
+
+    Raises:
+        DecidedOtherwiseError: A value decides otherwise than in the trace.
+    """
+    done = 0
+    if computed is not None:
+        done = len(computed.pieces)
+        for piece in computed.pieces:
+            tensors.update((index, computed.tensors[index]) for index in piece.outputs)
+    for position, stage in enumerate(stages):
+        if position >= done:
+            known = [values.get(node) for node in numbers] if stage.piece.numbers else ()
+            stage.piece.run(tensors, known)
+        for node, index in stage.reads:
+            values[node] = tensors[index].item()
+        try:
+            for node in stage.nodes:
+                values[node] = evaluate(node, values)
+        except DecidedOtherwiseError as error:
+            pieces = [before.piece for before in stages[: position + 1]]
+            error.computed = Computed(pieces=pieces, tensors=tensors)
+            raise
+
+
+# -- ways ----------------------------------------------------------------------------------------------------
+
+
+class Ways:
+    """The ways that Python takes after it read values, each with heads of its own.
+
+    Attributes:
+        are_traced: Whether values that Python reads are traced.
+        are_read: Whether a trace ended because a value is read.
+        current: Number of the way whose head runs, or is traced.
+        computed: What the head of another way computed in this iteration, or None.
+        pieces: The pieces of functions of all ways begin after this empty one.
+    """
+
+    def __init__(self) -> None:
+        self.pieces = Piece()
+        self.are_traced = self.are_read = False
+        self.current = 0
+        self.computed: Computed | None = None
+        self._count = 1
+        self._tried: list[int] = []
+        self._scores: dict[int, float] = {}
+        self._missed = Counter[tuple[Any, ...]]()
+
+    def begin(self) -> None:
+        """Choose the way that was taken most often in the last iterations."""
+        self._tried = []
+        self.computed = None
+        if len(self._scores) > 1:
+            self.current = max(self._scores, key=self._scores.__getitem__)
+
+    def end(self) -> None:
+        """Note that the current way was taken."""
+        if self.are_traced:
+            self._scores = {way: score * _DECAY for way, score in self._scores.items()}
+            self._scores[self.current] = self._scores.get(self.current, 0.0) + 1.0
+
+    def turn(self, error: DecidedOtherwiseError, graphs: Sequence[Any]) -> bool:
+        """Choose another way after a value decided otherwise, and return whether it has a head."""
+        self._tried.append(self.current)
+        self.computed = error.computed
+        for graph in graphs:
+            fits = graph.reason is None and graph.way not in self._tried
+            if fits and graph.outcomes[: len(error.way)] == error.way:
+                self.current = graph.way
+                return True
+        return False
+
+    def add(self, error: DecidedOtherwiseError) -> bool:
+        """Begin a new way, and return whether it is taken often enough."""
+        self._missed[error.way] += 1
+        if self._missed[error.way] < _MISSES:
+            return False
+        self._missed.clear()
+        self.computed = None
+        self.current, self._count = self._count, self._count + 1
+        return True
+
+    def take(self) -> Computed | None:
+        """Return what was computed, and forget it."""
+        computed, self.computed = self.computed, None
+        return computed
+
+
+# -- traces --------------------------------------------------------------------------------------------------
+
+
+class TracedReads:
+    """Values that Python reads in one trace, computed from the arguments of this iteration.
+
+    Args:
+        ways: The ways of the step.
+        end: Ends the head for a reason.
+        changing: Nodes that change more than tensors: no value that is read depends on them.
+        backward: The node that runs a backward pass.
+    """
+
+    def __init__(
+        self, ways: Ways, end: Callable[[str], None], changing: Sequence[Any], backward: Any
+    ) -> None:
+        self._ways = ways
+        self._end = end
+        self._changing = (*changing, backward, DECIDE)
+        self._backward = backward
+        self._graph: Any = None
+        self._values: dict[Any, Any] = {}
+        self._state: Tensor | None = None
+
+    def changes(self) -> list[tuple[Any, str, Callable[..., Any]]]:
+        """Return changes of Dynamo: a class, the name of a method, and what it becomes."""
+        from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
+
+        return [
+            (TensorVariable, "method_item", partial(self._item, TensorVariable.method_item)),
+            (TensorVariable, "unpack_var_sequence", partial(_unbound, TensorVariable.unpack_var_sequence)),
+            (SymNodeVariable, "evaluate_expr", partial(self._evaluated, SymNodeVariable.evaluate_expr)),
+        ]
+
+    def _item(self, item: Any, variable: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(node.target is self._backward for node in tx.output.graph.nodes):
+            self._end("a value is read after the backward pass")
+        self._ways.are_read = True
+        return item(variable, tx, *args, **kwargs)
+
+    def _evaluated(self, evaluated: Any, variable: Any, output: Any = None) -> Any:
+        """Return what a value decides in this iteration."""
+        from torch._dynamo.guards import install_guard
+        from torch._dynamo.source import GlobalStateSource
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+        from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+        if not self._ways.are_traced or not free_unbacked_symbols(variable.sym_num):
+            return evaluated(variable, output)
+        output = InstructionTranslator.current_tx().output
+        position = sum(node.target is DECIDE for node in output.graph.nodes)
+        outcome = self._value(output.graph, variable.as_proxy().node)
+        proxy = output.create_proxy("call_function", DECIDE, (variable.as_proxy(), outcome, position), {})
+        proxy.node.meta["example_value"] = None
+        install_guard(GlobalStateSource().make_guard(partial(_guard_way, self._ways, self._ways.current)))
+        return outcome
+
+    def _value(self, graph: torch.fx.Graph, node: torch.fx.Node) -> Any:
+        """Compute a node for the arguments of this iteration, of which copies are changed."""
+        if self._graph is not graph:
+            self._graph, self._values, self._state = graph, {}, None
+        before, is_enabled = torch.get_rng_state(), torch.is_grad_enabled()
+        if self._state is not None:
+            torch.set_rng_state(self._state)
+        try:
+            torch._C._set_grad_enabled(False)
+            for step in graph.nodes:
+                if step not in self._values and step.target not in self._changing:
+                    self._values[step] = self._computed(step)
+        except Exception as error:
+            self._end(f"a value that is read cannot be computed: {error}")
+        finally:
+            self._state = torch.get_rng_state()
+            torch.set_rng_state(before)
+            torch._C._set_grad_enabled(is_enabled)
+        return self._values[node]
+
+    def _computed(self, node: torch.fx.Node) -> Any:
+        if node.op == "placeholder":
+            example = node.meta["grapharg"].example
+            if not isinstance(example, Tensor):
+                return example
+            if copies_reason(example.nbytes) is not None:
+                self._end("too little memory for copies")
+            return example.detach().clone()
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self._values.__getitem__)
+        if node.op == "call_method":
+            return getattr(args[0], node.target)(*args[1:], **kwargs)
+        if node.op != "call_function" or "autocast" in getattr(node.target, "__name__", ""):
+            self._end("a value that is read depends on more than functions")
+        return node.target(*args, **kwargs)
+
+
+def _unbound(unpack: Any, variable: Any, tx: Any, idxes: Any = None) -> Any:
+    """Return the rows of a tensor as eager mode makes them: views of one operation."""
+    if idxes is not None:
+        return unpack(variable, tx, idxes)
+    return variable.call_method(tx, "unbind", [], {}).unpack_var_sequence(tx)
+
+
+def _guard_way(ways: Ways, way: int, builder: Any, guard: Any) -> None:
+    """Let a trace be valid only while its way is the current one."""
+    code = ["___current(___ways) == ___way"]
+    closure = {"___current": operator.attrgetter("current"), "___ways": ways, "___way": way}
+    builder.add_python_lambda_leaf_guard_to_root(code, code, closure)
