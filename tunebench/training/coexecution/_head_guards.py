@@ -106,7 +106,7 @@ class HeadGuards:
             (vars(torch.utils._device), "tag"),
         ]
         self._changing = changing
-        self._slots: list[tuple[Any, str, Any]] = []  # attributes of instances without a dictionary
+        self._slots: list[tuple[Any, str, Any]] = []  # attributes that are no items of a dictionary
         self._items: list[tuple[dict[Any, Any], Any, Any]] = []
         self._asked_of: list[tuple[Callable[[Any], bool], dict[Any, Any], Any]] = []
         self._identical: list[tuple[int, Any]] = []
@@ -263,7 +263,8 @@ class HeadGuards:
         """Return what an accessor reads of an object, and note the words on which this depends."""
         if accessor.startswith("GetAttrGuardAccessor"):
             name = _argument(accessor)
-            if type(getattr_static(type(value), name, None)) is MemberDescriptorType:
+            is_slot = type(getattr_static(type(value), name, None)) is MemberDescriptorType
+            if is_slot or (value is torch._VF and name not in vars(value)):
                 self._words += [(value, "type"), (type(value), "version")]
                 self._slots.append((value, name, getattr(value, name)))
                 return self._slots[-1][2]

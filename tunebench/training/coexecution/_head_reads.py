@@ -254,12 +254,16 @@ class Ways:
         """Choose another way after a value decided otherwise, and return whether it has a head."""
         self._tried.append(self.current)
         self.computed = error.computed
-        for graph in graphs:
-            fits = graph.reason is None and graph.way not in self._tried
-            if fits and graph.outcomes[: len(error.way)] == error.way:
-                self.current = graph.way
-                return True
-        return False
+        ways = [
+            graph.way
+            for graph in graphs
+            if graph.reason is None
+            and graph.way not in self._tried
+            and graph.outcomes[: len(error.way)] == error.way
+        ]
+        if ways:
+            self.current = max(ways, key=lambda way: self._scores.get(way, 0.0))
+        return bool(ways)
 
     def add(self, error: DecidedOtherwiseError) -> bool:
         """Begin a new way, and return whether it is taken often enough."""
