@@ -177,8 +177,8 @@ class Plan:
         states: The states.
         operations: What a compiler compiles; None after it did.
         stages: What runs before its function, with values that Python reads.
-        indices: Indices of its inputs and constants among the values of the record.
-        needed: Indices of the values that the stages make for its function.
+        tail: Its operations after the stages, or None.
+        carried: Number of values of the stages for which its function is made.
         compiled: The compiled head, if there is one.
         settings: The settings of torch in the record.
         hooked_nodes: Number of hooks of nodes of autograd until then.
@@ -209,8 +209,8 @@ class Plan:
     states: list[Tensor]
     operations: HeadOperations | None
     stages: list[Stage] = field(default_factory=list)
-    indices: list[int] = field(default_factory=list)
-    needed: list[int] = field(default_factory=list)
+    tail: HeadOperations | None = None
+    carried: int = -1
     compiled: Compiled | None = None
     settings: list[Any] = field(default_factory=current_settings)
     hooked_nodes: int = field(default_factory=lambda: HOOKED_NODES[0])
@@ -330,10 +330,13 @@ class Plan:
         torch._C._set_grad_enabled(False)
         try:
             if self.stages:
-                inputs += self._run_stages(args, inputs, values, listed, computed)
+                carry = [self._run_stages(args, inputs, values, listed, computed)]
+                runner = self._tail_runner()
+            else:
+                carry = []
             numbers = [values[node] for node in self.numbers]
             results = (runner or self.runner)(
-                self.listed if listed is None else listed, *inputs, *numbers, *updates
+                self.listed if listed is None else listed, *carry, *inputs, *numbers, *updates
             )
         finally:
             torch._C._set_graph_executor_optimize(optimizes)
@@ -347,18 +350,34 @@ class Plan:
         values: dict[Any, Any],
         listed: Any,
         computed: Computed | None,
-    ) -> list[Tensor]:
-        """Run what is before the function, and return the values that it needs."""
+    ) -> Any:
+        """Run what is before the function, and return the list of the values that it needs."""
         count = len(self.listed_positions)
         owned = listed[:count] if listed is not None else [args[at] for at in self.listed_positions]
-        tensors = dict(zip(self.indices, chain(owned, inputs), strict=True))
-        if computed is not None and computed.fits(self.stages, tensors):
-            if computed.state is not None:
-                torch.set_rng_state(computed.state)
-        else:
-            computed = None
+        tensors = [*owned, *inputs]
+        if computed is None or not computed.fits(self.stages, tensors):
+            computed = Computed()
+        elif computed.state is not None:
+            torch.set_rng_state(computed.state)
         run_stages(self.stages, tensors, values, self.numbers, computed)
-        return [tensors[index] for index in self.needed]
+        return computed.carry
+
+    def _tail_runner(self) -> Runner:
+        """Return the function, which is made again if the stages return more values for other ways."""
+        count = sum(len(stage.piece.outputs) for stage in self.stages)
+        if self.carried != count:
+            assert self.tail is not None
+            self.carried = count
+            carried = [index for stage in self.stages for index in stage.piece.outputs]
+            self.runner = runner_of(self.tail, carried)
+        return self.runner
+
+
+def runner_of(head: HeadOperations, carried: Sequence[int] | None = None) -> Runner:
+    """Return the function of operations; with stages, of those after them."""
+    return script_runner(
+        head.operations, head.inputs, dict.fromkeys(head.numbers, float), head.outputs, head.listed, carried
+    )
 
 
 _IS_LEAF = operator.attrgetter("is_leaf")
@@ -479,20 +498,18 @@ class Planner:
         passed = [position for position in inputs if id(self._args[position]) not in owned]
         listed_indices = [inputs[position] for position in listed]
         passed_indices = [*(inputs[position] for position in passed), *constants]
-        indices = [*listed_indices, *passed_indices]
-        stages, operations, late = self._stages(operations, arithmetic)
-        needed = self._needed(operations, {*indices, *(index for _, index in writer.states.values())})
+        stages, operations, late = self._stages(operations, arithmetic, [*listed_indices, *passed_indices])
         head = self._head(
             operations,
             [*listed_indices, *(index for _, index in writer.states.values())],
-            [*passed_indices, *needed],
+            passed_indices,
             [*range(len(self._numbers.nodes)), *writer.numbers],
             {result for _, result in gradients if result is not None},
         )
         return Plan(
-            runner=self._runner(head),
+            runner=runner_of(head, [index for stage in stages for index in stage.piece.outputs] or None),
             operations=head,
-            stages=stages, indices=indices, needed=needed,
+            stages=stages, tail=head if stages else None,
             listed=_script_list([*map(self._args.__getitem__, listed), *states]),
             listed_positions=listed,
             inputs=passed, constants=list(constants.values()),
@@ -514,38 +531,41 @@ class Planner:
         )  # fmt: skip
 
     def _stages(
-        self, operations: Sequence[Any], arithmetic: Sequence[torch.fx.Node]
+        self, operations: Sequence[Any], arithmetic: Sequence[torch.fx.Node], inputs: Sequence[int]
     ) -> tuple[list[Stage], Sequence[Any], set[torch.fx.Node]]:
-        """Return what runs before the function, the operations of the function, and nodes of the former."""
+        """Return what runs before the function, the operations of the function, and nodes of the former.
+
+        Args:
+            operations: All operations.
+            arithmetic: Nodes that compute numbers of Python, in order.
+            inputs: Indices of the values from before the head.
+        """
         reads = {node: self._numbers.reads[node] for node in arithmetic if node in self._numbers.reads}
         bounds = sorted({position for position, _ in reads.values()})
         stage_of = {node: bounds.index(position) for node, (position, _) in reads.items()}
         for node in arithmetic:
-            stages = [stage_of[leaf] for leaf in node.all_input_nodes if leaf in stage_of]
-            if node not in reads and stages:
-                stage_of[node] = max(stages)
+            known = [stage_of[leaf] for leaf in node.all_input_nodes if leaf in stage_of]
+            if node not in reads and known:
+                stage_of[node] = max(known)
         returned = set(self._returned)
-        piece, start, made = self._pieces, 0, []
+        positions = {index: position for position, index in enumerate(inputs)}
+        piece, start, stages = self._pieces, 0, []
         for number, end in enumerate(bounds):
-            needed = returned.union(*map(_reads_of, operations[end:]))
-            needed |= {index for position, index in reads.values() if position >= end}
-            piece = piece.follower(operations[start:end], needed)
             own = [node for node in arithmetic if stage_of.get(node) == number]
-            made.append(
+            read_after = [node for node in own if node in reads]
+            needed = returned.union(*map(_reads_of, operations[end:]))
+            needed |= {index for position, index in reads.values() if position > end}
+            piece = piece.follower(operations[start:end], [reads[node][1] for node in read_after], needed)
+            stages.append(
                 Stage(
                     piece=piece,
-                    reads=[(node, reads[node][1]) for node in own if node in reads],
+                    positions=[positions[index] for index in piece.inputs],
+                    reads=read_after,
                     nodes=[node for node in own if node not in reads],
                 )
             )
             start = end
-        return made, operations[start:], set(stage_of)
-
-    def _needed(self, operations: Sequence[Any], inputs: set[int]) -> list[int]:
-        """Return the values that operations read or the head returns, and that are made before them."""
-        made = {index for operation in operations for index in _outputs_of(operation)}
-        read = {index for operation in operations for index in _reads_of(operation)}
-        return sorted((read | set(self._returned)) - made - inputs)
+        return stages, operations[start:], set(stage_of)
 
     def _head(
         self,
@@ -563,12 +583,6 @@ class Planner:
             numbers=numbers, outputs=list(self._returned), gradients=gradients,
             types=[dtype for _, _, dtype in self._recorder.metadata],
         )  # fmt: skip
-
-    def _runner(self, head: HeadOperations) -> Runner:
-        """Return the function of operations."""
-        return script_runner(
-            head.operations, head.inputs, dict.fromkeys(head.numbers, float), head.outputs, head.listed
-        )
 
     def _calls(self) -> dict[Optimizer, list[Any]]:
         """Return the functions by which the head clears gradients of optimizers or lets them step."""
@@ -738,10 +752,6 @@ def _reads_of(operation: Any) -> Iterator[int]:
     if isinstance(operation, Operation):
         return operation.reads()
     return (argument.index for argument in operation.args if isinstance(argument, Value))
-
-
-def _outputs_of(operation: Any) -> Sequence[int | None]:
-    return operation.outputs if isinstance(operation, Operation) else ()
 
 
 def _script_list(tensors: list[Any]) -> Any:

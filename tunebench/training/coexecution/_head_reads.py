@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -74,61 +74,83 @@ def evaluate(node: torch.fx.Node, values: dict[Any, Any]) -> Any:
 # -- functions of a head -------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Piece:
-    """Operations up to a value that is read, which several ways may share.
+    """Operations up to values that are read, which several ways may share.
 
     Attributes:
         operations: The operations.
-        inputs: Indices of values that exist before.
+        reads: Indices of the values that are read after them.
+        inputs: Indices of values from before the head.
         numbers: Indices of numbers of Python.
-        outputs: Indices of the values that it returns: what any way needs later.
+        outputs: Indices of the values that any way needs later, which it appends to a list.
+        before: The pieces that run before it.
         followers: The pieces that ways run next.
-        runner: The function; None until it runs for these outputs.
+        runner: The function.
+        carried: Number of values of the list before it, for which the function is made.
     """
 
     operations: Sequence[Operation] = ()
+    reads: Sequence[int] = ()
     inputs: list[int] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
+    before: list[Piece] = field(default_factory=list)
     followers: list[Piece] = field(default_factory=list)
     runner: Runner | None = None
+    carried: int = 0
 
-    def follower(self, operations: Sequence[Operation], needed: set[int]) -> Piece:
-        """Return the piece that runs some operations next, and returns the values that are needed later."""
-        piece = next((piece for piece in self.followers if piece.operations == operations), None)
-        if piece is None:
-            made = _made(operations)
-            reads = dict.fromkeys(index for operation in operations for index in operation.reads())
-            numbers = {leaf.index for leaf in _leaves(operations) if isinstance(leaf, Number)}
-            piece = Piece(operations, [index for index in reads if index not in made], sorted(numbers))
+    def follower(self, operations: Sequence[Operation], reads: Sequence[int], needed: set[int]) -> Piece:
+        """Return the piece that runs some operations next.
+
+        Args:
+            operations: The operations.
+            reads: Indices of the values that are read after them.
+            needed: Indices of the values that are needed later.
+        """
+        made = {index for operation in operations for index in operation.outputs if index is not None}
+        for piece in self.followers:
+            if piece.operations == operations and piece.reads == reads:
+                break
+        else:
+            before = [*self.before, self]
+            read = [index for operation in operations for index in operation.reads()]
+            known = made.union(*(earlier.outputs for earlier in before))
+            leaves = (leaf for operation in operations for leaf in flat((operation.args, operation.kwargs)))
+            piece = Piece(
+                operations=operations,
+                reads=reads,
+                inputs=[index for index in dict.fromkeys((*read, *reads)) if index not in known],
+                numbers=sorted({leaf.index for leaf in leaves if isinstance(leaf, Number)}),
+                before=before,
+            )
             self.followers.append(piece)
-        missing = (needed & _made(operations)).difference(piece.outputs)
+        missing = (needed & made).difference(piece.outputs)
         if missing:
             piece.outputs += sorted(missing)
             piece.runner = None
         return piece
 
-    def run(self, tensors: dict[int, Tensor], numbers: Sequence[Any]) -> None:
-        """Add the values that it returns to those before it."""
-        if self.runner is None:
+    def run(self, carry: Any, count: int, inputs: Sequence[Tensor], numbers: Sequence[Any]) -> list[Any]:
+        """Append the values that are needed later to a list, and return those that are read.
+
+        Args:
+            carry: The list.
+            count: The number of its values.
+            inputs: The values from before the head.
+            numbers: The numbers of Python.
+        """
+        if self.runner is None or self.carried != count:
+            self.carried = count
             self.runner = script_runner(
-                self.operations, self.inputs, dict.fromkeys(self.numbers, float), self.outputs
+                self.operations,
+                self.inputs,
+                dict.fromkeys(self.numbers, float),
+                self.reads,
+                carried=[index for piece in self.before for index in piece.outputs],
+                appended=self.outputs,
             )
-        results = self.runner(
-            *map(tensors.__getitem__, self.inputs), *(numbers[index] for index in self.numbers)
-        )
-        if self.outputs:
-            tensors.update(zip(self.outputs, results, strict=True))
-
-
-def _leaves(operations: Sequence[Operation]) -> Iterator[Any]:
-    for operation in operations:
-        yield from flat((operation.args, tuple(value for _, value in operation.kwargs)))
-
-
-def _made(operations: Sequence[Operation]) -> set[int]:
-    return {index for operation in operations for index in operation.outputs if index is not None}
+        return [tensor.item() for tensor in self.runner(carry, *inputs, *numbers)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,79 +159,80 @@ class Stage:
 
     Attributes:
         piece: The piece.
-        reads: Nodes that read a value, and its index.
+        positions: Positions of its inputs among those of the head.
+        reads: Nodes that read its values.
         nodes: Nodes that compute numbers of Python or decide, in order.
     """
 
     piece: Piece
-    reads: list[tuple[torch.fx.Node, int]]
+    positions: list[int]
+    reads: list[torch.fx.Node]
     nodes: list[torch.fx.Node]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Computed:
-    """What the first stages of a head computed before a value decided otherwise.
+    """What the first stages of a head computed, for a head of another way.
 
     Attributes:
         pieces: Their pieces.
-        tensors: Values by index, with inputs.
+        inputs: The inputs of each.
+        reads: The values that were read after each.
+        carry: The list of values that are needed later.
         state: The random state after them, or None if they draw no random numbers.
     """
 
-    pieces: list[Piece]
-    tensors: dict[int, Tensor]
+    pieces: list[Piece] = field(default_factory=list)
+    inputs: list[list[Tensor]] = field(default_factory=list)
+    reads: list[list[Any]] = field(default_factory=list)
+    carry: Any = field(default_factory=lambda: torch._C.ScriptList([]))
     state: Tensor | None = None
 
-    def fits(self, stages: Sequence[Stage], tensors: dict[int, Tensor]) -> bool:
+    def fits(self, stages: Sequence[Stage], tensors: Sequence[Tensor]) -> bool:
         """Return whether another head with these inputs would compute the same first."""
-        if len(stages) < len(self.pieces):
-            return False
-        for stage, piece in zip(stages, self.pieces, strict=False):
-            if stage.piece is not piece or piece.numbers:
-                return False
-            if not all(
-                tensors[index] is self.tensors.get(index) for index in piece.inputs if index in tensors
-            ):
-                return False
-        return True
+        return len(stages) >= len(self.pieces) and all(
+            stage.piece is piece
+            and not piece.numbers
+            and all(tensors[at] is tensor for at, tensor in zip(stage.positions, inputs, strict=True))
+            for stage, piece, inputs in zip(stages, self.pieces, self.inputs, strict=False)
+        )
 
 
 def run_stages(
     stages: Sequence[Stage],
-    tensors: dict[int, Tensor],
+    tensors: Sequence[Tensor],
     values: dict[Any, Any],
     numbers: Sequence[torch.fx.Node],
-    computed: Computed | None,
+    computed: Computed,
 ) -> None:
     """Run all but the last function of a head.
 
     Args:
         stages: The stages.
-        tensors: The inputs by index; values are added.
+        tensors: The inputs of the head.
         values: Numbers of Python by node; those that are computed are added.
         numbers: The numbers that are inputs of operations.
-        computed: What the first stages computed already, or None.
+        computed: What the first stages computed already; the rest is added.
 
     Raises:
         DecidedOtherwiseError: A value decides otherwise than in the trace.
     """
-    done = 0
-    if computed is not None:
-        done = len(computed.pieces)
-        for piece in computed.pieces:
-            tensors.update((index, computed.tensors[index]) for index in piece.outputs)
+    count = 0
     for position, stage in enumerate(stages):
-        if position >= done:
-            known = [values.get(node) for node in numbers] if stage.piece.numbers else ()
-            stage.piece.run(tensors, known)
-        for node, index in stage.reads:
-            values[node] = tensors[index].item()
+        piece = stage.piece
+        if position == len(computed.pieces):
+            inputs = [tensors[at] for at in stage.positions]
+            given = [values[numbers[index]] for index in piece.numbers]
+            computed.reads.append(piece.run(computed.carry, count, inputs, given))
+            computed.inputs.append(inputs)
+            computed.pieces.append(piece)
+        count += len(piece.outputs)
+        values.update(zip(stage.reads, computed.reads[position], strict=True))
         try:
             for node in stage.nodes:
                 values[node] = evaluate(node, values)
         except DecidedOtherwiseError as error:
-            pieces = [before.piece for before in stages[: position + 1]]
-            error.computed = Computed(pieces=pieces, tensors=tensors)
+            error.computed = computed
             raise
 
 
