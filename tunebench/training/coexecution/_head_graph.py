@@ -304,8 +304,10 @@ class HeadGraph:
         self, plan: Plan, args: Sequence[Any], values: dict[Any, Any], updates: Sequence[float]
     ) -> Sequence[Any]:
         """Run the function, or the compiled head if it is faster."""
-        if self._compiler is None or plan.stages:
+        if self._compiler is not None and plan.stages:
             plan.operations = None
+            self._compiler.reason = "Python reads values before the backward pass"
+        if self._compiler is None or plan.stages:
             return plan.run(args, values, updates, computed=self._ways.take())
         if plan.operations is not None:
             plan.compiled = self._compiler.compiled(plan.operations, plan.tensors(args))

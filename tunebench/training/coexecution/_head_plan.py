@@ -521,7 +521,7 @@ class Planner:
             owned={position: leaf for position, leaf in passed_leaves.items() if id(leaf) in owned},
             gradients=gradients, fresh=fresh, written=self._written(inputs) if may_end else [],
             takes_back=may_end,
-            random=any(isinstance(entry, Operation) and entry.is_random for entry in operations),
+            random=any(isinstance(entry, Operation) and entry.is_random for entry in recorder.operations),
             groups=[
                 (optimizer, parameters_of(optimizer))
                 for optimizer in calls

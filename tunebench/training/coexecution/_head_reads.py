@@ -30,6 +30,9 @@ __all__ = [
 _MISSES = 2
 """Number of iterations in which values decide as in no head before such a head is traced."""
 
+_MOST_MISSED = 64
+"""Number of ways without a head that are counted."""
+
 _DECAY = 0.9
 """Factor of the weight of an iteration for each later one, when the most frequent way is chosen."""
 
@@ -251,8 +254,12 @@ class Ways:
     """
 
     def __init__(self) -> None:
-        self.pieces = Piece()
         self.are_traced = self.are_read = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all ways."""
+        self.pieces = Piece()
         self.current = 0
         self.computed: Computed | None = None
         self._count = 1
@@ -263,13 +270,13 @@ class Ways:
     def begin(self) -> None:
         """Choose the way that was taken most often in the last iterations."""
         self._tried = []
-        self.computed = None
         if len(self._scores) > 1:
             self.current = max(self._scores, key=self._scores.__getitem__)
 
-    def end(self) -> None:
-        """Note that the current way was taken."""
-        if self.are_traced:
+    def end(self, *, is_taken: bool) -> None:
+        """Forget what was computed, and note whether the current way was taken."""
+        self.computed = None
+        if is_taken and self.are_traced:
             self._scores = {way: score * _DECAY for way, score in self._scores.items()}
             self._scores[self.current] = self._scores.get(self.current, 0.0) + 1.0
 
@@ -290,6 +297,8 @@ class Ways:
 
     def add(self, error: DecidedOtherwiseError) -> bool:
         """Begin a new way, and return whether it is taken often enough."""
+        if len(self._missed) > _MOST_MISSED:
+            self._missed.clear()
         self._missed[error.way] += 1
         if self._missed[error.way] < _MISSES:
             return False
@@ -356,6 +365,8 @@ class TracedReads:
         output = InstructionTranslator.current_tx().output
         position = sum(node.target is DECIDE for node in output.graph.nodes)
         outcome = self._value(output.graph, variable.as_proxy().node)
+        if isinstance(outcome, float):
+            self._end("a value that is read decides more than a way")
         proxy = output.create_proxy("call_function", DECIDE, (variable.as_proxy(), outcome, position), {})
         proxy.node.meta["example_value"] = None
         install_guard(GlobalStateSource().make_guard(partial(_guard_way, self._ways, self._ways.current)))

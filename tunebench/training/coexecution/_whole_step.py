@@ -259,15 +259,17 @@ class WholeSteps:
         while turns:
             try:
                 result = self._call(step, args, kwargs)
-                self._ways.end()
+                self._ways.end(is_taken=True)
                 return result
             except DecidedOtherwiseError as error:
                 unconfirmed = None
-                turns = self._ways.turn(error, self._graphs) or (self._affords() and self._ways.add(error))
-                self._lacks_trace = True
+                turns = self._ways.turn(error, self._graphs)
+                if not turns and self._affords():
+                    turns = self._lacks_trace = self._ways.add(error)
             except RepeatError as error:
                 unconfirmed = error.graph if isinstance(error, UnconfirmedError) else None
                 turns = False
+        self._ways.end(is_taken=False)
         return self._repeat(unconfirmed, step, args, kwargs)
 
     def _call(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -423,6 +425,7 @@ class WholeSteps:
             torch._C._dynamo.eval_frame.reset_code(self._code)
         self._compiled = self._callback = self._code = None
         self._guards.clear()
+        self._ways.forget()
         return_freed_memory()
 
 
