@@ -34,7 +34,7 @@ def random_model() -> nn.Module:
 def reading(
     loss_of: Callable[[Tensor, Log], Tensor], make_model: Callable[[], nn.Module] = random_model
 ) -> tuple[Make, list[Log]]:
-    """Return a step whose loss depends on values of the output of its model, and the logs of its instances."""
+    """Return a step whose loss depends on values of its model's output, and the logs of its instances."""
     logs: list[Log] = []
 
     def make() -> tuple[Callable[..., Any], nn.Module]:

@@ -498,9 +498,9 @@ class Planner:
         passed = [position for position in inputs if id(self._args[position]) not in owned]
         listed_indices = [inputs[position] for position in listed]
         passed_indices = [*(inputs[position] for position in passed), *constants]
-        stages, operations, late = self._stages(operations, arithmetic, [*listed_indices, *passed_indices])
+        stages, tail, late = self._stages(operations, arithmetic, [*listed_indices, *passed_indices])
         head = self._head(
-            operations,
+            tail,
             [*listed_indices, *(index for _, index in writer.states.values())],
             passed_indices,
             [*range(len(self._numbers.nodes)), *writer.numbers],
@@ -651,7 +651,7 @@ class Planner:
         return inputs, constants
 
     def _written(self, inputs: dict[int, int]) -> list[int]:
-        """Return the positions of arguments that the head writes and copies first, because it can end early."""
+        """Return the positions of arguments that the head writes and copies first, as it can end early."""
         storages = {
             tensor_key(self._recorder.inputs[index])[0]: position for position, index in inputs.items()
         }

@@ -1,8 +1,8 @@
-"""Values that Python reads before the backward pass of a head: what they decide, and heads in several functions.
+"""Values that Python reads before the backward pass of a head: what they decide, heads in several functions.
 
-A head is traced for the way that Python takes in the iteration of the trace. Its function is cut where a value
-is read. If the value decides otherwise, a head of another way continues with what was computed, or the step
-is repeated in eager mode: up to the last value that is read, a head changes nothing.
+A head is traced for the way that Python takes in the iteration of the trace. Its function is cut where a
+value is read. If the value decides otherwise, a head of another way continues with what was computed, or the
+step is repeated in eager mode: what a head writes before the last value is taken back.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tunebench.training.coexecution._memory import copies_reason
 from tunebench.training.coexecution._script import Runner, script_runner
 
 __all__ = [
-    "DECIDE", "Computed", "DecidedOtherwiseError", "Piece", "Stage", "TracedReads", "Ways", "evaluate", "is_read",
-    "run_stages",
+    "DECIDE", "Computed", "DecidedOtherwiseError", "Piece", "Stage", "TracedReads", "Ways", "evaluate",
+    "is_read", "run_stages",
 ]  # fmt: skip
 
 _MISSES = 2
