@@ -17,8 +17,11 @@ from tunebench.training.coexecution._operator import may_raise, written
 
 __all__ = ["PLAIN_TYPES", "OperationRecorder", "active_recorder", "matches", "returns_number", "tensor_key"]
 
-_SCALING = {"add", "sub", "rsub", "mul", "div", "lt", "le", "gt", "ge"}
-"""Operators without arguments that are integers by type: theirs may be numbers that change."""
+_SCALING = {"add", "sub", "rsub", "mul", "div", "lt", "le", "gt", "ge", "scalar_tensor"}
+"""Operators without arguments that are integers by type: theirs may be numbers that change.
+
+A number of another operator, such as the exponent 1.0 in the derivative of a square, is a constant.
+"""
 
 PLAIN_TYPES = (Tensor, Parameter)
 """Types of tensors that heads use."""
@@ -106,7 +109,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch does 
                 index = self._add(leaf)
                 self.inputs[index] = leaf.detach()
             return Value(index)
-        if type(leaf) is float or (type(leaf) is int and self._scales):
+        if type(leaf) in (float, int) and self._scales:
             number = self.numbers.get(repr(leaf))
             if number is not None:
                 return Number(number)
