@@ -30,6 +30,7 @@ from tunebench.training.coexecution._head_plan import (
     check_nodes,
     has_history,
 )
+from tunebench.training.coexecution._head_reads import DECIDE, DecidedOtherwiseError, Ways
 from tunebench.training.coexecution._head_record import OperationRecorder, matches
 from tunebench.training.coexecution._head_sizes import HeadSizes
 from tunebench.training.coexecution._head_tracing import BACKWARD, Method, active_optimizers
@@ -85,6 +86,8 @@ class HeadGraph:
         has_backward: Whether it has a backward pass.
         lacks_memory: Whether the process has too little memory for its copies.
         proof: Guards that hold for the next run, and that include the methods; None if Dynamo's hold.
+        way: Number of the way that Python takes.
+        outcomes: What values that Python reads decide on this way, in order.
     """
 
     turns_dynamo_off = True
@@ -94,6 +97,7 @@ class HeadGraph:
         module: torch.fx.GraphModule,
         optimizers: list[Optimizer],
         methods: Sequence[Method],
+        ways: Ways,
         compiler: Compiler | None = None,
     ) -> None:
         self.runs = 0
@@ -102,6 +106,9 @@ class HeadGraph:
         self.reason: str | None = None
         self.lacks_memory = False
         self.proof: HeadGuards | None = None
+        self.way = ways.current
+        self.outcomes = tuple(node.args[1] for node in module.graph.nodes if node.target is DECIDE)
+        self._ways = ways
         self._module = module
         self._optimizers = optimizers
         self._compiler = compiler
@@ -116,6 +123,8 @@ class HeadGraph:
             check_nodes(list(module.graph.nodes))
             if not self._sizes.are_passed:
                 raise NotUnderstoodError("a size of an argument is unknown")
+            if self._sizes and self.outcomes:
+                raise NotUnderstoodError("Python reads a value before the backward pass, and sizes change")
         except NotUnderstoodError as error:
             self.reason = str(error)
 
@@ -132,6 +141,15 @@ class HeadGraph:
             raise RepeatError(self.reason)
         if proof is None and not self.has_methods():
             self._miss("a method of a class was replaced")
+        try:
+            return self._run_way(args, proof)
+        except DecidedOtherwiseError as error:
+            error.way = (*self.outcomes[: error.position], error.outcome)
+            self.misfit = str(error)
+            raise
+
+    def _run_way(self, args: Sequence[Any], proof: HeadGuards | None) -> Any:
+        """Run the graph in the state that it is in."""
         plan = self._plan
         if plan is None:
             return self._run_first(args)
@@ -144,12 +162,12 @@ class HeadGraph:
             self._plan_again()
             self._miss("an optimizer would do another update")
         values = plan.environment(args)
-        numbers = [values[node] for node in plan.numbers]
         if self._sizes:
+            numbers = [values[node] for node in plan.numbers]
             updates = [*updates, *self._size_values(self._sizes.key(args), numbers)]
-        if plan.checks < _CHECKS or not (plan.free or numbers == plan.values):
-            return self._checked(plan, args, numbers, updates)
-        return self._replayed(plan, args, parameters, values, [*numbers, *updates])
+        if plan.checks < _CHECKS or not (plan.free or plan.has_same_numbers(values)):
+            return self._checked(plan, args, values, updates)
+        return self._replayed(plan, args, parameters, values, updates)
 
     @property
     def is_settled(self) -> bool:
@@ -279,7 +297,16 @@ class HeadGraph:
                 self._recorded = recorder, numbers.values, key
                 raise UnconfirmedError(self)
         try:
-            planner = Planner(self._module, args, results, recorder, numbers, self._optimizers, self._sizes)
+            planner = Planner(
+                self._module,
+                args,
+                results,
+                recorder,
+                numbers,
+                self._optimizers,
+                self._sizes,
+                self._ways.pieces,
+            )
             self._plan = planner.plan(parameters, gradients)
         except (NotUnderstoodError, RuntimeError) as error:
             self.reason = _first_line(error)
@@ -293,12 +320,19 @@ class HeadGraph:
         args: Sequence[Any],
         parameters: Sequence[Tensor],
         values: dict[Any, Any],
-        numbers: Any,
+        updates: Sequence[float],
     ) -> Any:
         state = torch.get_rng_state() if plan.takes_back and plan.random else None
         before = [(args[position], args[position].detach().clone()) for position in plan.written]
         try:
-            results = self._run(plan, args, numbers)
+            results = self._run(plan, args, values, updates)
+        except DecidedOtherwiseError as error:
+            if plan.written:
+                error.computed = None
+            elif error.computed is not None and plan.random:
+                error.computed.state = torch.get_rng_state()
+            restore(before, state)
+            raise
         except Exception as error:
             if not plan.takes_back:
                 raise
@@ -312,26 +346,32 @@ class HeadGraph:
             update.finish()
         return tuple(output.value(args, results, values) for output in plan.outputs)
 
-    def _run(self, plan: Plan, args: Sequence[Any], numbers: Sequence[Any]) -> Sequence[Any]:
+    def _run(
+        self, plan: Plan, args: Sequence[Any], values: dict[Any, Any], updates: Sequence[float]
+    ) -> Sequence[Any]:
         """Run the function, or the compiled head if it is faster."""
-        if self._compiler is None:
-            return plan.run(args, numbers)
+        if self._compiler is not None and plan.stages:
+            plan.operations = None
+            self._compiler.reason = "Python reads values before the backward pass"
+        if self._compiler is None or plan.stages:
+            return plan.run(args, values, updates, computed=self._ways.take())
         if plan.operations is not None:
             plan.compiled = self._compiler.compiled(plan.operations, plan.tensors(args))
             plan.operations = None
         compiled = plan.compiled
+        numbers = [*(values[node] for node in plan.numbers), *updates]
         if compiled is None or compiled.refused or not compiled.is_turn(lambda: plan.tensors(args), numbers):
             runner = None
         else:
             runner = compiled.run
         start_ns = time.perf_counter_ns()
-        results = plan.run(args, numbers, runner=runner)
+        results = plan.run(args, values, updates, runner=runner)
         if compiled is not None:
             compiled.note(time.perf_counter_ns() - start_ns, compiled=runner is not None)
         return results
 
     def _checked(
-        self, plan: Plan, args: Sequence[Any], numbers: list[Any], update_numbers: Sequence[float]
+        self, plan: Plan, args: Sequence[Any], values: dict[Any, Any], updates: Sequence[float]
     ) -> Any:
         """Run the graph as it is, and compare it with the function on copies."""
         state = torch.get_rng_state()
@@ -340,8 +380,10 @@ class HeadGraph:
             taken_back((*args, *plan.states), self._optimizers) as copies,
         ):
             outputs = self._module(*args)
-        changed = [number != recorded for number, recorded in zip(numbers, plan.values, strict=True)]
-        equal = _gives_same(plan, args, outputs, copies, [*numbers, *update_numbers], state)
+        equal = _gives_same(plan, args, outputs, copies, values, updates, state)
+        changed = [
+            values.get(node) != recorded for node, recorded in zip(plan.numbers, plan.values, strict=True)
+        ]
         copies.clear()
         plan.checks += 1
         if plan.checks == _CHECKS:
@@ -431,7 +473,8 @@ def _gives_same(
     args: Sequence[Any],
     outputs: Sequence[Any],
     before: dict[int, Tensor],
-    numbers: Sequence[Any],
+    values: dict[Any, Any],
+    updates: Sequence[float],
     state: Tensor,
 ) -> bool:
     """Return whether the function does the same to copies from before, with the random state from before."""
@@ -441,13 +484,18 @@ def _gives_same(
     torch.set_rng_state(state)
     try:
         listed = [*(copies[position] for position in plan.listed_positions), *states]
-        results = plan.run(copies, numbers, listed)
+        results = plan.run(copies, values, updates, listed)
         return (
             torch.equal(after, torch.get_rng_state())
             and _are_equal(plan, args, copies, outputs, results)
             and all(map(same, plan.states, states))
+            and all(
+                outputs[position] == values[output.index]
+                for position, output in enumerate(plan.outputs)
+                if output.kind == "number"
+            )
         )
-    except Exception:
+    except (Exception, DecidedOtherwiseError):
         return False
     finally:
         torch.set_rng_state(after)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from inspect import getattr_static
-from types import FunctionType, MappingProxyType, ModuleType
+from types import FunctionType, MappingProxyType, MemberDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -106,6 +106,7 @@ class HeadGuards:
             (vars(torch.utils._device), "tag"),
         ]
         self._changing = changing
+        self._slots: list[tuple[Any, str, Any]] = []  # attributes that are no items of a dictionary
         self._items: list[tuple[dict[Any, Any], Any, Any]] = []
         self._asked_of: list[tuple[Callable[[Any], bool], dict[Any, Any], Any]] = []
         self._identical: list[tuple[int, Any]] = []
@@ -146,6 +147,7 @@ class HeadGuards:
             all(args[position] is value for position, value in self._identical)
             and all(guard(_argument_at(args, path)) for guard, path in self._asked)
             and (not self._joint or self._joint_hold(args))
+            and all(getattr(owner, name, _ABSENT) is value for owner, name, value in self._slots)
             and all(owner.get(key, _ABSENT) is value for owner, key, value in self._items)
             and all(
                 guard(owner if key is _ABSENT else owner.get(key, _ABSENT))
@@ -263,6 +265,13 @@ class HeadGuards:
 
     def _child(self, accessor: str, value: Any) -> Any:
         """Return what an accessor reads of an object, and note the words on which this depends."""
+        if accessor.startswith("GetAttrGuardAccessor"):
+            name = _argument(accessor)
+            is_slot = type(getattr_static(type(value), name, None)) is MemberDescriptorType
+            if is_slot or (value is torch._VF and name not in vars(value)):
+                self._words += [(value, "type"), (type(value), "version")]
+                self._slots.append((value, name, getattr(value, name)))
+                return self._slots[-1][2]
         read = _READERS.get(accessor.partition("(")[0])
         if read is None:
             raise _UnsupportedError(accessor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -18,8 +18,17 @@ from torch.overrides import _len_torch_function_stack
 from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from tunebench.training.coexecution._autograd import HOOKED_NODES
-from tunebench.training.coexecution._call import Operation, flat
+from tunebench.training.coexecution._call import Operation, Value, flat
 from tunebench.training.coexecution._head_compiled import Compiled, HeadOperations
+from tunebench.training.coexecution._head_reads import (
+    DECIDE,
+    Computed,
+    Piece,
+    Stage,
+    evaluate,
+    is_read,
+    run_stages,
+)
 from tunebench.training.coexecution._head_record import OperationRecorder, tensor_key
 from tunebench.training.coexecution._head_sizes import HeadSizes
 from tunebench.training.coexecution._head_tracing import BACKWARD, CLEAR, CLIP, UPDATE
@@ -48,7 +57,7 @@ _WRITTEN_BYTES = 1 << 22
 
 _RESULTS = (Tensor, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 _PLAIN = {
-    BACKWARD, CLEAR, UPDATE, torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast,
+    BACKWARD, CLEAR, UPDATE, DECIDE, torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast,
     torch.amp.autocast_mode._exit_autocast,
 }  # fmt: skip
 """Functions without results that are nodes of heads."""
@@ -62,7 +71,13 @@ _SCALING = {
 
 
 class NumberInterpreter(torch.fx.Interpreter):  # type: ignore[misc]  # torch does not type it
-    """Runs a graph of Dynamo and notes the numbers of Python that it gives to operations."""
+    """Runs a graph of Dynamo and notes the numbers of Python that it reads and gives to operations.
+
+    Attributes:
+        nodes: Nodes of numbers that operations get.
+        values: These numbers.
+        reads: Nodes that read a value of a tensor, the number of operations before, and the value's index.
+    """
 
     def __init__(self, module: torch.fx.GraphModule, recorder: OperationRecorder, sizes: HeadSizes) -> None:
         super().__init__(module)
@@ -70,9 +85,14 @@ class NumberInterpreter(torch.fx.Interpreter):  # type: ignore[misc]  # torch do
         self._sizes = sizes
         self.nodes: list[torch.fx.Node] = []
         self.values: list[float] = []
+        self.reads: dict[torch.fx.Node, tuple[int, int]] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """Run a node."""
+        if is_read(n) and not (n.args[0].op == "placeholder" and all(map(is_read, n.args[0].users))):
+            index = self.recorder.index(self.env[n.args[0]])
+            if index is not None:
+                self.reads[n] = len(self.recorder.operations), index
         result = super().run_node(n)
         uses = [user for user in n.users if isinstance(user.meta.get("example_value"), Tensor)]
         is_size = self._sizes.includes(n.meta.get("example_value")) and isinstance(result, int)
@@ -164,6 +184,9 @@ class Plan:
         listed_positions: Positions of these parameters.
         states: The states.
         operations: What a compiler compiles; None after it did.
+        stages: What runs before its function, with values that Python reads.
+        tail: Its operations after the stages, or None.
+        carried: Number of values of the stages for which its function is made.
         compiled: The compiled head, if there is one.
         settings: The settings of torch in the record.
         hooked_nodes: Number of hooks of nodes of autograd until then.
@@ -194,6 +217,9 @@ class Plan:
     listed_positions: list[int]
     states: list[Tensor]
     operations: HeadOperations | None
+    stages: list[Stage] = field(default_factory=list)
+    tail: HeadOperations | None = None
+    carried: int = -1
     compiled: Compiled | None = None
     settings: list[Any] = field(default_factory=current_settings)
     hooked_nodes: int = field(default_factory=lambda: HOOKED_NODES[0])
@@ -205,13 +231,12 @@ class Plan:
         return [args[position] for position in self.leaves] + self.extra
 
     def environment(self, args: Sequence[Any]) -> dict[Any, Any]:
-        """Return the numbers of Python by node."""
+        """Return the numbers of Python by node that depend on arguments alone."""
         if not self.sources:
             return {}
         values: dict[Any, Any] = {node: args[position] for node, position in self.sources}
         for node in self.arithmetic:
-            arguments = [values[leaf] if isinstance(leaf, torch.fx.Node) else leaf for leaf in node.args]
-            values[node] = arguments[0].item() if node.op == "call_method" else node.target(*arguments)
+            values[node] = values[node.args[0]].item() if is_read(node) else evaluate(node, values)
         return values
 
     def misfit(
@@ -272,6 +297,13 @@ class Plan:
         """Return the numbers of the updates; None if an optimizer would do anything else."""
         return joined(map(HeadUpdate.numbers, self.updates))
 
+    def has_same_numbers(self, values: dict[Any, Any]) -> bool:
+        """Return whether numbers that operations get are known before it runs, and those of the record."""
+        return all(
+            node in values and values[node] == recorded
+            for node, recorded in zip(self.numbers, self.values, strict=True)
+        )
+
     def tensors(self, args: Sequence[Any]) -> list[Tensor]:
         """Return all tensors that the function gets."""
         listed, passed = (
@@ -280,30 +312,84 @@ class Plan:
         return [*listed, *self.states, *passed, *self.constants]
 
     def run(
-        self, args: Sequence[Any], numbers: Sequence[Any], listed: Any = None, runner: Runner | None = None
+        self,
+        args: Sequence[Any],
+        values: dict[Any, Any],
+        updates: Sequence[float],
+        listed: Any = None,
+        runner: Runner | None = None,
+        computed: Computed | None = None,
     ) -> Sequence[Any]:
         """Run the function, on other parameters and states if they are given; `misfit` excludes autocast.
 
         Args:
             args: Arguments of the graph.
-            numbers: Numbers of the function.
+            values: Numbers of Python by node; those that it reads are added.
+            updates: Numbers of the updates.
             listed: Other parameters and states, or None.
             runner: Another function with the same arguments and results, or None.
+            computed: What the head of another way computed in this iteration, or None.
+
+        Raises:
+            DecidedOtherwiseError: A value that Python reads decides otherwise; nothing changed but `written`.
         """
-        inputs = [args[position] for position in self.inputs]
+        inputs = [*(args[position] for position in self.inputs), *self.constants]
         optimizes, enabled = torch._C._get_graph_executor_optimize(), torch.is_grad_enabled()
         torch._C._set_graph_executor_optimize(False)
         torch._C._set_grad_enabled(self.saves_workspace)
         below = torch._C._AutoDispatchBelowAutograd() if self.saves_workspace else nullcontext()
         try:
             with below:
+                if self.stages:
+                    carry = [self._run_stages(args, inputs, values, listed, computed)]
+                    runner = self._tail_runner()
+                else:
+                    carry = []
+                numbers = [values[node] for node in self.numbers]
                 results = (runner or self.runner)(
-                    self.listed if listed is None else listed, *inputs, *self.constants, *numbers
+                    self.listed if listed is None else listed, *carry, *inputs, *numbers, *updates
                 )
         finally:
             torch._C._set_graph_executor_optimize(optimizes)
             torch._C._set_grad_enabled(enabled)
         return results or ()
+
+    def _run_stages(
+        self,
+        args: Sequence[Any],
+        inputs: Sequence[Tensor],
+        values: dict[Any, Any],
+        listed: Any,
+        computed: Computed | None,
+    ) -> Any:
+        """Run what is before the function, and return the list of the values that it needs."""
+        count = len(self.listed_positions)
+        owned = listed[:count] if listed is not None else [args[at] for at in self.listed_positions]
+        tensors = [*owned, *inputs]
+        if computed is None or not computed.fits(self.stages, tensors):
+            computed = Computed()
+        elif computed.state is not None:
+            torch.set_rng_state(computed.state)
+        run_stages(self.stages, tensors, values, self.numbers, computed)
+        return computed.carry
+
+    def _tail_runner(self) -> Runner:
+        """Return the function, which is made again if the stages return more values for other ways."""
+        count = sum(len(stage.piece.outputs) for stage in self.stages)
+        if self.carried != count:
+            assert self.tail is not None
+            self.carried = count
+            carried = [index for stage in self.stages for index in stage.piece.outputs]
+            self.runner = runner_of(self.tail, carried)
+        return self.runner
+
+
+def runner_of(head: HeadOperations, carried: Sequence[int] | None = None) -> Runner:
+    """Return the function of operations; with stages, of those after them."""
+    types: dict[int, type] = {
+        index: float if index >= 0 else int for index in head.numbers
+    }  # sizes have negative indices
+    return script_runner(head.operations, head.inputs, types, head.outputs, head.listed, carried)
 
 
 _IS_LEAF = operator.attrgetter("is_leaf")
@@ -371,8 +457,10 @@ class Planner:
         numbers: NumberInterpreter,
         optimizers: Sequence[Optimizer],
         sizes: HeadSizes,
+        pieces: Piece,
     ) -> None:
         self._nodes = list(module.graph.nodes)
+        self._pieces = pieces
         self._placeholders = [node for node in self._nodes if node.op == "placeholder"]
         self._constants = [*module.parameters(), *module.buffers()]
         self._args = args
@@ -418,29 +506,35 @@ class Planner:
         arithmetic = self._arithmetic(outputs)
         gradients, fresh = self._gradients(pairs, *self._clears())
         outputs = self._marked(outputs)
+        may_end = recorder.raises or any(node.target is DECIDE for node in arithmetic)
         listed = [position for position in inputs if id(self._args[position]) in owned]
         passed = [position for position in inputs if id(self._args[position]) not in owned]
+        listed_indices = [inputs[position] for position in listed]
+        passed_indices = [*(inputs[position] for position in passed), *constants]
+        stages, tail, late = self._stages(operations, arithmetic, [*listed_indices, *passed_indices])
         head = self._head(
-            operations,
-            [*(inputs[position] for position in listed), *(index for _, index in writer.states.values())],
-            [*(inputs[position] for position in passed), *constants],
+            tail,
+            [*listed_indices, *(index for _, index in writer.states.values())],
+            passed_indices,
             [*range(len(self._numbers.nodes)), *writer.numbers, *self._sizes.numbers],
             {result for _, result in gradients if result is not None},
         )
         return Plan(
-            runner=self._runner(head),
+            runner=runner_of(head, [index for stage in stages for index in stage.piece.outputs] or None),
             operations=head,
+            stages=stages, tail=head if stages else None,
             listed=_script_list([*map(self._args.__getitem__, listed), *states]),
             listed_positions=listed,
             inputs=passed, constants=list(constants.values()),
-            sources=self._sources(outputs, arithmetic), arithmetic=arithmetic,
+            sources=self._sources(outputs, arithmetic),
+            arithmetic=[node for node in arithmetic if node not in late],
             numbers=self._numbers.nodes, values=self._numbers.values, outputs=outputs,
             leaves=list(passed_leaves),
             extra=[leaf for leaf in leaves if id(leaf) not in self._positions],
             owned={position: leaf for position, leaf in passed_leaves.items() if id(leaf) in owned},
-            gradients=gradients, fresh=fresh, written=self._written(inputs),
-            takes_back=recorder.raises,
-            random=any(isinstance(entry, Operation) and entry.is_random for entry in operations),
+            gradients=gradients, fresh=fresh, written=self._written(inputs) if may_end else [],
+            takes_back=may_end,
+            random=any(isinstance(entry, Operation) and entry.is_random for entry in recorder.operations),
             saves_workspace=any(entry.operator is _RECURRENT for entry in operations),
             groups=[
                 (optimizer, parameters_of(optimizer))
@@ -449,6 +543,43 @@ class Planner:
             ],
             updates=writer.updates, states=states,
         )  # fmt: skip
+
+    def _stages(
+        self, operations: Sequence[Any], arithmetic: Sequence[torch.fx.Node], inputs: Sequence[int]
+    ) -> tuple[list[Stage], Sequence[Any], set[torch.fx.Node]]:
+        """Return what runs before the function, the operations of the function, and nodes of the former.
+
+        Args:
+            operations: All operations.
+            arithmetic: Nodes that compute numbers of Python, in order.
+            inputs: Indices of the values from before the head.
+        """
+        reads = {node: self._numbers.reads[node] for node in arithmetic if node in self._numbers.reads}
+        bounds = sorted({position for position, _ in reads.values()})
+        stage_of = {node: bounds.index(position) for node, (position, _) in reads.items()}
+        for node in arithmetic:
+            known = [stage_of[leaf] for leaf in node.all_input_nodes if leaf in stage_of]
+            if node not in reads and known:
+                stage_of[node] = max(known)
+        returned = set(self._returned)
+        positions = {index: position for position, index in enumerate(inputs)}
+        piece, start, stages = self._pieces, 0, []
+        for number, end in enumerate(bounds):
+            own = [node for node in arithmetic if stage_of.get(node) == number]
+            read_after = [node for node in own if node in reads]
+            needed = returned.union(*map(_reads_of, operations[end:]))
+            needed |= {index for position, index in reads.values() if position > end}
+            piece = piece.follower(operations[start:end], [reads[node][1] for node in read_after], needed)
+            stages.append(
+                Stage(
+                    piece=piece,
+                    positions=[positions[index] for index in piece.inputs],
+                    reads=read_after,
+                    nodes=[node for node in own if node not in reads],
+                )
+            )
+            start = end
+        return stages, operations[start:], set(stage_of)
 
     def _head(
         self,
@@ -466,16 +597,6 @@ class Planner:
             numbers=numbers, outputs=list(self._returned), gradients=gradients,
             types=[dtype for _, _, dtype in self._recorder.metadata],
         )  # fmt: skip
-
-    def _runner(self, head: HeadOperations) -> Runner:
-        """Return the function of operations."""
-        return script_runner(
-            head.operations,
-            head.inputs,
-            {index: float if index >= 0 else int for index in head.numbers},
-            head.outputs,
-            head.listed,
-        )
 
     def _calls(self) -> dict[Optimizer, list[Any]]:
         """Return the functions by which the head clears gradients of optimizers or lets them step."""
@@ -544,9 +665,7 @@ class Planner:
         return inputs, constants
 
     def _written(self, inputs: dict[int, int]) -> list[int]:
-        """Return the positions of arguments that the head writes and copies first, because it can fail."""
-        if not self._recorder.raises:
-            return []
+        """Return the positions of arguments that the head writes and copies first, as it can end early."""
         storages = {
             tensor_key(self._recorder.inputs[index])[0]: position for position, index in inputs.items()
         }
@@ -624,21 +743,29 @@ class Planner:
         """Return the arguments from which numbers of Python are computed, and their positions."""
         used = {output.index for output in outputs if output.kind == "number"} | set(self._numbers.nodes)
         for node in arithmetic:
-            used.update(leaf for leaf in node.args if isinstance(leaf, torch.fx.Node))
+            if node not in self._numbers.reads:
+                used.update(leaf for leaf in node.args if isinstance(leaf, torch.fx.Node))
         return [(node, position) for position, node in enumerate(self._placeholders) if node in used]
 
     def _arithmetic(self, outputs: Sequence[Output]) -> list[torch.fx.Node]:
         """Return the nodes that compute numbers of Python, in order."""
         needed = {output.index for output in outputs if output.kind == "number"} | set(self._numbers.nodes)
         for node in reversed(self._nodes):
-            if node in needed and node.op != "placeholder":
-                reads_item = node.op == "call_method" and node.target == "item"
-                if reads_item and node.args[0].op != "placeholder":
-                    raise NotUnderstoodError("the head reads a value of a tensor")
-                if (node.op != "call_function" and not reads_item) or node.kwargs:
+            if (node in needed or node.target is DECIDE) and node.op != "placeholder":
+                if node in self._numbers.reads:
+                    needed.add(node)
+                    continue
+                if (node.op != "call_function" and not is_read(node)) or node.kwargs:
                     raise NotUnderstoodError("Python computes a number in a way that is not understood")
+                needed.add(node)
                 needed.update(leaf for leaf in node.args if isinstance(leaf, torch.fx.Node))
         return [node for node in self._nodes if node in needed and node.op != "placeholder"]
+
+
+def _reads_of(operation: Any) -> Iterator[int]:
+    if isinstance(operation, Operation):
+        return operation.reads()
+    return (argument.index for argument in operation.args if isinstance(argument, Value))
 
 
 def _script_list(tensors: list[Any]) -> Any:

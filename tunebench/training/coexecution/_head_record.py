@@ -26,8 +26,11 @@ __all__ = [
     "tensor_key",
 ]
 
-_SCALING = {"add", "sub", "rsub", "mul", "div", "lt", "le", "gt", "ge"}
-"""Operators without arguments that are integers by type: theirs may be numbers that change."""
+_SCALING = {"add", "sub", "rsub", "mul", "div", "lt", "le", "gt", "ge", "scalar_tensor"}
+"""Operators without arguments that are integers by type: theirs may be numbers that change.
+
+A number of another operator, such as the exponent 1.0 in the derivative of a square, is a constant.
+"""
 
 PLAIN_TYPES = (Tensor, Parameter)
 """Types of tensors that heads use."""
@@ -115,7 +118,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch does 
                 index = self._add(leaf)
                 self.inputs[index] = leaf.detach()
             return Value(index)
-        if type(leaf) is float or (type(leaf) is int and self._scales):
+        if type(leaf) in (float, int) and self._scales:
             number = self.numbers.get(repr(leaf))
             if number is not None:
                 return Number(number)

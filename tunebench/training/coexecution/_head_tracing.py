@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from tunebench.training.coexecution._head_reads import DECIDE, TracedReads, Ways
 from tunebench.training.coexecution._optimizer_step import CLASSES
 from tunebench.training.coexecution._patching import has_hooks
 
@@ -122,6 +123,7 @@ def traced(
     with_updates: bool,
     fixed_numbers: bool,
     fixed_sizes: Callable[[], bool],
+    ways: Ways,
 ) -> tuple[Callable[..., Any], Any]:
     """Return a function that runs the step, and traces its head where no trace of it is valid.
 
@@ -138,10 +140,11 @@ def traced(
         with_updates: Whether heads go on where an optimizer steps.
         fixed_numbers: Whether each value of a number of Python has a trace of its own.
         fixed_sizes: Whether each set of sizes has one in the next trace.
+        ways: The ways that Python takes after it read values.
     """
     import torch._dynamo as dynamo
 
-    for function in (BACKWARD, CLEAR, UPDATE, CLIP):
+    for function in (BACKWARD, CLEAR, UPDATE, CLIP, DECIDE):
         torch.fx.node.has_side_effect(function)
     dynamo.allow_in_graph(CLIP)
     with patch.object(dynamo.eval_frame, "get_compiler_fn", lambda function: function):  # imports Inductor
@@ -157,6 +160,7 @@ def traced(
             reached,
             fixed_numbers,
             fixed_sizes,
+            ways,
         ),
     )
     return context(step), context.callback
@@ -211,6 +215,7 @@ def _opaque(
     reached: Callable[[int], None],
     fixed_numbers: bool,
     fixed_sizes: Callable[[], bool],
+    ways: Ways,
 ) -> Iterator[None]:
     """Let Dynamo trace backward passes and cleared gradients as nodes, and end traces where needed.
 
@@ -231,7 +236,6 @@ def _opaque(
         (InstructionTranslator, "maybe_has_backedge", _is_before_backward),
         (InstructionTranslator, "step", partial(_instruction, reached, InstructionTranslator.step)),
         (TensorVariable, "method_backward", _backward),
-        (TensorVariable, "unpack_var_sequence", partial(_rows, TensorVariable.unpack_var_sequence)),
         (TensorVariable, "method_attr_grad", partial(_gradient, TensorVariable.method_attr_grad)),
         (OptimizerVariable, "var_getattr", partial(of_optimizer, OptimizerVariable.var_getattr)),
         (
@@ -251,6 +255,7 @@ def _opaque(
             partial(_with_order, GuardBuilder.guard_on_dict_keys_and_order),
         ),
         *AppendedLists().changes(),
+        *TracedReads(ways, _end, (CLEAR, UPDATE, CLIP), BACKWARD).changes(),
         (builder, "_automatic_dynamic", partial(_sized, fixed_sizes(), builder._automatic_dynamic)),
         (decorators, "disable", partial(_undisturbed, decorators.disable)),
         *_lean(InstructionTranslator),
@@ -266,7 +271,8 @@ def _opaque(
             stack.enter_context(patch.object(owner, name, visible))
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-        stack.enter_context(config.patch({**_CONFIG, "specialize_float": fixed_numbers}))
+        options = {"specialize_float": fixed_numbers, "capture_scalar_outputs": ways.are_traced}
+        stack.enter_context(config.patch(_CONFIG | options))
         logger.setLevel(logging.CRITICAL)
         try:
             yield
@@ -358,14 +364,6 @@ def _backward(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         _end("a backward pass with arguments")
     value = None if retain is None else retain.as_python_constant()
     return _node(tx, BACKWARD, (self.as_proxy(), value))
-
-
-def _rows(unpack: Any, self: Any, tx: Any, idxes: Any = None) -> Any:
-    """Return the rows of a tensor that is iterated, as in eager mode: Dynamo selects each by itself."""
-    from torch._dynamo.variables import ConstantVariable, TensorVariable
-
-    rows = unpack(self, tx, idxes) if type(self) is not TensorVariable else None
-    return rows or self.call_method(tx, "unbind", [ConstantVariable.create(0)], {}).unpack_var_sequence(tx)
 
 
 def _gradient(read: Any, self: Any, tx: Any) -> Any:

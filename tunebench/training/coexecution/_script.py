@@ -31,6 +31,8 @@ def script_runner(
     numbers: dict[int, type],
     outputs: Sequence[int],
     listed: Sequence[int] | None = None,
+    carried: Sequence[int] | None = None,
+    appended: Sequence[int] | None = None,
 ) -> Runner:
     """Return a TorchScript function that runs operations in order, with the kernels of eager mode.
 
@@ -41,13 +43,20 @@ def script_runner(
         outputs: Indices of the values to return.
         listed: Indices of further such values, which are the first argument, a list; None without one. A
             `torch._C.ScriptList` of them is passed on without a conversion of each.
+        carried: Indices of values in a second such list, which earlier functions filled.
+        appended: Indices of values that are appended to it for later functions; without any, it is cleared,
+            so that its values are freed after their last use.
 
     Raises:
         RuntimeError: TorchScript has no such operator or argument.
     """
-    writer = _GraphWriter(inputs, numbers, listed=listed)
+    writer = _GraphWriter(inputs, numbers, listed=listed, carried=carried)
+    if carried is not None and appended is None:
+        writer.call("aten::clear", [writer.carry], [])
     for operation in operations:
         writer.add(operation)
+    for index in appended or ():
+        writer.call("aten::append", [writer.carry, writer.values[index]], [_TENSORS])
     writer.finish([writer.values[index] for index in outputs])
     made: Runner = torch._C._create_function_from_graph("segment", writer.graph)
     return made
@@ -117,14 +126,17 @@ class _GraphWriter:
         numbers: dict[int, type],
         futures: Sequence[Any] = (),
         listed: Sequence[int] | None = None,
+        carried: Sequence[int] | None = None,
     ) -> None:
         self.graph = torch._C.Graph()
         self.futures = [self._input(kind) for kind in futures]
         self._constants: dict[tuple[type, str, str], Any] = {}
         self.values: dict[int, Any] = {}
-        if listed is not None:
-            parts = self.call("prim::ListUnpack", [self._input(_TENSORS)], [_TENSOR] * len(listed))
-            self.values.update(zip(listed, parts, strict=True))
+        for indices in (listed, carried):
+            if indices is not None:
+                self.carry = self._input(_TENSORS)
+                parts = self.call("prim::ListUnpack", [self.carry], [_TENSOR] * len(indices))
+                self.values.update(zip(indices, parts, strict=True))
         self.values.update((index, self._input(_TENSOR)) for index in inputs)
         self.numbers = {
             index: self._input(torch._C.FloatType.get() if number is float else _INT)

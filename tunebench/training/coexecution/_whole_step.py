@@ -19,6 +19,7 @@ from tunebench.training.coexecution._head_copies import RepeatError
 from tunebench.training.coexecution._head_graph import HeadGraph, UnconfirmedError
 from tunebench.training.coexecution._head_guards import HeadGuards, guards_hold, head_guards
 from tunebench.training.coexecution._head_plan import NUMBER_DECIDES
+from tunebench.training.coexecution._head_reads import DecidedOtherwiseError, Ways
 from tunebench.training.coexecution._head_record import OperationRecorder
 from tunebench.training.coexecution._head_start import Start, cut, starts
 from tunebench.training.coexecution._head_tracing import Method, traced
@@ -119,7 +120,8 @@ class WholeSteps:
         self._code: CodeType | None = None
         self._methods: list[Method] = []
         self._starts: list[Start] | None = None
-        self._guards: HeadGuards | None = None
+        self._guards: dict[int, HeadGuards] = {}  # by way
+        self._ways = Ways()
         self._proofs = self._proven_runs = 0
         self._changing: set[int] = set()
         self._before: Callable[..., Any] | None = None
@@ -202,12 +204,13 @@ class WholeSteps:
                 with_updates=self._with_updates,
                 fixed_numbers=self._fixed_numbers,
                 fixed_sizes=_weakly(self._has_fixed_sizes),
+                ways=self._ways,
             )
         except Exception as error:  # Dynamo may not support this version of Python
             self.reason = f"Dynamo cannot trace: {error}".split("\n")[0][:200]
 
     def _graph(self, module: torch.fx.GraphModule, examples: Any) -> HeadGraph:
-        graph = HeadGraph(module, self._optimizers, tuple(self._methods), self.compiler)
+        graph = HeadGraph(module, self._optimizers, tuple(self._methods), self._ways, self.compiler)
         self._graphs.append(graph)
         self.traces.add(graph)
         return graph
@@ -262,10 +265,22 @@ class WholeSteps:
 
     def _run_head(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run what begins with the head."""
-        try:
-            return self._call(step, args, kwargs)
-        except RepeatError as error:
-            unconfirmed = error.graph if isinstance(error, UnconfirmedError) else None
+        self._ways.begin()
+        turns = True
+        while turns:
+            try:
+                result = self._call(step, args, kwargs)
+                self._ways.end(is_taken=True)
+                return result
+            except DecidedOtherwiseError as error:
+                unconfirmed = None
+                turns = self._ways.turn(error, self._graphs)
+                if not turns and self._affords():
+                    turns = self._lacks_trace = self._ways.add(error)
+            except RepeatError as error:
+                unconfirmed = error.graph if isinstance(error, UnconfirmedError) else None
+                turns = False
+        self._ways.end(is_taken=False)
         return self._repeat(unconfirmed, step, args, kwargs)
 
     def _call(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -291,13 +306,15 @@ class WholeSteps:
 
     def _proven(self, function: Callable[..., Any], values: tuple[Any, ...]) -> HeadGuards | None:
         """Return guards that hold for the arguments of a function and that need no search, or None."""
-        if self._guards is not None:
-            if self._guards.hold(function, values):
-                return self._guards
-            changed = self._guards.changed()
-            if self._guards.hits <= _CHANGING and len(changed) <= _CHANGING:
+        way = self._ways.current
+        guards = self._guards.get(way)
+        if guards is not None:
+            if guards.hold(function, values):
+                return guards
+            changed = guards.changed()
+            if guards.hits <= _CHANGING and len(changed) <= _CHANGING:
                 self._changing |= changed
-            self._guards = None
+            del self._guards[way]
         if self._proofs >= _PROOFS + self._proven_runs // _PROOF_RUNS or not any(
             graph.is_ready for graph in self._graphs
         ):
@@ -308,8 +325,10 @@ class WholeSteps:
             for graph in [graph for graph in self._graphs if any(graph is head for head in heads)]:
                 if graph.is_ready and graph.has_methods():
                     self._proofs += 1
-                    self._guards = head_guards(entry, function, values, graph, self._changing)
-        return self._guards
+                    proof = head_guards(entry, function, values, graph, self._changing)
+                    if proof is not None:
+                        self._guards[way] = proof
+        return self._guards.get(way)
 
     def _run_proven(self, guards: HeadGuards, values: tuple[Any, ...]) -> Any:
         """Run an iteration by guards that hold."""
@@ -351,6 +370,9 @@ class WholeSteps:
         self._release()
         if are_refused and self._with_updates:
             self._forget(with_updates=False)
+        elif not has_backward and self._ways.are_read and not self._ways.are_traced:
+            self._ways.are_traced = True
+            self._forget(with_updates=True)
         elif has_memory and self._begin_later(
             getattr(step, "__func__", step), 0 if has_backward else self._line
         ):
@@ -412,7 +434,9 @@ class WholeSteps:
             graph.release()
         if self._code is not None:
             torch._C._dynamo.eval_frame.reset_code(self._code)
-        self._compiled = self._callback = self._code = self._guards = None
+        self._compiled = self._callback = self._code = None
+        self._guards.clear()
+        self._ways.forget()
         return_freed_memory()
 
 
