@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tunebench._private_file import replaceable
 from tunebench.errors import InputError
 
 __all__ = ["require_folder", "require_plot", "write_page"]
@@ -17,6 +18,7 @@ def require_folder(path: Path | None) -> None:
         raise InputError(f"cannot write to {path}: it is a folder, expected the name of a file")
     if not path.absolute().parent.is_dir():
         raise InputError(f"cannot write to {path}: there is no folder {path.absolute().parent}")
+    replaceable(path)
 
 
 def require_plot(path: Path | None, *suffixes: str) -> None:

@@ -108,9 +108,11 @@ class PipelineReport:
         for skipped in self.comparison.skipped:
             to.print(f"{skipped.name} is left out: {skipped.reason}", soft_wrap=True)
         if self.comparison.best is None:
+            least_bytes = self.chosen.peak_bytes
+            excess = size_text(least_bytes - (self.memory_bytes or 0))
             to.print(
-                f"no schedule fits; {self.chosen.name} needs the least memory: "
-                f"{size_text(self.chosen.peak_bytes)}",
+                f"no schedule fits; {self.chosen.name} needs the least memory: {size_text(least_bytes)}, "
+                f"{excess} more than there is. Use more stages, smaller micro-batches or less state per device",
                 soft_wrap=True,
             )
         else:
