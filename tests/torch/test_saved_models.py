@@ -282,6 +282,12 @@ def test_models_that_cannot_be_saved_are_refused_with_the_reason(tmp_path: Path)
             served.save(model, path, **options)
         assert reason in str(refusal.value)
     assert not path.exists()
+    for missing, reason in (
+        (tmp_path / "no" / "model.tb", "there is no folder"),
+        (tmp_path, "it is a folder"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            served.save(exported(), missing)  # before it is compiled
 
 
 def test_torch_runs_groups_whose_kernels_cannot_be_saved(

@@ -112,7 +112,7 @@ class PipelineReport:
             excess = size_text(least_bytes - (self.memory_bytes or 0))
             to.print(
                 f"no schedule fits; {self.chosen.name} needs the least memory: {size_text(least_bytes)}, "
-                f"{excess} more than there is. Use more stages, smaller micro-batches or less state per device",
+                f"{excess} more than there is. Use more stages or smaller micro-batches",
                 soft_wrap=True,
             )
         else:
