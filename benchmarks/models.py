@@ -174,7 +174,8 @@ def extracted(name: str, case: ModelCase, _: argparse.Namespace) -> Iterator[str
         graphs = extract(make, [spec], training=training, dtype=case.dtype, device=device)
         plans = [plan_partition(graph, device) for graph in graphs]
         seconds = time.perf_counter() - began
-        low, high = (sum(plan.interval_us[end] for plan in plans) / 1e3 for end in (0, 1))
+        intervals = [plan.interval_us for plan in plans if plan.interval_us is not None]  # all, on a GPU
+        low, high = (sum(interval[end] for interval in intervals) / 1e3 for end in (0, 1))
         cells = (
             name,
             "training" if training else "inference",

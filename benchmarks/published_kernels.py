@@ -125,7 +125,7 @@ class Comparison:
     @property
     def is_covered(self) -> bool:
         """Whether the 90 % interval contains the published time."""
-        low, high = self.tunable.interval_us(self.row)
+        low, high = self.tunable.interval_us(self.row) or (0.0, 0.0)
         return low <= self.published.measured_us <= high
 
     @property

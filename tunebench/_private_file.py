@@ -23,6 +23,7 @@ __all__ = [
     "is_private",
     "read_private",
     "replaceable",
+    "require_replaceable",
     "write_private",
 ]
 
@@ -123,6 +124,15 @@ def replaceable(path: Path) -> Path:
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise InputError(f"{path} must be a regular file, because the output replaces it; name another path")
     return path
+
+
+def require_replaceable(path: Path) -> None:
+    """Raise InputError before long work whose output could not be written to a path."""
+    if path.is_dir():
+        raise InputError(f"cannot write to {path}: it is a folder, expected the name of a file")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"cannot write to {path}: there is no folder {path.absolute().parent}")
+    replaceable(path)
 
 
 KEPT_S = 30 * 86400.0

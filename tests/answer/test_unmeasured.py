@@ -89,6 +89,7 @@ def test_processors_use_the_default(tmp_path: Path) -> None:
     answer = lookup_workload(text, device=cpu, db=tmp_path / "a.db", quiet=True)
     spaces, _ = find_variants(parse(text), cpu, compilable=False)
     defaults = {space.variant.key: space.table.config(space.default_row or 0) for space in spaces}
+    assert {space.interval_us(0) for space in spaces} == {None}
     assert answer.config == defaults[answer.variant]
     assert (answer.interval_us, answer.expected_us > CALL_US) == (None, True)
 

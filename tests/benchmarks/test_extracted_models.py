@@ -26,7 +26,7 @@ def planned(make: Any, text: str, dtype: str) -> tuple[PartitionPlan, Counter[st
 
     (graph,) = extract(on_meta, [InputSpec.parse(text)], dtype=dtype, device=device)
     plan = plan_partition(graph, device)
-    low, high = plan.interval_us
+    low, high = plan.interval_us or (0, 0)
     assert low < plan.us < high
     assert plan.us < plan.alone_us <= plan.torch_us
     texts = [text for offer in plan.chosen for text in offer.group.workloads]

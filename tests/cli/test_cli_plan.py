@@ -192,6 +192,7 @@ def test_an_impossible_budget_states_the_least(net: str, run_refused: Run) -> No
         (("--optimizer", "adam"), "unknown optimizer 'adam'. Did you mean 'adamw'"),
         (("--max-batch", "--budget", "80%"), "--max-batch needs a --budget in bytes"),
         (("--out", "/no/such/folder/plan.json"), "there is no folder /no/such/folder"),
+        (("--out", "/dev/full"), "/dev/full must be a regular file"),
         (("--plot", "/"), "it is a folder, expected the name of a file"),
         (("--device", "cpu"), "add --budget SIZE"),
         (("--device", "rtx-3060-laptop"), "name one of pcie3, pcie4, pcie5, nvlink-c2c"),

@@ -516,6 +516,16 @@ def test_devices_are_compared_by_generated_tokens(run_json: Run) -> None:
     assert l40s["cost_per_million_tokens"] == pytest.approx(l40s["time_us"] / 3.6e9 / 64 * 1e6)
 
 
+def test_a_link_is_for_several_devices_and_has_a_bandwidth(run_refused: Run) -> None:
+    command = ["predict", *GPT2, "--device", "h100-sxm", "--link", "-5"]
+    assert "--link has no effect alone: it needs --data" in run_refused(*command)
+    message = run_refused(*command, "--data", "2")
+    assert "link -5: expected a bandwidth above 0 GB/s" in message
+    assert "got -5 GB/s" in message
+
+
 def test_generation_refuses_other_divisions_and_training(run_refused: Run) -> None:
+    resnet = ("--model", "resnet50", "--generate", "8", "--device", "h100-sxm")
+    assert "--generate needs a decoder" in run_refused("predict", *resnet)
     for more in (("--data", "2"), ("--training",), ("--microbatches", "2")):
         assert "--generate is for inference" in run_refused("predict", *LLAMA, "--device", "h100-sxm", *more)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import tunebench.graph
-from tunebench.device import described
+from tunebench.device import described, local_cpu
 from tunebench.errors import InputError, MissingDependency
 from tunebench.graph import (
     FusedGroup,
@@ -436,10 +436,17 @@ def test_preferring_torch_groups_nothing() -> None:
 
 def test_plan_says_that_it_rests_on_predictions_and_how_far_they_are_off() -> None:
     planned = plan_partition(chain(), described()["h100-sxm"])
-    low_us, high_us = planned.interval_us
+    low_us, high_us = planned.interval_us or (0, 0)
     assert low_us < planned.us < high_us
     assert planned.proof == "proven optimal under the forecast"
     assert "under the forecast" in repr(planned)
+
+
+def test_predictions_on_a_processor_have_no_interval() -> None:
+    planned = plan_partition(chain(), local_cpu())
+    assert planned.interval_us is None
+    assert planned.to_json()["interval_us"] is None
+    assert {price.interval_us for price in (offer.price for offer in planned.chosen)} == {None}
 
 
 def test_groups_within_the_error_of_the_forecast_are_alternatives(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,6 +282,14 @@ def test_gradients_of_the_torch_operators(record: Activation) -> None:
     torch.testing.assert_close(differentiable, expected)
 
 
+@needs_torch
+def test_softplus_has_no_expression() -> None:
+    """`log(1+exp(x))` is 0 for x = -20, and its logarithm minus infinity; expressions have no `log1p`."""
+    from tunebench.torch.compiler._aten_expression import expression_of
+
+    assert expression_of("aten::softplus", {"self": "a", "beta": 1, "threshold": 20}) is None
+
+
 @every_activation
 @needs_torch
 def test_aten_calls_are_read_as_the_name(record: Activation) -> None:

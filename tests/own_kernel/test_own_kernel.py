@@ -226,7 +226,7 @@ def test_function_is_called_as_it_is(tmp_path: Path) -> None:
         ({"args": {**VADD_ARGS, "n": "many"}}, "argument n must be Input, Output"),
         ({"constraints": "n > 4"}, "constraint 1 uses no parameter"),
         ({"default": {"blok": 64}}, "parameter in default 'blok'"),
-        ({"emulate": {"m": 64}}, "size in emulate 'm'"),
+        ({"emulate": {"m": 64}}, "size in emulate 'm'.*whole-number arguments of the kernel"),
         ({"referense": None}, "Did you mean 'reference'"),
     ],
 )
@@ -234,6 +234,32 @@ def test_mistake_is_named(change: dict[str, Any], message: str) -> None:
     call = {"source": VADD, **VADD_CALL, **change}
     with pytest.raises(InputError, match=message):
         tunebench.tune_kernel(**call, arch="sm_90")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "__global__ void __launch_bounds__(block) vadd(",
+        "__global__ __launch_bounds__((block + 31) / 32 * 32, 2) void vadd(",
+        "static __global__ void __launch_bounds__(max(block, (32))) __maxnreg__(64)\nvadd (",
+        "/* a __global__ function by name( */ __global__ void  // sums( two\n vadd(",
+    ],
+)
+def test_name_of_a_kernel_with_attributes_and_comments(head: str) -> None:
+    workload, _ = load(VADD.replace("__global__ void vadd(", head), **VADD_CALL)
+    assert str(workload) == "vadd:n=1000"
+
+
+def test_counters_are_drawn_from_a_range() -> None:
+    def counting(x: Any, counts: Any, chunk: int) -> None:
+        for i in range(len(x)):
+            counts[x[i]] += 1
+
+    args = {"x": Input(N, "i32", low=0, high=4), "counts": InOut(4, "i32", low=0, high=10)}
+    workload, _ = load(counting, args=args, space={"chunk": [1, 2]})
+    counts = workload.draw(np.random.default_rng(0))["counts"]
+    assert counts.min() >= 0
+    assert counts.max() < 10
 
 
 def test_function_must_take_all_parameters() -> None:

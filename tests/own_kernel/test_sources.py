@@ -407,7 +407,9 @@ def test_function_for_a_gpu_needs_a_reference_and_no_inout() -> None:
         workload.reference({"x": np.ones(N)})
     args = {**SCALED["args"], "y": InOut((N,), "f32")}
     workload, variant = load(scaled, **{**SCALED, "args": args})
-    assert "InOut is supported for CUDA C++" in variant.refuses(workload, find("sm_90"))
+    assert "in place; kernels of Numba-CUDA and compiled kernels cannot" in variant.refuses(
+        workload, find("sm_90")
+    )
 
 
 @needs_compiler

@@ -245,8 +245,9 @@ def test_other_inputs_are_refused(saved: tuple[Path, str]) -> None:
         ((x.double(),), {"factor": 2.0}, "got float64"),
         ((torch.randn(16, 4).t(),), {"factor": 2.0}, "strides [1, 4]"),
         ((x,), {"factor": 3.0}, "input 1: expected 2.0, got 3.0"),
-        ((x,), {}, "expected inputs"),
-        ((x, x), {"factor": 2.0}, "expected inputs"),
+        ((x.clone().requires_grad_(),), {"factor": 2.0}, "call it in torch.no_grad()"),
+        ((x,), {}, "expected inputs (*, factor=*), as in the example; got (*)"),
+        ((x, [x]), {"factor": 2.0}, "got (*, [*], factor=*)"),
         ((x,), {"factor": 2.0, "other": 1}, "expected inputs"),
     ):
         with pytest.raises(InputError) as refusal:
@@ -282,6 +283,12 @@ def test_models_that_cannot_be_saved_are_refused_with_the_reason(tmp_path: Path)
             served.save(model, path, **options)
         assert reason in str(refusal.value)
     assert not path.exists()
+    for missing, reason in (
+        (tmp_path / "no" / "model.tb", "there is no folder"),
+        (tmp_path, "it is a folder"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            served.save(exported(), missing)  # before it is compiled
 
 
 def test_torch_runs_groups_whose_kernels_cannot_be_saved(

@@ -180,7 +180,7 @@ def _unmeasured(space: PredictedSpace, row: int, database: str) -> Answer:
         variant=space.variant.key,
         config=config,
         expected_us=space.predicted_us(row),
-        interval_us=space.interval_us(row) if on_gpu else None,
+        interval_us=space.interval_us(row),
         ci_us=None,
         bound_us=float(space.bounds.us[row]),
         cache=None,

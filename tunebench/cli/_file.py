@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tunebench.errors import InputError
+from tunebench._private_file import require_replaceable
 
 __all__ = ["require_folder", "require_plot", "write_page"]
 
 
 def require_folder(path: Path | None) -> None:
     """Raise InputError before the long work if a file cannot be written."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise InputError(f"cannot write to {path}: it is a folder, expected the name of a file")
-    if not path.absolute().parent.is_dir():
-        raise InputError(f"cannot write to {path}: there is no folder {path.absolute().parent}")
+    if path is not None:
+        require_replaceable(path)
 
 
 def require_plot(path: Path | None, *suffixes: str) -> None:

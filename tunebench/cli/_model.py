@@ -389,6 +389,7 @@ class ModelRequest:
         """
         from tunebench.training.cluster.generation import predict_generation
         from tunebench.workloads.networks import network
+        from tunebench.workloads.networks.transformer import Transformer
 
         if self.devices != self.tensor or self.expert > 1 or self.microbatches > 1 or self.training:
             raise InputError(
@@ -396,6 +397,8 @@ class ModelRequest:
                 "--pipeline, --expert and --microbatches out"
             )
         model = network(self.name)
+        if not isinstance(model, Transformer):
+            raise InputError(f"--generate needs a decoder, such as gpt2, llama or mixtral; got {model.name}")
         self._check()
         return predict_generation(
             model,
@@ -480,12 +483,15 @@ class ModelRequest:
         from tunebench.training.cluster.framework_memory import framework_memory
 
         framework_memory(self.memory_framework)
+        alone, divisions = self.devices * self.expert == 1, "--data, --tensor, --context or --pipeline"
         for ineffective, option, needed in (
             (self.user_buffers and not self.sequence_parallel, "--user-buffers", "--sequence-parallel"),
             (self.context_gather and self.context == 1, "--context-gather", "--context"),
             (self.gathering != "ahead" and self.sharding != "full", "--gathering", "--sharding full"),
             (self.sharding != "none" and self.data * self.context == 1, "--sharding", "--data"),
             (self.chunks > 1 and self.pipeline == 1, "--chunks", "--pipeline"),
+            (self.link and alone, "--link", divisions),
+            (self.network_link and alone, "--network", divisions),
         ):
             if ineffective:
                 raise InputError(f"{option} has no effect alone: it needs {needed}")

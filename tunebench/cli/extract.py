@@ -170,10 +170,11 @@ def _render_plan(plan: PartitionPlan, number: str, to: Console) -> None:
 def _times(plan: PartitionPlan) -> Iterator[tuple[str, str]]:
     yield "torch, one kernel per operation", duration(plan.torch_us)
     yield "faster of torch and tuned kernels, one per operation", duration(plan.alone_us)
-    low_us, high_us = plan.interval_us
     yield "fused groups", f"{duration(plan.us)} ({plan.proof})"
-    if low_us < high_us:
-        yield "90 % interval of that time", f"{duration(low_us)} to {duration(high_us)}"
+    if plan.interval_us is None:
+        yield "90 % interval of that time", "not known on a processor"
+    elif plan.interval_us[0] < plan.interval_us[1]:
+        yield "90 % interval of that time", " to ".join(map(duration, plan.interval_us))
     if plan.alternatives:
         yield "groups that may be faster once measured", str(len(plan.alternatives))
     measured_us = sum(priced.price.us for priced in plan.chosen if priced.price.how == "measured")

@@ -56,13 +56,13 @@ class PredictedBest:
 
     Attributes:
         us: Predicted time in microseconds.
-        interval_us: Ends of its 90 % prediction interval.
+        interval_us: Ends of its 90 % prediction interval; None on a processor.
         variant: Key of the variant.
         config: Configuration of the variant.
     """
 
     us: float
-    interval_us: tuple[float, float]
+    interval_us: tuple[float, float] | None
     variant: str
     config: Config
 

@@ -104,8 +104,13 @@ class PredictedSpace:
         """Return the lowest predicted time of a mask of rows, in microseconds; infinite if it is empty."""
         return float(self.times_us.min(where=rows, initial=float("inf")))
 
-    def interval_us(self, row: int) -> tuple[float, float]:
-        """Return the 90 % prediction interval of a row, in microseconds."""
+    def interval_us(self, row: int) -> tuple[float, float] | None:
+        """Return the 90 % prediction interval of a row, in microseconds; None on a processor.
+
+        Intervals follow from errors on GPUs.
+        """
+        if self.device.kind != "gpu":
+            return None
         low, high = self._interval
         return float(low[row]), float(high[row])
 

@@ -95,8 +95,13 @@ class PartitionPlan:
         return sum(offer.price.us for offer in self.chosen)
 
     @property
-    def interval_us(self) -> tuple[float, float]:
-        """Ends of the interval of `us`, as if all predictions were wrong in the same direction."""
+    def interval_us(self) -> tuple[float, float] | None:
+        """Ends of the interval of `us`, as if all predictions were wrong in the same direction.
+
+        None where times on a processor are predicted, since their errors are not known.
+        """
+        if self.device.kind != "gpu" and any(offer.price.how == "predicted" for offer in self.chosen):
+            return None
         return (
             sum(offer.price.low_us for offer in self.chosen),
             sum(offer.price.high_us for offer in self.chosen),
@@ -154,7 +159,7 @@ class PartitionPlan:
             "phase": self.graph.phase,
             "device": self.device.name,
             "us": self.us,
-            "interval_us": list(self.interval_us),
+            "interval_us": self.interval_us and list(self.interval_us),
             "alone_us": self.alone_us,
             "library_us": self.torch_us,
             "saved_bytes": self.saved_bytes,

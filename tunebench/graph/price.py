@@ -45,7 +45,7 @@ class Price:
         kernels: Number of launches.
         nbytes: Bytes read and written, each tensor once per kernel.
         variant: Key of the variant, if it is one tuned kernel.
-        interval_us: Ends of the 90 % interval of `us`, if it is predicted for tuned kernels.
+        interval_us: Ends of the 90 % interval of `us`, if it is predicted for tuned kernels on a GPU.
     """
 
     us: float
@@ -161,8 +161,9 @@ class Prices:
             nbytes=sum(parse(text).traffic().total_bytes for text in group.workloads) + 2 * group.copied,
             variant=tuned[0].variant if len(tuned) == 1 else "",
             interval_us=(
-                sum(price.low_us for price in tuned) + copies_us,
-                sum(price.high_us for price in tuned) + copies_us,
+                (sum(p.low_us for p in tuned) + copies_us, sum(p.high_us for p in tuned) + copies_us)
+                if any(price.interval_us for price in tuned)
+                else None
             ),
         )
 

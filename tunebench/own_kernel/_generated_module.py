@@ -63,7 +63,9 @@ class GeneratedModule:
         self._dimensions = {a.dimension: a for a in self.arguments if a.dimension is not None}
         for name in given.emulate:
             if name not in self.sizes:
-                raise UnknownName("size in emulate", name, self.sizes)
+                raise UnknownName(
+                    "size in emulate", name, self.sizes, "Sizes are whole-number arguments of the kernel."
+                )
 
     def _ordered(self) -> Mapping[str, Any]:
         """Return the arguments; of a function, in its order, after checking its names."""

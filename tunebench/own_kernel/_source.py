@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tunebench.errors import InputError, UnknownName, quoted
 from tunebench.own_kernel._include import with_includes
 from tunebench.own_kernel.triton_text import jit_function
+from tunebench.variant import strip_comments
 from tunebench.workloads import operator
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ Language = Literal["cuda", "binary", "numba-cpu", "numba-cuda", "triton", "libra
 _COMPILED = (".cubin", ".fatbin", ".ptx")
 """Suffixes of compiled kernels."""
 
-_KERNEL = re.compile(r"__global__(?:\s+__launch_bounds__\s*\([^;{]*?\))?\s+[\w\s]*?\b(\w+)\s*\(")
+_ATTRIBUTE = re.compile(r"\b__\w+__\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
+"""`__launch_bounds__(…)` and its like, which may stand before and after the type of a kernel."""
+
+_KERNEL = re.compile(r"\b__global__\s[\w\s]*?\b(\w+)\s*\(")
 
 
 def read_source(given: KernelDescription) -> tuple[Language, Any, str]:
@@ -85,7 +89,7 @@ def _from_module(path: Path, name: str | None) -> Callable[..., Any]:
 
 
 def _kernel_name(source: str, name: str | None) -> str:
-    names: dict[str, None] = dict.fromkeys(_KERNEL.findall(source))
+    names: dict[str, None] = dict.fromkeys(_KERNEL.findall(_ATTRIBUTE.sub(" ", strip_comments(source))))
     if not names:
         raise InputError("the source defines no kernel: it has no __global__ function")
     if name is None:

@@ -60,7 +60,7 @@ class _Array:
 
     Attributes:
         shape: Extents: whole numbers, or expressions of whole-number arguments such as ``"2*n"``; or an
-            array.
+            array with the values.
         dtype: Type of the elements; of an array, its own.
     """
 
@@ -93,7 +93,14 @@ class InOut(_Array):
     """An array that the kernel changes. It is restored before every launch, and verified after it.
 
     A copy restores it, and is a part of the measured time. The result is called by the name with `_out`.
+
+    Attributes:
+        low: As in `Input`.
+        high: As in `Input`.
     """
+
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

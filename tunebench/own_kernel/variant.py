@@ -454,9 +454,13 @@ class OwnNumbaCudaKernel(OwnGpuKernel, NumbaCudaVariant[Any]):
 
 def _changes_in_place(key: str, workload: OwnOperator) -> str | None:
     """Return that arrays changed in place are not supported, if there are any."""
-    if any(argument.role == "inout" for argument in workload.kernel_arguments):
-        return f"{key}: InOut is supported for CUDA C++, Triton, and Numba on the CPU"
-    return None
+    names = [argument.name for argument in workload.kernel_arguments if argument.role == "inout"]
+    if not names:
+        return None
+    return (
+        f"{key} changes {', '.join(names)} in place; kernels of Numba-CUDA and compiled kernels cannot: read "
+        "an Input and write an Output, or write the kernel in CUDA C++ or Triton"
+    )
 
 
 _NARROW_TYPES = {

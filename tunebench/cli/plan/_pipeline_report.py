@@ -94,9 +94,11 @@ class PipelineReport:
 
         limit = f", {size_text(self.memory_bytes)} per device" if self.memory_bytes is not None else ""
         if self.comparison.best is None:
+            least_bytes = self.chosen.peak_bytes
+            excess = size_text(least_bytes - (self.memory_bytes or 0))
             to.print(
-                f"no schedule fits; {self.chosen.name} needs the least memory: "
-                f"{size_text(self.chosen.peak_bytes)}",
+                f"no schedule fits; {self.chosen.name} needs the least memory: {size_text(least_bytes)}, "
+                f"{excess} more than there is. Use more stages or smaller micro-batches",
                 soft_wrap=True,
             )
         to.print(f"{self.title}{limit}", soft_wrap=True)

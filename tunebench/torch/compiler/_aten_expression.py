@@ -95,14 +95,6 @@ def _logical(args: Arguments, template: str) -> str:
     return template.format(**truths)
 
 
-def _softplus(args: Arguments) -> str | None:
-    x, beta = args["self"], args["beta"]
-    scaled = x if beta == 1 else f"({beta!r}*{x})"
-    smooth = f"(max({scaled},0)+log(1+exp(-abs({scaled}))))"
-    smooth = smooth if beta == 1 else f"({smooth}/{beta!r})"
-    return f"where(lt({args['threshold']!r},{scaled}),{x},{smooth})"
-
-
 def _elu(args: Arguments) -> str | None:
     x, inner = args["self"], args["input_scale"]
     scaled = x if inner == 1 else f"({inner!r}*{x})"
@@ -169,7 +161,6 @@ _READERS: Mapping[str, Callable[[Arguments], str | None]] = {
     "aten::leaky_relu_backward": _written(
         "where(lt(0,{self}),{grad_output},{negative_slope!r}*{grad_output})"
     ),
-    "aten::softplus": _softplus,
     "aten::elu": _elu,
     "aten::hardtanh_backward": _written(
         "where(le({self},{min_val!r}),0,where(le({max_val!r},{self}),0,{grad_output}))"

@@ -65,7 +65,8 @@ class Link:
     def __post_init__(self) -> None:
         if not 0 < self.gb_s < float("inf") or not 0 <= self.latency_us < float("inf"):
             raise InputError(
-                f"link {self.name}: expected a positive bandwidth and a latency of at least 0, got {self}"
+                f"link {self.name}: expected a bandwidth above 0 GB/s and a latency of at least 0 us, got "
+                f"{self.gb_s:g} GB/s and {self.latency_us:g} us"
             )
         if not 0 < self.efficiency <= 1:
             raise InputError(f"link {self.name}: efficiency must be in (0, 1], got {self.efficiency}")

@@ -10,14 +10,13 @@ import hashlib
 import io
 import json
 import os
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tunebench._foreign_file import interpreting
-from tunebench._private_file import distrust, replaceable
+from tunebench._private_file import distrust, replaceable, write_private
 from tunebench.errors import InputError
 
 __all__ = ["FORMAT", "read_archive", "write_archive"]
@@ -52,10 +51,7 @@ def write_archive(path: Path, description: Mapping[str, Any], members: Mapping[s
         for name, member in members.items():
             archive.writestr(name, member)
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.getvalue())
-        os.replace(temporary, path)  # noqa: PTH105 - the one call that renames atomically over a file
+        write_private(path, content.getvalue())
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}") from error
     return digest

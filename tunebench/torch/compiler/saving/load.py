@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_loads
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten, treespec_loads
 
 from tunebench._foreign_file import interpreting
 from tunebench.device import local_cpu
@@ -52,19 +52,26 @@ class LoadedModel:
         """Run the model.
 
         Raises:
-            InputError: if an input has another size, layout or type than the example.
+            InputError: if an input has another size, layout or type than the example, or requires gradients.
         """
         # A dict is flattened in its own order, that of the call; the package has that of the example.
         names = self._arguments.child(1).context or []
         ordered = {name: kwargs[name] for name in names if name in kwargs}
         flat, spec = tree_flatten((args, ordered if len(ordered) == len(kwargs) else kwargs))
         if spec != self._arguments:
-            raise InputError(f"expected inputs {self._arguments}, got {spec}")
+            raise InputError(
+                f"expected inputs {_call(self._arguments)}, as in the example; got {_call(spec)}"
+            )
         for index, (value, wanted) in enumerate(zip(flat, self._inputs, strict=True)):
             if (actual := described(value)) != wanted:
                 raise InputError(f"input {index}: expected {_text(wanted)}, got {_text(actual)}; {_REMEDY}")
+        tensors = [value for value in flat if isinstance(value, Tensor)]
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            raise InputError(
+                "a saved model computes no gradients, but an input requires them: call it in torch.no_grad()"
+            )
         with torch.no_grad():
-            results = self._loader.boxed_run([value for value in flat if isinstance(value, Tensor)])
+            results = self._loader.boxed_run(tensors)
         return tree_unflatten(results, self._results)
 
     def __reduce__(self) -> NoReturn:
@@ -76,6 +83,13 @@ class LoadedModel:
 
 
 _REMEDY = "a model has the sizes it was saved with: save it again with example inputs of these"
+
+
+def _call(spec: TreeSpec) -> str:
+    """Return the inputs of a call as text: `(*, *, factor=*)`, where `*` is a tensor or a constant."""
+    args, kwargs = tree_unflatten(["*"] * spec.num_leaves, spec)
+    named = (f"{name}={value}" for name, value in kwargs.items())
+    return f"({', '.join([*map(str, args), *named])})".replace("'*'", "*")
 
 
 def _text(described: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_flatten
 
+from tunebench._private_file import require_replaceable
 from tunebench.device import local_cpu
 from tunebench.errors import InputError
 from tunebench.torch.compiler.capture import first_reason
@@ -55,6 +56,7 @@ def save(
     Raises:
         InputError: if the model cannot be saved; the message has the reason.
     """
+    require_replaceable(Path(path))
     program = _program(model, args, kwargs)
     replaced = ProgramWithKernels(program)
     example_args, example_kwargs = program.example_inputs or ((), {})
