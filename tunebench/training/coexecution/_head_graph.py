@@ -6,6 +6,7 @@ import operator
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any, NoReturn
 
@@ -355,7 +356,18 @@ def _methods(
     readers = [
         (operator.attrgetter(*_paths(owner, names), "__doc__"), owner) for owner, names in by_owner.items()
     ]
+    absent = {
+        owner: {name for name in names if not hasattr(owner, name)}
+        for owner, names in by_owner.items()
+        if isinstance(owner, type)
+    }
+    readers += [(partial(_present, names), owner) for owner, names in absent.items() if names]
     return [(read, owner, read(owner)) for read, owner in readers]
+
+
+def _present(names: Iterable[str], owner: type) -> tuple[str, ...]:
+    """Return the names of attributes that a class has."""
+    return tuple(name for name in names if hasattr(owner, name))
 
 
 def _function(attribute: Any) -> Any:

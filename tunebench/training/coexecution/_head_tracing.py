@@ -219,6 +219,7 @@ def _opaque(
     from torch._dynamo.variables.optimizer import OptimizerVariable
     from torch._dynamo.variables.tensor import TensorVariable
 
+    from tunebench.training.coexecution._head_identity import identity_changes
     from tunebench.training.coexecution._head_lists import AppendedLists
 
     methods.clear()
@@ -245,6 +246,7 @@ def _opaque(
             partial(_with_order, GuardBuilder.guard_on_dict_keys_and_order),
         ),
         *AppendedLists().changes(),
+        *identity_changes(methods),
         (builder, "_automatic_dynamic", partial(_with_fixed_sizes, builder._automatic_dynamic)),
         (decorators, "disable", partial(_undisturbed, decorators.disable)),
         *_lean(InstructionTranslator),
