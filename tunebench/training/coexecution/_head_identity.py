@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any
 
+from torch._dynamo.exc import unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard, install_no_tensor_aliasing_guard
 from torch._dynamo.source import (
     AttrSource,
@@ -23,7 +25,7 @@ from torch._dynamo.source import (
     is_from_optimizer_source,
     is_from_skip_guard_source,
 )
-from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._dynamo.symbolic_convert import InliningInstructionTranslator, InstructionTranslatorBase
 from torch._dynamo.variables import VariableTracker, builtin, object_protocol
 from torch._dynamo.variables.base import NO_SUCH_SUBOBJ
 from torch._dynamo.variables.builtin import BuiltinVariable
@@ -47,6 +49,11 @@ def identity_changes(methods: list[Any]) -> list[tuple[Any, str, Callable[..., A
     compare = partial(_compared, object_protocol.vt_identity_compare)
     return [
         (InstructionTranslatorBase, "load_builtin", partial(_builtin, InstructionTranslatorBase.load_builtin)),
+        (
+            InliningInstructionTranslator,
+            "get_globals_source_and_value",
+            partial(_globals, InliningInstructionTranslator.get_globals_source_and_value),
+        ),
         (object_protocol, "vt_identity_compare", compare),
         (builtin, "vt_identity_compare", compare),
         (object_protocol, "generic_hash_impl", partial(_hashed, object_protocol.generic_hash_impl)),
@@ -130,6 +137,15 @@ def _builtin(load: Any, self: Any, instruction: Any) -> Any:
         elif isinstance(source, DictGetItemSource):
             install_guard(source.base.make_guard(partial(GuardBuilder.DICT_NOT_CONTAINS, key=name)))
     return load(self, instruction)
+
+
+def _globals(read: Any, self: Any, name: str) -> Any:
+    """Return where a global of a function is; Dynamo looks it up by the name of the function's module."""
+    module, variable, source = read(self, name)
+    if isinstance(module, ModuleType) and vars(module) is not self.f_globals:
+        reason = f"a function has other globals than the module {module.__name__}"
+        unimplemented(gb_type="end of the head", context=reason, explanation=reason, hints=[])
+    return module, variable, source
 
 
 def _is_no_global(builder: Any, guard: Any, name: str) -> None:

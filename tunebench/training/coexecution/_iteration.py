@@ -187,11 +187,15 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         with torch._C.DisableTorchFunction():
             return self.__torch_function__(function, (), args, kwargs)
 
-    def enter_transform(self) -> None:
-        """Leave the known paths before a transform of functions wraps tensors, which must have values."""
+    def need_values(self, reason: str) -> None:
+        """Leave the known paths before code of torch that no mode sees gets tensors, which must have values.
+
+        Args:
+            reason: What gets them.
+        """
         if self.choices is not None:
             with torch._C.DisableTorchFunction():
-                self._leave("a transform of functions")
+                self._leave(reason)
 
     def change_setting(self, name: str) -> None:
         """Run the rest of the iteration as in eager mode, before a setting of torch changes.
