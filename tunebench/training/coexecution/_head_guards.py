@@ -266,9 +266,10 @@ class HeadGuards:
         elif kind in ("EQUALS_MATCH", "LENGTH_CHECK", "TRUE_MATCH", "FALSE_MATCH") and not _is_immutable(
             value
         ):
-            if kind != "LENGTH_CHECK" or type(value) is not list:
+            if kind != "LENGTH_CHECK" or type(value) not in (list, tuple):
                 raise _UnsupportedError(f"{kind} of {type(value).__name__}")
-            self._words.append((value, "size"))
+            if type(value) is list:
+                self._words.append((value, "size"))
 
     def _child(self, accessor: str, value: Any) -> Any:
         """Return what an accessor reads of an object, and note the words on which this depends."""

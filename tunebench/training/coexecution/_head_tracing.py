@@ -385,6 +385,8 @@ def _of_optimizer(
         is_plain = "zero_grad" not in vars(optimizer) and type(optimizer).zero_grad is Optimizer.zero_grad
         if not all(sets_none) or not is_plain:
             _end("gradients are cleared in another way")
+        is_absent = partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr="zero_grad")
+        install_guard(self.source.make_guard(is_absent))
         return node(CLEAR)
 
     def stepped(*args: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch._functorch.eager_transforms
+import torch._functorch.utils
 import torch._functorch.vmap
 import torch.utils.checkpoint
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
@@ -84,8 +85,8 @@ def _patches() -> Iterator[tuple[Any, str, Any, Any]]:
     mixin = torch.autograd.function._HookMixin  # of all hooks of nodes
     register = mixin._register_hook
     yield mixin, "_register_hook", staticmethod(register), staticmethod(counting_hooks(register))
-    function = torch.autograd.Function
-    yield function, "apply", vars(function)["apply"], _applied(vars(function)["apply"].__func__)
+    utils, name = torch._functorch.utils, "unwrap_dead_wrappers"  # torch.autograd.Function.apply calls it
+    yield utils, name, getattr(utils, name), _applied(getattr(utils, name))
     optimizer = torch.optim.Optimizer
     yield optimizer, "zero_grad", optimizer.zero_grad, _clearing(optimizer.zero_grad)
 
@@ -133,19 +134,18 @@ def _needing_values(function: Any, reason: str) -> Any:
     return called
 
 
-def _applied(apply: Any) -> Any:
-    """Return the method that runs a Python function of autograd, as iterations see it."""
+def _applied(unwrap: Any) -> Any:
+    """Return what a Python function of autograd calls with its arguments, as iterations see it."""
 
-    @functools.wraps(apply)
-    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(unwrap)
+    def applied(args: tuple[Any, ...]) -> Any:
         iteration = _active()
         if iteration is not None and torch.is_grad_enabled():
-            tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
-            if any(tensor.requires_grad for tensor in tensors):
+            if any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
                 iteration.need_values("a Python function of autograd")
-        return apply(cls, *args, **kwargs)
+        return unwrap(args)
 
-    return classmethod(applied)
+    return applied
 
 
 def _setting(setter: Any, getter: Any) -> Any:
