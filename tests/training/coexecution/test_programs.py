@@ -594,18 +594,17 @@ UNSEEN: list[Callable[[Tensor], Tensor]] = [
 def test_code_of_torch_that_no_mode_sees_gets_values(function: Callable[[Tensor], Tensor]) -> None:
     """It is called first in an iteration that follows a known path."""
     network = _network()
-    function_is_called = False
 
-    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+    def step(x: Tensor, is_called: bool) -> tuple[Tensor, Tensor]:
         network.zero_grad()
         output = network(x)
-        loss = (function(output) if function_is_called else output).square().sum()
+        loss = (function(output) if is_called else output).square().sum()
         loss.backward()
         return loss.detach(), network[0].weight.grad.clone()
 
     coexecuted = coexecute(step, mode="always")
-    for function_is_called in (False, False, False, True, False):
-        eager, ours = step(torch.ones(3, 4)), coexecuted(torch.ones(3, 4))
+    for is_called in (False, False, False, True, False):
+        eager, ours = (run(torch.ones(3, 4), is_called) for run in (step, coexecuted))
         assert all(map(torch.equal, eager, ours))
     assert coexecute.report(coexecuted).coexecuted >= 2
 

@@ -611,7 +611,10 @@ READS: dict[str, tuple[str, Callable[[Any, Any], float]]] = {
     "attribute": ("plain", assigned),
     "variable": ("counter", counted),
     "identity of lists": ("log", lambda first, second: count_if(first.log is second.log)),
-    "identity of functions": ("counter", lambda first, second: count_if(first.counter[0] is second.counter[0])),
+    "identity of functions": (
+        "counter",
+        lambda first, second: count_if(first.counter[0] is second.counter[0]),
+    ),
     "equality": ("plain", lambda first, second: count_if(first.plain == second.plain)),
     "number": ("plain", lambda first, second: count_if(id(first.plain) == id(second.plain))),
     "key": ("plain", lambda first, second: first.weights[second.plain]),
@@ -665,7 +668,9 @@ class Answering(nn.Module):  # type: ignore[misc]
         return 2.0 if name == "answer" else super().__getattr__(name)
 
 
-@pytest.mark.parametrize("change", ["global", "global of another module", "attribute", "attribute of the class"])
+@pytest.mark.parametrize(
+    "change", ["global", "global of another module", "attribute", "attribute of the class"]
+)
 def test_names_that_shadow_others_are_noticed(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A builtin function by a global, what ``__getattr__`` answers by an attribute."""
     library: Any = types.ModuleType(f"library for {change}")  # Dynamo keeps modules by name

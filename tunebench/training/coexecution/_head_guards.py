@@ -205,9 +205,7 @@ class HeadGuards:
                 raise _UnsupportedError(f"{kinds}, {readers}")
             if "NO_TENSOR_ALIASING" in kinds:
                 self._distinct.append(path)
-            self._asked += [
-                (guard, path) for guard in guards if type(guard).__name__ != "NO_TENSOR_ALIASING"
-            ]
+            self._asked += [(guard, path) for guard in guards if type(guard).__name__ != "NO_TENSOR_ALIASING"]
             for accessor, child in children:
                 key = ast.literal_eval(_argument(accessor))
                 self._walk_argument(child, value[key], (*path, key))

@@ -1,8 +1,8 @@
 """Guards of identity and absence that Dynamo lacks: objects that a trace takes for different ones, and names.
 
 A trace that changes an object holds only while no other name leads to it, a comparison of objects only while
-they stay the same or different ones, and a name of a builtin function only while no global has it. This module
-imports Dynamo.
+they stay the same or different ones, and the name of a builtin function only while no global has it. This
+module imports Dynamo.
 """
 
 from __future__ import annotations
@@ -38,17 +38,22 @@ __all__ = ["guard_changed_objects", "identity_changes"]
 _VALUES = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type)
 """Types whose objects Dynamo guards by value, or by identity already."""
 
+_ADDRESS_HASH: Any = object.__hash__
+
 
 def identity_changes(methods: list[Any]) -> list[tuple[Any, str, Callable[..., Any]]]:
     """Return changes of Dynamo: a module or class, the name of a function, and what it becomes.
 
     Args:
-        methods: Attributes of classes that a trace needs as they are, to which those are added that it needs to
-            be absent.
+        methods: Attributes of classes that a trace needs as they are. Those that must be absent are added.
     """
     compare = partial(_compared, object_protocol.vt_identity_compare)
     return [
-        (InstructionTranslatorBase, "load_builtin", partial(_builtin, InstructionTranslatorBase.load_builtin)),
+        (
+            InstructionTranslatorBase,
+            "load_builtin",
+            partial(_builtin, InstructionTranslatorBase.load_builtin),
+        ),
         (
             InliningInstructionTranslator,
             "get_globals_source_and_value",
@@ -213,7 +218,7 @@ def _guard_identity(variable: VariableTracker) -> None:
 def _hashed(hashed: Any, tx: Any, variable: VariableTracker) -> Any:
     """Return a hash, with a guard if it is the object's address."""
     value = variable.get_real_python_backed_value()
-    if value is not NO_SUCH_SUBOBJ and type(value).__hash__ is object.__hash__:
+    if value is not NO_SUCH_SUBOBJ and type(value).__hash__ is _ADDRESS_HASH:
         _guard_identity(variable)
     return hashed(tx, variable)
 

@@ -76,7 +76,8 @@ def _patches() -> Iterator[tuple[Any, str, Any, Any]]:
         yield owner, "step", owner.step, _native(owner.step, makes_states=owner is not torch.optim.SGD)
     for module, names in _TRANSFORMS.items():
         for name in names:
-            yield module, name, getattr(module, name), _needing_values(getattr(module, name), "a transform of functions")
+            begin = getattr(module, name)
+            yield module, name, begin, _needing_values(begin, "a transform of functions")
     checkpoint, name = torch.utils.checkpoint, "_make_saved_tensor"
     if hasattr(checkpoint, name):
         yield checkpoint, name, getattr(checkpoint, name), _needing_values(getattr(checkpoint, name), name)
@@ -140,9 +141,12 @@ def _applied(unwrap: Any) -> Any:
     @functools.wraps(unwrap)
     def applied(args: tuple[Any, ...]) -> Any:
         iteration = _active()
-        if iteration is not None and torch.is_grad_enabled():
-            if any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
-                iteration.need_values("a Python function of autograd")
+        if (
+            iteration is not None
+            and torch.is_grad_enabled()
+            and any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+        ):
+            iteration.need_values("a Python function of autograd")
         return unwrap(args)
 
     return applied

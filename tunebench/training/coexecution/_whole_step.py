@@ -293,7 +293,8 @@ class WholeSteps:
         ):
             return None
         entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(function.__code__)
-        valid = (entry for entry in entries if entry.code is not None and guards_hold(entry, function, values))
+        present = [entry for entry in entries if entry.code is not None]  # the guarded object is not freed
+        valid = (entry for entry in present if guards_hold(entry, function, values))
         for entry in itertools.islice(valid, 1):
             heads = [function.__globals__.get(name) for name in entry.code.co_names]
             for graph in [graph for graph in self._graphs if any(graph is head for head in heads)]:
