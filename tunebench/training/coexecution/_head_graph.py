@@ -353,7 +353,7 @@ def _methods(
             update = module_name.rpartition(".")[2]
             functions = update, f"_single_tensor_{update}", f"_multi_tensor_{update}"
             by_owner.setdefault(sys.modules[module_name], set()).update(functions)
-    readers = [
+    readers: list[tuple[Callable[[Any], Any], Any]] = [
         (operator.attrgetter(*_paths(owner, names), "__doc__"), owner) for owner, names in by_owner.items()
     ]
     absent = {
