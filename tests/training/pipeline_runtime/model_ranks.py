@@ -106,8 +106,8 @@ class Problem:
     schedule: str = "1f1b"
     on_meta: bool = False
     """Whether ranks other than 0 have the model on `meta`."""
-    equal_layers: bool = False
-    """Whether all layers count as equally long (see `equal_layer_times`)."""
+    layer_times_us: tuple[float, ...] = (1e6,)
+    """Times of the layers, in turn (see `given_layer_times`)."""
 
 
 PROBLEMS = {
@@ -118,13 +118,13 @@ PROBLEMS = {
         lambda: torch.randn(512, 8),
         schedule="interleaved-1f1b",
         on_meta=True,
+        layer_times_us=(1e3, 5e3, 2e3),
     ),
     "gpt": Problem(
         Gpt,
         lambda: {"words": torch.randint(0, WORDS, (16, 24)), "scale": torch.ones(16, 1, 1)},
         lambda: torch.randint(0, WORDS, (16, 24)),
         word_loss,
-        equal_layers=True,
     ),
     "u-net": Problem(
         UNet, lambda: torch.randn(16, 3, 16, 16), lambda: torch.randn(16, 4, 16, 16), on_meta=True
@@ -133,16 +133,17 @@ PROBLEMS = {
 
 
 @contextlib.contextmanager
-def equal_layer_times() -> Iterator[None]:
-    """Divide models by the number of their layers within the context, whatever their times are.
+def given_layer_times(times_us: Sequence[float] = (1e6,)) -> Iterator[None]:
+    """Divide models by these times of their layers within the context, whatever is measured.
 
-    On a busy machine, measured times may give a rank a stage of few parameters, whose memory is mostly
-    messages. How many of them exist at once depends on when they arrive.
+    On a busy machine, measured times may give a rank a stage of few parameters or none, whose memory is
+    mostly messages. How many of them exist at once depends on when they arrive.
     """
     module = importlib.import_module("tunebench.training.pipeline_runtime.pipelined_model")
 
     def measure(*args: Any, **options: Any) -> list[LayerCost]:
-        return [replace(cost, compute_us=1e6) for cost in measure_layers(*args, **options)]
+        costs = zip(measure_layers(*args, **options), itertools.cycle(times_us), strict=False)
+        return [replace(cost, compute_us=time_us) for cost, time_us in costs]
 
     with unittest.mock.patch.object(module, "measure_layers", measure):
         yield
@@ -223,7 +224,9 @@ def comparison(
         "parameters": sum(1 for stage in run.stages.values() for _ in stage.parameters()),
         "unequal": [key for key, grad, other in grads if not torch.equal(grad, other)]
         + [key for key, tensor in own.items() if not torch.equal(tensor, tensors[key])],
-        "difference": max(float((grad - other).abs().max() / other.abs().max()) for _, grad, other in grads),
+        "difference": max(
+            (float((grad - other).abs().max() / other.abs().max()) for _, grad, other in grads), default=0.0
+        ),
         "measured": measured_peak(run, *batch),
         "planned": run.simulation.peak_bytes[rank],
         "most": run.most_bytes[rank],
@@ -242,7 +245,7 @@ def whole_model(name: str, rank: int) -> dict[str, Any]:
         with torch.device("meta"):
             model = problem.model()
     state = torch.get_rng_state()
-    with equal_layer_times() if problem.equal_layers else contextlib.nullcontext():
+    with given_layer_times(problem.layer_times_us):
         run = pipelined_model(
             model,
             *batch,
@@ -320,7 +323,7 @@ def example(name: str, rank: int) -> dict[str, Any]:
     script: dict[str, Any] = {}
     began = time.monotonic()
     try:
-        with equal_layer_times():
+        with given_layer_times():
             exec(script_block, script)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}", "seconds": time.monotonic() - began}
