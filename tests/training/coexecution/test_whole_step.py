@@ -1319,7 +1319,7 @@ def test_lists_that_only_grow_decide_nothing() -> None:
             model.history["losses"] = model.history["means"]
 
     heads = compare(make, [(x, index) for index, (x,) in enumerate(batches(14))], before)
-    assert heads.runs >= 5
+    assert heads.runs >= 3  # the lists become the same one, which is another trace
     texts = [repr(history) for history in logs]
     assert texts[0] == texts[1]
 

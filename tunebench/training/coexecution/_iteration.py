@@ -112,6 +112,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         self.threaded = threaded and is_usable()
         self._updated = updated
         self._saves = saves
+        self._ends = False
         self._graph = GraphRunner()
         self._exits = contextlib.ExitStack()
 
@@ -125,6 +126,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
 
     def end(self, error: BaseException | None) -> None:
         """End the iteration: everything it computed is there, as after eager mode."""
+        self._ends = True
         try:
             if self.choices is not None:
                 with torch._C.DisableTorchFunction(), _pop_mode_temporarily():
@@ -193,7 +195,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         Args:
             reason: What gets them.
         """
-        if self.choices is not None:
+        if self.choices is not None and not self._ends:
             with torch._C.DisableTorchFunction():
                 self._leave(reason)
 
