@@ -762,7 +762,13 @@ def test_heads_without_a_compiler_run_by_guards_of_dynamo(monkeypatch: pytest.Mo
     assert heads._proven_runs == 0
 
 
-@pytest.mark.parametrize("batch", [torch.ones(4, 8).double(), torch.ones(3, 8), torch.ones(8, 4).t(), None])
+@pytest.mark.parametrize(
+    "batch",
+    [
+        torch.ones(4, 8).double(), torch.ones(3, 8), torch.ones(8, 4).t(), None,
+        torch._neg_view(torch.ones(4, 8)),
+    ],
+)  # fmt: skip
 def test_proven_heads_notice_other_arguments(batch: Tensor | None) -> None:
     def make() -> tuple[Callable[..., Any], nn.Module]:
         model = nn.Linear(8, 2)
@@ -779,7 +785,9 @@ def test_proven_heads_notice_other_arguments(batch: Tensor | None) -> None:
         return step, model
 
     usual = torch.ones(4, 8)
-    heads = compare(make, [*[(usual, 2)] * 8, (batch, 2), (usual, 3), (usual, 2), (usual, True), (usual, 2)])
+    heads = compare(
+        make, [*[(usual, 2)] * 8, (batch, 2), (batch, 2), (usual, 3), (usual, 2), (usual, True), (usual, 2)]
+    )
     assert heads._proven_runs > 0 or not are_supported()
 
 

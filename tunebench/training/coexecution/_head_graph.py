@@ -219,6 +219,9 @@ class HeadGraph:
         if has_history(self._module.graph.nodes, args):
             self.reason = "a tensor has a history from before the head"
             raise RepeatError(self.reason)
+        if any(isinstance(arg, Tensor) and (arg.is_conj() or arg.is_neg()) for arg in args):
+            self.reason = "an argument is a conjugate or negative that torch has not computed yet"
+            raise RepeatError(self.reason)
         if torch.is_inference_mode_enabled():
             self._miss("inference mode is active")
         parameters = leaves(args, self._optimizers)
