@@ -557,6 +557,95 @@ def test_a_segment_that_runs_within_autocast_casts_nothing_again() -> None:
     assert coexecute.report(step).coexecuted == 3
 
 
+class Reversed(torch.autograd.Function):  # type: ignore[misc]  # torch does not type it
+    """A function of autograd that reverses gradients."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:
+        """Return the input."""
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        """Return the gradient, reversed."""
+        return -gradient
+
+
+class Labelled(Tensor):  # type: ignore[misc]
+    """A tensor of a class of the program."""
+
+
+def _with_backward_hook(x: Tensor) -> Tensor:
+    module = nn.Tanh()
+    module.register_full_backward_hook(lambda module, into, out: (into[0] * 2,))
+    return module(x)  # type: ignore[no-any-return]
+
+
+UNSEEN: list[Callable[[Tensor], Tensor]] = [
+    Reversed.apply,
+    _with_backward_hook,
+    lambda x: checkpoint(torch.tanh, x, use_reentrant=False),
+    lambda x: checkpoint(torch.tanh, x, use_reentrant=True),
+    lambda x: x.as_subclass(Labelled).as_subclass(Tensor),
+]
+
+
+@pytest.mark.parametrize("function", UNSEEN, ids=range(len(UNSEEN)))
+def test_code_of_torch_that_no_mode_sees_gets_values(function: Callable[[Tensor], Tensor]) -> None:
+    """It is called first in an iteration that follows a known path."""
+    network = _network()
+
+    def step(x: Tensor, is_called: bool) -> tuple[Tensor, Tensor]:
+        network.zero_grad()
+        output = network(x)
+        loss = (function(output) if is_called else output).square().sum()
+        loss.backward()
+        return loss.detach(), network[0].weight.grad.clone()
+
+    coexecuted = coexecute(step, mode="always")
+    for is_called in (False, False, False, True, False):
+        eager, ours = (run(torch.ones(3, 4), is_called) for run in (step, coexecuted))
+        assert all(map(torch.equal, eager, ours))
+    assert coexecute.report(coexecuted).coexecuted >= 2
+
+
+def test_a_tensor_of_inference_mode_raises_the_error_of_eager_mode() -> None:
+    network = _network()
+
+    @coexecute(mode="always")
+    def step(x: Tensor) -> None:
+        network(x).sum().backward()
+
+    for _ in range(3):
+        step(torch.ones(3, 4))
+    with torch.inference_mode():
+        x = torch.ones(3, 4)
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
+        step(x)
+
+
+def test_autocast_around_several_steps_keeps_its_casts() -> None:
+    """Eager mode computes with weights as they were when autocast cast them first."""
+    results = []
+    for mode in (None, "always"):
+        torch.manual_seed(0)
+        network = _network()
+
+        def step(x: Tensor, network: nn.Module = network) -> Tensor:
+            loss = network(x).float().square().sum()
+            network.zero_grad()
+            loss.backward()
+            with torch.no_grad():
+                for parameter in network.parameters():
+                    parameter.sub_(parameter.grad, alpha=0.01)
+            return loss.detach()
+
+        run = step if mode is None else coexecute(step, mode="always")
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            results.append([run(torch.ones(3, 4)) for _ in range(4)])
+    assert results[0] == results[1]
+
+
 def test_a_parameter_can_be_made_of_a_result() -> None:
     network = _network()
     with_parameter = False

@@ -6,6 +6,7 @@ import operator
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any, NoReturn
 
@@ -268,6 +269,9 @@ class HeadGraph:
         if has_history(self._module.graph.nodes, args):
             self.reason = "a tensor has a history from before the head"
             raise RepeatError(self.reason)
+        if any(isinstance(arg, Tensor) and (arg.is_conj() or arg.is_neg()) for arg in args):
+            self.reason = "an argument is a conjugate or negative that torch has not computed yet"
+            raise RepeatError(self.reason)
         if torch.is_inference_mode_enabled():
             self._miss("inference mode is active")
         parameters = leaves(args, self._optimizers)
@@ -428,10 +432,21 @@ def _methods(
             update = module_name.rpartition(".")[2]
             functions = update, f"_single_tensor_{update}", f"_multi_tensor_{update}"
             by_owner.setdefault(sys.modules[module_name], set()).update(functions)
-    readers = [
+    readers: list[tuple[Callable[[Any], Any], Any]] = [
         (operator.attrgetter(*_paths(owner, names), "__doc__"), owner) for owner, names in by_owner.items()
     ]
+    absent = {
+        owner: {name for name in names if not hasattr(owner, name)}
+        for owner, names in by_owner.items()
+        if isinstance(owner, type)
+    }
+    readers += [(partial(_present, names), owner) for owner, names in absent.items() if names]
     return [(read, owner, read(owner)) for read, owner in readers]
+
+
+def _present(names: Iterable[str], owner: type) -> tuple[str, ...]:
+    """Return the names of attributes that a class has."""
+    return tuple(name for name in names if hasattr(owner, name))
 
 
 def _function(attribute: Any) -> Any:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from inspect import getattr_static
-from types import FunctionType, MappingProxyType, MemberDescriptorType, ModuleType
+from types import CellType, FunctionType, MappingProxyType, MemberDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,7 +42,9 @@ _FIXED = frozenset((
 _OF_NUMBERS = frozenset(["TYPE_MATCH", "EQUALS_MATCH", "TRUE_MATCH", "FALSE_MATCH", "NONE_MATCH", "ID_MATCH"])
 """Guards of arguments that are numbers or text, which are asked in each step."""
 
-_OF_CONTAINERS = frozenset(["TYPE_MATCH", "LENGTH_CHECK", "DICT_LENGTH", "DICT_CONTAINS", "NOT_NONE"])
+_OF_CONTAINERS = frozenset((
+    "TYPE_MATCH", "LENGTH_CHECK", "DICT_LENGTH", "DICT_CONTAINS", "NOT_NONE", "NO_TENSOR_ALIASING",
+))  # fmt: skip
 """Guards of arguments that are containers, which are asked in each step."""
 
 _ITEMS = frozenset((
@@ -111,6 +113,8 @@ class HeadGuards:
         self._asked_of: list[tuple[Callable[[Any], bool], dict[Any, Any], Any]] = []
         self._identical: list[tuple[int, Any]] = []
         self._asked: list[tuple[Callable[[Any], bool], Path]] = []
+        self._distinct: list[Path] = []
+        self._distinct_ids: set[int] = set()
         self._passed: dict[Path, Tensor] = {}
         self._geometry: dict[Path, tuple[list[int | None], list[int | None]]] = {}
         self._tensors: dict[int, Tensor] = {}
@@ -146,6 +150,7 @@ class HeadGuards:
         return (
             all(args[position] is value for position, value in self._identical)
             and all(guard(_argument_at(args, path)) for guard, path in self._asked)
+            and (not self._distinct or self._are_distinct(args))
             and (not self._joint or self._joint_hold(args))
             and all(getattr(owner, name, _ABSENT) is value for owner, name, value in self._slots)
             and all(owner.get(key, _ABSENT) is value for owner, key, value in self._items)
@@ -160,6 +165,11 @@ class HeadGuards:
         """Return whether guards of several variables hold."""
         scope = self._cells | dict(zip(self._names, args, strict=True))
         return all(guard(scope) for guard in self._joint)
+
+    def _are_distinct(self, args: Sequence[Any]) -> bool:
+        """Return whether containers of the arguments differ from one another and from objects of the step."""
+        identities = {id(_argument_at(args, path)) for path in self._distinct}
+        return len(identities) == len(self._distinct) and identities.isdisjoint(self._distinct_ids)
 
     def run(self, args: Sequence[Any]) -> Any:
         """Run Dynamo's function for the step."""
@@ -199,7 +209,9 @@ class HeadGuards:
                 kinds <= _OF_CONTAINERS and readers <= _ITEMS
             ):
                 raise _UnsupportedError(f"{kinds}, {readers}")
-            self._asked += [(guard, path) for guard in guards]
+            if "NO_TENSOR_ALIASING" in kinds:
+                self._distinct.append(path)
+            self._asked += [(guard, path) for guard in guards if type(guard).__name__ != "NO_TENSOR_ALIASING"]
             for accessor, child in children:
                 key = ast.literal_eval(_argument(accessor))
                 self._walk_argument(child, value[key], (*path, key))
@@ -251,17 +263,17 @@ class HeadGuards:
         if kind == "TENSOR_MATCH":
             self._tensors[id(value)] = value
         elif kind == "NO_TENSOR_ALIASING":
-            if not isinstance(value, Tensor):
-                raise _UnsupportedError(kind)
+            self._distinct_ids.add(id(value))
         elif kind in ("DICT_LENGTH", "DICT_CONTAINS") or isinstance(value, dict):
             if not isinstance(value, MappingProxyType):  # of a type whose version is watched
                 self._words.append((value, "tag"))
         elif kind in ("EQUALS_MATCH", "LENGTH_CHECK", "TRUE_MATCH", "FALSE_MATCH") and not _is_immutable(
             value
         ):
-            if kind != "LENGTH_CHECK" or type(value) is not list:
+            if kind != "LENGTH_CHECK" or type(value) not in (list, tuple):
                 raise _UnsupportedError(f"{kind} of {type(value).__name__}")
-            self._words.append((value, "size"))
+            if type(value) is list:
+                self._words.append((value, "size"))
 
     def _child(self, accessor: str, value: Any) -> Any:
         """Return what an accessor reads of an object, and note the words on which this depends."""
@@ -381,6 +393,10 @@ def _item(words: list[Word], value: Any, text: str) -> Any:
     return tuple.__getitem__(value, key)
 
 
+def _closure(words: list[Word], value: Any, text: str) -> Any:
+    return value.__closure__  # that of a function does not change
+
+
 def _dictionary(words: list[Word], value: Any, text: str = "") -> Any:
     words += instance_words(value)[:2]
     return value.__dict__
@@ -390,6 +406,9 @@ def _attribute(words: list[Word], value: Any, name: str) -> Any:
     if isinstance(value, FunctionType) and name in ("__code__", "__defaults__", "__kwdefaults__"):
         words.append((value, name.strip("_")))
         return getattr(value, name)
+    if isinstance(value, CellType):
+        words.append((value, "cell"))
+        return value.cell_contents
     if name == "__dict__" and not isinstance(value, (type, FunctionType)):
         return _dictionary(words, value)
     if _has_own_attribute(value, name):
@@ -438,6 +457,7 @@ _READERS: dict[str, Callable[[list[Word], Any, str], Any]] = {
     "TupleGetItemGuardAccessor": _item,
     "GetGenericDictGuardAccessor": _dictionary,
     "GetAttrGuardAccessor": _attribute,
+    "ClosureGuardAccessor": _closure,
     "CodeGuardAccessor": _of_function("__code__"),
     "FuncDefaultsGuardAccessor": _of_function("__defaults__"),
     "FuncKwDefaultsGuardAccessor": _of_function("__kwdefaults__"),

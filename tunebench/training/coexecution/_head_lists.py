@@ -20,6 +20,8 @@ from torch._dynamo.variables.base import ValueMutationExisting
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.misc import GetAttrVariable
 
+from tunebench.training.coexecution._head_identity import guard_changed_objects
+
 __all__ = ["AppendedLists"]
 
 
@@ -114,6 +116,7 @@ class _AppendedList(VariableTracker):  # type: ignore[misc]  # torch does not ty
 
 def _write(write: Any, effects: Any, codegen: Any, *args: Any, **kwargs: Any) -> None:
     """Write code that loads lists and values before any change, and appends after all other changes."""
+    guard_changed_objects(effects)
     lists = [variable for variable in effects._get_modified_vars() if isinstance(variable, _AppendedList)]
     appends = sorted(
         (

@@ -229,6 +229,7 @@ def _opaque(
     from torch._dynamo.variables.optimizer import OptimizerVariable
     from torch._dynamo.variables.tensor import TensorVariable
 
+    from tunebench.training.coexecution._head_identity import identity_changes
     from tunebench.training.coexecution._head_lists import AppendedLists
 
     methods.clear()
@@ -255,6 +256,7 @@ def _opaque(
             partial(_with_order, GuardBuilder.guard_on_dict_keys_and_order),
         ),
         *AppendedLists().changes(),
+        *identity_changes(methods),
         *TracedReads(ways, _end, (CLEAR, UPDATE, CLIP), BACKWARD).changes(),
         (builder, "_automatic_dynamic", partial(_sized, fixed_sizes(), builder._automatic_dynamic)),
         (decorators, "disable", partial(_undisturbed, decorators.disable)),
@@ -395,6 +397,8 @@ def _of_optimizer(
         is_plain = "zero_grad" not in vars(optimizer) and type(optimizer).zero_grad is Optimizer.zero_grad
         if not all(sets_none) or not is_plain:
             _end("gradients are cleared in another way")
+        is_absent = partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr="zero_grad")
+        install_guard(self.source.make_guard(is_absent))
         return node(CLEAR)
 
     def stepped(*args: Any, **kwargs: Any) -> Any:

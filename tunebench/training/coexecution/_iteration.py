@@ -112,6 +112,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         self.threaded = threaded and is_usable()
         self._updated = updated
         self._saves = saves
+        self._ends = False
         self._graph = GraphRunner()
         self._exits = contextlib.ExitStack()
 
@@ -125,6 +126,7 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
 
     def end(self, error: BaseException | None) -> None:
         """End the iteration: everything it computed is there, as after eager mode."""
+        self._ends = True
         try:
             if self.choices is not None:
                 with torch._C.DisableTorchFunction(), _pop_mode_temporarily():
@@ -187,11 +189,15 @@ class Iteration(TorchFunctionMode):  # type: ignore[misc]  # torch does not type
         with torch._C.DisableTorchFunction():
             return self.__torch_function__(function, (), args, kwargs)
 
-    def enter_transform(self) -> None:
-        """Leave the known paths before a transform of functions wraps tensors, which must have values."""
-        if self.choices is not None:
+    def need_values(self, reason: str) -> None:
+        """Leave the known paths before code of torch that no mode sees gets tensors, which must have values.
+
+        Args:
+            reason: What gets them.
+        """
+        if self.choices is not None and not self._ends:
             with torch._C.DisableTorchFunction():
-                self._leave("a transform of functions")
+                self._leave(reason)
 
     def change_setting(self, name: str) -> None:
         """Run the rest of the iteration as in eager mode, before a setting of torch changes.

@@ -77,6 +77,8 @@ def eager_reason() -> str | None:
     """Return which setting of torch lets no path run, or None."""
     if _flushes_denormals():
         return "denormal numbers are rounded to zero in this thread only"
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_cache_enabled():
+        return "autocast is active around the step, and may keep casts of weights for the next iteration"
     return "anomaly detection is active" if torch.is_anomaly_enabled() else None
 
 

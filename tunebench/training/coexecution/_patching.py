@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 import torch._functorch.eager_transforms
+import torch._functorch.utils
 import torch._functorch.vmap
+import torch.utils.checkpoint
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from tunebench.training.coexecution import _runner
@@ -50,6 +52,7 @@ def patch() -> None:
         for owner, name, _, visible in _PATCHES:
             setattr(owner, name, visible)
         torch.Tensor._make_subclass = _make_subclass
+        torch.Tensor.as_subclass = _needing_values(torch._C.TensorBase.as_subclass, "as_subclass")
 
 
 def unpatch() -> None:
@@ -59,7 +62,7 @@ def unpatch() -> None:
         if _USERS[0] == 0:
             for owner, name, function, _ in _PATCHES:
                 setattr(owner, name, function)
-            del torch.Tensor._make_subclass
+            del torch.Tensor._make_subclass, torch.Tensor.as_subclass
             _runner.forget()
 
 
@@ -73,12 +76,18 @@ def _patches() -> Iterator[tuple[Any, str, Any, Any]]:
         yield owner, "step", owner.step, _native(owner.step, makes_states=owner is not torch.optim.SGD)
     for module, names in _TRANSFORMS.items():
         for name in names:
-            yield module, name, getattr(module, name), _entered(getattr(module, name))
+            begin = getattr(module, name)
+            yield module, name, begin, _needing_values(begin, "a transform of functions")
+    checkpoint, name = torch.utils.checkpoint, "_make_saved_tensor"
+    if hasattr(checkpoint, name):
+        yield checkpoint, name, getattr(checkpoint, name), _needing_values(getattr(checkpoint, name), name)
     for (owner, name), getter in SETTERS.items():
         yield owner, name, getattr(owner, name), _setting(getattr(owner, name), getter)
     mixin = torch.autograd.function._HookMixin  # of all hooks of nodes
     register = mixin._register_hook
     yield mixin, "_register_hook", staticmethod(register), staticmethod(counting_hooks(register))
+    utils, name = torch._functorch.utils, "unwrap_dead_wrappers"  # torch.autograd.Function.apply calls it
+    yield utils, name, getattr(utils, name), _applied(getattr(utils, name))
     optimizer = torch.optim.Optimizer
     yield optimizer, "zero_grad", optimizer.zero_grad, _clearing(optimizer.zero_grad)
 
@@ -113,17 +122,34 @@ def _visible(function: Any) -> Any:
     return update
 
 
-def _entered(begin: Any) -> Any:
-    """Return a function that begins a transform of functions, as iterations see it."""
+def _needing_values(function: Any, reason: str) -> Any:
+    """Return a function whose tensors must have values, as iterations see it."""
 
-    @functools.wraps(begin)
-    def begun(*args: Any) -> Any:
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
         iteration = _active()
         if iteration is not None:
-            iteration.enter_transform()
-        return begin(*args)
+            iteration.need_values(reason)
+        return function(*args, **kwargs)
 
-    return begun
+    return called
+
+
+def _applied(unwrap: Any) -> Any:
+    """Return what a Python function of autograd calls with its arguments, as iterations see it."""
+
+    @functools.wraps(unwrap)
+    def applied(args: tuple[Any, ...]) -> Any:
+        iteration = _active()
+        if (
+            iteration is not None
+            and torch.is_grad_enabled()
+            and any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+        ):
+            iteration.need_values("a Python function of autograd")
+        return unwrap(args)
+
+    return applied
 
 
 def _setting(setter: Any, getter: Any) -> Any:

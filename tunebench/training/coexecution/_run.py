@@ -232,6 +232,7 @@ def fits(tensor: Any, spec: TensorSpec) -> bool:
         and not tensor._backward_hooks
         and not tensor.is_conj()
         and not tensor.is_neg()
+        and not tensor.is_inference()
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         and not torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python)
     )

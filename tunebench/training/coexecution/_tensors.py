@@ -331,5 +331,7 @@ def _check(tensor: Tensor) -> None:
         raise NotUnderstoodError(f"a tensor has layout {tensor.layout} on {tensor.device}")
     if tensor._backward_hooks:
         raise NotUnderstoodError("a tensor has hooks")
+    if tensor.is_inference():
+        raise NotUnderstoodError("a tensor was made in inference mode")
     if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
         raise NotUnderstoodError("a tensor is quantized, or a conjugate that torch has not computed yet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 import time
 import weakref
@@ -320,7 +321,9 @@ class WholeSteps:
         ):
             return None
         entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(function.__code__)
-        for entry in [entry for entry in entries if guards_hold(entry, function, values)][:1]:
+        present = [entry for entry in entries if entry.code is not None]  # the guarded object is not freed
+        valid = (entry for entry in present if guards_hold(entry, function, values))
+        for entry in itertools.islice(valid, 1):
             heads = [function.__globals__.get(name) for name in entry.code.co_names]
             for graph in [graph for graph in self._graphs if any(graph is head for head in heads)]:
                 if graph.is_ready and graph.has_methods():
