@@ -278,7 +278,7 @@ class HeadGraph:
         if are_held(parameter for parameter in parameters if parameter.requires_grad):
             self._miss("a graph of autograd from before the iteration is held, and may have hooks")
         key = self._sizes.key(args)
-        if self._sizes.has_sample(key) and self._sizes.lacks_samples():
+        if self._sizes.needs_others(key):
             self._miss("sizes that change need more records")
         before = _thread_modes()
         states = states_of(self._optimizers)
@@ -296,7 +296,7 @@ class HeadGraph:
             except NotUnderstoodError as error:
                 self.reason = _first_line(error)
                 raise RepeatError from error
-            if self._confirmations < _CONFIRMATIONS or (self._sizes and self._sizes.lacks_samples()):
+            if self._confirmations < _CONFIRMATIONS or self._sizes.lacks_samples():
                 recorder.release()
                 self._recorded = recorder, numbers.values, key
                 raise UnconfirmedError(self)

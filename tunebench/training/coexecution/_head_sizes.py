@@ -75,12 +75,13 @@ class HeadSizes:
     # ------------------------------------------------------------------------------------------ records
 
     def lacks_samples(self) -> bool:
-        """Return whether formulas need more records."""
-        return len(self._samples) < SAMPLES + len(self.positions) - 1
+        """Return whether formulas need more records; without sizes that change, none do."""
+        count = len(self.positions)
+        return count > 0 and len(self._samples) < SAMPLES + count - 1
 
-    def has_sample(self, key: Key) -> bool:
-        """Return whether there is a record of these sizes."""
-        return key in self._samples
+    def needs_others(self, key: Key) -> bool:
+        """Return whether formulas need records of other sizes than these."""
+        return key in self._samples and self.lacks_samples()
 
     def add_sample(self, key: Key, record: OperationRecorder) -> None:
         """Add a record that eager mode confirmed."""
