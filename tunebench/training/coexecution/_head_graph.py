@@ -260,26 +260,32 @@ class HeadGraph:
         self.misfit = misfit
         raise MisfitError(misfit)
 
-    def _run_first(self, args: Sequence[Any]) -> Any:
-        """Run the graph as it is, record it, and make the plan if eager mode confirmed it."""
+    def _require_recordable(self, args: Sequence[Any], parameters: Sequence[Tensor]) -> None:
+        """Check that the graph can be recorded in this iteration.
+
+        Raises:
+            RepeatError: It cannot.
+        """
         self.reason = memory_reason(args, self._optimizers)
         if self.reason is not None:
             self.lacks_memory = True
-            raise RepeatError(self.reason)
-        if has_history(self._module.graph.nodes, args):
+        elif has_history(self._module.graph.nodes, args):
             self.reason = "a tensor has a history from before the head"
-            raise RepeatError(self.reason)
-        if any(isinstance(arg, Tensor) and (arg.is_conj() or arg.is_neg()) for arg in args):
+        elif any(isinstance(arg, Tensor) and (arg.is_conj() or arg.is_neg()) for arg in args):
             self.reason = "an argument is a conjugate or negative that torch has not computed yet"
+        if self.reason is not None:
             raise RepeatError(self.reason)
         if torch.is_inference_mode_enabled():
             self._miss("inference mode is active")
-        parameters = leaves(args, self._optimizers)
         if are_held(parameter for parameter in parameters if parameter.requires_grad):
             self._miss("a graph of autograd from before the iteration is held, and may have hooks")
-        key = self._sizes.key(args)
-        if self._sizes.needs_others(key):
+        if self._sizes.needs_others(self._sizes.key(args)):
             self._miss("sizes that change need more records")
+
+    def _run_first(self, args: Sequence[Any]) -> Any:
+        """Run the graph as it is, record it, and make the plan if eager mode confirmed it."""
+        parameters = leaves(args, self._optimizers)
+        self._require_recordable(args, parameters)
         before = _thread_modes()
         states = states_of(self._optimizers)
         with active_optimizers(self._optimizers), taken_back(args, self._optimizers):
@@ -298,7 +304,7 @@ class HeadGraph:
                 raise RepeatError from error
             if self._confirmations < _CONFIRMATIONS or self._sizes.lacks_samples():
                 recorder.release()
-                self._recorded = recorder, numbers.values, key
+                self._recorded = recorder, numbers.values, self._sizes.key(args)
                 raise UnconfirmedError(self)
         try:
             planner = Planner(
