@@ -248,13 +248,14 @@ class Ways:
     Attributes:
         are_traced: Whether values that Python reads are traced.
         are_read: Whether a trace ended because a value is read.
+        is_missed: Whether values decided otherwise in the last iteration than in any head.
         current: Number of the way whose head runs, or is traced.
         computed: What the head of another way computed in this iteration, or None.
         pieces: The pieces of functions of all ways begin after this empty one.
     """
 
     def __init__(self) -> None:
-        self.are_traced = self.are_read = False
+        self.are_traced = self.are_read = self.is_missed = False
         self.forget()
 
     def forget(self) -> None:
@@ -276,6 +277,7 @@ class Ways:
     def end(self, *, is_taken: bool) -> None:
         """Forget what was computed, and note whether the current way was taken."""
         self.computed = None
+        self.is_missed = bool(self._tried) and not is_taken
         if is_taken and self.are_traced:
             self._scores = {way: score * _DECAY for way, score in self._scores.items()}
             self._scores[self.current] = self._scores.get(self.current, 0.0) + 1.0

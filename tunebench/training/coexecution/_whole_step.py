@@ -142,6 +142,7 @@ class WholeSteps:
         self._decided = False
         self._eager: deque[float] = deque(maxlen=_TIMED)
         self._replayed: deque[float] = deque(maxlen=_TIMED)
+        self._lost: deque[float] = deque(maxlen=4 * _TIMED)
 
     @property
     def runs(self) -> int:
@@ -250,7 +251,10 @@ class WholeSteps:
             self._warmed += 1
             if self._warmed > _WARM_UPS:
                 self._replayed.append(seconds)
+                self._lost.append(0.0)
             return result
+        if self._ways.is_missed and self._eager:
+            self._lost.append(seconds - min(self._eager))
         if self._asks or self._traces > traces or sum(graph.runs for graph in self._graphs) > ran:
             self._cost_s += seconds - (min(self._eager) if self._eager else 0.0)
             if self._traces > traces:
@@ -423,6 +427,7 @@ class WholeSteps:
         if self.reason is not None or not are_timed or self._count % _BLOCK:
             return
         eager_s, replayed_s = (sorted(times)[_TIMED // 4] for times in (self._eager, self._replayed))
+        replayed_s += sum(self._lost) / len(self._lost)  # by iterations whose values decided otherwise
         self._decided = True
         if replayed_s > _GAIN * eager_s:
             self.reason = (
