@@ -139,6 +139,17 @@ def test_head_runs_as_one_function() -> None:
     assert heads.runs >= 3
 
 
+def test_step_that_sets_the_training_mode_has_a_head(caplog: pytest.LogCaptureFixture) -> None:
+    """Methods with a class cell, such as that which sets an attribute of a module, share it."""
+
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        model.train()
+        return model(x)
+
+    assert compare(simple(forward), batches()).runs >= 3
+    assert "Error while creating guard" not in caplog.text
+
+
 @pytest.mark.parametrize("are_proven", [True, False])
 def test_replays_ask_dynamo_nothing(are_proven: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither functions that guards and code of Dynamo call, nor those that the step calls after its head."""

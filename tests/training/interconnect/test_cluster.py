@@ -56,7 +56,7 @@ def test_a_link_by_hand() -> None:
     assert find_link("12.5").gb_s == 12.5
     with pytest.raises(UnknownName, match="nvlink3"):
         find_link("nvlnk3")
-    with pytest.raises(InputError, match="positive"):
+    with pytest.raises(InputError, match="a bandwidth above 0 GB/s"):
         find_link("-3")
 
 

@@ -194,12 +194,23 @@ def _compared(compare: Any, left: VariableTracker, right: VariableTracker) -> An
 def _bound(bind: Any, self: Any, tx: Any, *args: Any) -> Any:
     """Bind arguments and variables of a function; one that another function has, too, stays that variable."""
     effects = tx.output.side_effects
-    for index, cell in enumerate(self.fn.__closure__ or () if _is_guarded(self.source) else ()):
+    for index, cell in enumerate(self.fn.__closure__ or () if _leads_to(tx, self.source, self.fn) else ()):
         source = GetItemSource(ClosureSource(self.source), index)
         if cell in effects and effects[cell].source not in (None, source):
             for alias in filter(_is_guarded, (source, effects[cell].source)):
                 install_guard(alias.make_guard(GuardBuilder.ID_MATCH))
     return bind(self, tx, *args)
+
+
+def _leads_to(tx: Any, source: Source | None, function: Any) -> bool:
+    """Return whether Dynamo guards a source that leads to a function, not to its module."""
+    if source is None or not _is_guarded(source):
+        return False
+    try:
+        scope = {"L": tx.output.local_scope, "G": tx.output.global_scope}
+        return source.get_value(scope, {}, {}) is function
+    except Exception:  # a name of Dynamo's own
+        return False
 
 
 def _has_identity(variable: VariableTracker) -> bool:
