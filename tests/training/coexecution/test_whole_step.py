@@ -139,6 +139,31 @@ def test_head_runs_as_one_function() -> None:
     assert heads.runs >= 3
 
 
+def test_head_ends_where_a_list_gets_a_value_that_is_read() -> None:
+    logs: list[list[float]] = []
+
+    def make() -> tuple[Callable[..., Any], nn.Module]:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        norms: list[float] = []
+        logs.append(norms)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            norms.append(norm.item())
+            optimizer.step()
+            return loss.detach()
+
+        return step, model
+
+    assert compare(make, batches()).runs >= 3
+    assert logs[0] == logs[1]
+    assert len(logs[0]) == 14
+
+
 def test_step_that_sets_the_training_mode_has_a_head(caplog: pytest.LogCaptureFixture) -> None:
     """Methods with a class cell, such as that which sets an attribute of a module, share it."""
 

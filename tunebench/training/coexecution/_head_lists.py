@@ -42,6 +42,7 @@ class AppendedLists:
         return [
             (VariableBuilder, "_wrap", partial(self._wrap, VariableBuilder._wrap)),
             (ListVariable, "call_method", partial(self._call, ListVariable.call_method)),
+            (ListVariable, "var_getattr", partial(self._attribute, ListVariable.var_getattr)),
             (SideEffects, "codegen_update_mutated", partial(_write, SideEffects.codegen_update_mutated)),
         ]
 
@@ -63,6 +64,16 @@ class AppendedLists:
         return builder.tx.output.side_effects.track_mutable(value, variable)
 
     def _call(self, call: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        self._restart(variable, tx, name)
+        return call(variable, tx, name, args, kwargs)
+
+    def _attribute(self, read: Any, variable: Any, tx: Any, name: str) -> Any:
+        """Read an attribute: a trace may end before the method ``append`` is called."""
+        self._restart(variable, tx, name)
+        return read(variable, tx, name)
+
+    def _restart(self, variable: Any, tx: Any, name: str) -> None:
+        """Restart the trace if a list that was there before is only appended to."""
         if name == "append" and isinstance(variable.mutation_type, ValueMutationExisting):
             effects = tx.output.side_effects
             for value in effects.keepalive:
@@ -70,7 +81,6 @@ class AppendedLists:
                 if is_list and id(value) not in self._read:
                     self._appended[id(value)] = value
                     raise UnspecializeRestartAnalysis(restart_reason="a list grows")
-        return call(variable, tx, name, args, kwargs)
 
 
 class _AppendedList(VariableTracker):  # type: ignore[misc]  # torch does not type it
@@ -104,7 +114,7 @@ class _AppendedList(VariableTracker):  # type: ignore[misc]  # torch does not ty
 
     def var_getattr(self, tx: Any, name: str) -> Any:
         """Return the method ``append``."""
-        return GetAttrVariable(self, name) if name == "append" else self.read()
+        return _AppendMethod(self, name) if name == "append" else self.read()
 
     def read(self, *args: Any, **kwargs: Any) -> Any:
         """Restart the trace."""
@@ -112,6 +122,14 @@ class _AppendedList(VariableTracker):  # type: ignore[misc]  # torch does not ty
 
     call_obj_hasattr = as_proxy = as_python_constant = unpack_var_sequence = read
     has_unpack_var_sequence = force_unpack_var_sequence = has_force_unpack_var_sequence = read
+
+
+class _AppendMethod(GetAttrVariable):  # type: ignore[misc]
+    """The method ``append`` of such a list, which code after the trace may call."""
+
+    def as_python_constant(self) -> Any:
+        """Refuse: the list is an object of the step."""
+        raise NotImplementedError
 
 
 def _write(write: Any, effects: Any, codegen: Any, *args: Any, **kwargs: Any) -> None:
