@@ -1026,6 +1026,23 @@ def test_integers_that_follow_from_sizes_in_another_way_are_refused() -> None:
     assert "follows from sizes in no way" in str(sized.reason)
 
 
+@pytest.mark.parametrize("context", [torch.no_grad, functools.partial(torch.autocast, "cpu", torch.bfloat16)])
+def test_error_within_a_mode_leaves_the_mode(context: Callable[[], Any]) -> None:
+    """In a record, a check, and a replay."""
+
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        with context():
+            picked = x.flatten()[(x[:, 0] > 1e6).long() * 1000].sum()
+        return model(x) + picked
+
+    data = batches(20)
+    for index in (1, 3, 5, 6, 8, 15):
+        data[index][0][0, 0] = 1e7
+    compare(simple(forward), data)
+    assert torch.is_grad_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+
+
 def test_error_at_another_size_takes_the_step_back() -> None:
     """A length that an index does not have."""
     indices = torch.tensor([0, 6])

@@ -78,9 +78,11 @@ def taken_back(args: Sequence[Any], optimizers: Sequence[Optimizer]) -> Iterator
     copies = {id(tensor): _copy(tensor) for tensor in tensors}
     versions = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
     states = [{key: dict(value) for key, value in optimizer.state.items()} for optimizer in optimizers]
+    modes = _Modes()
     try:
         yield copies
     except (Exception, RepeatError) as error:
+        modes.restore()
         restore(list(zip(tensors, copies.values(), strict=True)), state)
         for tensor, version in zip(tensors, versions, strict=True):
             if not tensor.is_inference():  # eager mode's messages of errors contain versions
@@ -92,6 +94,37 @@ def taken_back(args: Sequence[Any], optimizers: Sequence[Optimizer]) -> Iterator
         if isinstance(error, RepeatError):
             raise
         raise RepeatError from error
+
+
+class _Modes:
+    """Modes of this thread that a graph changes, and that its error leaves changed."""
+
+    def __init__(self) -> None:
+        self._is_grad_enabled = torch.is_grad_enabled()
+        self._autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        self._is_cache_enabled = torch.is_autocast_cache_enabled()
+        self._nesting = _autocast_nesting()
+
+    def restore(self) -> None:
+        """Set the modes as they were."""
+        torch._C._set_grad_enabled(self._is_grad_enabled)
+        if _autocast_nesting() == self._nesting:
+            return
+        enabled, dtype = self._autocast
+        torch.set_autocast_enabled("cpu", enabled)
+        torch.set_autocast_dtype("cpu", dtype)
+        torch.set_autocast_cache_enabled(self._is_cache_enabled)
+        while _autocast_nesting() > self._nesting:
+            torch.autocast_decrement_nesting()
+        if self._nesting == 0:
+            torch.clear_autocast_cache()
+
+
+def _autocast_nesting() -> int:
+    """Return the number of autocast contexts around this one."""
+    torch.autocast_increment_nesting()
+    nesting: int = torch.autocast_decrement_nesting()
+    return nesting
 
 
 def _restore_states(state: dict[Any, Any], before: dict[Any, dict[str, Any]]) -> None:
