@@ -156,7 +156,7 @@ def _print_layers(folder: Path) -> None:
                 without = without.without(expert.device)
         cells = [device.name, f"{len(rows):,}"]
         for model, median in ((None, False), (without, True)):
-            predictions = predict_all(products, device, model=model, measured_layers=True)
+            predictions = predict_all(products, device, model=model)
             low, time, high = (
                 times_us.reshape(-1, 2).sum(axis=1)
                 for times_us in (predictions.low_us, predictions.time_us, predictions.high_us)

@@ -473,7 +473,7 @@ def predict_operations(
         if isinstance(work, GroupedGemm) and work.skew != "one"
     }
     problems = tuple(dict.fromkeys((*workloads, *separate.values())))
-    predictions = predict_all(problems, device, model=model, sustained=sustained, measured_layers=True)
+    predictions = predict_all(problems, device, model=model, sustained=sustained)
     alone = dict(zip(problems, predictions, strict=True))
     # Not also by products in sequence, as `predict` of one workload: a published step of Qwen3 30B
     # (`benchmarks/results/plan_problems.md`), predicted 0.95 of its time, would be 0.89 of it.

@@ -66,6 +66,8 @@ _AT_LIMIT: tuple[Family, ...] = (*_PRODUCTS, "attention", "encoder attention")
 def predict(workload: Workload, device: Device) -> Prediction:
     """Predict the time of one workload on the library kernels that a framework launches for it.
 
+    As `predict_all`, with layers of experts as they were measured.
+
     Args:
         workload: The workload.
         device: A GPU; it does not have to be present.
@@ -82,7 +84,7 @@ def predict_all(
     *,
     model: ForecastModel | None = None,
     sustained: bool = False,
-    measured_layers: bool = False,
+    measured_layers: bool = True,
 ) -> Predictions:
     """Predict many workloads on one device in one vectorised evaluation.
 
@@ -200,6 +202,8 @@ def equal_products(work: GroupedGemm) -> Gemm:
 def predict_fitting(workloads: Iterable[Workload], device: Device) -> Predictions:
     """Predict as `predict_all`, but refuse workloads that the device cannot hold, as tuning does.
 
+    Grouped products are those of one device alone (``measured_layers=False``).
+
     Raises:
         DeviceError: if the device is not a GPU.
         InputError: if the tensors of a workload do not fit into its memory.
@@ -208,7 +212,7 @@ def predict_fitting(workloads: Iterable[Workload], device: Device) -> Prediction
     for problem in problems:
         if reason := exceeds_memory(problem, device):
             raise InputError(reason)
-    return predict_all(problems, device)
+    return predict_all(problems, device, measured_layers=False)
 
 
 def bounds_us(workloads: Iterable[Workload], device: Device) -> Array:

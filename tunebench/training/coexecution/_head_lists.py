@@ -128,8 +128,8 @@ class _AppendMethod(GetAttrVariable):  # type: ignore[misc]
     """The method ``append`` of such a list, which code after the trace may call."""
 
     def as_python_constant(self) -> Any:
-        """Refuse: the list is an object of the step."""
-        raise NotImplementedError
+        """Refuse, as any variable does that is no constant: the list is an object of the step."""
+        return VariableTracker.as_python_constant(self)
 
 
 def _write(write: Any, effects: Any, codegen: Any, *args: Any, **kwargs: Any) -> None:

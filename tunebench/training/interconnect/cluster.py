@@ -14,6 +14,7 @@ from importlib import resources
 from typing import Any
 
 from tunebench._deprecation import renamed
+from tunebench._figure import significant
 from tunebench._foreign_file import interpreting, read_table
 from tunebench.device import Device
 from tunebench.errors import InputError, UnknownName
@@ -66,7 +67,7 @@ class Link:
         if not 0 < self.gb_s < float("inf") or not 0 <= self.latency_us < float("inf"):
             raise InputError(
                 f"link {self.name}: expected a bandwidth above 0 GB/s and a latency of at least 0 us, got "
-                f"{self.gb_s:g} GB/s and {self.latency_us:g} us"
+                f"{significant(self.gb_s)} GB/s and {significant(self.latency_us)} us"
             )
         if not 0 < self.efficiency <= 1:
             raise InputError(f"link {self.name}: efficiency must be in (0, 1], got {self.efficiency}")
