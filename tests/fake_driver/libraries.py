@@ -30,7 +30,7 @@ __all__ = ["FakeLibraryDevice", "Program", "compiled", "install", "start", "star
 
 VERSION = "9.9.9+cu130"
 CALL_US, SHORT_US = 400.0, 4.0
-HIDDEN_S = 0.01
+HIDDEN_S = 0.03
 
 
 class FakeLibraryDevice(_library_gpu.LibraryDevice):
