@@ -256,7 +256,7 @@ def _print_update_designs() -> None:
         "DeepSpeed adds them on the device between two copies that do not block "
         "(`async_accumulate_grad_in_cpu_via_gpu` of `zero/stage_1_and_2.py`): the last two designs are "
         "better by an assumption that its program contradicts, and are not used. Of the others, the first "
-        "has the smallest mean and the largest worst error. No stated property of the hosts tells them "
+        "has the smallest mean and the largest worst error. No stated property of the hosts sets them "
         "apart.\n"
     )
     errors = update_errors()

@@ -996,7 +996,7 @@ def test_head_runs_for_sizes_that_change(proves: bool, monkeypatch: pytest.Monke
     heads = compare(simple(attention), lengths(*shapes))
     assert heads.reason is None
     assert heads._traces <= 6
-    (sized,) = [graph for graph in heads._graphs if graph.has_sizes]
+    (sized,) = [graph for graph in heads._graphs if graph._sizes]
     assert sized.replays >= 12
     assert sized.reason is None
 
@@ -1010,7 +1010,7 @@ def test_sizes_with_other_operations_run_in_eager_mode(monkeypatch: pytest.Monke
     monkeypatch.setattr(_head_sizes, "is_same_operation", differs_at_12)
     shapes = [(3, 5 + index % 6) for index in range(40)] + [(3, 11 + index % 3) for index in range(12)]
     heads = compare(simple(attention), lengths(*shapes))
-    (sized,) = [graph for graph in heads._graphs if graph.has_sizes]
+    (sized,) = [graph for graph in heads._graphs if graph._sizes]
     assert [key for key, values in sized._sizes._known.items() if values is None] == [(12,)]
     assert sized.replays >= 20
 
@@ -1021,9 +1021,9 @@ def test_integers_that_follow_from_sizes_in_another_way_are_refused() -> None:
         simple(lambda model, x: model(x.narrow(1, 0, x.shape[1] // 2).flatten(0, 1))),
         lengths(*((3, 6 + index % 7) for index in range(30))),
     )
-    (sized,) = [graph for graph in heads._graphs if graph.has_sizes]
+    (sized,) = [graph for graph in heads._graphs if graph._sizes]
     assert sized.replays == 0
-    assert "follows from sizes in no way" in str(sized.reason)
+    assert "follows from sizes in no known way" in str(sized.reason)
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, functools.partial(torch.autocast, "cpu", torch.bfloat16)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -305,6 +305,37 @@ def replaced(tree: Any, leaf: Callable[[Any], Any]) -> Any:
     if isinstance(tree, Structure):
         return tree.made(tuple(replaced(each, leaf) for each in tree.parts))
     return leaf(tree)
+
+
+class DifferentError(Exception):
+    """Patterns differ in more than what may change."""
+
+
+def joined(patterns: Sequence[Any], leaf: Callable[[Sequence[Any]], Any]) -> Any:
+    """Return the nested pattern that covers all patterns.
+
+    Args:
+        patterns: The patterns.
+        leaf: From leaves that differ to the one that replaces them.
+
+    Raises:
+        DifferentError: They have other types, lengths or keys.
+    """
+    first = patterns[0]
+    if all(pattern == first for pattern in patterns):
+        return first
+    kind = type(first)
+    if any(type(pattern) is not kind for pattern in patterns):
+        return leaf(patterns)
+    if kind is dict:
+        if any(pattern.keys() != first.keys() for pattern in patterns):
+            raise DifferentError
+        return {key: joined([pattern[key] for pattern in patterns], leaf) for key in first}
+    if kind in (tuple, list):
+        if any(len(pattern) != len(first) for pattern in patterns):
+            raise DifferentError
+        return kind(joined(parts, leaf) for parts in zip(*patterns, strict=True))
+    return leaf(patterns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from tunebench.training.coexecution._call import Call, Constant, Number, Operation, TensorSpec
+from tunebench.training.coexecution._call import (
+    Call,
+    Constant,
+    DifferentError,
+    Number,
+    Operation,
+    TensorSpec,
+    joined,
+)
 from tunebench.training.coexecution._function import Kind
 from tunebench.training.coexecution._path import End, Node, PathTree, node_of
 from tunebench.training.coexecution._sizes import SAMPLES, SizeFinder
@@ -61,22 +69,18 @@ class _AnySize:
         return Number(-1) if least is None or min(values) >= least else None
 
 
-class _DifferentError(Exception):
-    """Paths differ in more than numbers and sizes."""
-
-
 def _generalised(members: Sequence[Path], finder: SizeFinder | _AnySize) -> Path | None:
     """Return the path that covers all members, or None if there is none."""
     try:
         return _Generaliser(members, finder).path()
-    except _DifferentError:
+    except DifferentError:
         return None
 
 
 class _Generaliser:
     """Makes one path of paths that differ in numbers and sizes only.
 
-    Its methods raise `_DifferentError` if they differ otherwise.
+    Its methods raise `DifferentError` if they differ otherwise.
 
     Args:
         members: The paths; those with other calls or operations have other skeletons.
@@ -96,7 +100,7 @@ class _Generaliser:
         last = self._ends[-1]
         for end in self._ends:
             if end.roots != last.roots or end.bases != last.bases:
-                raise _DifferentError
+                raise DifferentError
         nodes = [self._node(each) for each in zip(*self._nodes, strict=True)]
         end = End(
             gradients=last.gradients,
@@ -125,22 +129,22 @@ class _Generaliser:
             if not last.same_but_numbers(call, _any) or any(
                 type(value) is not type(call.numbers[index]) for index, value in last.numbers.items()
             ):
-                raise _DifferentError
+                raise DifferentError
         given = {
             index: self._spec([each.specs[index] for each in calls])
             for index, spec in last.specs.items()
             if spec.given
         }
-        args = self._pattern([each.args for each in calls], self._argument)
-        kwargs = self._pattern([each.kwargs for each in calls], self._argument)
-        checked = self._pattern([each.checked for each in calls], self._tensor_size)
+        args = joined([each.args for each in calls], self._argument)
+        kwargs = joined([each.kwargs for each in calls], self._argument)
+        checked = joined([each.checked for each in calls], self._tensor_size)
         self._asks = False
         specs = {
             index: given.get(index) or self._spec([each.specs[index] for each in calls])
             for index in last.specs
         }
         if self._asks and last.kind is not Kind.COMPUTE:
-            raise _DifferentError
+            raise DifferentError
         operations = last.operations
         if last.kind is not Kind.OPTIMIZER:
             operations = [
@@ -154,8 +158,8 @@ class _Generaliser:
     def _operation(self, operations: Sequence[Operation]) -> Operation:
         return dataclasses.replace(
             operations[-1],
-            args=self._pattern([each.args for each in operations], self._constant),
-            kwargs=self._pattern([each.kwargs for each in operations], self._constant),
+            args=joined([each.args for each in operations], self._constant),
+            kwargs=joined([each.kwargs for each in operations], self._constant),
         )
 
     def _spec(self, specs: Sequence[TensorSpec]) -> TensorSpec:
@@ -164,38 +168,15 @@ class _Generaliser:
         if all(each == last for each in specs):
             return last
         if not all(each.same_but_geometry(last) for each in specs):
-            raise _DifferentError
+            raise DifferentError
         if last.given:
             leaves = (self._tensor_size, self._integer, self._offset)
         else:
             leaves = (self._asked_size, self._asked_size, self._asked_size)
         shape, stride, offset = (
-            self._pattern([each.geometry()[part] for each in specs], leaf) for part, leaf in enumerate(leaves)
+            joined([each.geometry()[part] for each in specs], leaf) for part, leaf in enumerate(leaves)
         )
         return dataclasses.replace(last, shape=shape, stride=stride, offset=offset, sized=True)
-
-    def _pattern(self, patterns: Sequence[Any], leaf: Callable[[Sequence[Any]], Any]) -> Any:
-        """Return the pattern that covers all patterns.
-
-        Args:
-            patterns: One of each path.
-            leaf: Function from leaves that differ to the one that replaces them.
-        """
-        first = patterns[0]
-        if all(each == first for each in patterns):
-            return first
-        kind = type(first)
-        if any(type(each) is not kind for each in patterns):
-            return leaf(patterns)
-        if kind is dict:
-            if any(each.keys() != first.keys() for each in patterns):
-                raise _DifferentError
-            return {key: self._pattern([each[key] for each in patterns], leaf) for key in first}
-        if kind in (tuple, list):
-            if any(len(each) != len(first) for each in patterns):
-                raise _DifferentError
-            return kind(self._pattern(each, leaf) for each in zip(*patterns, strict=True))
-        return leaf(patterns)
 
     def _constant(self, leaves: Sequence[Any]) -> Any:
         """Return an argument of an operation that differs: a number of a call, or a size."""
@@ -244,16 +225,16 @@ class _Generaliser:
         """Return a size of a result; torch is asked for one that does not follow from others."""
         try:
             return self._result_size(values)
-        except _DifferentError:
+        except DifferentError:
             self._asks = True
             return self._tensor_size(values)
 
     def _size(self, values: Sequence[Any], least: int | None, *, bounded: bool = True) -> Number:
         if any(type(each) is not int for each in values):
-            raise _DifferentError
+            raise DifferentError
         size = self._finder.size(values, least=least, bounded=bounded)
         if size is None:
-            raise _DifferentError
+            raise DifferentError
         return size
 
 

@@ -164,8 +164,7 @@ class HeadGraph:
             self._miss("an optimizer would do another update")
         values = plan.environment(args)
         if self._sizes:
-            numbers = [values[node] for node in plan.numbers]
-            updates = [*updates, *self._size_values(self._sizes.key(args), numbers)]
+            updates = [*updates, *self._size_values(plan, self._sizes.key(args), values)]
         if plan.checks < _CHECKS or not (plan.free or plan.has_same_numbers(values)):
             return self._checked(plan, args, values, updates)
         return self._replayed(plan, args, parameters, values, updates)
@@ -182,11 +181,6 @@ class HeadGraph:
     def is_ready(self) -> bool:
         """Return whether it runs as one function that was checked and, with a compiler, chosen."""
         return self.replays > 0 and self.reason is None and self._plan is not None and self.is_settled
-
-    @property
-    def has_sizes(self) -> bool:
-        """Return whether sizes of its arguments change."""
-        return bool(self._sizes)
 
     def has_methods(self) -> bool:
         """Return whether classes have the methods from which the graph was traced."""
@@ -236,20 +230,20 @@ class HeadGraph:
         elif self._sizes:
             self._sizes.add_sample(key, head)
 
-    def _size_values(self, key: tuple[int, ...], numbers: list[float]) -> list[int]:
-        """Return the numbers that follow from sizes.
+    def _size_values(self, plan: Plan, key: tuple[int, ...], values: dict[Any, Any]) -> list[int]:
+        """Return the numbers that follow from sizes, for numbers of Python by node.
 
         Raises:
             UnconfirmedError: Eager mode must run these sizes first.
             MisfitError: They have other operations.
         """
-        values = self._sizes.values(key)
-        if values is None and self._sizes.may_confirm(key):
-            self._recorded = None, numbers, key
+        sizes = self._sizes.values(key)
+        if sizes is None and self._sizes.may_confirm(key):
+            self._recorded = None, [values[node] for node in plan.numbers], key
             raise UnconfirmedError(self)
-        if values is None:
+        if sizes is None:
             self._miss("other sizes have other operations")
-        return values
+        return sizes
 
     def _miss(self, misfit: str) -> NoReturn:
         """End the call before anything ran.

@@ -558,15 +558,15 @@ class Planner:
         bounds = sorted({position for position, _ in reads.values()})
         stage_of = {node: bounds.index(position) for node, (position, _) in reads.items()}
         for node in arithmetic:
-            known = [stage_of[leaf] for leaf in node.all_input_nodes if leaf in stage_of]
-            if node not in reads and known:
-                stage_of[node] = max(known)
+            input_stages = [stage_of[leaf] for leaf in node.all_input_nodes if leaf in stage_of]
+            if node not in reads and input_stages:
+                stage_of[node] = max(input_stages)
         returned = set(self._returned)
         positions = {index: position for position, index in enumerate(inputs)}
         piece, start, stages = self._pieces, 0, []
         for number, end in enumerate(bounds):
-            own = [node for node in arithmetic if stage_of.get(node) == number]
-            read_after = [node for node in own if node in reads]
+            stage_nodes = [node for node in arithmetic if stage_of.get(node) == number]
+            read_after = [node for node in stage_nodes if node in reads]
             needed = returned.union(*map(_reads_of, operations[end:]))
             needed |= {index for position, index in reads.values() if position > end}
             piece = piece.follower(operations[start:end], [reads[node][1] for node in read_after], needed)
@@ -575,7 +575,7 @@ class Planner:
                     piece=piece,
                     positions=[positions[index] for index in piece.inputs],
                     reads=read_after,
-                    nodes=[node for node in own if node not in reads],
+                    nodes=[node for node in stage_nodes if node not in reads],
                 )
             )
             start = end

@@ -118,12 +118,12 @@ class Piece:
         else:
             before = [*self.before, self]
             read = [index for operation in operations for index in operation.reads()]
-            known = made.union(*(earlier.outputs for earlier in before))
+            computed = made.union(*(earlier.outputs for earlier in before))
             leaves = (leaf for operation in operations for leaf in flat((operation.args, operation.kwargs)))
             piece = Piece(
                 operations=operations,
                 reads=reads,
-                inputs=[index for index in dict.fromkeys((*read, *reads)) if index not in known],
+                inputs=[index for index in dict.fromkeys((*read, *reads)) if index not in computed],
                 numbers=sorted({leaf.index for leaf in leaves if isinstance(leaf, Number)}),
                 before=before,
             )
@@ -225,8 +225,8 @@ def run_stages(
         piece = stage.piece
         if position == len(computed.pieces):
             inputs = [tensors[at] for at in stage.positions]
-            given = [values[numbers[index]] for index in piece.numbers]
-            computed.reads.append(piece.run(computed.carry, count, inputs, given))
+            piece_numbers = [values[numbers[index]] for index in piece.numbers]
+            computed.reads.append(piece.run(computed.carry, count, inputs, piece_numbers))
             computed.inputs.append(inputs)
             computed.pieces.append(piece)
         count += len(piece.outputs)

@@ -13,7 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tunebench.training.coexecution._call import Constant, Number, Operation, replaced
+from tunebench.training.coexecution._call import (
+    Constant,
+    DifferentError,
+    Number,
+    Operation,
+    joined,
+    replaced,
+)
 from tunebench.training.coexecution._head_record import OperationRecorder, is_same_operation, made_count
 from tunebench.training.coexecution._head_update import UpdateEntry
 from tunebench.training.coexecution._sizes import SAMPLES, Numbers, Size, SizeFinder
@@ -227,20 +234,20 @@ def _joined(operations: Sequence[Any], finder: SizeFinder) -> Operation:
     )
 
 
-def _pattern(values: Sequence[Any], finder: SizeFinder) -> Any:
-    """Return a pattern of which values are instances."""
-    last = values[-1]
-    if isinstance(last, (tuple, list)):
-        if any(type(value) is not type(last) or len(value) != len(last) for value in values):
-            raise NotUnderstoodError("other sizes have other arguments of operations")
-        return type(last)([_pattern(parts, finder) for parts in zip(*values, strict=True)])
-    if all(value == last for value in values):
-        return last
-    integers = [value.value for value in values if isinstance(value, Constant) and type(value.value) is int]
-    size = finder.size(integers, least=None) if len(integers) == len(values) else None
-    if size is None:
-        raise NotUnderstoodError("an operation has a number that follows from sizes in no way that is known")
-    return size
+def _pattern(patterns: Sequence[Any], finder: SizeFinder) -> Any:
+    """Return the pattern that covers patterns whose integers follow from sizes."""
+
+    def size(leaves: Sequence[Any]) -> Number:
+        integers = [leaf.value for leaf in leaves if isinstance(leaf, Constant) and type(leaf.value) is int]
+        number = finder.size(integers, least=None) if len(integers) == len(leaves) else None
+        if number is None:
+            raise NotUnderstoodError("an operation has a number that follows from sizes in no known way")
+        return number
+
+    try:
+        return joined(patterns, size)
+    except DifferentError as error:
+        raise NotUnderstoodError("other sizes have other arguments of operations") from error
 
 
 def _is_same_update(ours: Any, theirs: Any) -> bool:
